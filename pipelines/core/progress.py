@@ -1,0 +1,93 @@
+"""Progress is data: one JSON line an event, appended by one writer, tailed by any reader."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+PROGRESS_FILE = "progress.jsonl"
+
+
+class Progress(BaseModel):
+    """How far a stage is."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    stage: str
+    done: float
+    total: float | None = None
+    unit: str
+    rate: float | None = None  # units a second
+    eta: float | None = None  # seconds
+    loss: float | None = None  # nats a token
+
+    def line(self) -> str:
+        """For a person: `train 120/400 steps, 4.1/s, loss 2.31, 68 s left`."""
+        of = f"/{self.total:,.0f}" if self.total else ""
+        parts = [f"{self.stage} {self.done:,.0f}{of} {self.unit}"]
+        if self.rate:
+            parts.append(f"{self.rate:,.3g} {self.unit}/s")
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.4f}")
+        if self.eta is not None:
+            parts.append(f"{self.eta:.0f} s left")
+        return ", ".join(parts)
+
+
+class ProgressWriter:
+    """Appends to a workspace's progress file; at most one line every `interval` seconds."""
+
+    def __init__(self, workspace: Path, stage: str, interval: float = 1.0) -> None:
+        self._path = workspace / PROGRESS_FILE
+        self._stage = stage
+        self._interval = interval
+        self._started = time.monotonic()
+        self._last = float("-inf")
+
+    def write(
+        self,
+        done: float,
+        total: float | None,
+        unit: str,
+        *,
+        loss: float | None = None,
+        force: bool = False,
+    ) -> None:
+        """Record progress; the last one of a stage is written with `force`."""
+        now = time.monotonic()
+        if not force and now - self._last < self._interval:
+            return
+        self._last = now
+        elapsed = now - self._started
+        rate = done / elapsed if elapsed > 0 else None
+        eta = (total - done) / rate if total and rate else None
+        progress = Progress(
+            stage=self._stage, done=done, total=total, unit=unit, rate=rate, eta=eta, loss=loss
+        )
+        # One write of one line in append mode: a reader never sees half a line from two writers.
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(progress.model_dump_json(exclude_none=True) + "\n")
+
+
+class ProgressReader:
+    """Reads what was appended since the last look."""
+
+    def __init__(self, workspace: Path, offset: int = 0) -> None:
+        self._path = workspace / PROGRESS_FILE
+        self.offset = offset  # bytes; keep it to go on after a restart
+
+    def read(self) -> Iterator[Progress]:
+        """New whole lines, oldest first."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self.offset)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    return
+                self.offset += len(raw)
+                values: dict[str, Any] = json.loads(raw)
+                yield Progress.model_validate(values)

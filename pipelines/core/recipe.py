@@ -1,0 +1,191 @@
+"""A recipe says everything about one run: frozen models, one section a stage.
+
+The same models give the `--set` overrides, the JSON schema, the Airflow trigger form, MLflow's
+params and DVC's `params.yaml`. `recipe_files.py` reads them from YAML.
+"""
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A frozen part of a recipe that refuses keys it does not know."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, coerce_numbers_to_str=True
+    )
+
+
+def _form(default: Any, description: str, **constraints: Any) -> Any:
+    """A leaf that the Airflow trigger form shows."""
+    return Field(
+        default, description=description, json_schema_extra={"trigger_form": True}, **constraints
+    )
+
+
+class Source(Section):
+    """Where documents come from."""
+
+    kind: Literal["stdlib", "files"] = _form("stdlib", "stdlib: the running Python's own library")
+    path: str | None = _form(None, "A file, folder, glob or s3:// prefix, for kind `files`")
+    format: Literal["auto", "text", "jsonl", "parquet"] = _form(
+        "auto", "auto: by file name; .gz and .zst are seen through"
+    )
+    text_field: str = _form("text", "The field of a JSONL line or Parquet row that holds the text")
+    max_documents: int | None = Field(
+        None, ge=1, description="Only the first documents, in source order"
+    )
+    max_malformed_fraction: float = Field(
+        0.01, ge=0, lt=1, description="Unreadable records tolerated before preprocess stops"
+    )
+
+    @model_validator(mode="after")
+    def _files_need_a_path(self) -> Self:
+        if self.kind == "files" and not self.path:
+            raise ValueError("kind `files` needs data.source.path: a file, folder, glob or s3://")
+        return self
+
+
+class Tokenizer(Section):
+    """How text becomes token ids."""
+
+    kind: Literal["char", "byte", "bpe", "pretrained"] = _form(
+        "bpe", "char, byte, bpe (trained on the corpus), or pretrained (from path)"
+    )
+    vocab_size: int = Field(1024, ge=257, description="Of a trained BPE")
+    path: str | None = Field(None, description="A tokenizer.json or a folder that holds one")
+
+    @model_validator(mode="after")
+    def _pretrained_needs_a_path(self) -> Self:
+        if self.kind == "pretrained" and not self.path:
+            raise ValueError("kind `pretrained` needs data.tokenizer.path: a tokenizer.json")
+        return self
+
+
+class Data(Section):
+    """Text in, token shards out."""
+
+    source: Source = Source()
+    validation_fraction: float = Field(
+        0.05, gt=0, lt=1, description="Documents held out, chosen by a hash of their content"
+    )
+    tokenizer: Tokenizer = Tokenizer()
+    sequence_length: int = _form(256, "Tokens a sample", ge=8)
+    shard_tokens: int = Field(50_000_000, ge=1024, description="Tokens a .bin file at most")
+
+
+class Validation(Section):
+    """What the data gate demands."""
+
+    min_documents: int = Field(2, ge=2, description="Kept documents, both splits together")
+    min_characters: int = Field(1, ge=1, description="In each kept document")
+    max_characters: int = Field(50_000_000, ge=1, description="In each kept document")
+
+
+class Model(Section):
+    """Which decoder is trained."""
+
+    preset: str = _form("llama-1m", "A name from `pipelines/models/presets.py`")
+    init_from: str | None = Field(
+        None, description="A Hugging Face folder whose weights training starts from"
+    )
+
+
+class Parallel(Section):
+    """How the model lies over processes; their product is the world size (dp_replicate: auto)."""
+
+    dp_replicate: int | Literal["auto"] = Field("auto", description="Replicas of the model")
+    dp_shard: int = Field(1, ge=1, description="Processes over which one replica is sharded")
+    tp: int = Field(1, ge=1, description="Tensor parallel")
+    pp: int = Field(1, ge=1, description="Pipeline parallel")
+    sharding: Literal["none", "optimizer", "gradients", "full"] = Field(
+        "none", description="ZeRO stage 0, 1, 2, 3"
+    )
+
+
+class Train(Section):
+    """One optimisation run."""
+
+    steps: int = _form(400, "Optimizer steps", ge=1)
+    max_seconds: float | None = _form(None, "Stop after so many seconds of steps", gt=0)
+    micro_batch_size: int = _form(8, "Samples a forward pass on one process", ge=1)
+    global_batch_size: int = _form(16, "Samples an optimizer step, over all processes", ge=1)
+    lr: float = _form(3e-3, "Peak learning rate of AdamW", gt=0)
+    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="Last learning rate ÷ peak")
+    warmup_steps: int = Field(20, ge=0)
+    weight_decay: float = Field(0.1, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    grad_clip: float = Field(1.0, gt=0, description="Largest global gradient norm")
+    precision: Literal["fp32", "bf16", "fp16", "fp8"] = _form("fp32", "bf16 runs under autocast")
+    compile: bool = Field(False, description="torch.compile each block")
+    checkpoint_every: int = Field(100, ge=1, description="Steps between checkpoints")
+    log_every: int = Field(10, ge=1, description="Steps between points in MLflow")
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> Self:
+        if self.global_batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"global_batch_size({self.global_batch_size}) must be a multiple of "
+                f"micro_batch_size({self.micro_batch_size})"
+            )
+        return self
+
+
+class Adapter(Section):
+    """Parameter-efficient fine-tuning."""
+
+    kind: Literal["none", "lora", "qlora"] = "none"
+
+
+class Evaluate(Section):
+    """What is measured on held-out documents."""
+
+    max_bytes: int = _form(2_000_000, "Held-out text at most; whole documents", ge=1)
+    prompts: tuple[str, ...] = Field(("def ", "import "), description="Each is continued once")
+    sample_tokens: int = Field(96, ge=0, description="Tokens a continuation")
+
+
+class Register(Section):
+    """Whether and where a model is registered."""
+
+    model_name: str = _form("penstock-stdlib-code", "Registered model in MLflow")
+    require_clean: bool = Field(False, description="Refuse a run of uncommitted changes")
+    min_improvement: float = Field(
+        0.0, ge=0, description="Bits per byte by which a candidate must beat the champion"
+    )
+
+
+class Resources(Section):
+    """What a stage asks of Ray."""
+
+    workers: int | tuple[int, int] = Field(2, description="Train workers: n, or [min, max]")
+
+
+class Recipe(Section):
+    """Everything about one run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    description: str = ""
+    seed: int = _form(42, "Of everything random")
+    data: Data = Data()
+    validation: Validation = Validation()
+    model: Model = Model()
+    parallel: Parallel = Parallel()
+    train: Train = Train()
+    adapter: Adapter = Adapter()
+    evaluate: Evaluate = Evaluate()
+    registration: Register = Field(Register(), alias="register")
+    resources: Resources = Resources()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole recipe as plain JSON values, under its YAML keys."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change when any value changes."""
+        text = json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]

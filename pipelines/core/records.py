@@ -1,0 +1,146 @@
+"""What stages hand on: small, frozen, JSON-able and safe for XCom.
+
+A record holds no times and no run ids, so that the same work gives the same bytes and the stage
+cache of the next stage still hits.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from pipelines.core.storage import read_json, write_json
+
+STAGES = ("preprocess", "validate", "train", "evaluate", "register")
+OUTPUTS = "outputs"
+
+
+class Record(BaseModel):
+    """A stage's result, written last as `outputs/<stage>/record.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: ClassVar[str]
+
+    def write(self, workspace: Path) -> Self:
+        """Write the record; its presence says that the stage is whole."""
+        write_json(record_path(workspace, self.stage), self.model_dump(mode="json"))
+        return self
+
+    @classmethod
+    def read(cls, workspace: Path) -> Self:
+        """Read the record of this stage from a workspace."""
+        return cls.model_validate(read_json(record_path(workspace, cls.stage)))
+
+
+def output_folder(workspace: Path, stage: str) -> Path:
+    """The only folder that a stage writes."""
+    return workspace / OUTPUTS / stage
+
+
+def record_path(workspace: Path, stage: str) -> Path:
+    """Where a stage's record lies."""
+    return output_folder(workspace, stage) / "record.json"
+
+
+class Shard(BaseModel):
+    """One token file, by its path relative to the stage's output."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    md5: str
+    bytes: int
+    tokens: int
+
+
+class Split(BaseModel):
+    """The shards of one split."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    documents: int
+    bytes: int  # of UTF-8 text
+    tokens: int
+    shards: tuple[Shard, ...]
+
+
+class DatasetRef(BaseModel):
+    """Which data, by content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    vocab_size: int
+    train: Split
+    validation: Split
+
+
+class PreprocessRecord(Record):
+    """Token shards and how they came about."""
+
+    stage: ClassVar[str] = "preprocess"
+    dataset: DatasetRef
+    stats: dict[str, Any]
+
+
+class ValidateRecord(Record):
+    """The data gate was passed."""
+
+    stage: ClassVar[str] = "validate"
+    expectations: int
+    data_docs: str  # index page, relative to the stage's output
+
+
+class TrainRecord(Record):
+    """A trained model as a Hugging Face folder."""
+
+    stage: ClassVar[str] = "train"
+    model: str  # folder, relative to the stage's output
+    model_hash: str
+    parameters: int
+    steps: int
+    tokens: int
+    metrics: dict[str, float]
+
+
+class EvaluateRecord(Record):
+    """How good the model is on held-out documents."""
+
+    stage: ClassVar[str] = "evaluate"
+    bits_per_byte: float
+    perplexity: float  # a token
+    documents: int
+    bytes: int
+    data_hash: str  # of the evaluated documents
+    baselines: dict[str, float]  # bits per byte
+    samples: tuple[str, ...]
+
+
+class Verdict(BaseModel):
+    """What the gate decided and why."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    decision: Literal["promoted", "refused", "needs approval", "unchanged"]
+    reason: str
+    candidate_bits_per_byte: float
+    champion_bits_per_byte: float | None = None
+
+
+class ModelRef(BaseModel):
+    """One version in the registry."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    version: int
+    aliases: tuple[str, ...] = ()
+
+
+class RegisterRecord(Record):
+    """The verdict, and the version that is champion now."""
+
+    stage: ClassVar[str] = "register"
+    verdict: Verdict
+    model: ModelRef | None

@@ -1,0 +1,75 @@
+"""Files that are whole or absent: atomic writes and completion markers."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MARKER = "COMPLETE"
+_CHUNK = 1 << 20
+
+
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write `path` so that a reader sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(mode)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
+    """Write `value` as indented JSON, atomically and with the same bytes for the same value."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+    write_text(path, text + "\n", mode)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def fresh_folder(path: Path) -> Iterator[Path]:
+    """Fill a temporary folder that replaces `path` when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    temporary.chmod(0o755)
+    try:
+        yield temporary
+        if path.exists():
+            shutil.rmtree(path)
+        temporary.replace(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def mark_complete(folder: Path, facts: dict[str, Any] | None = None) -> None:
+    """Write the folder's completion marker; everything else in it must be on disk already."""
+    write_json(folder / MARKER, facts or {})
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether `mark_complete` was reached."""
+    return (folder / MARKER).is_file()
+
+
+def md5(path: Path) -> str:
+    """The hex MD5 of a file's content, which is also its name in DVC's cache."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

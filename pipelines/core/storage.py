@@ -73,3 +73,11 @@ def md5(path: Path) -> str:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def folder_hash(folder: Path) -> str:
+    """A SHA-256 over the relative path and content of every file in a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{md5(path)}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,68 @@
+"""Where the platform's parts are: read from the environment, with one machine as the default."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.core.errors import UserError
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Addresses, ports and folders; each value has its environment variable."""
+
+    home: Path  # PENSTOCK_HOME: state that lasts, shared by Airflow's workers and Ray's nodes
+    airflow_port: int  # PENSTOCK_AIRFLOW_PORT
+    mlflow_port: int  # PENSTOCK_MLFLOW_PORT
+    ray_port: int  # PENSTOCK_RAY_PORT: the dashboard and the Jobs API
+    ray_gcs_port: int  # PENSTOCK_RAY_GCS_PORT
+    airflow_url: str  # PENSTOCK_AIRFLOW_URL
+    mlflow_url: str  # MLFLOW_TRACKING_URI
+    ray_url: str  # RAY_API_SERVER_ADDRESS
+
+    @property
+    def runs(self) -> Path:
+        """One workspace a DAG run."""
+        return self.home / "runs"
+
+    @property
+    def secrets(self) -> Path:
+        """Passwords and tokens, one file each, readable by the owner only."""
+        return self.home / "secrets"
+
+    @property
+    def ray_token_path(self) -> Path:
+        """The bearer token of Ray's Jobs API."""
+        return Path(os.environ.get("RAY_AUTH_TOKEN_PATH", self.secrets / "ray-token"))
+
+    @property
+    def airflow_password_path(self) -> Path:
+        """The password of Airflow's user `admin`."""
+        return self.secrets / "airflow-password"
+
+
+def load_settings() -> Settings:
+    """Read the environment; nothing is cached, so a test can change it."""
+    airflow_port = _port("PENSTOCK_AIRFLOW_PORT", 8080)
+    mlflow_port = _port("PENSTOCK_MLFLOW_PORT", 5000)
+    ray_port = _port("PENSTOCK_RAY_PORT", 8265)
+    env = os.environ
+    return Settings(
+        home=Path(env.get("PENSTOCK_HOME", PROJECT / ".penstock")).expanduser().absolute(),
+        airflow_port=airflow_port,
+        mlflow_port=mlflow_port,
+        ray_port=ray_port,
+        ray_gcs_port=_port("PENSTOCK_RAY_GCS_PORT", 6379),
+        airflow_url=env.get("PENSTOCK_AIRFLOW_URL", f"http://127.0.0.1:{airflow_port}"),
+        mlflow_url=env.get("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{mlflow_port}"),
+        ray_url=env.get("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{ray_port}"),
+    )
+
+
+def _port(variable: str, default: int) -> int:
+    text = os.environ.get(variable, str(default))
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise UserError(f"{variable}={text!r}: not a port number between 1 and 65535")
+    return int(text)

@@ -1,0 +1,267 @@
+"""One DAG run is one MLflow run: begun once, written to by every stage, ended once.
+
+Points of a curve go out from a thread of their own and never hold up a training step; a server
+that is down costs a warning, and the points wait for its return. Everything else (params, tags,
+results, artifacts) is written before the call returns, and raises where that fails: the stage then
+fails and is retried rather than lose a result.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from pipelines.core.settings import Settings
+from pipelines.core.storage import read_json
+from pipelines.tracking.client import open_client
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+RUN_FILE = "run.json"
+DAG_RUN_TAG = "penstock.dag_run_id"
+CACHED_FROM_TAG = "penstock.cached_from"
+
+_log = logging.getLogger(__name__)
+_METRICS_A_BATCH = 1000  # MLflow's limits
+_PARAMS_A_BATCH = 100
+_PARAM_LENGTH = 6000
+_CUT = "... (cut; whole in params.yaml)"
+_SYSTEM_METRICS_SECONDS = 5
+
+
+def start_run(
+    settings: Settings,
+    experiment: str,
+    run_name: str,
+    tags: Mapping[str, str],
+    params: Mapping[str, Any],
+) -> str:
+    """Begin the MLflow run of a DAG run and return its id.
+
+    Called again with the same `penstock.dag_run_id` tag it returns the run that is there, so a
+    task that is retried makes no second one. Nested params are logged under dotted names.
+    """
+    client = open_client(settings.mlflow_url)
+    experiment_id = _experiment(client, experiment)
+    run_id = _existing_run(client, experiment_id, tags.get(DAG_RUN_TAG))
+    if run_id is None:
+        run_id = client.create_run(experiment_id, run_name=run_name, tags=dict(tags)).info.run_id
+    else:
+        client.update_run(run_id, status="RUNNING")
+    _log_params(client, run_id, params)
+    return run_id
+
+
+def end_run(run_id: str, status: str) -> None:
+    """Close a run as `FINISHED`, `FAILED` or `KILLED`."""
+    open_client().set_terminated(run_id, status)
+
+
+def copy_final_metrics(from_run: str, to_run: str) -> None:
+    """Repeat in `to_run` the last value of each metric of `from_run`, whose training it reuses."""
+    client = open_client()
+    metrics = client.get_run(from_run).data.metrics
+    results = {key: value for key, value in metrics.items() if not key.startswith("system/")}
+    _send(client, to_run, _points(results, step=0))
+    client.set_tag(to_run, CACHED_FROM_TAG, from_run)
+
+
+def open_run(workspace: Path) -> "TrackedRun":
+    """The MLflow run of a workspace; one that logs nothing where `run.json` names none."""
+    path = workspace / RUN_FILE
+    facts = read_json(path) if path.is_file() else {}
+    return TrackedRun(facts.get("mlflow_run_id"))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of one metric."""
+
+    key: str
+    value: float
+    milliseconds: int  # since 1970
+    step: int
+
+
+class TrackedRun:
+    """Writes to one MLflow run; with `run_id` None it does nothing.
+
+    Use it as a context manager, or call `close`, so that the last points of a curve arrive.
+    """
+
+    def __init__(self, run_id: str | None) -> None:
+        self.run_id = run_id
+        self._opened: MlflowClient | None = None
+        self._waiting: list[Point] = []
+        self._flush_is_queued = False
+        self._lock = threading.Lock()
+        # One thread: points arrive in order, and MLflow's import happens beside the first steps.
+        self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Add a point to each curve; returns at once."""
+        if self.run_id is None:
+            return
+        with self._lock:
+            self._waiting += _points(metrics, step)
+            # One flush at most stands in the queue: behind a slow server they would pile up.
+            submit, self._flush_is_queued = not self._flush_is_queued, True
+        if submit:
+            self._sender.submit(self._flush)
+
+    def log_results(self, metrics: Mapping[str, float]) -> None:
+        """Write final figures, at step 0."""
+        if self.run_id is not None:
+            _send(self._client(), self.run_id, _points(metrics, step=0))
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Write parameters; nested ones under dotted names, long ones cut."""
+        if self.run_id is not None:
+            _log_params(self._client(), self.run_id, params)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Write tags."""
+        if self.run_id is not None:
+            for key, value in tags.items():
+                self._client().set_tag(self.run_id, key, value)
+
+    def log_artifact(self, path: Path, folder: str = "") -> None:
+        """Copy a file or a whole folder to the run's artifacts, straight to where they are kept."""
+        if self.run_id is None:
+            return
+        upload = self._client().log_artifacts if path.is_dir() else self._client().log_artifact
+        upload(self.run_id, str(path), folder or None)
+
+    @contextmanager
+    def system_metrics(self, node_id: str) -> Iterator[None]:
+        """Record processor, memory, disk, network and GPU use of this node while in the block."""
+        if self.run_id is None:
+            yield
+            return
+        monitor = self._sender.submit(self._start_monitor, node_id)
+        try:
+            yield
+        finally:
+            if (error := monitor.exception()) is None:
+                monitor.result().finish()
+            else:
+                _log.warning("no system metrics of %s: %s", node_id, error)
+
+    def close(self) -> None:
+        """Wait until the curves are written; warns of points that could not be."""
+        if self.run_id is not None:
+            self._sender.submit(self._flush)
+        self._sender.shutdown(wait=True)
+        if self._waiting:
+            _log.warning("%d metric points never reached MLflow", len(self._waiting))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _client(self) -> "MlflowClient":
+        if self._opened is None:
+            self._opened = open_client()
+        return self._opened
+
+    def _flush(self) -> None:
+        """Send all that waits; what can't be sent is put back for the next flush."""
+        with self._lock:
+            points, self._waiting = self._waiting, []
+            self._flush_is_queued = False
+        if not points or self.run_id is None:
+            return
+        try:
+            _send(self._client(), self.run_id, points)
+        except Exception as error:
+            with self._lock:
+                self._waiting = points + self._waiting
+            _log.warning("MLflow did not take %d metric points, kept: %s", len(points), error)
+
+    def _start_monitor(self, node_id: str) -> "SystemMetricsMonitor":
+        client = self._client()
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        monitor = SystemMetricsMonitor(
+            self.run_id,
+            sampling_interval=_SYSTEM_METRICS_SECONDS,
+            resume_logging=True,
+            node_id=node_id,
+            tracking_uri=client.tracking_uri,
+        )
+        monitor.start()
+        return monitor
+
+
+def _experiment(client: "MlflowClient", name: str) -> str:
+    """The id of an experiment, made where missing; two that make it at once both get it."""
+    from mlflow.exceptions import MlflowException
+
+    if found := client.get_experiment_by_name(name):
+        return str(found.experiment_id)
+    try:
+        return str(client.create_experiment(name))
+    except MlflowException:
+        if found := client.get_experiment_by_name(name):
+            return str(found.experiment_id)
+        raise
+
+
+def _existing_run(client: "MlflowClient", experiment_id: str, dag_run: str | None) -> str | None:
+    if dag_run is None:
+        return None
+    runs = client.search_runs([experiment_id], f"tags.`{DAG_RUN_TAG}` = '{dag_run}'", max_results=1)
+    return runs[0].info.run_id if runs else None
+
+
+def _points(metrics: Mapping[str, float], step: int) -> list[Point]:
+    now = int(time.time() * 1000)
+    return [Point(key, float(value), now, step) for key, value in metrics.items()]
+
+
+def _send(client: "MlflowClient", run_id: str, points: list[Point]) -> None:
+    from mlflow.entities import Metric
+
+    metrics = [Metric(p.key, p.value, p.milliseconds, p.step) for p in points]
+    for start in range(0, len(metrics), _METRICS_A_BATCH):
+        client.log_batch(run_id, metrics=metrics[start : start + _METRICS_A_BATCH])
+
+
+def _log_params(client: "MlflowClient", run_id: str, params: Mapping[str, Any]) -> None:
+    from mlflow.entities import Param
+
+    flat = [Param(key, _cut(str(value))) for key, value in flatten(params).items()]
+    for start in range(0, len(flat), _PARAMS_A_BATCH):
+        client.log_batch(run_id, params=flat[start : start + _PARAMS_A_BATCH])
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, under dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _PARAM_LENGTH:
+        return text
+    return text[: _PARAM_LENGTH - len(_CUT)] + _CUT

@@ -1,0 +1,122 @@
+import time
+
+from pipelines.core.settings import load_settings
+from pipelines.tracking.run import copy_final_metrics, end_run, flatten, open_run, start_run
+
+EXPERIMENT = "unit"
+
+
+def test_one_dag_run_makes_one_mlflow_run(client):
+    tags = {"penstock.dag_run_id": "scheduled__2026-11-01T00:00:00+00:00"}
+    params = {"name": "r", "train": {"lr": 0.003}, "prompts": ["x" * 7000]}
+    first = start_run(load_settings(), EXPERIMENT, "r", tags, params)
+    end_run(first, "FAILED")
+    again = start_run(load_settings(), EXPERIMENT, "r", tags, params)
+    run = client.get_run(first)
+    assert again == first
+    assert run.info.status == "RUNNING"
+    assert run.data.params["train.lr"] == "0.003"
+    assert len(run.data.params["prompts"]) == 6000
+    assert run.data.params["prompts"].endswith("whole in params.yaml)")
+    assert start_run(load_settings(), EXPERIMENT, "r", {"penstock.dag_run_id": "b"}, {}) != first
+
+
+def test_a_curve_arrives_whole_and_in_order(client, workspace, run_id):
+    with open_run(workspace) as run:
+        for step in range(300):
+            run.log_metrics({"loss": 3 - step / 300, "lr": 1e-3}, step)
+    history = client.get_metric_history(run_id, "loss")
+    assert [point.step for point in history] == list(range(300))
+    assert len(client.get_metric_history(run_id, "lr")) == 300
+
+
+def test_logging_a_point_does_not_wait_for_the_server(workspace, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    run = open_run(workspace)
+    started = time.perf_counter()
+    for step in range(100):
+        run.log_metrics({"loss": 1.0}, step)
+    assert time.perf_counter() - started < 0.5
+    run.close()
+
+
+def test_points_wait_for_a_server_that_is_down(client, workspace, run_id, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    run = open_run(workspace)
+    run.log_metrics({"loss": 2.0}, 1)
+    run._sender.submit(lambda: None).result()  # the first try has failed
+    run._opened = client  # the server is back
+    run.log_metrics({"loss": 1.0}, 2)
+    run.close()
+    assert [point.value for point in client.get_metric_history(run_id, "loss")] == [2.0, 1.0]
+
+
+def test_points_that_never_arrive_are_counted_aloud(workspace, monkeypatch, caplog):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with open_run(workspace) as run:
+        run.log_metrics({"loss": 2.0, "lr": 0.1}, 1)
+    assert "2 metric points never reached MLflow" in caplog.text
+
+
+def test_results_params_tags_and_artifacts_are_there_when_the_call_returns(
+    client, workspace, run_id
+):
+    (workspace / "plots").mkdir()
+    (workspace / "plots" / "a.txt").write_text("a")
+    with open_run(workspace) as run:
+        run.log_results({"bits_per_byte": 2.25})
+        run.log_params({"device": {"kind": "cpu"}})
+        run.set_tags({"penstock.verdict": "refused"})
+        run.log_artifact(workspace / "plots", "evaluate")
+        run.log_artifact(workspace / "plots" / "a.txt")
+        data = client.get_run(run_id).data
+        assert data.metrics["bits_per_byte"] == 2.25
+        assert data.params["device.kind"] == "cpu"
+        assert data.tags["penstock.verdict"] == "refused"
+        assert [file.path for file in client.list_artifacts(run_id, "evaluate")] == [
+            "evaluate/a.txt"
+        ]
+        assert "a.txt" in [file.path for file in client.list_artifacts(run_id)]
+
+
+def test_system_metrics_carry_the_node(client, workspace, run_id, monkeypatch):
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    with open_run(workspace) as run, run.system_metrics("node-0"):
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if "system/node-0/cpu_utilization_percentage" in client.get_run(run_id).data.metrics:
+                break
+            time.sleep(0.1)
+    assert "system/node-0/cpu_utilization_percentage" in client.get_run(run_id).data.metrics
+
+
+def test_a_cached_training_repeats_the_figures_of_its_origin(client, run_id):
+    origin = client.create_run(client.get_run(run_id).info.experiment_id).info.run_id
+    client.log_metric(origin, "loss", 3.0, step=1)
+    client.log_metric(origin, "loss", 2.0, step=2)
+    client.log_metric(origin, "system/node/cpu", 50.0)
+    copy_final_metrics(origin, run_id)
+    data = client.get_run(run_id).data
+    assert data.metrics == {"loss": 2.0}
+    assert data.tags["penstock.cached_from"] == origin
+
+
+def test_a_workspace_without_a_run_logs_nothing(tmp_path):
+    with open_run(tmp_path) as run, run.system_metrics("node-0"):
+        run.log_metrics({"loss": 1.0}, 1)
+        run.log_results({"loss": 1.0})
+        run.log_params({"a": 1})
+        run.set_tags({"a": "b"})
+        run.log_artifact(tmp_path)
+    assert run.run_id is None
+
+
+def test_flatten_names_by_dots():
+    assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": [1]}) == {
+        "a.b": 1,
+        "a.c.d": None,
+        "e": [1],
+    }

@@ -75,9 +75,10 @@ class ProgressWriter:
 class ProgressReader:
     """Reads what was appended since the last look."""
 
-    def __init__(self, workspace: Path, offset: int = 0) -> None:
+    def __init__(self, workspace: Path, *, skip_old: bool = False) -> None:
         self._path = workspace / PROGRESS_FILE
-        self.offset = offset  # bytes; keep it to go on after a restart
+        old = self._path.stat().st_size if skip_old and self._path.exists() else 0
+        self.offset = old  # bytes
 
     def read(self) -> Iterator[Progress]:
         """New whole lines, oldest first."""

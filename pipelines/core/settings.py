@@ -1,5 +1,6 @@
 """Where the platform's parts are: read from the environment, with one machine as the default."""
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from pipelines.core.errors import UserError
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
+PORTS_FILE = "ports.json"  # in the home while the platform is up: the ports that it was given
 
 
 @dataclass(frozen=True)
@@ -42,27 +44,51 @@ class Settings:
         """The password of Airflow's user `admin`."""
         return self.secrets / "airflow-password"
 
+    @property
+    def ports(self) -> dict[str, int]:
+        """The ports by the environment variable that changes each."""
+        return {
+            "PENSTOCK_AIRFLOW_PORT": self.airflow_port,
+            "PENSTOCK_MLFLOW_PORT": self.mlflow_port,
+            "PENSTOCK_RAY_PORT": self.ray_port,
+            "PENSTOCK_RAY_GCS_PORT": self.ray_gcs_port,
+        }
+
 
 def load_settings() -> Settings:
-    """Read the environment; nothing is cached, so a test can change it."""
-    airflow_port = _port("PENSTOCK_AIRFLOW_PORT", 8080)
-    mlflow_port = _port("PENSTOCK_MLFLOW_PORT", 5000)
-    ray_port = _port("PENSTOCK_RAY_PORT", 8265)
+    """Read the environment; nothing is cached, so a test can change it.
+
+    A port that the environment does not name is the one the running platform was given, so that
+    only `penstock up` needs the variables.
+    """
     env = os.environ
+    home = Path(env.get("PENSTOCK_HOME", PROJECT / ".penstock")).expanduser().absolute()
+    running = _running_ports(home)
+    airflow_port = _port("PENSTOCK_AIRFLOW_PORT", 8080, running)
+    mlflow_port = _port("PENSTOCK_MLFLOW_PORT", 5000, running)
+    ray_port = _port("PENSTOCK_RAY_PORT", 8265, running)
     return Settings(
-        home=Path(env.get("PENSTOCK_HOME", PROJECT / ".penstock")).expanduser().absolute(),
+        home=home,
         airflow_port=airflow_port,
         mlflow_port=mlflow_port,
         ray_port=ray_port,
-        ray_gcs_port=_port("PENSTOCK_RAY_GCS_PORT", 6379),
+        ray_gcs_port=_port("PENSTOCK_RAY_GCS_PORT", 6379, running),
         airflow_url=env.get("PENSTOCK_AIRFLOW_URL", f"http://127.0.0.1:{airflow_port}"),
         mlflow_url=env.get("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{mlflow_port}"),
         ray_url=env.get("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{ray_port}"),
     )
 
 
-def _port(variable: str, default: int) -> int:
-    text = os.environ.get(variable, str(default))
+def _running_ports(home: Path) -> dict[str, int]:
+    try:
+        ports: dict[str, int] = json.loads((home / PORTS_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+    return ports
+
+
+def _port(variable: str, default: int, running: dict[str, int]) -> int:
+    text = os.environ.get(variable) or str(running.get(variable, default))
     if not text.isdigit() or not 0 < int(text) < 65536:
         raise UserError(f"{variable}={text!r}: not a port number between 1 and 65535")
     return int(text)

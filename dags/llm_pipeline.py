@@ -1,0 +1,64 @@
+"""Text in, a registered and evaluated language model out: five stages, one after the other.
+
+Each stage is `pipelines/stages/<name>.py`; its inputs, parameters and outputs stand in `dvc.yaml`.
+Where none of them changed, the stage comes out of the cache.
+"""
+
+from datetime import datetime, timedelta
+
+from airflow.sdk import DAG
+
+from pipelines.orchestration.stage_task import (
+    PrepareOperator,
+    RayStageOperator,
+    StageOperator,
+    close_failed_run,
+)
+from pipelines.orchestration.trigger_form import trigger_form
+
+with DAG(
+    dag_id="llm_pipeline",
+    description="Preprocess, validate, train, evaluate and register a language model",
+    schedule="@weekly",
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=4,
+    params=trigger_form(),
+    on_failure_callback=close_failed_run,
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    tags=["penstock"],
+    doc_md=__doc__,
+):
+    prepare = PrepareOperator(
+        task_id="prepare",
+        doc_md="Check the recipe, clone the project into the run's workspace, open the MLflow run.",
+    )
+    workspace = prepare.output
+
+    preprocess = RayStageOperator(
+        task_id="preprocess",
+        workspace=workspace,
+        doc_md="Ray Data: read, normalise, drop duplicates, train the tokenizer, write shards.",
+    )
+    validate = StageOperator(
+        task_id="validate",
+        workspace=workspace,
+        doc_md="Great Expectations: a failing expectation stops the run before a GPU is asked for.",
+    )
+    train = RayStageOperator(
+        task_id="train",
+        workspace=workspace,
+        doc_md="Ray Train: the decoder, from the last complete checkpoint where there is one.",
+    )
+    evaluate = RayStageOperator(
+        task_id="evaluate",
+        workspace=workspace,
+        doc_md="Bits per byte on held-out documents, beside n-gram and xz baselines; samples.",
+    )
+    register = StageOperator(
+        task_id="register",
+        workspace=workspace,
+        doc_md="Compare with the champion: promote, refuse, or leave unchanged.",
+    )
+
+    preprocess >> validate >> train >> evaluate >> register

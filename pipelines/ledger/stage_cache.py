@@ -1,0 +1,93 @@
+"""The stage cache: DVC's run cache, shared by every workspace.
+
+A stage's key is its command, the content of its deps and its params (`dvc.yaml`). DVC runs nothing
+here: a hit checks outputs out, and after a run `commit` records what the stage made.
+"""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.core.records import output_folder
+from pipelines.core.storage import md5
+
+if TYPE_CHECKING:
+    from dvc.repo import Repo
+
+_log = logging.getLogger(__name__)
+QUARANTINE = "quarantine"
+
+
+def restore(workspace: Path, stage: str) -> bool:
+    """Check a stage's outputs out of the cache; False where there is no sound entry.
+
+    Every object is hashed before it is restored. One whose content is not its name is moved to the
+    cache's `quarantine` folder, and the stage counts as not cached.
+    """
+    with _open(workspace) as repo:
+        cached = _lookup(repo, stage)
+        if cached is None or not _sound(repo, cached):
+            return False
+        shutil.rmtree(output_folder(workspace, stage), ignore_errors=True)
+        cached.checkout(force=True)
+        repo.commit(stage, force=True)
+        return True
+
+
+def commit(workspace: Path, stage: str) -> None:
+    """Record a finished stage: its outputs go to the cache, its entry to `dvc.lock`."""
+    with _open(workspace) as repo:
+        repo.commit(stage, force=True)
+
+
+@contextmanager
+def _open(workspace: Path) -> Iterator["Repo"]:
+    from dvc.repo import Repo, lock_repo
+
+    # DVC looks names and `dvc.yaml` up in the working directory, whichever repo is opened.
+    with chdir(workspace), Repo(str(workspace)) as repo, lock_repo(repo):
+        yield repo
+
+
+def _lookup(repo: "Repo", name: str) -> Any | None:
+    # `Repo.stage_cache.restore` trusts an existing dvc.lock before it looks at the deps, and checks
+    # no content; so the key is computed from the files, and the entry is loaded, here.
+    (stage,) = repo.stage.collect(name)
+    if stage.always_changed:
+        return None
+    stage.save_deps()
+    entry = repo.stage_cache._load(stage)
+    if not entry:
+        return None
+    return repo.stage_cache._create_stage(entry, wdir=stage.wdir)
+
+
+def _sound(repo: "Repo", cached: Any) -> bool:
+    """Whether each object of the outputs is there and hashes to its name; bad ones are moved.
+
+    DVC trusts an object that is read-only, and deletes one that is not and has changed.
+    """
+    for out in cached.outs:
+        oid = out.hash_info.value
+        if not _present_and_good(repo, oid):
+            return False
+        if out.hash_info.isdir:  # the listing is good, so what it lists can be believed
+            if not all(_present_and_good(repo, info.value) for _, _, info in out.get_obj()):
+                return False
+    return True
+
+
+def _present_and_good(repo: "Repo", oid: str) -> bool:
+    path = Path(repo.cache.local.oid_to_path(oid))
+    if not path.exists():
+        return False
+    if md5(path) == oid.removesuffix(".dir"):
+        return True
+    folder = Path(repo.cache.local.path).parent.parent / QUARANTINE
+    folder.mkdir(parents=True, exist_ok=True)
+    path.replace(folder / oid)
+    _log.warning("stage cache: object %s is corrupt; moved to %s, the stage reruns", oid, folder)
+    return False

@@ -1,0 +1,135 @@
+"""A workspace: a clone of the project at a run's commit, where its stages run and write.
+
+Everything that decides a stage's result lies in it as a file, so that DVC can key the stage cache:
+code, `params.yaml`, `source.json`, `environment.json`.
+"""
+
+import hashlib
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_files import dump_yaml, parse_recipe
+from pipelines.core.storage import fresh_folder, read_json, write_json, write_text
+
+RUN_FILE = "run.json"
+PATCH_FILE = "uncommitted.diff"
+STAGE_CACHE = "dvc-cache"
+
+
+class Run(BaseModel):
+    """Which run a workspace belongs to: `run.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dag_run_id: str
+    git_commit: str
+    dirty: bool  # whether tracked files differed from the commit; see uncommitted.diff
+    recipe_fingerprint: str
+    mlflow_run_id: str | None = None
+
+    @classmethod
+    def read(cls, workspace: Path) -> "Run":
+        """Read a workspace's `run.json`."""
+        return cls.model_validate(read_json(workspace / RUN_FILE))
+
+    def write(self, workspace: Path) -> None:
+        """Write `run.json`."""
+        write_json(workspace / RUN_FILE, self.model_dump())
+
+
+def workspace_path(runs: Path, run_id: str) -> Path:
+    """The folder of a run. Ids of scheduled runs hold `:` and `+`, which PYTHONPATH cannot."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", run_id)
+    if name != run_id:
+        name += "-" + hashlib.sha256(run_id.encode()).hexdigest()[:6]
+    return runs / name
+
+
+def open_workspace(
+    project: Path,
+    home: Path,
+    run_id: str,
+    recipe: Recipe,
+    source: dict[str, Any],
+) -> Path:
+    """Make the workspace of a run, or return the one that an earlier try made.
+
+    Args:
+        project: a git checkout; its HEAD and the diff of its tracked files are what runs.
+        home: `PENSTOCK_HOME`; the workspace and the shared stage cache lie in it.
+        run_id: the DAG run's id.
+        recipe: the resolved recipe, written as `params.yaml`.
+        source: the fingerprint of the source's content, written as `source.json`.
+
+    Raises:
+        UserError: the project is not a git checkout with a commit.
+    """
+    workspace = workspace_path(home / "runs", run_id)
+    if (workspace / RUN_FILE).is_file():
+        return workspace
+    commit = _git(project, "rev-parse", "--verify", "HEAD").strip()
+    patch = _git(project, "diff", "--binary", "HEAD")
+    with fresh_folder(workspace) as folder:
+        _git(folder, "clone", "--quiet", "--no-checkout", "--local", str(project), ".")
+        _git(folder, "checkout", "--quiet", "--detach", commit)
+        if patch:
+            write_text(folder / PATCH_FILE, patch)
+            _git(folder, "apply", "--whitespace=nowarn", PATCH_FILE)
+        _configure_dvc(folder, home / STAGE_CACHE)
+        write_text(folder / "params.yaml", dump_yaml(recipe))
+        write_json(folder / "source.json", source)
+        write_json(folder / "environment.json", environment(folder, recipe))
+        Run(
+            dag_run_id=run_id,
+            git_commit=commit,
+            dirty=bool(patch),
+            recipe_fingerprint=recipe.fingerprint(),
+        ).write(folder)
+    return workspace
+
+
+def read_recipe(workspace: Path) -> Recipe:
+    """The recipe of a workspace."""
+    path = workspace / "params.yaml"
+    return parse_recipe(yaml.safe_load(path.read_text(encoding="utf-8")), where=str(path))
+
+
+def environment(workspace: Path, recipe: Recipe) -> dict[str, Any]:
+    """What besides code, data and recipe decides a result: packages, Python, device, world size."""
+    lock = (workspace / "requirements.lock").read_bytes()
+    return {
+        "lock": hashlib.sha256(lock).hexdigest(),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": "cuda" if Path("/proc/driver/nvidia/version").exists() else "cpu",
+        "world_size": recipe.resources.workers,
+    }
+
+
+def _configure_dvc(workspace: Path, cache: Path) -> None:
+    # The site cache of a clone is its own: the default one is locked by every clone in turn.
+    site = workspace / ".dvc" / "tmp" / "site"
+    cache.mkdir(parents=True, exist_ok=True)
+    text = f'[core]\n    site_cache_dir = "{site}"\n[cache]\n    dir = "{cache}"\n'
+    write_text(workspace / ".dvc" / "config.local", text)
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    result = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        reason = result.stderr.strip().splitlines()[-1:] or ["unknown error"]
+        raise UserError(
+            f"git {arguments[0]} in {folder}: {reason[0]}; "
+            "Penstock runs a commit of a git checkout: `git init`, `git add -A`, `git commit`"
+        )
+    return result.stdout

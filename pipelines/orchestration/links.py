@@ -1,0 +1,44 @@
+"""Links from a task's page to its Ray job and its MLflow run.
+
+Airflow stores a link at a task's end only; `show` stores it at once, so that a running task has it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperatorLink
+
+from pipelines.core.settings import load_settings
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class _StageLink(BaseOperatorLink):
+    """A link whose address the operator keeps in its `links`."""
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 (Airflow's signature)
+        """The address that `show` kept; empty hides the link."""
+        address: str = operator.links.get(self.xcom_key, "")
+        return address
+
+    def show(self, operator: Any, context: "Context", address: str) -> None:
+        """Keep the address and store it for the page of the running task."""
+        operator.links[self.xcom_key] = address
+        context["ti"].xcom_push(key=self.xcom_key, value=address)
+
+
+class RayJobLink(_StageLink):
+    """The job's page on Ray's dashboard."""
+
+    name = "Ray job"
+
+    @staticmethod
+    def address(submission_id: str) -> str:
+        """The page of a job."""
+        return f"{load_settings().ray_url}/#/jobs/{submission_id}"
+
+
+class MlflowRunLink(_StageLink):
+    """The run's page in MLflow."""
+
+    name = "MLflow run"

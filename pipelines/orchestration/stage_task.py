@@ -1,0 +1,141 @@
+"""A stage as an Airflow task: out of the stage cache, or run and then recorded in it.
+
+Stage code never runs in Airflow's process: it comes from the run's workspace, as a Ray job or as a
+child process.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.standard.hooks.subprocess import SubprocessHook
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe_files import with_absolute_paths
+from pipelines.core.records import record_path
+from pipelines.core.settings import PROJECT, load_settings
+from pipelines.ledger import stage_cache
+from pipelines.ledger.workspace import Run, open_workspace, workspace_path
+from pipelines.orchestration.links import MlflowRunLink
+from pipelines.orchestration.ray_job import RayJobOperator
+from pipelines.orchestration.trigger_form import recipe_from
+from pipelines.stages.opening import open_tracking, refuse_unrunnable
+from pipelines.stages.publishing import publish_cached
+from pipelines.stages.runner import forget_error, stage_environment, user_error
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class PrepareOperator(BaseOperator):
+    """Opens the run: checks the recipe, makes the workspace, begins the MLflow run."""
+
+    operator_extra_links = (MlflowRunLink(),)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.links: dict[str, str] = {}
+
+    def execute(self, context: "Context") -> str:
+        """Return the workspace's path."""
+        from pipelines.data.sources import fingerprint
+
+        settings = load_settings()
+        with _persons_errors():
+            conf: Mapping[str, Any] = context["dag_run"].conf or {}
+            recipe = with_absolute_paths(recipe_from(context["params"], conf), PROJECT)
+            refuse_unrunnable(recipe)
+            source = fingerprint(recipe.data.source)
+            run_id = context["dag_run"].run_id
+            workspace = open_workspace(PROJECT, settings.home, run_id, recipe, source)
+            address = open_tracking(workspace)
+        MlflowRunLink().show(self, context, address)
+        self.log.info("workspace %s, MLflow run %s", workspace, address)
+        return str(workspace)
+
+
+class StageOperator(BaseOperator):
+    """A light stage: a child process of the Airflow worker, in the workspace."""
+
+    template_fields = ("workspace",)
+
+    def __init__(self, *, workspace: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.workspace = workspace
+        self._hook = SubprocessHook()
+
+    def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002 (Airflow's signature)
+        """Restore the stage, or run and record it."""
+        workspace = Path(self.workspace)
+        if _restored(workspace, self.task_id):
+            return {"stage": self.task_id, "cached": True}
+        forget_error(workspace)
+        result = self._hook.run_command(
+            [sys.executable, "-m", "pipelines.stages", self.task_id],
+            env=stage_environment(workspace),
+            cwd=self.workspace,
+        )
+        if message := user_error(workspace):
+            raise AirflowFailException(message)
+        if result.exit_code:
+            raise RuntimeError(f"{self.task_id} exited with code {result.exit_code}; see above")
+        stage_cache.commit(workspace, self.task_id)
+        return {"stage": self.task_id, "cached": False}
+
+    def on_kill(self) -> None:
+        """End the child with the task."""
+        self._hook.send_sigterm()
+
+
+class RayStageOperator(RayJobOperator):
+    """A heavy stage: a Ray job that runs `ray_jobs.<stage>` from the workspace."""
+
+    def __init__(self, *, workspace: str, **kwargs: Any) -> None:
+        stage = kwargs["task_id"]
+        super().__init__(workspace=workspace, entrypoint=f"python -m ray_jobs.{stage}", **kwargs)
+        self._cached = False
+
+    def skip(self) -> bool:
+        """Whether the stage cache held the result."""
+        self._cached = _restored(Path(self.workspace), self.task_id)
+        return self._cached
+
+    def has_result(self) -> bool:
+        """Whether the stage wrote its record, which it does last."""
+        return record_path(Path(self.workspace), self.task_id).is_file()
+
+    def finish(self) -> dict[str, Any]:
+        """Record a stage that ran."""
+        if not self._cached:
+            stage_cache.commit(Path(self.workspace), self.task_id)
+        super().finish()
+        return {"stage": self.task_id, "cached": self._cached}
+
+
+def close_failed_run(context: "Context") -> None:
+    """DAG callback: the MLflow run of a failed DAG run ends as failed."""
+    from pipelines.tracking.run import end_run
+
+    workspace = workspace_path(load_settings().runs, context["dag_run"].run_id)
+    if (workspace / "run.json").is_file() and (run_id := Run.read(workspace).mlflow_run_id):
+        end_run(run_id, "FAILED")
+
+
+def _restored(workspace: Path, stage: str) -> bool:
+    if not stage_cache.restore(workspace, stage):
+        return False
+    publish_cached(workspace, stage)
+    return True
+
+
+@contextmanager
+def _persons_errors() -> Iterator[None]:
+    """A person's error fails the task at once; a retry would not mend it."""
+    try:
+        yield
+    except UserError as error:
+        raise AirflowFailException(str(error)) from None

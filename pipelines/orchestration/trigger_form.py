@@ -1,0 +1,86 @@
+"""The Airflow trigger form, drawn from the recipe's own models.
+
+Airflow draws no `anyOf` and submits every field, so each leaf is one nullable field under its
+dotted name, and empty means "as the recipe says".
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk import Param
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_files import (
+    DEFAULT_RECIPE,
+    leaves,
+    load_recipe,
+    override_values,
+    parse_overrides,
+    parse_recipe,
+    shipped_recipes,
+)
+
+RESOLVED = "resolved"  # the key in `conf` of a whole recipe, as `penstock run` sends it
+_KEPT = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+
+
+def trigger_form() -> dict[str, Param]:
+    """The DAG's params: the recipe, its most used leaves, and `set` for all others."""
+    form = {
+        "recipe": Param(
+            DEFAULT_RECIPE,
+            type="string",
+            enum=shipped_recipes(),
+            section="Recipe",
+            description="What is run; every empty field below is as this recipe says.",
+        )
+    }
+    for leaf in leaves():
+        if leaf.in_trigger_form:
+            section = leaf.key.partition(".")[0] if "." in leaf.key else "run"
+            form[leaf.key] = Param(
+                None,
+                title=leaf.key,
+                section=section.capitalize(),
+                description=leaf.field.description or "",
+                **_nullable(_leaf_schema(leaf.key)),
+            )
+    form["set"] = Param(
+        None,
+        type=["string", "null"],
+        format="multiline",
+        section="Other values",
+        description="Any other key of the recipe, one a line: `train.weight_decay=0.05`",
+    )
+    return form
+
+
+def recipe_from(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Recipe:
+    """The recipe that a DAG run asks for; raises UserError with one line."""
+    if RESOLVED in conf:
+        return parse_recipe(conf[RESOLVED], where="conf")
+    recipe = load_recipe(params["recipe"], parse_overrides(params.get("set") or ""))
+    keys = [leaf.key for leaf in leaves() if leaf.in_trigger_form]
+    return override_values(
+        recipe, {key: params[key] for key in keys if params.get(key) is not None}
+    )
+
+
+def _leaf_schema(key: str) -> dict[str, Any]:
+    schema = Recipe.model_json_schema(by_alias=True)
+    value: dict[str, Any] = schema
+    for part in key.split("."):
+        value = value["properties"][part]
+        if "$ref" in value:
+            value = schema["$defs"][value["$ref"].rpartition("/")[2]]
+    return value
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    branches = schema.get("anyOf", [schema])
+    branch = next(branch for branch in branches if branch.get("type") != "null")
+    kept = {key: branch[key] for key in _KEPT if key in branch}
+    kept["type"] = [kept["type"], "null"]
+    if "enum" in kept:
+        kept["enum"] = [*kept["enum"], None]
+    return kept

@@ -1,0 +1,38 @@
+"""What is checked and opened before the first stage."""
+
+from pathlib import Path
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.settings import load_settings
+from pipelines.ledger.workspace import Run, read_recipe
+
+
+def refuse_unrunnable(recipe: Recipe) -> None:
+    """Raise UserError for what would only fail later: an unknown preset, an engine's limit."""
+    from pipelines.models.presets import preset
+    from pipelines.training.supported import supported
+
+    preset(recipe.model.preset)
+    supported(recipe)
+
+
+def open_tracking(workspace: Path) -> str:
+    """Begin the workspace's MLflow run, keep its id in `run.json`, and return its page.
+
+    A second call finds the same run by its `penstock.dag_run_id` tag.
+    """
+    from pipelines.tracking.run import start_run
+    from pipelines.tracking.search import run_address
+
+    run, recipe = Run.read(workspace), read_recipe(workspace)
+    tags = {
+        "penstock.dag_run_id": run.dag_run_id,
+        "penstock.git_commit": run.git_commit,
+        "penstock.dirty": str(run.dirty).lower(),
+        "penstock.recipe": recipe.name,
+        "penstock.recipe_fingerprint": run.recipe_fingerprint,
+    }
+    settings = load_settings()
+    run_id = start_run(settings, recipe.name, run.dag_run_id, tags, recipe.to_dict())
+    run.model_copy(update={"mlflow_run_id": run_id}).write(workspace)
+    return run_address(run_id)

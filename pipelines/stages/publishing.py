@@ -1,0 +1,29 @@
+"""What a cached stage tells MLflow: nothing ran, so its results are taken from its outputs."""
+
+from pathlib import Path
+
+from pipelines.core.records import TrainRecord
+from pipelines.ledger.workspace import Run
+
+
+def publish_cached(workspace: Path, stage: str) -> None:
+    """Log a restored stage's results to the workspace's MLflow run."""
+    match stage:
+        case "train":
+            _publish_train(workspace)
+        case "evaluate":
+            from pipelines.stages.evaluate import publish
+
+            publish(workspace)
+        case _:
+            pass
+
+
+def _publish_train(workspace: Path) -> None:
+    from pipelines.tracking.run import copy_final_metrics
+    from pipelines.tracking.search import run_of_model
+
+    run_id = Run.read(workspace).mlflow_run_id
+    origin = run_of_model(TrainRecord.read(workspace).model_hash)
+    if run_id and origin:
+        copy_final_metrics(origin, run_id)

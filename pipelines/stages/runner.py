@@ -1,0 +1,85 @@
+"""One stage as a process: the working directory is the workspace, exit code 2 is a person's error.
+
+`error.json` carries the error's one line to whoever started the process: a Ray job's log is for
+people only.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pipelines.core.errors import EXIT_USER_ERROR, UserError
+from pipelines.core.log import set_up_logging
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import Record, output_folder, record_path
+from pipelines.core.settings import load_settings
+from pipelines.core.storage import read_json, write_json
+from pipelines.ledger.workspace import read_recipe
+
+_log = logging.getLogger(__name__)
+ERROR_FILE = "error.json"
+RAY_JOB_VARIABLE = "PENSTOCK_RAY_JOB_ID"  # a job's own submission id
+
+StageFunction = Callable[[Recipe, Path], Record]
+
+
+def run_stage(stage: str, run: StageFunction) -> None:
+    """Run a stage in the working directory and exit: 0, or 2 after a person's error."""
+    set_up_logging()
+    workspace = Path.cwd()
+    try:
+        need_inputs(workspace, stage)
+        run(read_recipe(workspace), workspace)
+    except UserError as error:
+        write_json(workspace / ERROR_FILE, {"stage": stage, "message": str(error)})
+        _log.debug("traceback of the error below", exc_info=True)
+        sys.stderr.write(f"{stage}: {error}\n")
+        sys.exit(EXIT_USER_ERROR)
+
+
+def stage_variables(workspace: Path) -> dict[str, str]:
+    """What a stage's process needs beside its own environment: code comes from the workspace."""
+    settings = load_settings()
+    return {
+        "PYTHONPATH": str(workspace),
+        "PENSTOCK_HOME": str(settings.home),
+        "MLFLOW_TRACKING_URI": settings.mlflow_url,
+    }
+
+
+def stage_environment(workspace: Path) -> dict[str, str]:
+    """The whole environment of a stage that runs as a child process."""
+    return {**os.environ, **stage_variables(workspace)}
+
+
+def user_error(workspace: Path) -> str | None:
+    """The line of the person's error that ended the last stage, if one did."""
+    path = workspace / ERROR_FILE
+    return str(read_json(path)["message"]) if path.exists() else None
+
+
+def forget_error(workspace: Path) -> None:
+    """Before a new try."""
+    (workspace / ERROR_FILE).unlink(missing_ok=True)
+
+
+# What each stage reads; dvc.yaml says the same and a test compares them.
+INPUTS: dict[str, tuple[str, ...]] = {
+    "preprocess": (),
+    "validate": ("preprocess",),
+    "train": ("preprocess", "validate"),
+    "evaluate": ("preprocess", "train"),
+    "register": ("preprocess", "validate", "train", "evaluate"),
+}
+
+
+def need_inputs(workspace: Path, stage: str) -> None:
+    """Raise UserError where an earlier stage has not finished in this workspace."""
+    for needed in INPUTS[stage]:
+        if not record_path(workspace, needed).is_file():
+            raise UserError(
+                f"{stage} reads {output_folder(workspace, needed)}, which is not complete; "
+                f"run `penstock stage {needed}` first"
+            )

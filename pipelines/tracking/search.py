@@ -1,0 +1,25 @@
+"""Finding runs: by what they made, and on MLflow's pages."""
+
+from pipelines.core.settings import load_settings
+from pipelines.tracking.client import open_client
+
+MODEL_HASH_TAG = "penstock.model_hash"
+
+
+def run_of_model(model_hash: str) -> str | None:
+    """The run that trained the model with this content, the oldest where several did."""
+    client = open_client()
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    runs = client.search_runs(
+        experiments,
+        f"tags.`{MODEL_HASH_TAG}` = '{model_hash}'",
+        max_results=1,
+        order_by=["attributes.start_time ASC"],
+    )
+    return str(runs[0].info.run_id) if runs else None
+
+
+def run_address(run_id: str) -> str:
+    """The page of a run."""
+    experiment = open_client().get_run(run_id).info.experiment_id
+    return f"{load_settings().mlflow_url}/#/experiments/{experiment}/runs/{run_id}"

@@ -1,0 +1,62 @@
+"""dvc.yaml says what the code says."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipelines.core.recipe_files import DEFAULT_RECIPE, dump_yaml, get_dotted, load_recipe
+from pipelines.core.records import STAGES
+from pipelines.stages.runner import INPUTS
+from tests.architecture.import_closure import ENTRY_MODULES, PROJECT, module_files, yaml_deps
+
+DVC = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]
+
+
+def test_the_five_stages_have_the_same_names_everywhere():
+    assert tuple(DVC) == STAGES == tuple(INPUTS) == tuple(ENTRY_MODULES)
+    assert {path.stem for path in (PROJECT / "pipelines/stages").glob("*.py")} >= set(STAGES)
+    dag = ast.parse((PROJECT / "dags/llm_pipeline.py").read_text())
+    task_ids = [
+        node.value.value
+        for node in ast.walk(dag)
+        if isinstance(node, ast.keyword) and node.arg == "task_id"
+    ]
+    assert task_ids == ["prepare", *STAGES]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_deps_hold_every_module_the_stage_imports(stage):
+    assert yaml_deps(stage) == module_files(stage), (
+        "write them anew with `python tests/architecture/import_closure.py`"
+    )
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_deps_hold_the_stages_it_reads(stage):
+    read = [
+        dep.removeprefix("outputs/") for dep in DVC[stage]["deps"] if dep.startswith("outputs/")
+    ]
+    assert tuple(read) == INPUTS[stage]
+
+
+def test_params_exist_in_the_recipe():
+    recipe = load_recipe(DEFAULT_RECIPE).to_dict()
+    for stage in DVC.values():
+        for key in stage["params"][0]["params.yaml"]:
+            get_dotted(recipe, key)
+
+
+def test_params_yaml_is_the_default_recipe():
+    assert (PROJECT / "params.yaml").read_text() == dump_yaml(load_recipe(DEFAULT_RECIPE))
+
+
+def test_a_restored_copy_can_never_write_into_the_cache():
+    config = (PROJECT / ".dvc/config").read_text()
+    assert 'type = "reflink,copy"' in config
+
+
+def test_the_lock_of_a_run_is_neither_committed_nor_ignored():
+    assert not Path(PROJECT / "dvc.lock").exists()
+    assert "dvc.lock" not in (PROJECT / ".gitignore").read_text()

@@ -1,0 +1,194 @@
+"""The stage cache on a small project of its own, with the real git and DVC."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe_files import load_recipe
+from pipelines.core.storage import read_json
+from pipelines.ledger import stage_cache
+from pipelines.ledger.workspace import Run, open_workspace, read_recipe, workspace_path
+
+DVC_YAML = """
+stages:
+  first:
+    cmd: python first.py
+    deps: [source.json, first.py]
+    params:
+      - params.yaml: [seed, data]
+      - environment.json: [lock]
+    outs: [outputs/first]
+  second:
+    cmd: python second.py
+    deps: [outputs/first]
+    params:
+      - params.yaml: [train]
+    outs: [outputs/second]
+  last:
+    cmd: python last.py
+    deps: [outputs/second]
+    outs: [outputs/last]
+    always_changed: true
+"""
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.invalid"]
+    subprocess.run(["git", "-C", folder, *identity, *arguments], check=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "the project"
+    (folder / ".dvc").mkdir(parents=True)
+    (folder / ".dvc/config").write_text('[cache]\n    type = "reflink,copy"\n')
+    (folder / ".dvc/.gitignore").write_text("/config.local\n/tmp\n")
+    (folder / ".gitignore").write_text("/outputs/\n")
+    (folder / "dvc.yaml").write_text(DVC_YAML)
+    (folder / "requirements.lock").write_text("torch==2.13.0\n")
+    (folder / "first.py").write_text("print(1)\n")
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "first")
+    return folder
+
+
+def open_run(project: Path, run_id: str, *overrides: str, source: str = "a") -> Path:
+    recipe = load_recipe("debug", overrides)
+    home = project.parent / "home"
+    return open_workspace(project, home, run_id, recipe, {"content": source})
+
+
+def run_stage(workspace: Path, stage: str, content: str = "result") -> bool:
+    """Restore a stage or run it; True where it was cached."""
+    if stage_cache.restore(workspace, stage):
+        return True
+    folder = workspace / "outputs" / stage
+    (folder / "deep").mkdir(parents=True, exist_ok=True)
+    (folder / "deep/data.bin").write_text(content * 1000)
+    (folder / "record.json").write_text("{}")
+    stage_cache.commit(workspace, stage)
+    return False
+
+
+def test_another_clone_restores_what_one_committed(project):
+    first = open_run(project, "one")
+    assert not run_stage(first, "first")
+    assert not run_stage(first, "second")
+
+    second = open_run(project, "two")
+    assert run_stage(second, "first")
+    assert run_stage(second, "second")
+    assert (second / "outputs/first/deep/data.bin").read_text() == "result" * 1000
+    assert (second / "dvc.lock").read_text() == (first / "dvc.lock").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "rerun"),
+    [
+        ({"source": "b"}, ["first"]),
+        ({"overrides": ["seed=1"]}, ["first"]),
+        ({"overrides": ["data.sequence_length=32"]}, ["first"]),
+        ({"overrides": ["train.steps=3"]}, ["second"]),
+        ({"overrides": ["register.model_name=other"]}, []),
+        ({"code": "print(2)\n"}, ["first"]),
+        ({"lock": "torch==2.13.1\n"}, ["first"]),
+    ],
+)
+def test_a_change_reruns_exactly_the_stages_that_read_it(project, change, rerun):
+    before = open_run(project, "before")
+    for stage in ("first", "second"):
+        run_stage(before, stage)
+    if "code" in change:
+        (project / "first.py").write_text(change["code"])
+    if "lock" in change:
+        (project / "requirements.lock").write_text(change["lock"])
+
+    after = open_run(
+        project, "after", *change.get("overrides", []), source=change.get("source", "a")
+    )
+    # An output that comes out the same leaves the later stages cached.
+    assert [stage for stage in ("first", "second") if not run_stage(after, stage)] == rerun
+
+
+def test_a_lock_of_an_earlier_try_is_no_hit(project):
+    workspace = open_run(project, "one")
+    run_stage(workspace, "first")
+    (workspace / "source.json").write_text('{"content": "changed"}')
+    assert not stage_cache.restore(workspace, "first")
+
+
+def test_an_always_changed_stage_is_never_restored(project):
+    workspace = open_run(project, "one")
+    for stage in ("first", "second", "last"):
+        run_stage(workspace, stage)
+    again = open_run(project, "two")
+    assert [run_stage(again, stage) for stage in ("first", "second", "last")] == [True, True, False]
+
+
+@pytest.mark.parametrize("victim", ["file", "listing"])
+def test_a_corrupt_object_is_quarantined_and_rebuilt(project, victim, caplog):
+    run_stage(open_run(project, "one"), "first")
+    cache = project.parent / "home/dvc-cache"
+    objects = [path for path in cache.glob("files/md5/*/*") if path.is_file()]
+    name = {"file": lambda p: not p.name.endswith(".dir") and p.stat().st_size > 100,
+            "listing": lambda p: p.name.endswith(".dir")}[victim]  # fmt: skip
+    (bad,) = filter(name, objects)
+    bad.chmod(0o644)
+    bad.write_bytes(bad.read_bytes().replace(b"r", b"x", 1))
+
+    second = open_run(project, "two")
+    assert not run_stage(second, "first")
+    oid = bad.parent.name + bad.name
+    assert oid in caplog.text
+    assert (cache / "quarantine" / oid).exists()
+    third = open_run(project, "three")
+    assert run_stage(third, "first")
+    assert (third / "outputs/first/deep/data.bin").read_text() == "result" * 1000
+
+
+def test_changing_a_restored_file_leaves_the_cache_alone(project):
+    run_stage(open_run(project, "one"), "first")
+    second = open_run(project, "two")
+    run_stage(second, "first")
+    restored = second / "outputs/first/deep/data.bin"
+    restored.chmod(0o644)
+    restored.write_text("mine now")
+    assert run_stage(open_run(project, "three"), "first")
+
+
+def test_a_dirty_tree_runs_as_it_is_and_says_so(project):
+    (project / "first.py").write_text("print('changed')\n")
+    workspace = open_run(project, "one")
+    assert (workspace / "first.py").read_text() == "print('changed')\n"
+    assert "print('changed')" in (workspace / "uncommitted.diff").read_text()
+    assert Run.read(workspace).dirty
+    git(project, "checkout", "--quiet", "first.py")
+    assert not Run.read(open_run(project, "two")).dirty
+
+
+def test_a_second_opening_finds_the_same_workspace(project):
+    first = open_run(project, "manual__2026-01-01T00:00:00+00:00")
+    (first / "kept").touch()
+    again = open_run(project, "manual__2026-01-01T00:00:00+00:00", "seed=9")
+    assert again == first
+    assert (again / "kept").exists()
+    assert ":" not in again.name
+    assert read_recipe(again).seed == load_recipe("debug").seed
+
+
+def test_run_ids_that_differ_only_in_odd_characters_differ_in_folder(tmp_path):
+    assert workspace_path(tmp_path, "a:b") != workspace_path(tmp_path, "a+b")
+
+
+def test_outside_git_is_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match="git init"):
+        open_workspace(tmp_path, tmp_path / "home", "x", load_recipe("debug"), {})
+    assert not list((tmp_path / "home/runs").glob("*"))
+
+
+def test_the_environment_names_what_decides_a_result(project):
+    values = read_json(open_run(project, "one") / "environment.json")
+    assert set(values) == {"lock", "python", "machine", "device", "world_size"}

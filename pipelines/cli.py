@@ -1,0 +1,35 @@
+"""`penstock`: the command's frame. Each command is a function of pipelines.commands.
+
+Nothing heavy is imported here: a command imports what it needs when it runs.
+"""
+
+import sys
+
+import typer
+
+from pipelines.commands import platform
+from pipelines.core.errors import EXIT_USER_ERROR, UserError
+
+app = typer.Typer(
+    name="penstock",
+    help="Text in; a registered, evaluated, reproducible language model out.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for command in (platform.up, platform.down, platform.status, platform.env, platform.logs):
+    app.command(rich_help_panel="The local platform")(command)
+
+
+def main() -> None:
+    """Run the command; a person's mistake is one line on stderr and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(EXIT_USER_ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The commands of `penstock`: one module a group, imported cheaply and working lazily."""

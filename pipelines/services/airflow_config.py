@@ -1,0 +1,64 @@
+"""Airflow's own configuration file, so that `airflow` in any shell agrees with the platform."""
+
+import configparser
+import io
+
+from pipelines.core.settings import PROJECT, Settings
+from pipelines.core.storage import write_text
+from pipelines.services.secrets import AIRFLOW_USER, airflow_users_path
+
+
+def write_airflow_config(settings: Settings) -> None:
+    """Write `airflow.cfg`; it holds keys, so only the owner may read it."""
+    write_text(settings.home / "airflow" / "airflow.cfg", airflow_config(settings), mode=0o600)
+
+
+def airflow_config(settings: Settings) -> str:
+    """SQLite, four tasks at a time, everything on loopback, and keys that all parts share."""
+    home = settings.home / "airflow"
+    url = f"http://127.0.0.1:{settings.airflow_port}"
+    sections: dict[str, dict[str, object]] = {
+        "core": {
+            "dags_folder": PROJECT / "dags",
+            "executor": "LocalExecutor",
+            "parallelism": 4,
+            "load_examples": False,
+            "fernet_key": _secret(settings, "airflow-fernet"),
+            "simple_auth_manager_users": f"{AIRFLOW_USER}:admin",
+            "simple_auth_manager_passwords_file": airflow_users_path(settings),
+            "execution_api_server_url": f"{url}/execution/",
+        },
+        "api": {
+            "host": "127.0.0.1",
+            "port": settings.airflow_port,
+            "base_url": url,
+            "workers": 1,
+            "secret_key": _secret(settings, "airflow-session"),
+        },
+        "api_auth": {"jwt_secret": _secret(settings, "airflow-jwt")},
+        "database": {"sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}"},
+        "logging": {"base_log_folder": home / "logs"},
+        # A DAG file that was just added or edited is seen within seconds, not minutes.
+        "dag_processor": {
+            "refresh_interval": 10,
+            "min_file_process_interval": 10,
+            "parsing_processes": 1,
+            "dag_processor_log_target": "stdout",
+        },
+        "usage_data_collection": {"enabled": False},
+    }
+    return _ini(sections)
+
+
+def _secret(settings: Settings, name: str) -> str:
+    return (settings.secrets / name).read_text()
+
+
+def _ini(sections: dict[str, dict[str, object]]) -> str:
+    parser = configparser.RawConfigParser()
+    for name, options in sections.items():
+        # Airflow reads the file with interpolation: a percent sign in a path must be doubled.
+        parser[name] = {key: str(value).replace("%", "%%") for key, value in options.items()}
+    text = io.StringIO()
+    parser.write(text)
+    return text.getvalue()

@@ -1,0 +1,137 @@
+"""What the data gate looks at: one small table of documents, one of shards, one of splits."""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from pipelines.core.records import DatasetRef, Shard, Split
+from pipelines.data.token_shards import IndexedDataset
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+DOCUMENTS = "documents"  # folder of the Parquet files, relative to preprocess's output
+
+
+def document_frame(preprocess: Path) -> "pd.DataFrame":
+    """One row a kept document of either split.
+
+    Columns: split, source, doc_id, text, bytes (as preprocess wrote them), and as found in the
+    text: characters, text_bytes, text_sha256 (null where the text is null).
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    tables = []
+    for path in sorted((preprocess / DOCUMENTS).glob("*.parquet")):
+        table = pq.read_table(path, columns=["source", "doc_id", "text", "bytes"])
+        split = pa.array([path.name.rpartition("-")[0]] * table.num_rows, pa.string())
+        text = table["text"]
+        table = table.append_column("split", split)
+        table = table.append_column("characters", pc.utf8_length(text))
+        table = table.append_column("text_bytes", pc.binary_length(text))
+        tables.append(table.append_column("text_sha256", _sha256(text)))
+    whole = pa.concat_tables(tables, promote_options="permissive")
+    # Arrow-backed columns: the texts are not copied into Python objects.
+    return whole.to_pandas(types_mapper=_arrow_backed)
+
+
+def shard_frame(preprocess: Path, dataset: DatasetRef) -> "pd.DataFrame":
+    """One row a token shard: what its record says beside what its two files hold.
+
+    Columns: split, shard, recorded_tokens, recorded_bytes, bytes; broken, the reason why the files
+    cannot be read as a shard; and, null for a broken one, documents, tokens, shortest_document
+    (in tokens), smallest_id, largest_id.
+    """
+    import pandas as pd
+
+    rows = [
+        _shard_row(preprocess, name, shard)
+        for name, split in _splits(dataset).items()
+        for shard in split.shards
+    ]
+    return pd.DataFrame(rows, columns=list(_ShardRow.__annotations__))
+
+
+def split_frame(
+    dataset: DatasetRef, documents: "pd.DataFrame", shards: "pd.DataFrame"
+) -> "pd.DataFrame":
+    """One row a split: the sums that its record states beside the sums of the other two frames.
+
+    Columns: split, recorded_documents, recorded_bytes, recorded_tokens; documents and bytes of
+    text as in the Parquet files; indexed_documents and tokens as in the shards.
+    """
+    import pandas as pd
+
+    rows = []
+    for name, split in _splits(dataset).items():
+        texts, files = documents[documents["split"] == name], shards[shards["split"] == name]
+        rows.append(
+            {
+                "split": name,
+                "recorded_documents": split.documents,
+                "recorded_bytes": split.bytes,
+                "recorded_tokens": split.tokens,
+                "documents": len(texts),
+                "bytes": int(texts["text_bytes"].sum()),
+                "indexed_documents": int(files["documents"].sum()),
+                "tokens": int(files["tokens"].sum()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+class _ShardRow(TypedDict, total=False):
+    split: str
+    shard: str
+    recorded_tokens: int
+    recorded_bytes: int
+    bytes: int | None
+    broken: str | None
+    documents: int
+    tokens: int
+    shortest_document: int
+    smallest_id: int
+    largest_id: int
+
+
+def _shard_row(preprocess: Path, split: str, shard: Shard) -> _ShardRow:
+    path = preprocess / shard.path
+    row: _ShardRow = {
+        "split": split,
+        "shard": shard.path,
+        "recorded_tokens": shard.tokens,
+        "recorded_bytes": shard.bytes,
+        "bytes": path.stat().st_size if path.is_file() else None,
+    }
+    try:
+        dataset = IndexedDataset(path.with_suffix(""))
+    except (OSError, ValueError) as error:
+        return row | _ShardRow(broken=str(error))
+    lengths = dataset.document_offsets[1:] - dataset.document_offsets[:-1]
+    return row | _ShardRow(
+        documents=len(dataset),
+        tokens=len(dataset.tokens),
+        shortest_document=int(lengths.min(initial=shard.tokens)),
+        smallest_id=int(dataset.tokens.min(initial=0)),
+        largest_id=int(dataset.tokens.max(initial=0)),
+    )
+
+
+def _splits(dataset: DatasetRef) -> dict[str, Split]:
+    return {"train": dataset.train, "validation": dataset.validation}
+
+
+def _sha256(texts: "pa.ChunkedArray") -> "pa.Array":
+    import pyarrow as pa
+
+    digests = (text and hashlib.sha256(text.encode()).hexdigest() for text in texts.to_pylist())
+    return pa.array(digests, pa.string())
+
+
+def _arrow_backed(kind: "pa.DataType") -> "pd.ArrowDtype":
+    import pandas as pd
+
+    return pd.ArrowDtype(kind)

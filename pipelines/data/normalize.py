@@ -1,0 +1,79 @@
+"""Raw bytes become documents: UTF-8, Unicode NFC, line feeds; what is not text has a reason."""
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterator
+from typing import NamedTuple
+
+EMPTY = "empty"
+BINARY = "binary"
+INVALID_UTF8 = "invalid_utf8"
+DUPLICATE = "duplicate"
+MALFORMED = "malformed"
+
+_PARAGRAPH_END = re.compile(r"\n[ \t]*\n+")
+_BOM = "\ufeff"
+
+
+class Document(NamedTuple):
+    """A document that is kept, or what is known of one that is dropped."""
+
+    source: str  # path relative to the source's root, or `file:line`
+    text: str  # normalised; empty when dropped
+    doc_id: str  # SHA-256 of the normalised text, hex; empty when dropped
+    bytes: int  # of the normalised text as UTF-8, or of the raw input when dropped
+    dropped: str | None = None  # the reason
+    detail: str = ""  # of a malformed record: what is wrong with it
+
+
+def document(source: str, text: str) -> Document:
+    """Normalise one text; empty, binary and unencodable texts come back dropped."""
+    text = normalize(text)
+    if not text or text.isspace():
+        return drop(source, len(text.encode(errors="surrogatepass")), EMPTY)
+    if "\0" in text:
+        return drop(source, len(text.encode(errors="surrogatepass")), BINARY)
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:  # a lone surrogate, which a JSON escape can write
+        return drop(source, len(text.encode(errors="surrogatepass")), INVALID_UTF8)
+    return Document(source, text, hashlib.sha256(encoded).hexdigest(), len(encoded))
+
+
+def drop(source: str, size: int, reason: str, detail: str = "") -> Document:
+    """A document that is not kept."""
+    return Document(source, "", "", size, reason, detail)
+
+
+def decode(source: str, raw: bytes) -> str | Document:
+    """The bytes of a text file as a string, or why they are not one."""
+    if b"\0" in raw:
+        return drop(source, len(raw), BINARY)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return drop(source, len(raw), INVALID_UTF8)
+
+
+def normalize(text: str) -> str:
+    """Unicode NFC, line feeds as line ends, no byte order mark at the start."""
+    text = text.removeprefix(_BOM).replace("\r\n", "\n").replace("\r", "\n")
+    return unicodedata.normalize("NFC", text)
+
+
+def cut(text: str, limit: int) -> Iterator[str]:
+    """Cut a text into pieces of at most `limit` characters that join to the text again.
+
+    A piece ends at a blank line where one lies within the limit, else at a line's end, else
+    after `limit` characters.
+    """
+    start = 0
+    while len(text) - start > limit:
+        stop = start + limit
+        paragraphs = _PARAGRAPH_END.finditer(text, start + 1, stop)
+        end = max((found.end() for found in paragraphs), default=0)
+        end = end or text.rfind("\n", start, stop) + 1 or stop
+        yield text[start:end]
+        start = end
+    yield text[start:]

@@ -1,0 +1,153 @@
+"""Token shards: Megatron's indexed dataset, a `.bin` of token ids beside its `.idx`.
+
+`.bin` holds little-endian ids, document after document, with no header. `.idx`, little-endian too:
+
+    magic      9 bytes   MMIDIDX\\0\\0
+    version    u64       1
+    dtype      u8        8 = uint16, 4 = int32
+    sequences  u64       S
+    documents  u64       D + 1
+    sizes      i32 [S]   tokens of each sequence
+    pointers   i64 [S]   byte offset of each sequence in .bin
+    documents  i64 [D+1] first sequence of each document, and S
+
+Here a document is one sequence, so S = D. The layout is that of
+`megatron/core/datasets/indexed_dataset.py`; NeMo and datatrove read it too.
+"""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+DTYPES: dict[int, type[np.uint16] | type[np.int32]] = {8: np.uint16, 4: np.int32}
+SMALL_VOCABULARY = 65500  # Megatron's limit for uint16
+_HEADER = struct.Struct("<9sQBQQ")
+
+Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+
+
+def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.int32]:
+    """The type that a vocabulary's ids are stored as."""
+    return np.uint16 if vocab_size < SMALL_VOCABULARY else np.int32
+
+
+def bin_path(prefix: Path) -> Path:
+    """The token file of a shard; a dot in the prefix's name is kept."""
+    return prefix.with_name(prefix.name + ".bin")
+
+
+def idx_path(prefix: Path) -> Path:
+    """The index file of a shard."""
+    return prefix.with_name(prefix.name + ".idx")
+
+
+class ShardWriter:
+    """Writes one shard; it is whole once `close` has written the index."""
+
+    def __init__(self, prefix: Path, vocab_size: int) -> None:
+        self.prefix = prefix
+        self._dtype = np.dtype(token_dtype(vocab_size)).newbyteorder("<")
+        self._sizes: list[int] = []
+        self._file = bin_path(prefix).open("wb")
+        self.tokens = 0
+
+    def add(self, ids: Ids) -> None:
+        """Append one document's token ids, shape [tokens], its end-of-document token included."""
+        self._file.write(ids.astype(self._dtype, copy=False).tobytes())
+        self._sizes.append(len(ids))
+        self.tokens += len(ids)
+
+    def close(self) -> None:
+        """Write the index."""
+        self._file.close()
+        sizes = np.array(self._sizes, dtype="<i4")
+        ends = np.cumsum(sizes, dtype=np.int64) * self._dtype.itemsize
+        pointers = np.concatenate([np.zeros(1, np.int64), ends])[: len(sizes)].astype("<i8")
+        documents = np.arange(len(sizes) + 1, dtype="<i8")
+        code = next(code for code, dtype in DTYPES.items() if np.dtype(dtype) == self._dtype)
+        with idx_path(self.prefix).open("wb") as file:
+            file.write(_HEADER.pack(MAGIC, VERSION, code, len(sizes), len(documents)))
+            for part in (sizes, pointers, documents):
+                file.write(part.tobytes())
+
+
+class RollingShardWriter:
+    """Writes `<name>-00000`, `<name>-00001`, …: a new shard before one exceeds `shard_tokens`.
+
+    A document never spans two shards; one longer than `shard_tokens` has a shard to itself.
+    """
+
+    def __init__(self, folder: Path, name: str, vocab_size: int, shard_tokens: int) -> None:
+        self._folder = folder
+        self._name = name
+        self._vocab_size = vocab_size
+        self._shard_tokens = shard_tokens
+        self._shard: ShardWriter | None = None
+        self.tokens: dict[Path, int] = {}  # of each closed shard, by its prefix
+
+    def add(self, ids: Ids) -> None:
+        """Append one document, as `ShardWriter.add`."""
+        if self._shard and self._shard.tokens + len(ids) > self._shard_tokens:
+            self.close()
+        if self._shard is None:
+            prefix = self._folder / f"{self._name}-{len(self.tokens):05d}"
+            self._shard = ShardWriter(prefix, self._vocab_size)
+        self._shard.add(ids)
+
+    def close(self) -> None:
+        """Close the open shard; `tokens` then names every shard."""
+        if self._shard is not None:
+            self._shard.close()
+            self.tokens[self._shard.prefix] = self._shard.tokens
+            self._shard = None
+
+
+class IndexedDataset:
+    """A shard, read through memory maps.
+
+    Attributes:
+        tokens: every id of the shard, shape [tokens], uint16 or int32.
+        document_offsets: where documents begin and the last ends, in tokens, int64 [documents + 1].
+
+    Raises:
+        ValueError: not an index of this format, or `.bin` is not as long as the index says.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        raw = idx_path(prefix).read_bytes()
+        if len(raw) < _HEADER.size:
+            raise ValueError(f"{idx_path(prefix)}: too short for a Megatron index")
+        magic, version, code, sequences, documents = _HEADER.unpack_from(raw)
+        if magic != MAGIC or version != VERSION or code not in DTYPES:
+            raise ValueError(
+                f"{idx_path(prefix)}: not a Megatron index of version {VERSION} with dtype "
+                f"{sorted(DTYPES)} (magic {magic!r}, version {version}, dtype {code})"
+            )
+        sizes = np.frombuffer(raw, "<i4", sequences, _HEADER.size)
+        # The pointers only repeat the sizes' sums: sequences lie one after the other.
+        first = np.frombuffer(raw, "<i8", documents, _HEADER.size + 12 * sequences)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+        self.document_offsets: npt.NDArray[np.int64] = offsets[first]
+        self.tokens: Ids = _map_tokens(bin_path(prefix), DTYPES[code], int(offsets[-1]))
+
+    def __len__(self) -> int:
+        """Documents in the shard."""
+        return len(self.document_offsets) - 1
+
+    def document(self, index: int) -> Ids:
+        """One document's ids, its end-of-document token included."""
+        start, stop = self.document_offsets[index : index + 2]
+        return self.tokens[start:stop]
+
+
+def _map_tokens(path: Path, dtype: type[np.uint16] | type[np.int32], tokens: int) -> Ids:
+    size = path.stat().st_size
+    if size != tokens * np.dtype(dtype).itemsize:
+        raise ValueError(f"{path}: {size} bytes, but its index counts {tokens} tokens")
+    if not tokens:  # an empty file cannot be mapped
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r")

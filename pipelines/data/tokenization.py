@@ -1,0 +1,54 @@
+"""Documents on disk to token ids: the tasks of the second pass, one row group each."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.data.documents import RowGroup
+from pipelines.data.splitting import uniform
+from pipelines.data.token_shards import Ids
+from pipelines.data.tokenizer import Encoder
+
+
+class TokenizedDocuments(NamedTuple):
+    """A row group's documents as ids, one after the other."""
+
+    ids: Ids  # [tokens]
+    sizes: npt.NDArray[np.int64]  # [documents], in tokens
+
+    def __iter__(self) -> Iterator[Ids]:  # type: ignore[override]
+        """The ids of each document."""
+        return iter(np.split(self.ids, np.cumsum(self.sizes)[:-1]))
+
+
+def tokenize(group: RowGroup, tokenizer: Path, tokenizer_md5: str) -> TokenizedDocuments:
+    """Tokenise a row group; each document ends with the end-of-document id."""
+    texts = group.read("text").column(0).to_pylist()
+    documents = _encoder(tokenizer, tokenizer_md5).encode(texts)
+    sizes = np.array([len(ids) for ids in documents], dtype=np.int64)
+    return TokenizedDocuments(np.concatenate(documents), sizes)
+
+
+def characters(group: RowGroup) -> frozenset[str]:
+    """The distinct characters of a row group."""
+    return frozenset().union(*group.read("text").column(0).to_pylist())
+
+
+def sample_texts(groups: list[RowGroup], fraction: float) -> Iterator[str]:
+    """About this fraction of the documents, chosen by content and so alike in every run."""
+    for group in groups:
+        rows = group.read("doc_id", "text")
+        ids, texts = (rows.column(name).to_pylist() for name in ("doc_id", "text"))
+        for doc_id, text in zip(ids, texts, strict=True):
+            if uniform(doc_id, part=1) < fraction:
+                yield text
+
+
+@lru_cache(maxsize=1)
+def _encoder(folder: Path, tokenizer_md5: str) -> Encoder:  # noqa: ARG001 (keys the cache)
+    # A worker keeps the tokenizer between tasks; a large one takes half a second to load.
+    return Encoder(folder)

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pipelines.commands import platform
+from pipelines.commands import platform, recipes, run
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
 
 app = typer.Typer(
@@ -18,6 +18,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command(rich_help_panel="The pipeline")(run.run)
+app.command(rich_help_panel="The pipeline")(run.stage)
+app.add_typer(recipes.app, name="recipes", rich_help_panel="The pipeline")
 for command in (platform.up, platform.down, platform.status, platform.env, platform.logs):
     app.command(rich_help_panel="The local platform")(command)
 

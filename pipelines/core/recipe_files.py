@@ -12,9 +12,9 @@ from pydantic.fields import FieldInfo
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
+from pipelines.core.settings import DEFAULT_RECIPE
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
-DEFAULT_RECIPE = "stdlib-code"
 PATH_KEYS = ("data.source.path", "data.tokenizer.path", "model.init_from")
 
 
@@ -152,9 +152,7 @@ def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
 
 def _explain(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    # A union's branch ("int", "tuple[int,int]") is appended to the location; keep only real keys.
-    path = [part for part in first["loc"] if not (isinstance(part, str) and "[" in part)]
-    key = ".".join(str(part) for part in path)
+    key = _real_key(".".join(str(part) for part in first["loc"]))
     if first["type"] == "extra_forbidden":
         known = [leaf.key for leaf in leaves()] + list(_section_keys())
         return f"unknown key {key} = {first['input']!r}{_nearest(key, known)}"
@@ -164,6 +162,11 @@ def _explain(error: ValidationError) -> str:
     if isinstance(first["input"], dict):
         return f"{key}: {message}" if key else message
     return f"{key} = {first['input']!r}: {message}"
+
+
+def _real_key(location: str) -> str:
+    """Without what pydantic appends to a leaf: a union's branch, an item's index."""
+    return next((leaf.key for leaf in leaves() if location.startswith(f"{leaf.key}.")), location)
 
 
 def _section_keys() -> Iterator[str]:

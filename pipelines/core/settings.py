@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipelines.core.errors import UserError
 
+DEFAULT_RECIPE = "stdlib-code"
 PROJECT = Path(__file__).resolve().parent.parent.parent
 PORTS_FILE = "ports.json"  # in the home while the platform is up: the ports that it was given
 

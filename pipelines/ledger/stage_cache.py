@@ -66,18 +66,19 @@ def _lookup(repo: "Repo", name: str) -> Any | None:
 
 
 def _sound(repo: "Repo", cached: Any) -> bool:
-    """Whether each object of the outputs is there and hashes to its name; bad ones are moved.
+    """Whether each object of the outputs is there and hashes to its name; a bad one is moved.
 
     DVC trusts an object that is read-only, and deletes one that is not and has changed.
     """
+    return all(_present_and_good(repo, oid) for oid in _objects(cached))
+
+
+def _objects(cached: Any) -> Iterator[str]:
+    """Ids of a stage's outputs; a folder's listing comes before, and is read after, its check."""
     for out in cached.outs:
-        oid = out.hash_info.value
-        if not _present_and_good(repo, oid):
-            return False
-        if out.hash_info.isdir:  # the listing is good, so what it lists can be believed
-            if not all(_present_and_good(repo, info.value) for _, _, info in out.get_obj()):
-                return False
-    return True
+        yield out.hash_info.value
+        if out.hash_info.isdir:
+            yield from (info.value for _, _, info in out.get_obj())
 
 
 def _present_and_good(repo: "Repo", oid: str) -> bool:

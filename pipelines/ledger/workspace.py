@@ -75,8 +75,7 @@ def open_workspace(
     workspace = workspace_path(home / "runs", run_id)
     if (workspace / RUN_FILE).is_file():
         return workspace
-    commit = _git(project, "rev-parse", "--verify", "HEAD").strip()
-    patch = _git(project, "diff", "--binary", "HEAD")
+    commit, patch = project_state(project)
     with fresh_folder(workspace) as folder:
         _git(folder, "clone", "--quiet", "--no-checkout", "--local", str(project), ".")
         _git(folder, "checkout", "--quiet", "--detach", commit)
@@ -94,6 +93,12 @@ def open_workspace(
             recipe_fingerprint=recipe.fingerprint(),
         ).write(folder)
     return workspace
+
+
+def project_state(project: Path) -> tuple[str, str]:
+    """The commit of a checkout, and the diff of its tracked files against it."""
+    commit = _git(project, "rev-parse", "--verify", "HEAD").strip()
+    return commit, _git(project, "diff", "--binary", "HEAD")
 
 
 def read_recipe(workspace: Path) -> Recipe:

@@ -5,8 +5,7 @@ child process.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,16 @@ from pipelines.core.errors import UserError
 from pipelines.core.recipe_files import with_absolute_paths
 from pipelines.core.records import record_path
 from pipelines.core.settings import PROJECT, load_settings
+from pipelines.data.sources import fingerprint
 from pipelines.ledger import stage_cache
 from pipelines.ledger.workspace import Run, open_workspace, workspace_path
 from pipelines.orchestration.links import MlflowRunLink
 from pipelines.orchestration.ray_job import RayJobOperator
 from pipelines.orchestration.trigger_form import recipe_from
-from pipelines.stages.opening import open_tracking, refuse_unrunnable
+from pipelines.stages.opening import open_tracking
 from pipelines.stages.publishing import publish_cached
-from pipelines.stages.runner import forget_error, stage_environment, user_error
+from pipelines.stages.runner import forget_error, keep_error, stage_environment, user_error
+from pipelines.training.supported import supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -42,20 +43,24 @@ class PrepareOperator(BaseOperator):
 
     def execute(self, context: "Context") -> str:
         """Return the workspace's path."""
-        from pipelines.data.sources import fingerprint
-
-        settings = load_settings()
-        with _persons_errors():
-            conf: Mapping[str, Any] = context["dag_run"].conf or {}
-            recipe = with_absolute_paths(recipe_from(context["params"], conf), PROJECT)
-            refuse_unrunnable(recipe)
-            source = fingerprint(recipe.data.source)
-            run_id = context["dag_run"].run_id
-            workspace = open_workspace(PROJECT, settings.home, run_id, recipe, source)
-            address = open_tracking(workspace)
+        run_id = context["dag_run"].run_id
+        try:
+            workspace = self._open(run_id, context)
+        except UserError as error:
+            # A retry would not mend it. The line is kept where the other stages keep theirs.
+            keep_error(workspace_path(load_settings().runs, run_id), self.task_id, error)
+            raise AirflowFailException(str(error)) from None
+        address = open_tracking(workspace)
         MlflowRunLink().show(self, context, address)
         self.log.info("workspace %s, MLflow run %s", workspace, address)
         return str(workspace)
+
+    def _open(self, run_id: str, context: "Context") -> Path:
+        conf: Mapping[str, Any] = context["dag_run"].conf or {}
+        recipe = with_absolute_paths(recipe_from(context["params"], conf), PROJECT)
+        supported(recipe)
+        source = fingerprint(recipe.data.source)
+        return open_workspace(PROJECT, load_settings().home, run_id, recipe, source)
 
 
 class StageOperator(BaseOperator):
@@ -130,12 +135,3 @@ def _restored(workspace: Path, stage: str) -> bool:
         return False
     publish_cached(workspace, stage)
     return True
-
-
-@contextmanager
-def _persons_errors() -> Iterator[None]:
-    """A person's error fails the task at once; a retry would not mend it."""
-    try:
-        yield
-    except UserError as error:
-        raise AirflowFailException(str(error)) from None

@@ -11,7 +11,6 @@ from airflow.sdk import Param
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import (
-    DEFAULT_RECIPE,
     leaves,
     load_recipe,
     override_values,
@@ -28,7 +27,6 @@ def trigger_form() -> dict[str, Param]:
     """The DAG's params: the recipe, its most used leaves, and `set` for all others."""
     form = {
         "recipe": Param(
-            DEFAULT_RECIPE,
             type="string",
             enum=shipped_recipes(),
             section="Recipe",

@@ -1,23 +1,36 @@
-"""`python -m pipelines.stages NAME`: the stages that need no Ray."""
+"""`python -m pipelines.stages NAME`: a stage in one process, without Ray or Airflow."""
 
 import sys
 
+from pipelines.core.records import STAGES
 from pipelines.stages.runner import run_stage
 
 
 def main(stage: str) -> None:
     """Run one stage in the working directory; each imports only what it needs."""
     match stage:
+        case "preprocess":
+            from pipelines.stages import preprocess
+
+            run_stage(stage, preprocess.run)
         case "validate":
             from pipelines.stages import validate
 
             run_stage(stage, validate.run)
+        case "train":
+            from pipelines.stages import train
+
+            run_stage(stage, train.run)
+        case "evaluate":
+            from pipelines.stages import evaluate
+
+            run_stage(stage, evaluate.run)
         case "register":
             from pipelines.stages import register
 
             run_stage(stage, register.run)
         case _:
-            sys.exit(f"no stage {stage!r} runs without Ray; see dvc.yaml for its command")
+            sys.exit(f"no stage is named {stage!r}; the stages are {', '.join(STAGES)}")
 
 
 if __name__ == "__main__":

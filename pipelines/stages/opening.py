@@ -1,19 +1,9 @@
-"""What is checked and opened before the first stage."""
+"""What is opened before the first stage."""
 
 from pathlib import Path
 
-from pipelines.core.recipe import Recipe
 from pipelines.core.settings import load_settings
 from pipelines.ledger.workspace import Run, read_recipe
-
-
-def refuse_unrunnable(recipe: Recipe) -> None:
-    """Raise UserError for what would only fail later: an unknown preset, an engine's limit."""
-    from pipelines.models.presets import preset
-    from pipelines.training.supported import supported
-
-    preset(recipe.model.preset)
-    supported(recipe)
 
 
 def open_tracking(workspace: Path) -> str:

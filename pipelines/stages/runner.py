@@ -13,7 +13,7 @@ from pathlib import Path
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
 from pipelines.core.log import set_up_logging
 from pipelines.core.recipe import Recipe
-from pipelines.core.records import Record, output_folder, record_path
+from pipelines.core.records import output_folder, record_path
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import read_json, write_json
 from pipelines.ledger.workspace import read_recipe
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 ERROR_FILE = "error.json"
 RAY_JOB_VARIABLE = "PENSTOCK_RAY_JOB_ID"  # a job's own submission id
 
-StageFunction = Callable[[Recipe, Path], Record]
+StageFunction = Callable[[Recipe, Path], object]
 
 
 def run_stage(stage: str, run: StageFunction) -> None:
@@ -33,7 +33,7 @@ def run_stage(stage: str, run: StageFunction) -> None:
         need_inputs(workspace, stage)
         run(read_recipe(workspace), workspace)
     except UserError as error:
-        write_json(workspace / ERROR_FILE, {"stage": stage, "message": str(error)})
+        keep_error(workspace, stage, error)
         _log.debug("traceback of the error below", exc_info=True)
         sys.stderr.write(f"{stage}: {error}\n")
         sys.exit(EXIT_USER_ERROR)
@@ -52,6 +52,11 @@ def stage_variables(workspace: Path) -> dict[str, str]:
 def stage_environment(workspace: Path) -> dict[str, str]:
     """The whole environment of a stage that runs as a child process."""
     return {**os.environ, **stage_variables(workspace)}
+
+
+def keep_error(workspace: Path, stage: str, error: UserError) -> None:
+    """Leave a person's error where `user_error` finds it."""
+    write_json(workspace / ERROR_FILE, {"stage": stage, "message": str(error)})
 
 
 def user_error(workspace: Path) -> str | None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.core.recipe_files import DEFAULT_RECIPE, dump_yaml, get_dotted, load_recipe
+from pipelines.core.recipe_files import dump_yaml, get_dotted, load_recipe
 from pipelines.core.records import STAGES
+from pipelines.core.settings import DEFAULT_RECIPE
 from pipelines.stages.runner import INPUTS
 from tests.architecture.import_closure import ENTRY_MODULES, PROJECT, module_files, yaml_deps
 

@@ -1,0 +1,89 @@
+"""What a person sees of a run: one live line while it goes, a short summary at its end."""
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from pipelines.core.progress import Progress
+from pipelines.core.records import EvaluateRecord, RegisterRecord
+from pipelines.core.settings import Settings
+from pipelines.ledger.workspace import workspace_path
+from pipelines.services.dag_run import Summary
+from pipelines.services.secrets import AIRFLOW_USER
+
+_MARKS = {"success": "[green]✔[/]", "failed": "[red]✘[/]", "up_for_retry": "[yellow]↻[/]"}
+
+
+def show_progress(events: Iterable[tuple[str, str] | Progress], *, to_stderr: bool) -> None:
+    """Draw one bar a stage; where there is no terminal, a line for each stage that ends."""
+    console = Console(stderr=to_stderr, highlight=False)
+    columns = (
+        TextColumn("  {task.fields[mark]} {task.description:<11}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),
+    )
+    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
+        rows: dict[str, TaskID] = {}
+        for event in events:
+            if isinstance(event, Progress):
+                if event.stage in rows:
+                    text = event.line().removeprefix(f"{event.stage} ")
+                    bars.update(
+                        rows[event.stage], total=event.total, completed=event.done, text=text
+                    )
+                continue
+            name, state = event
+            if state in ("running", "deferred") and name not in rows:
+                rows[name] = bars.add_task(name, total=None, mark=" ", text="")
+            elif state in _MARKS:
+                _end_row(bars, rows, name, state)
+                if not console.is_terminal:
+                    console.print(f"  {_MARKS[state]} {name}")
+
+
+def print_summary(summary: Summary, settings: Settings) -> None:
+    """Where the pages are, what the model is worth, and what it writes."""
+    console = Console(highlight=False)
+    workspace = workspace_path(settings.runs, summary.dag_run_id)
+    evaluate, register = EvaluateRecord.read(workspace), RegisterRecord.read(workspace)
+    console.print(_scores(evaluate))
+    verdict = register.verdict
+    console.print(f"verdict   [bold]{verdict.decision}[/]: {escape(verdict.reason)}")
+    if model := register.model:
+        aliases = ", ".join(f"@{alias}" for alias in model.aliases)
+        console.print(f"model     [bold]{model.name}[/] version {model.version} {aliases}")
+    cached = [name for name, stage in summary.stages.items() if stage.cached]
+    if cached:
+        console.print(f"cached    {', '.join(cached)}")
+    console.print(
+        f"Airflow   {settings.airflow_url}/dags/llm_pipeline/runs/{summary.dag_run_id}\n"
+        f"          user {AIRFLOW_USER}, password in {settings.airflow_password_path}\n"
+        f"MLflow    {settings.mlflow_url}",
+        soft_wrap=True,
+    )
+    if evaluate.samples:
+        console.print("\nthe model writes:\n", style="bold")
+        console.print(escape(evaluate.samples[0]), style="dim")
+
+
+def _end_row(bars: Bars, rows: dict[str, TaskID], name: str, state: str) -> None:
+    if name not in rows:
+        rows[name] = bars.add_task(name, total=1, mark=" ", text="")
+    total = bars.tasks[rows[name]].total or 1
+    bars.update(rows[name], mark=_MARKS[state], total=total, completed=total)
+
+
+def _scores(evaluate: EvaluateRecord) -> Table:
+    table = Table(title="held-out bits per byte (lower is better)", title_justify="left")
+    table.add_column("model")
+    table.add_column("bits per byte", justify="right")
+    rows = {"this model": evaluate.bits_per_byte, **evaluate.baselines}
+    for name, value in sorted(rows.items(), key=lambda row: row[1]):
+        style = "bold green" if name == "this model" else ""
+        table.add_row(name, f"{value:.3f}", style=style)
+    return table

@@ -1,0 +1,94 @@
+"""`penstock run` and `penstock stage`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.commands.options import Json, Overrides, RecipeName
+from pipelines.core.errors import UserError
+from pipelines.core.settings import DEFAULT_RECIPE, load_settings
+
+if TYPE_CHECKING:
+    from pipelines.core.recipe import Recipe
+    from pipelines.services.dag_run import Summary
+
+
+def run(
+    recipe: RecipeName = DEFAULT_RECIPE,
+    overrides: Overrides = None,
+    wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Run the whole pipeline through Airflow's scheduler and follow it.
+
+    Your own text: penstock run --set data.source.kind=files --set data.source.path=FILE
+
+    Exit code 0 where the run succeeded, a refused model included; 2 where the recipe or the data
+    is wrong; 1 for everything else.
+    """
+    from pipelines.commands.display import print_summary, show_progress
+    from pipelines.services import dag_run
+    from pipelines.services.airflow_api import AirflowApi
+
+    settings = load_settings()
+    resolved = _resolve(recipe, overrides or [])
+    airflow = AirflowApi(settings)
+    run_id = dag_run.start(airflow, resolved)
+    if not wait:
+        typer.echo(json.dumps({"dag_run_id": run_id}) if as_json else run_id)
+        return
+    typer.echo(f"run {run_id}", err=as_json)
+    show_progress(dag_run.follow(airflow, settings, run_id), to_stderr=as_json)
+    summary = dag_run.summarize(airflow, settings, run_id)
+    if as_json:
+        typer.echo(json.dumps(summary.to_dict(), indent=2))
+    if summary.state != "success":
+        raise _failure(summary)
+    if not as_json:
+        print_summary(summary, settings)
+
+
+def stage(
+    name: Annotated[str, typer.Argument(help="preprocess, validate, train, evaluate, register")],
+    recipe: RecipeName = DEFAULT_RECIPE,
+    overrides: Overrides = None,
+) -> None:
+    """Run one stage here, in one process, without Airflow or Ray.
+
+    Earlier stages come out of the stage cache; the result goes into it.
+    """
+    from pipelines.core.records import STAGES
+    from pipelines.services.foreground import run_foreground
+
+    if name not in STAGES:
+        raise UserError(f"no stage is named {name!r}; the stages are {', '.join(STAGES)}")
+    workspace, code = run_foreground(name, _resolve(recipe, overrides or []), load_settings())
+    if code == 0:
+        typer.echo(str(workspace / "outputs" / name))
+    raise typer.Exit(code)
+
+
+def _resolve(name: str, overrides: list[str]) -> "Recipe":
+    from pipelines.core.recipe_files import load_recipe, with_absolute_paths
+    from pipelines.data.sources import list_inputs
+    from pipelines.training.supported import supported
+
+    recipe = with_absolute_paths(load_recipe(name, overrides), Path.cwd())
+    supported(recipe)
+    list_inputs(recipe.data.source)  # a missing path is better said now than by a task
+    return recipe
+
+
+def _failure(summary: "Summary") -> Exception:
+    if summary.error:
+        return UserError(summary.error)
+    failed = [name for name, stage in summary.stages.items() if stage.state == "failed"]
+    settings = load_settings()
+    typer.echo(
+        f"error: {failed[0] if failed else 'prepare'} failed; its log: "
+        f"{settings.airflow_url}/dags/llm_pipeline/runs/{summary.dag_run_id}",
+        err=True,
+    )
+    return typer.Exit(1)

@@ -1,0 +1,123 @@
+"""One run of `llm_pipeline`, seen from outside: started, followed, summed up."""
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipelines.core.progress import Progress, ProgressReader
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import (
+    STAGES,
+    EvaluateRecord,
+    Record,
+    RegisterRecord,
+    TrainRecord,
+    record_path,
+)
+from pipelines.core.settings import Settings
+from pipelines.ledger.workspace import RUN_FILE, Run, workspace_path
+from pipelines.services.airflow_api import AirflowApi
+from pipelines.stages.runner import user_error
+
+T = TypeVar("T", bound=Record)
+
+DAG = "llm_pipeline"
+_POLL_S = 1.0
+_OVER = ("success", "failed")
+
+
+@dataclass(frozen=True)
+class StageState:
+    """Where a stage stands; `seconds` counts from its start, waiting for Ray included."""
+
+    state: str | None
+    seconds: float | None
+    cached: bool = False
+
+
+@dataclass
+class Summary:
+    """What `penstock run --json` prints."""
+
+    dag_run_id: str
+    state: str
+    stages: dict[str, StageState]
+    mlflow_run_id: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    verdict: str | None = None
+    model: dict[str, Any] | None = None
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def start(airflow: AirflowApi, recipe: Recipe) -> str:
+    """Trigger the DAG with a whole recipe and return the run's id."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    run_id = f"{recipe.name}-{stamp}-{secrets.token_hex(2)}"
+    airflow.unpause(DAG)
+    airflow.trigger(DAG, run_id, {"resolved": recipe.to_dict()})
+    return run_id
+
+
+def follow(
+    airflow: AirflowApi, settings: Settings, run_id: str
+) -> Iterator[tuple[str, str] | Progress]:
+    """Yield (task, new state) and progress until the run is over."""
+    progress = ProgressReader(workspace_path(settings.runs, run_id))
+    seen: dict[str, str | None] = {}
+    while True:
+        over = airflow.run_state(DAG, run_id) in _OVER
+        yield from progress.read()
+        tasks = airflow.tasks(DAG, run_id)
+        for name in ("prepare", *STAGES):
+            state = tasks.get(name, {}).get("state")
+            if state and seen.get(name) != state:
+                seen[name] = state
+                yield name, state
+        if over:
+            return
+        time.sleep(_POLL_S)
+
+
+def summarize(airflow: AirflowApi, settings: Settings, run_id: str) -> Summary:
+    """Everything that a run made, from Airflow and its workspace."""
+    workspace = workspace_path(settings.runs, run_id)
+    tasks = airflow.tasks(DAG, run_id)
+    summary = Summary(
+        dag_run_id=run_id,
+        state=airflow.run_state(DAG, run_id),
+        stages={name: _stage(airflow, run_id, name, tasks.get(name, {})) for name in STAGES},
+        error=user_error(workspace),
+    )
+    if (workspace / RUN_FILE).is_file():
+        summary.mlflow_run_id = Run.read(workspace).mlflow_run_id
+    _add_results(summary, workspace)
+    return summary
+
+
+def _stage(airflow: AirflowApi, run_id: str, name: str, task: dict[str, Any]) -> StageState:
+    result = airflow.result(DAG, run_id, name) if task.get("state") == "success" else None
+    return StageState(task.get("state"), task.get("duration"), bool(result and result["cached"]))
+
+
+def _add_results(summary: Summary, workspace: Path) -> None:
+    if train := _record(TrainRecord, workspace):
+        summary.metrics |= train.metrics
+    if evaluate := _record(EvaluateRecord, workspace):
+        summary.metrics["bits_per_byte"] = evaluate.bits_per_byte
+        summary.metrics["perplexity"] = evaluate.perplexity
+        summary.metrics |= {f"baseline/{name}": v for name, v in evaluate.baselines.items()}
+    if register := _record(RegisterRecord, workspace):
+        summary.verdict = register.verdict.decision
+        summary.model = register.model.model_dump(mode="json") if register.model else None
+
+
+def _record(kind: type[T], workspace: Path) -> T | None:
+    return kind.read(workspace) if record_path(workspace, kind.stage).is_file() else None

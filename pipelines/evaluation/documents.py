@@ -1,0 +1,33 @@
+"""Which documents are measured, and how they are parted among workers."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+
+def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:
+    """Whole documents of a split, at most `max_bytes` of text but always one, by ascending id.
+
+    Ids are hashes of the text, so the first documents in their order are a random sample, and the
+    same one on every machine.
+
+    Returns:
+        Columns doc_id, source, text, bytes.
+    """
+    dataset = ds.dataset(sorted(folder.glob(f"{split}-*.parquet")))
+    sizes = dataset.to_table(columns=["doc_id", "bytes"]).sort_by("doc_id")
+    fitting = int((np.cumsum(sizes["bytes"]) <= max_bytes).sum())
+    last = sizes["doc_id"][max(fitting, 1) - 1]
+    return dataset.to_table(filter=pc.field("doc_id") <= last).sort_by("doc_id")
+
+
+def part_documents(documents: pa.Table, part_bytes: int) -> list[pa.Table]:
+    """Consecutive parts of about `part_bytes` of text each; a document is never divided."""
+    sizes = documents["bytes"].to_numpy()
+    part_of = (np.cumsum(sizes) - sizes) // part_bytes
+    starts = np.flatnonzero(np.diff(part_of, prepend=-1))
+    ends = np.append(starts[1:], len(sizes))
+    return [documents.slice(start, end - start) for start, end in zip(starts, ends, strict=True)]

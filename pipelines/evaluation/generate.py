@@ -1,0 +1,71 @@
+"""Text from a model: greedy, or sampled at a temperature from a seed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from pipelines.evaluation.perplexity import inference_device
+from pipelines.evaluation.text_codec import TextCodec
+from pipelines.models.huggingface import load_pretrained
+from pipelines.models.transformer import Transformer
+
+
+def generate(
+    model_folder: Path,
+    prompts: Sequence[str],
+    max_tokens: int,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> list[str]:
+    """Continue each prompt by at most `max_tokens` tokens, fewer where the model ends the text.
+
+    Args:
+        model_folder: Weights, config.json and tokenizer files.
+        prompts: Each stands at the beginning of a document; may be empty.
+        max_tokens: Of each continuation.
+        temperature: 0 takes the likeliest token; 1 samples from the model's own distribution.
+        seed: Of the sampling; a prompt's text depends on no other prompt.
+
+    Returns:
+        The continuations, without their prompts.
+    """
+    codec = TextCodec(model_folder)
+    model = load_pretrained(model_folder).eval().to(inference_device())
+    texts = []
+    for prompt in prompts:
+        generator = torch.Generator().manual_seed(seed)
+        start = codec.encode([prompt])[0][:-1].tolist()
+        ids = _continue(model, start, codec.end_id, max_tokens, temperature, generator)
+        texts.append(codec.decode(ids))
+    return texts
+
+
+@torch.inference_mode()
+def _continue(
+    model: Transformer,
+    prompt: list[int],
+    end_of_text: int,
+    max_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> list[int]:
+    """New ids after `prompt`; past the context's length the oldest are forgotten."""
+    ids = [end_of_text, *prompt]  # what stood before every document in training
+    device = next(model.parameters()).device
+    for _ in range(max_tokens):
+        window_BS = torch.tensor([ids[-model.config.context_length :]], device=device)  # noqa: N806
+        # Drawn on the CPU, so that a seed means the same on every device.
+        token = _choose(model(window_BS)[0, -1].float().cpu(), temperature, generator)
+        if token == end_of_text:
+            break
+        ids.append(token)
+    return ids[1 + len(prompt) :]
+
+
+def _choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:  # noqa: N803
+    if temperature == 0:
+        return int(logits_V.argmax())
+    probabilities_V = (logits_V / temperature).softmax(dim=-1)  # noqa: N806
+    return int(torch.multinomial(probabilities_V, 1, generator=generator))

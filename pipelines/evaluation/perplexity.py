@@ -1,0 +1,148 @@
+"""How many nats a model needs for each held-out document.
+
+A document is scored as it was trained: after `<|endoftext|>`, every token once. Documents longer
+than the context are cut into windows that overlap by a quarter: a window's first quarter is context
+only, so that no token but a document's first ones is predicted from less than that. Overlapping
+by half costs half as much again, and little is gained.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from pipelines.data.token_shards import Ids
+from pipelines.evaluation.text_codec import TextCodec
+from pipelines.models.huggingface import load_pretrained
+from pipelines.models.transformer import Transformer
+
+_NOT_SCORED = -100  # cross_entropy's ignore_index
+_CPU_BATCH_TOKENS = 2048  # more falls out of a core's cache; measured with 1M parameters
+_BATCH_TOKENS = 32_768
+_LOGITS = 1 << 26  # numbers in a batch's logits at most, unless one window alone has more
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of one document that fits into the context."""
+
+    document: int
+    inputs: npt.NDArray[np.int64]  # [S]
+    targets: npt.NDArray[np.int64]  # [S], the token after each input or _NOT_SCORED
+
+
+def score_documents(model_folder: Path, documents: pa.Table) -> pa.Table:
+    """Score whole documents with the model in a Hugging Face folder.
+
+    Args:
+        model_folder: Weights, config.json and tokenizer files.
+        documents: With columns doc_id and text.
+
+    Returns:
+        Columns doc_id, bytes (of UTF-8), tokens and nats, one row a document, in the given order.
+    """
+    codec = TextCodec(model_folder)
+    model = load_pretrained(model_folder).eval().to(inference_device())
+    texts: list[str] = documents["text"].to_pylist()
+    encoded = codec.encode_texts(texts)
+    nats = _document_nats(model, [document.ids for document in encoded], codec.end_id)
+    nats += [document.spelling_nats for document in encoded]
+    return pa.table(
+        {
+            "doc_id": documents["doc_id"],
+            "bytes": pa.array([len(text.encode()) for text in texts], pa.int64()),
+            "tokens": pa.array([len(document.ids) for document in encoded], pa.int64()),
+            "nats": pa.array(nats, pa.float64()),
+        }
+    )
+
+
+def bits_per_byte(scores: pa.Table) -> float:
+    """Over all documents of a score table; comparable between tokenizers."""
+    return _total(scores, "nats") / math.log(2) / _total(scores, "bytes")
+
+
+def token_perplexity(scores: pa.Table) -> float:
+    """Over all tokens of a score table; comparable only where the tokenizer is the same."""
+    return math.exp(_total(scores, "nats") / _total(scores, "tokens"))
+
+
+def inference_device() -> torch.device:
+    """The machine's accelerator, or its processor: the one place where evaluation chooses."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def _total(scores: pa.Table, column: str) -> float:
+    return math.fsum(scores[column].to_pylist())
+
+
+@torch.inference_mode()
+def _document_nats(
+    model: Transformer, documents: Sequence[Ids], end_of_text: int
+) -> npt.NDArray[np.float64]:
+    """Nats of each document's tokens, [documents]."""
+    context = model.config.context_length
+    windows = [
+        window
+        for index, ids in enumerate(documents)
+        for window in _windows(index, ids, end_of_text, context)
+    ]
+    nats = np.zeros(len(documents))
+    for batch in _batches(windows, _batch_tokens(model)):
+        sums = _window_nats(model, batch, end_of_text)
+        np.add.at(nats, [window.document for window in batch], sums)
+    return nats
+
+
+def _windows(document: int, ids: Ids, end_of_text: int, context: int) -> Iterator[Window]:
+    """Cut a document so that each of its tokens is a target in exactly one window."""
+    sequence = np.array([end_of_text, *ids], np.int64)
+    overlap = context // 4
+    scored = 0
+    while scored < len(ids):
+        start = max(scored - overlap, 0)
+        end = min(start + context, len(ids))
+        targets = sequence[start + 1 : end + 1].copy()
+        targets[: scored - start] = _NOT_SCORED
+        yield Window(document, sequence[start:end], targets)
+        scored = end
+
+
+def _batch_tokens(model: Transformer) -> int:
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    most = _CPU_BATCH_TOKENS if on_cpu else _BATCH_TOKENS
+    return min(most, _LOGITS // model.config.vocab_size)
+
+
+def _batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
+    """Windows of like length together, the longest first, so that padding is little."""
+    rest = sorted(windows, key=lambda window: len(window.inputs), reverse=True)
+    while rest:
+        count = max(1, batch_tokens // len(rest[0].inputs))
+        yield rest[:count]
+        rest = rest[count:]
+
+
+def _window_nats(model: Transformer, batch: list[Window], padding: int) -> npt.NDArray[np.float64]:
+    """Nats of each window's targets, [B]. Padding is on the right, where causality hides it."""
+    shape = (len(batch), len(batch[0].inputs))  # the longest comes first
+    inputs, targets = np.full(shape, padding), np.full(shape, _NOT_SCORED)
+    for row, window in enumerate(batch):
+        inputs[row, : len(window.inputs)] = window.inputs
+        targets[row, : len(window.targets)] = window.targets
+    device = next(model.parameters()).device
+    logits_BSV = model(torch.from_numpy(inputs).to(device))  # noqa: N806
+    nats_BS = F.cross_entropy(  # noqa: N806
+        logits_BSV.float().transpose(1, 2),
+        torch.from_numpy(targets).to(device),
+        ignore_index=_NOT_SCORED,
+        reduction="none",
+    )
+    sums: npt.NDArray[np.float64] = nats_BS.sum(dim=1, dtype=torch.float64).cpu().numpy()
+    return sums

@@ -1,0 +1,138 @@
+"""Scores equal a plain loop's and transformers' own loss, however the work is batched."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pipelines.core.errors import UserError
+from pipelines.data.tokenizer import byte_tokenizer, character_tokenizer, save_tokenizer
+from pipelines.evaluation import perplexity
+from pipelines.evaluation.perplexity import bits_per_byte, score_documents, token_perplexity
+from pipelines.models.huggingface import load_pretrained, save_pretrained
+from pipelines.models.presets import preset
+from pipelines.models.transformer import Transformer
+
+CONTEXT = 16
+END = 256
+TEXTS = ["a", "short one", "längér: é" * 3, "x" * CONTEXT, "y" * (CONTEXT + 1), "def f():\n" * 30]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny byte-level model with weights large enough that each token's loss differs."""
+    path = tmp_path_factory.mktemp("model")
+    model = Transformer(preset("llama-100k").sized(257, CONTEXT))
+    model.init_weights(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    save_pretrained(model, path, end_of_text=END)
+    save_tokenizer(byte_tokenizer(), path)
+    return path
+
+
+def table(texts: list[str]) -> pa.Table:
+    return pa.table({"doc_id": [f"{index:04d}" for index in range(len(texts))], "text": texts})
+
+
+def naive_nats(model: Transformer, text: str) -> float:
+    """One token at a time, each with the context that its window gives it."""
+    ids = [END, *text.encode()]
+    overlap, nats, start = CONTEXT // 4, 0.0, 0
+    for position in range(len(ids) - 1):
+        if position - start == CONTEXT:
+            start = position - overlap
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids[start : position + 1]]))[0, -1]
+        nats -= logits.double().log_softmax(-1)[ids[position + 1]].item()
+    return nats
+
+
+def test_equals_a_loop_over_single_tokens(folder: Path) -> None:
+    scores = score_documents(folder, table(TEXTS))
+    model = load_pretrained(folder).eval()
+    expected = [naive_nats(model, text) for text in TEXTS]
+    np.testing.assert_allclose(scores["nats"].to_numpy(), expected, rtol=1e-5)
+    assert scores["tokens"].to_pylist() == [len(text.encode()) for text in TEXTS]
+    assert scores["bytes"].to_pylist() == scores["tokens"].to_pylist()
+    assert scores["doc_id"].to_pylist() == table(TEXTS)["doc_id"].to_pylist()
+
+
+def test_equals_the_loss_of_transformers(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    text = "import os"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(tokenizer.eos_token + text, return_tensors="pt").input_ids
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        loss = model(input_ids=ids, labels=ids).loss.item()  # mean nats a token
+    scores = score_documents(folder, table([text]))
+    assert scores["nats"][0].as_py() / scores["tokens"][0].as_py() == pytest.approx(loss, abs=1e-4)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 40, 4096])
+def test_batches_change_nothing(
+    folder: Path, batch_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = score_documents(folder, table(TEXTS))["nats"].to_numpy()
+    monkeypatch.setattr(perplexity, "_CPU_BATCH_TOKENS", batch_tokens)
+    alone = [score_documents(folder, table([text]))["nats"][0].as_py() for text in TEXTS]
+    together = score_documents(folder, table(TEXTS[::-1]))["nats"].to_numpy()[::-1]
+    np.testing.assert_allclose(alone, expected, rtol=1e-5)
+    np.testing.assert_allclose(together, expected, rtol=1e-5)
+
+
+def test_a_model_that_knows_nothing_needs_eight_bits_a_byte(tmp_path: Path) -> None:
+    model = Transformer(preset("llama-100k").sized(256 + 1, CONTEXT))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    save_pretrained(model, tmp_path, end_of_text=END)
+    save_tokenizer(byte_tokenizer(), tmp_path)
+    scores = score_documents(tmp_path, table(TEXTS))
+    assert bits_per_byte(scores) == pytest.approx(math.log2(257), abs=1e-6)
+    assert token_perplexity(scores) == pytest.approx(257, abs=1e-3)
+
+
+def test_every_token_is_a_target_once() -> None:
+    for length in range(1, 70):
+        ids = np.arange(length)
+        windows = list(perplexity._windows(0, ids, end_of_text=END, context=CONTEXT))
+        targets = np.concatenate([w.targets for w in windows])
+        assert targets[targets >= 0].tolist() == ids.tolist()
+        assert max(len(w.inputs) for w in windows) <= CONTEXT
+
+
+def test_an_unknown_character_is_charged_its_bytes(tmp_path: Path) -> None:
+    tokenizer = character_tokenizer("abc")
+    save_tokenizer(tokenizer, tmp_path)
+    model = Transformer(preset("llama-100k").sized(tokenizer.get_vocab_size(), CONTEXT))
+    model.init_weights(0)
+    save_pretrained(model, tmp_path, end_of_text=0)
+    scores = score_documents(tmp_path, table(["abc", "ab€"]))
+    known, unknown = scores["nats"].to_pylist()
+    assert unknown - known == pytest.approx(math.log(256) * 3, abs=0.5)
+
+
+def test_a_folder_without_a_tokenizer_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
+        score_documents(tmp_path, table(["a"]))
+
+
+def test_cross_entropy_of_the_mean_is_what_perplexity_says(folder: Path) -> None:
+    scores = score_documents(folder, table(TEXTS[:2]))
+    model = load_pretrained(folder).eval()
+    losses = []
+    for text in TEXTS[:2]:
+        ids = torch.tensor([[END, *text.encode()]])
+        with torch.inference_mode():
+            logits = model(ids[:, :-1])
+        losses.append(F.cross_entropy(logits[0], ids[0, 1:], reduction="sum").item())
+    mean = sum(losses) / sum(len(text) for text in TEXTS[:2])
+    assert token_perplexity(scores) == pytest.approx(math.exp(mean), rel=1e-5)

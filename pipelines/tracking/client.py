@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     # Waits of 2, 4 and 8 s (MLflow's own default goes on for four minutes).
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
 }

@@ -50,10 +50,10 @@ def start_run(
     task that is retried makes no second one. Nested params are logged under dotted names.
     """
     client = open_client(settings.mlflow_url)
-    experiment_id = _experiment(client, experiment)
-    run_id = _existing_run(client, experiment_id, tags.get(DAG_RUN_TAG))
+    place = experiment_id(client, experiment)
+    run_id = _existing_run(client, place, tags.get(DAG_RUN_TAG))
     if run_id is None:
-        run_id = client.create_run(experiment_id, run_name=run_name, tags=dict(tags)).info.run_id
+        run_id = client.create_run(place, run_name=run_name, tags=dict(tags)).info.run_id
     else:
         client.update_run(run_id, status="RUNNING")
     _log_params(client, run_id, params)
@@ -208,7 +208,7 @@ class TrackedRun:
         return monitor
 
 
-def _experiment(client: "MlflowClient", name: str) -> str:
+def experiment_id(client: "MlflowClient", name: str) -> str:
     """The id of an experiment, made where missing; two that make it at once both get it."""
     from mlflow.exceptions import MlflowException
 
@@ -222,10 +222,10 @@ def _experiment(client: "MlflowClient", name: str) -> str:
         raise
 
 
-def _existing_run(client: "MlflowClient", experiment_id: str, dag_run: str | None) -> str | None:
+def _existing_run(client: "MlflowClient", experiment: str, dag_run: str | None) -> str | None:
     if dag_run is None:
         return None
-    runs = client.search_runs([experiment_id], f"tags.`{DAG_RUN_TAG}` = '{dag_run}'", max_results=1)
+    runs = client.search_runs([experiment], f"tags.`{DAG_RUN_TAG}` = '{dag_run}'", max_results=1)
     return runs[0].info.run_id if runs else None
 
 

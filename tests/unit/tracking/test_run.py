@@ -1,18 +1,27 @@
 import time
 
+import pytest
+
 from pipelines.core.settings import load_settings
+from pipelines.core.storage import write_json
 from pipelines.tracking.run import copy_final_metrics, end_run, flatten, open_run, start_run
 
 EXPERIMENT = "unit"
 
 
-def test_one_dag_run_makes_one_mlflow_run(client):
+@pytest.fixture
+def workspace(tmp_path, mlflow_run):
+    write_json(tmp_path / "run.json", {"mlflow_run_id": mlflow_run, "dag_run_id": "manual__1"})
+    return tmp_path
+
+
+def test_one_dag_run_makes_one_mlflow_run(mlflow_client):
     tags = {"penstock.dag_run_id": "scheduled__2026-11-01T00:00:00+00:00"}
     params = {"name": "r", "train": {"lr": 0.003}, "prompts": ["x" * 7000]}
     first = start_run(load_settings(), EXPERIMENT, "r", tags, params)
     end_run(first, "FAILED")
     again = start_run(load_settings(), EXPERIMENT, "r", tags, params)
-    run = client.get_run(first)
+    run = mlflow_client.get_run(first)
     assert again == first
     assert run.info.status == "RUNNING"
     assert run.data.params["train.lr"] == "0.003"
@@ -21,13 +30,13 @@ def test_one_dag_run_makes_one_mlflow_run(client):
     assert start_run(load_settings(), EXPERIMENT, "r", {"penstock.dag_run_id": "b"}, {}) != first
 
 
-def test_a_curve_arrives_whole_and_in_order(client, workspace, run_id):
+def test_a_curve_arrives_whole_and_in_order(mlflow_client, workspace, mlflow_run):
     with open_run(workspace) as run:
         for step in range(300):
             run.log_metrics({"loss": 3 - step / 300, "lr": 1e-3}, step)
-    history = client.get_metric_history(run_id, "loss")
+    history = mlflow_client.get_metric_history(mlflow_run, "loss")
     assert [point.step for point in history] == list(range(300))
-    assert len(client.get_metric_history(run_id, "lr")) == 300
+    assert len(mlflow_client.get_metric_history(mlflow_run, "lr")) == 300
 
 
 def test_logging_a_point_does_not_wait_for_the_server(workspace, monkeypatch):
@@ -41,16 +50,19 @@ def test_logging_a_point_does_not_wait_for_the_server(workspace, monkeypatch):
     run.close()
 
 
-def test_points_wait_for_a_server_that_is_down(client, workspace, run_id, monkeypatch):
+def test_points_wait_for_a_server_that_is_down(mlflow_client, workspace, mlflow_run, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     run = open_run(workspace)
     run.log_metrics({"loss": 2.0}, 1)
     run._sender.submit(lambda: None).result()  # the first try has failed
-    run._opened = client  # the server is back
+    run._opened = mlflow_client  # the server is back
     run.log_metrics({"loss": 1.0}, 2)
     run.close()
-    assert [point.value for point in client.get_metric_history(run_id, "loss")] == [2.0, 1.0]
+    assert [point.value for point in mlflow_client.get_metric_history(mlflow_run, "loss")] == [
+        2.0,
+        1.0,
+    ]
 
 
 def test_points_that_never_arrive_are_counted_aloud(workspace, monkeypatch, caplog):
@@ -62,7 +74,7 @@ def test_points_that_never_arrive_are_counted_aloud(workspace, monkeypatch, capl
 
 
 def test_results_params_tags_and_artifacts_are_there_when_the_call_returns(
-    client, workspace, run_id
+    mlflow_client, workspace, mlflow_run
 ):
     (workspace / "plots").mkdir()
     (workspace / "plots" / "a.txt").write_text("a")
@@ -72,34 +84,41 @@ def test_results_params_tags_and_artifacts_are_there_when_the_call_returns(
         run.set_tags({"penstock.verdict": "refused"})
         run.log_artifact(workspace / "plots", "evaluate")
         run.log_artifact(workspace / "plots" / "a.txt")
-        data = client.get_run(run_id).data
+        data = mlflow_client.get_run(mlflow_run).data
         assert data.metrics["bits_per_byte"] == 2.25
         assert data.params["device.kind"] == "cpu"
         assert data.tags["penstock.verdict"] == "refused"
-        assert [file.path for file in client.list_artifacts(run_id, "evaluate")] == [
+        assert [file.path for file in mlflow_client.list_artifacts(mlflow_run, "evaluate")] == [
             "evaluate/a.txt"
         ]
-        assert "a.txt" in [file.path for file in client.list_artifacts(run_id)]
+        assert "a.txt" in [file.path for file in mlflow_client.list_artifacts(mlflow_run)]
 
 
-def test_system_metrics_carry_the_node(client, workspace, run_id, monkeypatch):
+def test_system_metrics_carry_the_node(mlflow_client, workspace, mlflow_run, monkeypatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     with open_run(workspace) as run, run.system_metrics("node-0"):
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
-            if "system/node-0/cpu_utilization_percentage" in client.get_run(run_id).data.metrics:
+            if (
+                "system/node-0/cpu_utilization_percentage"
+                in mlflow_client.get_run(mlflow_run).data.metrics
+            ):
                 break
             time.sleep(0.1)
-    assert "system/node-0/cpu_utilization_percentage" in client.get_run(run_id).data.metrics
+    assert (
+        "system/node-0/cpu_utilization_percentage" in mlflow_client.get_run(mlflow_run).data.metrics
+    )
 
 
-def test_a_cached_training_repeats_the_figures_of_its_origin(client, run_id):
-    origin = client.create_run(client.get_run(run_id).info.experiment_id).info.run_id
-    client.log_metric(origin, "loss", 3.0, step=1)
-    client.log_metric(origin, "loss", 2.0, step=2)
-    client.log_metric(origin, "system/node/cpu", 50.0)
-    copy_final_metrics(origin, run_id)
-    data = client.get_run(run_id).data
+def test_a_cached_training_repeats_the_figures_of_its_origin(mlflow_client, mlflow_run):
+    origin = mlflow_client.create_run(
+        mlflow_client.get_run(mlflow_run).info.experiment_id
+    ).info.run_id
+    mlflow_client.log_metric(origin, "loss", 3.0, step=1)
+    mlflow_client.log_metric(origin, "loss", 2.0, step=2)
+    mlflow_client.log_metric(origin, "system/node/cpu", 50.0)
+    copy_final_metrics(origin, mlflow_run)
+    data = mlflow_client.get_run(mlflow_run).data
     assert data.metrics == {"loss": 2.0}
     assert data.tags["penstock.cached_from"] == origin
 

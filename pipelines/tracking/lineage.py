@@ -1,0 +1,45 @@
+"""What a model was made from, by whom and where: the lineage record that goes with it."""
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipelines.core.records import STAGES, record_path
+from pipelines.core.storage import read_json
+
+# Long or binary inputs are named by their hash; the first is also kept beside the lineage.
+PATCH = "uncommitted.diff"
+_HASHED = (PATCH, "source.json", "dvc.lock", "requirements.lock")
+
+
+def lineage(workspace: Path) -> dict[str, Any]:
+    """Run, recipe, environment, hardware, hashes of inputs, and the record of each stage done.
+
+    What a workspace lacks (one outside git has no commit, say) is null.
+    """
+    recipe = workspace / "params.yaml"
+    return {
+        "run": _json(workspace / "run.json"),
+        "recipe": yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.is_file() else None,
+        "environment": _json(workspace / "environment.json"),
+        "image": os.environ.get("PENSTOCK_IMAGE"),
+        "hardware": {"machine": platform.machine(), "processors": os.cpu_count()},
+        "sha256": {name: _sha256(workspace / name) for name in _HASHED},
+        "records": {
+            stage: read_json(path)
+            for stage in STAGES
+            if (path := record_path(workspace, stage)).is_file()
+        },
+    }
+
+
+def _json(path: Path) -> Any:
+    return read_json(path) if path.is_file() else None
+
+
+def _sha256(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

@@ -1,0 +1,83 @@
+import itertools
+
+import pytest
+
+from pipelines.core.errors import UserError
+from pipelines.tracking import registry
+
+_names = (f"model-{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def name(mlflow_client):
+    return next(_names)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    model, card = tmp_path / "model", tmp_path / "card"
+    model.mkdir()
+    card.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    (card / "README.md").write_text("# a model")
+    return [model, card]
+
+
+def tags(content):
+    return {registry.MODEL_HASH_TAG: content}
+
+
+def test_no_model_no_champion(name):
+    assert registry.champion(name) is None
+    with pytest.raises(UserError, match="no model is registered"):
+        registry.show(name)
+
+
+def test_a_registered_model_is_the_champion_and_its_folder_is_whole(name, folders, mlflow_run):
+    version = registry.register(folders, name, mlflow_run, tags("aa"), "the first")
+    assert version == registry.champion(name)
+    assert (version.version, version.aliases, version.model_hash) == (1, ("champion",), "aa")
+    assert (version.run_id, version.description) == (mlflow_run, "the first")
+    files = {path.name for path in registry.download(name).iterdir()}
+    assert files == {"config.json", "model.safetensors", "README.md", "MLmodel"}
+
+
+def test_a_retry_registers_nothing_new(name, folders, mlflow_run, mlflow_client):
+    registry.register(folders, name, mlflow_run, tags("aa"), "")
+    mlflow_client.delete_registered_model_alias(name, "champion")  # as if cut off before the alias
+    again = registry.register(folders, name, mlflow_run, tags("aa"), "")
+    assert (again.version, again.aliases) == (1, ("champion",))
+    assert len(registry.show(name)) == 1
+
+
+def test_the_alias_moves_and_old_versions_stay(name, folders, mlflow_run):
+    registry.register(folders, name, mlflow_run, tags("aa"), "")
+    second = registry.register(folders, name, mlflow_run, tags("bb"), "")
+    assert [(each.version, each.aliases) for each in registry.show(name)] == [
+        (2, ("champion",)),
+        (1, ()),
+    ]
+    assert registry.find(name, "1").model_hash == "aa"
+    listed = next(model for model in registry.list_models() if model.name == name)
+    assert (listed.latest, listed.champion) == (2, second.version)
+    with pytest.raises(UserError, match="no version or alias 'staging'"):
+        registry.find(name, "staging")
+
+
+def test_a_model_without_a_run(name, folders, mlflow_client, monkeypatch, tmp_path):
+    mlflow_client.create_experiment(name, artifact_location=str(tmp_path / "artifacts"))
+    assert registry.register(folders, name, None, tags("aa"), "").run_id is None
+
+
+def test_files_that_are_gone_are_said_to_be(name, folders, mlflow_run):
+    registry.register(folders, name, mlflow_run, tags("aa"), "")
+    (registry.download(name) / "config.json").unlink()
+    with pytest.raises(UserError, match="its files are gone"):
+        registry.download(name)
+
+
+def test_a_near_name_is_suggested(name, folders, mlflow_run):
+    registry.register(folders, name, mlflow_run, tags("aa"), "")
+    with pytest.raises(UserError, match=f"did you mean {name[:5]}"):
+        registry.show("modle")

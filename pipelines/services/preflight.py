@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pipelines.core.settings import Settings
 MEMORY_GIB = 6
 DISK_GIB = 10
 # Linux allows 107 bytes; Ray appends ray/session_<date>_<pid>/sockets/plasma_store to the folder.
-_LONGEST_TEMP = 20
+_LONGEST_TEMP = 17
 
 
 def check_ports(settings: Settings) -> None:
@@ -57,11 +58,17 @@ def resource_warnings(home: Path) -> list[str]:
 
 
 def make_runtime_folder() -> Path:
-    """A short private folder for sockets and Ray's session, which `down` removes."""
+    """A short private folder that `down` removes: sockets, Ray's session and a link to .venv.
+
+    Raises:
+        UserError: the system's temporary folder is no place for Ray.
+    """
     parent = tempfile.gettempdir()
-    if len(parent.encode()) > _LONGEST_TEMP:
+    if len(parent.encode()) > _LONGEST_TEMP or " " in parent:
         raise UserError(
-            f"the temporary folder {parent} has too long a path for Ray's sockets; "
+            f"the temporary folder {parent} has too long a path, or one with spaces, for Ray; "
             "set TMPDIR=/tmp and run `penstock up` again"
         )
-    return Path(tempfile.mkdtemp(prefix="penstock-", dir=parent))  # mode 0700
+    runtime = Path(tempfile.mkdtemp(prefix="penstock-", dir=parent))  # mode 0700
+    (runtime / "venv").symlink_to(sys.prefix)
+    return runtime

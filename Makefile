@@ -1,0 +1,33 @@
+# Every path here is relative, so that the project may lie anywhere, spaces included.
+.PHONY: help env demo down check test clean
+
+help:
+	@echo "make env    the virtual environment .venv, from requirements.lock"
+	@echo "make demo   the platform, one whole run of the pipeline, and what came out of it"
+	@echo "make down   stop the platform"
+	@echo "make check  lint, formatting, types, import contract"
+	@echo "make test   the tests"
+	@echo "make clean  stop the platform; remove .venv and caches, but not .penstock"
+
+env:
+	@bash infra/bootstrap.sh
+
+demo: env
+	@.venv/bin/penstock up
+	@.venv/bin/penstock run
+
+down:
+	@.venv/bin/penstock down
+
+check: env
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+test: env
+	.venv/bin/pytest
+
+clean:
+	@if [ -x .venv/bin/penstock ]; then .venv/bin/penstock down; fi
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Makes .venv with exactly what requirements.lock names and the project itself, editable.
+# Does nothing when neither that nor pyproject.toml changed since.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+STAMP=.venv/installed
+
+die() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+wanted() { # scripts of a virtual environment hold its path: a moved project is installed anew
+    pwd
+    cat requirements.lock pyproject.toml
+}
+
+find_python() {
+    local name
+    for name in python3 python3.12 python3.11; do
+        if "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13)
+                or sys.implementation.name != "cpython")' 2>/dev/null; then
+            echo "$name"
+            return
+        fi
+    done
+    die "CPython 3.11 or 3.12 is needed; python3 here is: $(python3 --version 2>&1 || true)"
+}
+
+make_venv() {
+    local python
+    python=$(find_python)
+    rm -rf .venv
+    "$python" -m venv .venv || die "python3 -m venv failed; on Debian: apt-get install python3-venv"
+}
+
+if [ -e "$STAMP" ] && cmp -s "$STAMP" <(wanted); then
+    exit 0
+fi
+command -v c++ g++ clang++ >/dev/null ||
+    die "no C++ compiler, which torch.compile needs; on Debian: apt-get install g++"
+if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    make_venv
+fi
+if [ ! -x .venv/bin/uv ]; then
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check uv
+fi
+# uv does not read pip's configuration: hand on its indexes, links and certificates.
+eval "$(.venv/bin/python infra/pip_settings.py)"
+export VIRTUAL_ENV="$PWD/.venv"
+.venv/bin/uv pip install --requirement requirements.lock
+.venv/bin/uv pip install --no-deps --editable .
+wanted >"$STAMP"

@@ -1,0 +1,201 @@
+"""Register: the candidate meets the champion on the same documents and replaces it, or does not.
+
+Never cached: the champion may have changed since the last run.
+"""
+
+import fcntl
+import logging
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import (
+    EvaluateRecord,
+    PreprocessRecord,
+    RegisterRecord,
+    TrainRecord,
+    Verdict,
+    output_folder,
+)
+from pipelines.core.settings import load_settings
+from pipelines.core.storage import write_json, write_text
+from pipelines.evaluation.gate import decide, refuse
+from pipelines.export.model_card import model_card
+from pipelines.tracking import registry
+from pipelines.tracking.lineage import PATCH, lineage
+from pipelines.tracking.run import TrackedRun, open_run
+
+STAGE = RegisterRecord.stage
+SCORES = "scores"  # under the home: <model hash>/<data hash>.parquet, shared by all runs
+CARD = "card"  # in the stage's output: what lies beside the weights in the registry
+BEATEN_TAG = "penstock.champion_bits_per_byte"
+_log = logging.getLogger(__name__)
+
+
+def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
+    """Decide, register what is promoted, and write the verdict."""
+    output = output_folder(workspace, STAGE)
+    shutil.rmtree(output, ignore_errors=True)
+    name = recipe.registration.model_name
+    facts = lineage(workspace)
+    with _one_at_a_time(name), open_run(workspace) as tracked:
+        champion = registry.champion(name)
+        verdict = _own_promotion(workspace, champion, tracked.run_id)
+        if verdict is None:
+            verdict = _judge(recipe, workspace, facts, champion)
+        if verdict.decision == "promoted":
+            champion = _promote(recipe, workspace, facts, verdict, tracked.run_id)
+        _report(tracked, verdict, champion)
+    _log.info("%s: %s", verdict.decision, verdict.reason)
+    write_json(output / "verdict.json", verdict.model_dump(mode="json"))
+    model = champion.ref if champion else None
+    return RegisterRecord(verdict=verdict, model=model).write(workspace)
+
+
+def _own_promotion(
+    workspace: Path, champion: registry.ModelVersion | None, run_id: str | None
+) -> Verdict | None:
+    """The verdict of an earlier try of this very run, which had promoted its model already."""
+    if champion is None or run_id is None or champion.run_id != run_id:
+        return None
+    if champion.model_hash != TrainRecord.read(workspace).model_hash:
+        return None
+    beaten = champion.tags.get(BEATEN_TAG)
+    return Verdict(
+        decision="promoted",
+        reason=champion.description,
+        candidate_bits_per_byte=EvaluateRecord.read(workspace).bits_per_byte,
+        champion_bits_per_byte=float(beaten) if beaten else None,
+    )
+
+
+def _judge(
+    recipe: Recipe,
+    workspace: Path,
+    facts: dict[str, Any],
+    champion: registry.ModelVersion | None,
+) -> Verdict:
+    scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
+    if recipe.registration.require_clean and (facts["run"] or {}).get("dirty", True):
+        return refuse(scores, "register.require_clean: the run is of uncommitted changes")
+    candidate_hash = TrainRecord.read(workspace).model_hash
+    champion_hash = champion.model_hash if champion else None
+    champion_scores = None
+    if champion and champion_hash != candidate_hash:
+        try:
+            champion_scores = _champion_scores(workspace, champion, scores["doc_id"])
+        except UserError as error:
+            _log.warning("champion version %d: %s", champion.version, error, exc_info=True)
+            return refuse(
+                scores,
+                f"the champion, version {champion.version}, can't be evaluated: {error}; "
+                f"move or delete the alias {registry.CHAMPION} in MLflow to go on",
+            )
+    return decide(
+        scores,
+        champion_scores,
+        recipe.registration.min_improvement,
+        candidate_hash,
+        champion_hash,
+    )
+
+
+def _champion_scores(
+    workspace: Path, champion: registry.ModelVersion, doc_ids: pa.ChunkedArray
+) -> pa.Table:
+    """The champion's scores of these documents, computed once for all runs."""
+    kept = _scores_path(champion.model_hash, EvaluateRecord.read(workspace).data_hash)
+    if kept.is_file():
+        return pq.read_table(kept)
+    from pipelines.evaluation.perplexity import score_documents  # imports torch
+
+    files = sorted(output_folder(workspace, "preprocess").glob("documents/validation-*.parquet"))
+    documents = ds.dataset(files).to_table(filter=pc.field("doc_id").isin(doc_ids))
+    folder = registry.download(champion.name, str(champion.version))
+    _log.info("scoring champion version %d on %d documents", champion.version, len(documents))
+    scores = score_documents(folder, documents)
+    _keep_scores(scores, kept)
+    return scores
+
+
+def _promote(
+    recipe: Recipe,
+    workspace: Path,
+    facts: dict[str, Any],
+    verdict: Verdict,
+    run_id: str | None,
+) -> registry.ModelVersion:
+    train, evaluate = TrainRecord.read(workspace), EvaluateRecord.read(workspace)
+    preprocess = PreprocessRecord.read(workspace)
+    card = output_folder(workspace, STAGE) / CARD
+    text = model_card(recipe, preprocess, train, evaluate, facts["run"] or {})
+    write_text(card / "README.md", text)
+    write_json(card / "lineage.json", facts)
+    if (workspace / PATCH).is_file():
+        shutil.copyfile(workspace / PATCH, card / PATCH)
+    scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
+    _keep_scores(scores, _scores_path(train.model_hash, evaluate.data_hash))
+    beaten = verdict.champion_bits_per_byte
+    return registry.register(
+        [output_folder(workspace, "train") / train.model, card],
+        recipe.registration.model_name,
+        run_id,
+        tags={
+            registry.MODEL_HASH_TAG: train.model_hash,
+            "penstock.data_hash": evaluate.data_hash,
+            "penstock.bits_per_byte": repr(evaluate.bits_per_byte),
+            BEATEN_TAG: "" if beaten is None else repr(beaten),
+            "penstock.recipe": recipe.name,
+            "penstock.recipe_fingerprint": recipe.fingerprint(),
+            "penstock.git_commit": str((facts["run"] or {}).get("git_commit")),
+        },
+        description=verdict.reason,
+    )
+
+
+def _report(tracked: TrackedRun, verdict: Verdict, champion: registry.ModelVersion | None) -> None:
+    version = f"{champion.name}/{champion.version}" if champion else "none"
+    tracked.set_tags(
+        {
+            "penstock.verdict": verdict.decision,
+            "penstock.verdict_reason": verdict.reason,
+            "penstock.champion": version,
+        }
+    )
+    figures = {
+        "candidate_bits_per_byte": verdict.candidate_bits_per_byte,
+        "champion_bits_per_byte": verdict.champion_bits_per_byte,
+    }
+    finite = {key: each for key, each in figures.items() if each and math.isfinite(each)}
+    tracked.log_results(finite)
+
+
+def _scores_path(model_hash: str, data_hash: str) -> Path:
+    return load_settings().home / SCORES / model_hash / f"{data_hash}.parquet"
+
+
+def _keep_scores(scores: pa.Table, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".part")
+    pq.write_table(scores, temporary)
+    temporary.replace(path)
+
+
+@contextmanager
+def _one_at_a_time(model_name: str) -> Iterator[None]:
+    """Between reading the champion and moving the alias no other run may do either."""
+    path = load_settings().home / "locks" / f"register-{model_name}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,212 @@
+"""Real models of a few thousand parameters, a real registry, and every verdict."""
+
+import hashlib
+import json
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import (
+    DatasetRef,
+    EvaluateRecord,
+    PreprocessRecord,
+    RegisterRecord,
+    Split,
+    TrainRecord,
+)
+from pipelines.core.storage import folder_hash, read_json, write_json
+from pipelines.data.documents import DocumentWriter
+from pipelines.data.tokenizer import byte_tokenizer, save_tokenizer
+from pipelines.evaluation.documents import read_documents
+from pipelines.evaluation.gate import bits_per_byte
+from pipelines.evaluation.perplexity import score_documents
+from pipelines.models.huggingface import save_pretrained
+from pipelines.models.presets import DecoderConfig
+from pipelines.models.transformer import Transformer
+from pipelines.stages import register
+from pipelines.tracking import registry
+
+TEXTS = ["def add(a, b):\n    return a + b\n", "import os\n", "x = 'été'\n"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of three models, the best first."""
+    documents = documents_in(tmp_path_factory.mktemp("documents"))
+    found = []
+    for seed in range(3):
+        folder = tmp_path_factory.mktemp("model") / "model"
+        save_tokenizer(byte_tokenizer(), folder)
+        config = DecoderConfig(
+            layers=1, width=16, heads=2, kv_heads=1, hidden=32, vocab_size=257, context_length=64
+        )
+        model = Transformer(config)
+        model.init_weights(seed)
+        save_pretrained(model, folder, end_of_text=256)
+        found.append((bits_per_byte(score_documents(folder, documents)), folder))
+    return [folder for _, folder in sorted(found)]
+
+
+@pytest.fixture
+def home(tmp_path, mlflow_client, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def recipe(request):
+    name = hashlib.sha256(request.node.name.encode()).hexdigest()[:8]
+    return Recipe.model_validate({"name": "small", "register": {"model_name": name}})
+
+
+@pytest.fixture
+def trained(tmp_path, home, mlflow_client, mlflow_run):
+    """Makes the workspace of a run that has trained and evaluated a model."""
+
+    def make(model, dirty=False):
+        experiment = mlflow_client.get_run(mlflow_run).info.experiment_id
+        run_id = mlflow_client.create_run(experiment).info.run_id
+        workspace = tmp_path / run_id
+        facts = {"mlflow_run_id": run_id, "dirty": dirty, "git_commit": "c0ffee"}
+        write_json(workspace / "run.json", facts)
+        documents = documents_in(workspace / "outputs/preprocess/documents")
+        split = Split(documents=3, bytes=50, tokens=53, shards=())
+        dataset = DatasetRef(name="small", vocab_size=257, train=split, validation=split)
+        PreprocessRecord(dataset=dataset, stats={}).write(workspace)
+        folder = workspace / "outputs/train/model"
+        shutil.copytree(model, folder)
+        TrainRecord(
+            model="model",
+            model_hash=folder_hash(folder),
+            parameters=9000,
+            steps=1,
+            tokens=64,
+            metrics={"loss": 5.0},
+        ).write(workspace)
+        write_scores(workspace, score_documents(folder, documents))
+        return workspace
+
+    return make
+
+
+def documents_in(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    with DocumentWriter(folder / "validation-00000.parquet") as writer:
+        for text in TEXTS:
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            row = {"doc_id": digest, "source": "a.py", "text": text}
+            writer.add_row(row | {"bytes": len(text.encode())})
+    return read_documents(folder, "validation", 1000)
+
+
+def write_scores(workspace, scores):
+    folder = workspace / "outputs/evaluate"
+    folder.mkdir(parents=True)
+    pq.write_table(scores, folder / "scores.parquet")
+    EvaluateRecord(
+        bits_per_byte=bits_per_byte(scores),
+        perplexity=200.0,
+        documents=3,
+        bytes=50,
+        data_hash="d" * 8,
+        baselines={"xz": 1.5},
+        samples=(),
+    ).write(workspace)
+
+
+def test_the_first_model_becomes_champion_and_is_whole(
+    models, trained, recipe, mlflow_client, home
+):
+    workspace = trained(models[1])
+    record = register.run(recipe, workspace)
+    assert record == RegisterRecord.read(workspace)
+    assert record.verdict.decision == "promoted"
+    assert (record.model.version, record.model.aliases) == (1, ("champion",))
+    verdict = read_json(workspace / "outputs/register/verdict.json")
+    assert verdict["decision"] == "promoted"
+    tags = mlflow_client.get_run(workspace.name).data.tags
+    assert tags["penstock.verdict"] == "promoted"
+    assert tags["penstock.champion"] == f"{record.model.name}/1"
+    folder = registry.download(record.model.name)
+    lineage = json.loads((folder / "lineage.json").read_text())
+    assert lineage["run"]["git_commit"] == "c0ffee"
+    assert set(lineage["records"]) == {"preprocess", "train", "evaluate"}
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "| xz | 1.5000 |" in card
+
+
+def test_transformers_loads_what_is_registered(models, trained, recipe):
+    register.run(recipe, trained(models[0]))
+    transformers = pytest.importorskip("transformers")
+    folder = registry.download(recipe.registration.model_name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("def ", return_tensors="pt")["input_ids"]
+    assert model(ids).logits.shape == (1, 4, 257)
+
+
+def test_a_worse_model_is_refused_and_nothing_is_registered(models, trained, recipe):
+    register.run(recipe, trained(models[0]))
+    record = register.run(recipe, trained(models[2]))
+    assert record.verdict.decision == "refused"
+    assert record.verdict.candidate_bits_per_byte > record.verdict.champion_bits_per_byte
+    assert record.model.version == 1
+    assert len(registry.show(recipe.registration.model_name)) == 1
+
+
+def test_a_better_model_replaces_the_champion(models, trained, recipe):
+    register.run(recipe, trained(models[2]))
+    record = register.run(recipe, trained(models[0]))
+    assert record.verdict.decision == "promoted"
+    assert record.model.version == 2
+
+
+def test_the_same_model_from_another_run_is_unchanged(models, trained, recipe):
+    register.run(recipe, trained(models[0]))
+    record = register.run(recipe, trained(models[0]))
+    assert record.verdict.decision == "unchanged"
+    assert record.model.version == 1
+
+
+def test_a_retry_of_the_run_that_promoted_says_so_again(models, trained, recipe):
+    register.run(recipe, trained(models[2]))
+    workspace = trained(models[0])
+    first = register.run(recipe, workspace)
+    assert register.run(recipe, workspace) == first
+    assert first.verdict.champion_bits_per_byte is not None
+
+
+def test_missing_scores_of_the_champion_are_computed_once(
+    models, trained, recipe, home, monkeypatch
+):
+    register.run(recipe, trained(models[0]))
+    shutil.rmtree(home / "scores")
+    record = register.run(recipe, trained(models[2]))
+    champion = record.verdict.champion_bits_per_byte
+    documents = documents_in(home / "documents")
+    assert champion == pytest.approx(bits_per_byte(score_documents(models[0], documents)))
+    assert len(list((home / "scores").rglob("*.parquet"))) == 1
+    monkeypatch.setattr(registry, "download", None)  # not needed again
+    assert register.run(recipe, trained(models[2])).verdict == record.verdict
+
+
+def test_a_champion_that_cannot_be_evaluated_is_not_replaced(models, trained, recipe, home):
+    register.run(recipe, trained(models[2]))
+    shutil.rmtree(home / "scores")
+    (registry.download(recipe.registration.model_name) / "config.json").unlink()
+    record = register.run(recipe, trained(models[0]))
+    assert record.verdict.decision == "refused"
+    assert "version 1, can't be evaluated" in record.verdict.reason
+
+
+def test_uncommitted_changes_are_refused_where_the_recipe_says_so(models, trained, recipe):
+    strict = recipe.model_copy(
+        update={"registration": recipe.registration.model_copy(update={"require_clean": True})}
+    )
+    record = register.run(strict, trained(models[0], dirty=True))
+    assert (record.verdict.decision, record.model) == ("refused", None)
+    assert "uncommitted" in record.verdict.reason
+    assert register.run(strict, trained(models[0])).verdict.decision == "promoted"

@@ -4,9 +4,9 @@ Each stage is `pipelines/stages/<name>.py`; its inputs, parameters and outputs s
 Where none of them changed, the stage comes out of the cache.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, CronTriggerTimetable
 
 from pipelines.orchestration.stage_task import (
     PrepareOperator,
@@ -19,8 +19,8 @@ from pipelines.orchestration.trigger_form import trigger_form
 with DAG(
     dag_id="llm_pipeline",
     description="Preprocess, validate, train, evaluate and register a language model",
-    schedule="@weekly",
-    start_date=datetime(2026, 1, 1),
+    # Sundays. A plain "@weekly" would also start the week that is past when the DAG is unpaused.
+    schedule=CronTriggerTimetable("0 0 * * 0", timezone="UTC", run_immediately=timedelta(0)),
     catchup=False,
     max_active_runs=4,
     params=trigger_form(),

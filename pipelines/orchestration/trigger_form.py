@@ -18,6 +18,7 @@ from pipelines.core.recipe_files import (
     parse_recipe,
     shipped_recipes,
 )
+from pipelines.core.settings import DEFAULT_RECIPE
 
 RESOLVED = "resolved"  # the key in `conf` of a whole recipe, as `penstock run` sends it
 _KEPT = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
@@ -27,6 +28,7 @@ def trigger_form() -> dict[str, Param]:
     """The DAG's params: the recipe, its most used leaves, and `set` for all others."""
     form = {
         "recipe": Param(
+            DEFAULT_RECIPE,
             type="string",
             enum=shipped_recipes(),
             section="Recipe",

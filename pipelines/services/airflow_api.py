@@ -1,5 +1,6 @@
 """Airflow's REST API, as far as `penstock run` needs it."""
 
+import time
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from pipelines.services.secrets import AIRFLOW_USER
 
 _API = "/api/v2"
 _TIMEOUT_S = 30.0
+_DAG_APPEARS_S = 60.0  # after a start: the dag-processor's first look
 
 
 class AirflowApi:
@@ -31,6 +33,21 @@ class AirflowApi:
             ) from None
         response.raise_for_status()
         self._client.headers["Authorization"] = f"Bearer {response.json()['access_token']}"
+
+    def wait_for_dag(self, dag_id: str) -> None:
+        """Wait until the dag-processor has read a DAG's file.
+
+        Raises:
+            UserError: a DAG file can't be imported, or the DAG doesn't appear.
+        """
+        deadline = time.monotonic() + _DAG_APPEARS_S
+        while self._client.get(f"{_API}/dags/{dag_id}").status_code == httpx.codes.NOT_FOUND:
+            if errors := self._get(f"{_API}/importErrors")["import_errors"]:
+                reason = errors[0]["stack_trace"].strip().splitlines()[-1]
+                raise UserError(f"{errors[0]['filename']} can't be imported: {reason}")
+            if time.monotonic() > deadline:
+                raise UserError(f"Airflow knows no DAG {dag_id}; see `penstock logs dag-processor`")
+            time.sleep(0.5)
 
     def unpause(self, dag_id: str) -> bool:
         """Let a DAG's runs start; True where it was paused."""

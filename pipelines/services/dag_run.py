@@ -61,6 +61,7 @@ def start(airflow: AirflowApi, recipe: Recipe) -> str:
     """Trigger the DAG with a whole recipe and return the run's id."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     run_id = f"{recipe.name}-{stamp}-{secrets.token_hex(2)}"
+    airflow.wait_for_dag(DAG)
     airflow.unpause(DAG)
     airflow.trigger(DAG, run_id, {"resolved": recipe.to_dict()})
     return run_id

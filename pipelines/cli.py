@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pipelines.commands import platform, recipes, run
+from pipelines.commands import models, platform, recipes, run
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command(rich_help_panel="The pipeline")(run.run)
 app.command(rich_help_panel="The pipeline")(run.stage)
 app.add_typer(recipes.app, name="recipes", rich_help_panel="The pipeline")
+app.add_typer(models.app, name="models", rich_help_panel="The pipeline")
 for command in (platform.up, platform.down, platform.status, platform.env, platform.logs):
     app.command(rich_help_panel="The local platform")(command)
 

@@ -19,12 +19,12 @@ from pipelines.core.records import record_path
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.data.sources import fingerprint
 from pipelines.ledger import stage_cache
-from pipelines.ledger.workspace import Run, open_workspace, workspace_path
+from pipelines.ledger.workspace import RUN_FILE, open_workspace, workspace_path
 from pipelines.orchestration.links import MlflowRunLink
 from pipelines.orchestration.ray_job import RayJobOperator
 from pipelines.orchestration.trigger_form import recipe_from
-from pipelines.stages.opening import open_tracking
 from pipelines.stages.publishing import publish_cached
+from pipelines.stages.run_tracking import close_tracking, open_tracking
 from pipelines.stages.runner import forget_error, keep_error, stage_environment, user_error
 from pipelines.training.supported import supported
 
@@ -123,11 +123,9 @@ class RayStageOperator(RayJobOperator):
 
 def close_failed_run(context: "Context") -> None:
     """DAG callback: the MLflow run of a failed DAG run ends as failed."""
-    from pipelines.tracking.run import end_run
-
     workspace = workspace_path(load_settings().runs, context["dag_run"].run_id)
-    if (workspace / "run.json").is_file() and (run_id := Run.read(workspace).mlflow_run_id):
-        end_run(run_id, "FAILED")
+    if (workspace / RUN_FILE).is_file():
+        close_tracking(workspace, "FAILED")
 
 
 def _restored(workspace: Path, stage: str) -> bool:

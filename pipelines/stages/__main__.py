@@ -1,8 +1,10 @@
 """`python -m pipelines.stages NAME`: a stage in one process, without Ray or Airflow."""
 
 import sys
+from pathlib import Path
 
 from pipelines.core.records import STAGES
+from pipelines.stages.run_tracking import close_tracking
 from pipelines.stages.runner import run_stage
 
 
@@ -29,6 +31,7 @@ def main(stage: str) -> None:
             from pipelines.stages import register
 
             run_stage(stage, register.run)
+            close_tracking(Path.cwd(), "FINISHED")
         case _:
             sys.exit(f"no stage is named {stage!r}; the stages are {', '.join(STAGES)}")
 

@@ -2,8 +2,7 @@
 
 from pipelines.core.settings import load_settings
 from pipelines.tracking.client import open_client
-
-MODEL_HASH_TAG = "penstock.model_hash"
+from pipelines.tracking.registry import MODEL_HASH_TAG
 
 
 def run_of_model(model_hash: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What is opened before the first stage."""
+"""The MLflow run of a workspace: opened before the first stage, closed after the last."""
 
 from pathlib import Path
 
@@ -26,3 +26,11 @@ def open_tracking(workspace: Path) -> str:
     run_id = start_run(settings, recipe.name, run.dag_run_id, tags, recipe.to_dict())
     run.model_copy(update={"mlflow_run_id": run_id}).write(workspace)
     return run_address(run_id)
+
+
+def close_tracking(workspace: Path, status: str) -> None:
+    """End the workspace's MLflow run as `FINISHED` or `FAILED`; one without a run is left alone."""
+    from pipelines.tracking.run import end_run
+
+    if run_id := Run.read(workspace).mlflow_run_id:
+        end_run(run_id, status)

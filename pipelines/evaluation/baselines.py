@@ -64,7 +64,7 @@ def xz_bits_per_byte(held_out: Sequence[bytes]) -> dict[str, float]:
     total = sum(map(len, held_out))
     return {
         "xz": size(b"".join(held_out)) / total,
-        "xz_per_document": sum(map(size, held_out)) / total,
+        "xz-per-document": sum(map(size, held_out)) / total,
     }
 
 

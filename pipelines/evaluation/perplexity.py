@@ -6,7 +6,6 @@ only, so that no token but a document's first ones is predicted from less than t
 by half costs half as much again, and little is gained.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,23 +62,9 @@ def score_documents(model_folder: Path, documents: pa.Table) -> pa.Table:
     )
 
 
-def bits_per_byte(scores: pa.Table) -> float:
-    """Over all documents of a score table; comparable between tokenizers."""
-    return _total(scores, "nats") / math.log(2) / _total(scores, "bytes")
-
-
-def token_perplexity(scores: pa.Table) -> float:
-    """Over all tokens of a score table; comparable only where the tokenizer is the same."""
-    return math.exp(_total(scores, "nats") / _total(scores, "tokens"))
-
-
 def inference_device() -> torch.device:
     """The machine's accelerator, or its processor: the one place where evaluation chooses."""
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-
-
-def _total(scores: pa.Table, column: str) -> float:
-    return math.fsum(scores[column].to_pylist())
 
 
 @torch.inference_mode()

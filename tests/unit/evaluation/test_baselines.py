@@ -92,4 +92,4 @@ def test_xz_whole_and_by_document() -> None:
     best = 9 | lzma.PRESET_EXTREME
     assert got["xz"] == 8 * len(lzma.compress(b"".join(documents), preset=best)) / 1000
     by_document = sum(len(lzma.compress(document, preset=best)) for document in documents)
-    assert got["xz_per_document"] == 8 * by_document / 1000
+    assert got["xz-per-document"] == 8 * by_document / 1000

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from pipelines.core.errors import UserError
 from pipelines.data.tokenizer import byte_tokenizer, character_tokenizer, save_tokenizer
 from pipelines.evaluation import perplexity
-from pipelines.evaluation.perplexity import bits_per_byte, score_documents, token_perplexity
+from pipelines.evaluation.perplexity import score_documents
+from pipelines.evaluation.scores import bits_per_byte, token_perplexity
 from pipelines.models.huggingface import load_pretrained, save_pretrained
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer

@@ -1,0 +1,158 @@
+"""What a person reads of an evaluation: the loss curve and one page that needs nothing else."""
+
+import base64
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord
+from pipelines.core.storage import write_text
+from pipelines.evaluation.report_page import PAGE
+
+_EXTREMES = 5  # best and worst documents shown, each
+_INK, _LINE = "#7d8590", "#3b82c4"  # both readable on white and on black
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All that the page shows."""
+
+    record: EvaluateRecord
+    preprocess: PreprocessRecord
+    train: TrainRecord
+    scores: pa.Table  # doc_id, bytes, tokens, nats
+    documents: pa.Table  # doc_id, source, in the same order
+    samples: Sequence[Mapping[str, str]]  # prompt, continuation
+
+
+def draw_loss_curve(history: Path, path: Path) -> None:
+    """Draw training loss over steps, from a history of JSON lines, as a PNG.
+
+    Its background is clear and its colours are middling: it goes with a light page and a dark one.
+    """
+    from matplotlib.figure import Figure
+
+    points = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines()]
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    axes = figure.subplots()
+    steps = [point["step"] for point in points]
+    marker = "o" if len(points) == 1 else ""
+    axes.plot(steps, [point["loss"] for point in points], color=_LINE, linewidth=2, marker=marker)
+    axes.set_xlabel("optimizer step", color=_INK)
+    axes.set_ylabel("training loss, nats a token", color=_INK)
+    axes.tick_params(colors=_INK)
+    axes.grid(color=_INK, alpha=0.25)
+    axes.spines[:].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160, transparent=True)
+
+
+def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
+    """Write the page: HTML with its styles and its picture inside."""
+    record, train = evaluation.record, evaluation.train
+    page = PAGE.substitute(
+        name=escape(evaluation.preprocess.dataset.name),
+        bits_per_byte=f"{record.bits_per_byte:.3f}",
+        perplexity=f"{record.perplexity:,.2f}",
+        parameters=_short(train.parameters),
+        tokens=_short(train.tokens),
+        steps=f"{train.steps:,}",
+        documents=f"{record.documents:,}",
+        held_out=_size(record.bytes),
+        bars="".join(_bars(record)),
+        curve=base64.b64encode(loss_curve.read_bytes()).decode(),
+        splits="".join(_splits(evaluation.preprocess)),
+        dropped=escape(_dropped(evaluation.preprocess.stats)),
+        samples="".join(_sample(sample) for sample in evaluation.samples),
+        extremes="".join(_extremes(evaluation)),
+    )
+    write_text(path, page)
+
+
+def baseline_label(name: str) -> str:
+    """A baseline's name in a record, for a person: `ngram-2` is `byte n-gram, order 2`."""
+    if name.startswith("ngram-"):
+        return f"byte n-gram, order {name.removeprefix('ngram-')}"
+    return {"xz": "xz -9e, all together", "xz-per-document": "xz -9e, each document"}[name]
+
+
+def _bars(record: EvaluateRecord) -> Iterator[str]:
+    """The model among its yardsticks, the fewest bits first."""
+    rows = [(value, baseline_label(name), "") for name, value in record.baselines.items()]
+    rows.append((record.bits_per_byte, "this model", "model"))
+    longest = max(value for value, _, _ in rows)
+    for value, label, kind in sorted(rows):
+        yield (
+            f'<tr class="{kind}"><th scope="row">{escape(label)}</th><td class="bar">'
+            f'<i style="width:{100 * value / longest:.1f}%"></i></td>'
+            f'<td class="number">{value:.3f}</td></tr>\n'
+        )
+
+
+def _splits(preprocess: PreprocessRecord) -> Iterator[str]:
+    dataset = preprocess.dataset
+    for name, split in (("training", dataset.train), ("held out", dataset.validation)):
+        yield (
+            f'<tr><th scope="row">{name}</th>{_number(f"{split.documents:,}")}'
+            f"{_number(_size(split.bytes))}{_number(f'{split.tokens:,}')}"
+            f"{_number(f'{split.bytes / split.tokens:.2f}')}</tr>\n"
+        )
+
+
+def _dropped(stats: Mapping[str, Any]) -> str:
+    """`6 of 95 documents were dropped: 4 duplicate, 2 empty.`"""
+    documents = stats["documents"]
+    dropped: Mapping[str, int] = documents["dropped"]
+    if not dropped:
+        return f"None of {documents['in']:,} documents was dropped."
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items()))
+    return f"{sum(dropped.values()):,} of {documents['in']:,} documents were dropped: {reasons}."
+
+
+def _sample(sample: Mapping[str, str]) -> str:
+    prompt, text = escape(sample["prompt"]), escape(sample["continuation"])
+    # A newline right after <pre> would be swallowed; the first tag keeps it from being one.
+    return f"<pre><b>{prompt}</b>{text}</pre>\n"
+
+
+def _extremes(evaluation: Evaluation) -> Iterator[str]:
+    """Rows of the documents that the model predicts best, then of those it predicts worst."""
+    sources = evaluation.documents["source"].to_pylist()
+    rows = [
+        (row["nats"] / math.log(2) / row["bytes"], source, row["bytes"])
+        for row, source in zip(evaluation.scores.to_pylist(), sources, strict=True)
+    ]
+    rows.sort()
+    shown = min(_EXTREMES, (len(rows) + 1) // 2)
+    groups = (("best", rows[:shown]), ("worst", rows[shown:][-shown:][::-1]))
+    for name, group in groups:
+        if group:
+            yield f'<tr class="group"><th colspan="3" scope="rowgroup">{name}</th></tr>\n'
+        for bits, source, size in group:
+            figures = _number(_size(size)) + _number(f"{bits:.3f}")
+            yield f"<tr><td>{escape(source)}</td>{figures}</tr>\n"
+
+
+def _number(text: str) -> str:
+    return f'<td class="number">{text}</td>'
+
+
+def _short(count: int) -> str:
+    """`1.2M`: for numbers whose size matters and whose digits do not."""
+    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= unit:
+            return f"{count / unit:.3g}{name}"
+    return str(count)
+
+
+def _size(count: int) -> str:
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count} bytes"

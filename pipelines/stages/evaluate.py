@@ -1,0 +1,171 @@
+"""evaluate: how well the model predicts held-out text, beside n-grams and xz on the same text.
+
+A pure function of the model, the held-out documents and the recipe; no champion is known here.
+Work is cut into tasks that `map_ordered` may run anywhere. Their number depends on the documents
+alone, so the same batches make the same sums on any number of workers.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.core.progress import ProgressWriter
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord, output_folder
+from pipelines.core.storage import fresh_folder, write_json
+from pipelines.data.mapping import MapOrdered, map_in_process
+from pipelines.tracking.run import open_run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Pyarrow, torch and matplotlib are imported where they are used: an Airflow worker, which has none
+# of them, calls `publish`, and a task of baselines does not wait for torch.
+
+STAGE = EvaluateRecord.stage
+ARTIFACTS = ("report.html", "loss_curve.png", "samples.json", "scores.parquet")
+PART_BYTES = 128 << 10  # of text a scoring task; some 2 s with 1M parameters on one core
+BASELINE_TRAINING_BYTES = 32 << 20  # n-grams are fitted on so much; 6 s and 1 GB of memory
+SAMPLE_TEMPERATURE = 0.7  # low enough to read well, high enough not to go in circles
+
+_Task = Callable[[], Any]
+_log = logging.getLogger(__name__)
+
+
+def run(
+    recipe: Recipe, workspace: Path, map_ordered: MapOrdered = map_in_process
+) -> EvaluateRecord:
+    """Measure `outputs/train/model` on held-out documents; writes `outputs/evaluate`."""
+    import pyarrow as pa
+
+    from pipelines.evaluation.documents import part_documents, read_documents
+
+    workspace = workspace.absolute()
+    texts = output_folder(workspace, PreprocessRecord.stage) / "documents"
+    train = TrainRecord.read(workspace)
+    model = output_folder(workspace, TrainRecord.stage) / train.model
+    documents = read_documents(texts, "validation", recipe.evaluate.max_bytes)
+
+    # The longest task first; scoring fills the other workers meanwhile.
+    parts = part_documents(documents.select(["doc_id", "text", "bytes"]), PART_BYTES)
+    baseline = partial(_baselines, texts, recipe.evaluate.max_bytes)
+    writing = partial(_write_samples, model, recipe)
+    tasks: list[_Task] = [baseline, writing, *(partial(_score, model, part) for part in parts)]
+    results = map_ordered(_call, tasks)
+    baselines, samples = next(results), next(results)
+    scores = pa.concat_tables(_reported(results, documents, workspace))
+
+    record = _record(scores, baselines, samples)
+    with fresh_folder(output_folder(workspace, STAGE)) as folder:
+        _write_outputs(folder, workspace, record, scores, documents, samples)
+    record.write(workspace)
+    publish(workspace)
+    return record
+
+
+def publish(workspace: Path) -> None:
+    """Log the stage's results to the workspace's MLflow run; also called for restored outputs."""
+    record = EvaluateRecord.read(workspace)
+    baselines = {f"baseline/{name}": value for name, value in record.baselines.items()}
+    with open_run(workspace) as tracked:
+        tracked.log_results(
+            {"bits_per_byte": record.bits_per_byte, "perplexity": record.perplexity, **baselines}
+        )
+        for name in ARTIFACTS:
+            tracked.log_artifact(output_folder(workspace, STAGE) / name, STAGE)
+
+
+def _call(task: _Task) -> Any:
+    return task()
+
+
+def _score(model: Path, documents: "pa.Table") -> "pa.Table":
+    from pipelines.evaluation.perplexity import score_documents
+
+    return score_documents(model, documents)
+
+
+def _write_samples(model: Path, recipe: Recipe) -> list[dict[str, str]]:
+    from pipelines.evaluation.generate import generate
+
+    prompts, length = recipe.evaluate.prompts, recipe.evaluate.sample_tokens
+    made = generate(model, prompts, length, temperature=SAMPLE_TEMPERATURE, seed=recipe.seed)
+    return [{"prompt": p, "continuation": text} for p, text in zip(prompts, made, strict=True)]
+
+
+def _baselines(texts: Path, max_bytes: int) -> dict[str, float]:
+    """Bits per byte of each yardstick on the documents that the model is scored on."""
+    from pipelines.evaluation.baselines import ngram_bits_per_byte, xz_bits_per_byte
+    from pipelines.evaluation.documents import read_documents
+
+    training, held_out = (
+        [text.encode() for text in read_documents(texts, split, limit)["text"].to_pylist()]
+        for split, limit in (("train", BASELINE_TRAINING_BYTES), ("validation", max_bytes))
+    )
+    ngrams = ngram_bits_per_byte(training, held_out)
+    return {f"ngram-{order}": bits for order, bits in ngrams.items()} | xz_bits_per_byte(held_out)
+
+
+def _reported(
+    scored: Iterator["pa.Table"], documents: "pa.Table", workspace: Path
+) -> Iterator["pa.Table"]:
+    """Pass the parts on as they come, and say how much text is scored."""
+    import pyarrow.compute as pc
+
+    progress = ProgressWriter(workspace, STAGE)
+    total = pc.sum(documents["bytes"]).as_py()
+    done = 0
+    for part in scored:
+        done += pc.sum(part["bytes"]).as_py()
+        progress.write(done / 1024, total / 1024, "KiB scored", force=done == total)
+        yield part
+
+
+def _record(
+    scores: "pa.Table", baselines: dict[str, float], samples: list[dict[str, str]]
+) -> EvaluateRecord:
+    import pyarrow.compute as pc
+
+    from pipelines.evaluation.scores import bits_per_byte, token_perplexity
+
+    record = EvaluateRecord(
+        bits_per_byte=bits_per_byte(scores),
+        perplexity=token_perplexity(scores),
+        documents=len(scores),
+        bytes=pc.sum(scores["bytes"]).as_py(),
+        data_hash=hashlib.sha256("\n".join(scores["doc_id"].to_pylist()).encode()).hexdigest(),
+        baselines=baselines,
+        samples=tuple(sample["prompt"] + sample["continuation"] for sample in samples),
+    )
+    _log.info("%.4f bits per byte on %d documents", record.bits_per_byte, record.documents)
+    return record
+
+
+def _write_outputs(
+    folder: Path,
+    workspace: Path,
+    record: EvaluateRecord,
+    scores: "pa.Table",
+    documents: "pa.Table",
+    samples: list[dict[str, str]],
+) -> None:
+    import pyarrow.parquet as pq
+
+    from pipelines.evaluation.report import Evaluation, draw_loss_curve, write_report
+
+    pq.write_table(scores, folder / "scores.parquet")
+    write_json(folder / "samples.json", samples)
+    curve = folder / "loss_curve.png"
+    draw_loss_curve(output_folder(workspace, TrainRecord.stage) / "history.jsonl", curve)
+    evaluation = Evaluation(
+        record=record,
+        preprocess=PreprocessRecord.read(workspace),
+        train=TrainRecord.read(workspace),
+        scores=scores,
+        documents=documents,
+        samples=samples,
+    )
+    write_report(evaluation, curve, folder / "report.html")

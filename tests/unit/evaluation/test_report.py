@@ -1,0 +1,111 @@
+"""The page holds every figure, fetches nothing, and shows text as text."""
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipelines.core.records import (
+    DatasetRef,
+    EvaluateRecord,
+    PreprocessRecord,
+    Split,
+    TrainRecord,
+)
+from pipelines.evaluation.report import Evaluation, draw_loss_curve, write_report
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def evaluation(documents: int = 12) -> Evaluation:
+    split = Split(documents=1658, bytes=30_221_785, tokens=9_000_000, shards=())
+    return Evaluation(
+        record=EvaluateRecord(
+            bits_per_byte=2.1,
+            perplexity=34.5,
+            documents=documents,
+            bytes=1_288_681,
+            data_hash="0",
+            baselines={"ngram-1": 3.5, "ngram-2": 2.6, "xz": 1.4, "xz-per-document": 1.7},
+            samples=(),
+        ),
+        preprocess=PreprocessRecord(
+            dataset=DatasetRef(name="a & b", vocab_size=1024, train=split, validation=split),
+            stats={"documents": {"in": 1739, "kept": 1739, "dropped": {}}},
+        ),
+        train=TrainRecord(
+            model="model", model_hash="0", parameters=921_000, steps=400, tokens=10, metrics={}
+        ),
+        scores=pa.table(
+            {
+                "doc_id": [str(index) for index in range(documents)],
+                "bytes": [1000] * documents,
+                "tokens": [400] * documents,
+                "nats": [float(100 * (index + 1)) for index in range(documents)],
+            }
+        ),
+        documents=pa.table({"source": [f"lib/{index}.py" for index in range(documents)]}),
+        samples=[{"prompt": "<script>", "continuation": "alert('&')\n  </pre>"}],
+    )
+
+
+@pytest.fixture
+def curve(tmp_path: Path) -> Path:
+    points = [{"step": step, "loss": 7 / step, "learning_rate": 1e-3} for step in range(1, 9)]
+    history = tmp_path / "history.jsonl"
+    history.write_text("".join(json.dumps(point) + "\n" for point in points))
+    draw_loss_curve(history, tmp_path / "loss_curve.png")
+    return tmp_path / "loss_curve.png"
+
+
+def written(shown: Evaluation, curve: Path) -> str:
+    write_report(shown, curve, curve.with_name("report.html"))
+    return curve.with_name("report.html").read_text()
+
+
+def test_the_curve_is_a_picture_and_the_same_each_time(curve: Path) -> None:
+    first = curve.read_bytes()
+    assert first.startswith(PNG)
+    draw_loss_curve(curve.with_name("history.jsonl"), curve)
+    assert curve.read_bytes() == first
+
+
+def test_nothing_is_fetched(curve: Path) -> None:
+    page = written(evaluation(), curve)
+    assert re.findall(r'(?:src|href)="(?!data:)', page) == []
+    assert "http" not in page and "url(" not in page and "<script" not in page
+
+
+def test_text_is_escaped(curve: Path) -> None:
+    page = written(evaluation(), curve)
+    assert "<pre><b>&lt;script&gt;</b>alert(&#x27;&amp;&#x27;)\n  &lt;/pre&gt;</pre>" in page
+    assert "<h1>a &amp; b</h1>" in page
+
+
+def test_bars_stand_in_order_and_the_longest_is_full(curve: Path) -> None:
+    page = written(evaluation(), curve)
+    labels = re.findall(r'<tr class="(model|)"><th scope="row">([^<]*)</th>', page)
+    assert [label for _, label in labels] == [
+        "xz -9e, all together",
+        "xz -9e, each document",
+        "this model",
+        "byte n-gram, order 2",
+        "byte n-gram, order 1",
+    ]
+    assert re.findall(r"width:([\d.]+)%", page)[-1] == "100.0"
+
+
+def test_best_and_worst_documents(curve: Path) -> None:
+    page = written(evaluation(), curve)
+    shown = re.findall(r"<td>lib/(\d+)\.py</td>", page)
+    assert shown == ["0", "1", "2", "3", "4", "11", "10", "9", "8", "7"]
+
+
+@pytest.mark.parametrize(
+    ("documents", "shown"), [(1, ["0"]), (2, ["0", "1"]), (3, ["0", "1", "2"])]
+)
+def test_a_document_is_shown_once(curve: Path, documents: int, shown: list[str]) -> None:
+    page = written(evaluation(documents), curve)
+    assert sorted(re.findall(r"<td>lib/(\d+)\.py</td>", page)) == shown

@@ -1,0 +1,152 @@
+"""The stage on a workspace of a few documents, a tiny model and no platform."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipelines.core.progress import ProgressReader
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import (
+    DatasetRef,
+    EvaluateRecord,
+    PreprocessRecord,
+    Split,
+    TrainRecord,
+    output_folder,
+)
+from pipelines.data.documents import DocumentWriter
+from pipelines.data.normalize import Document
+from pipelines.data.tokenizer import byte_tokenizer, save_tokenizer
+from pipelines.evaluation.perplexity import score_documents
+from pipelines.models.huggingface import save_pretrained
+from pipelines.models.presets import preset
+from pipelines.models.transformer import Transformer
+from pipelines.stages import evaluate
+
+torch.set_num_threads(1)
+HELD_OUT = [f"def f{number}(x):\n    return x * {number}\n" * 4 for number in range(12)]
+TRAINING = [f"def g{number}(y):\n    return y + {number}\n" * 4 for number in range(30)]
+
+
+def write_documents(path: Path, texts: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with DocumentWriter(path) as writer:
+        for number, text in enumerate(texts):
+            doc_id = hashlib.sha256(text.encode()).hexdigest()
+            source = f"<{path.stem}>/{number}.py"
+            writer.add(Document(doc_id=doc_id, source=source, text=text, bytes=len(text.encode())))
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("workspace")
+    preprocess, train = (output_folder(path, stage) for stage in ("preprocess", "train"))
+    write_documents(preprocess / "documents" / "validation-00000.parquet", HELD_OUT)
+    write_documents(preprocess / "documents" / "train-00000.parquet", TRAINING)
+    split = Split(documents=30, bytes=3000, tokens=3000, shards=())
+    dataset = DatasetRef(name="<tiny>", vocab_size=257, train=split, validation=split)
+    stats = {"documents": {"in": 45, "kept": 42, "dropped": {"duplicate": 3}}}
+    PreprocessRecord(dataset=dataset, stats=stats).write(path)
+    model = Transformer(preset("llama-100k").sized(257, 32))
+    model.init_weights(0)
+    save_pretrained(model, train / "model", end_of_text=256)
+    save_tokenizer(byte_tokenizer(), train / "model")
+    points = [{"step": step, "loss": 5.0 / step} for step in (1, 2, 3)]
+    (train / "history.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
+    TrainRecord(
+        model="model", model_hash="0", parameters=100_000, steps=3, tokens=99, metrics={}
+    ).write(path)
+    return path
+
+
+def recipe(**options: Any) -> Recipe:
+    return Recipe(name="tiny", evaluate={"prompts": ["def ", "<b>"], "sample_tokens": 4, **options})
+
+
+def outputs(workspace: Path) -> dict[str, bytes]:
+    folder = output_folder(workspace, "evaluate")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_measures_all_held_out_documents(workspace: Path) -> None:
+    record = evaluate.run(recipe(), workspace)
+    assert record == EvaluateRecord.read(workspace)
+    assert (record.documents, record.bytes) == (12, sum(len(text) for text in HELD_OUT))
+    assert 7.5 < record.bits_per_byte < 8.5  # the model was never trained
+    assert list(record.baselines) == [
+        "ngram-1", "ngram-2", "ngram-3", "ngram-5", "xz", "xz-per-document",
+    ]  # fmt: skip
+    assert all(0 < bits < 8 for name, bits in record.baselines.items() if name != "xz-per-document")
+    ids = sorted(hashlib.sha256(text.encode()).hexdigest() for text in HELD_OUT)
+    assert record.data_hash == hashlib.sha256("\n".join(ids).encode()).hexdigest()
+    assert [sample[:4] for sample in record.samples] == ["def ", record.samples[1][:4]]
+    assert record.samples[1].startswith("<b>")
+    names = {"scores.parquet", "samples.json", "loss_curve.png", "report.html", "record.json"}
+    assert set(outputs(workspace)) == names
+
+
+def test_again_gives_the_same_bytes_however_the_work_is_spread(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "PART_BYTES", 300)
+
+    def backwards(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        """As a cluster may: every call made before the first result is asked for."""
+        return iter([function(item) for item in reversed(items)][::-1])
+
+    evaluate.run(recipe(), workspace)
+    first = outputs(workspace)
+    evaluate.run(recipe(), workspace, backwards)
+    assert outputs(workspace) == first
+
+
+def test_scores_do_not_depend_on_the_parts(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = evaluate.run(recipe(), workspace)
+    monkeypatch.setattr(evaluate, "PART_BYTES", 1)  # every document by itself
+    parted = evaluate.run(recipe(), workspace)
+    assert parted.bits_per_byte == pytest.approx(whole.bits_per_byte, rel=1e-6)
+    assert parted.data_hash == whole.data_hash
+
+
+def test_max_bytes_takes_whole_documents_by_hash(workspace: Path) -> None:
+    limit = 3 * len(HELD_OUT[0])
+    few = evaluate.run(recipe(max_bytes=limit), workspace)
+    assert 0 < few.bytes <= limit
+    assert evaluate.run(recipe(max_bytes=1), workspace).documents == 1
+
+
+def test_says_how_far_it_is(workspace: Path) -> None:
+    (workspace / "progress.jsonl").unlink(missing_ok=True)
+    record = evaluate.run(recipe(), workspace)
+    last = list(ProgressReader(workspace).read())[-1]
+    assert last.stage == "evaluate"
+    assert last.done == last.total == record.bytes / 1024
+
+
+def test_the_page_is_whole_and_escaped(workspace: Path) -> None:
+    evaluate.run(recipe(), workspace)
+    page = outputs(workspace)["report.html"].decode()
+    assert "&lt;tiny&gt;" in page and "<tiny>" not in page
+    assert "<b>&lt;b&gt;</b>" in page  # the second prompt
+    assert "&lt;validation-00000&gt;/" in page
+    assert "3 of 45 documents were dropped: 3 duplicate." in page
+    assert str(workspace) not in page
+
+
+def test_scores_are_what_score_documents_says(workspace: Path) -> None:
+    import pyarrow.parquet as pq
+
+    evaluate.run(recipe(), workspace)
+    kept = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
+    texts = output_folder(workspace, "preprocess") / "documents" / "validation-00000.parquet"
+    documents = pq.read_table(texts).sort_by("doc_id")
+    again = score_documents(output_folder(workspace, "train") / "model", documents)
+    assert kept["doc_id"].to_pylist() == again["doc_id"].to_pylist()
+    assert kept["nats"].to_pylist() == pytest.approx(again["nats"].to_pylist(), rel=1e-5)

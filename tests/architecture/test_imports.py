@@ -1,0 +1,49 @@
+"""What starts fast imports little."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pipelines.core.settings import PROJECT
+
+HEAVY = ("torch", "ray", "mlflow", "great_expectations", "dvc", "transformers", "pandas")
+
+
+def imported_by(code: str) -> set[str]:
+    script = f"import sys; {code}; print('\\n'.join(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    return set(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import runpy; runpy.run_path('dags/llm_pipeline.py')",
+        "import pipelines.cli",
+        "import pipelines.core.recipe_files",
+        "import pipelines.models.presets, pipelines.training.supported",
+    ],
+    ids=["dag", "cli", "recipe", "checks"],
+)
+def test_nothing_heavy_is_imported(code):
+    assert imported_by(code).isdisjoint(HEAVY)
+
+
+def seconds(code: str) -> float:
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
+    return time.perf_counter() - started
+
+
+def test_parsing_the_dag_costs_at_most_a_second_over_airflows_sdk():
+    # The best of three pairs: a machine that is busy for a moment is no regression.
+    pairs = [
+        seconds("import runpy; runpy.run_path('dags/llm_pipeline.py')")
+        - seconds("from airflow.sdk import DAG, Param, BaseOperator, CronTriggerTimetable")
+        for _ in range(3)
+    ]
+    assert min(pairs) < 1.0

@@ -1,0 +1,63 @@
+"""Files are whole or absent."""
+
+import pytest
+
+from pipelines.core.storage import (
+    folder_hash,
+    fresh_folder,
+    is_complete,
+    mark_complete,
+    read_json,
+    write_json,
+    write_text,
+)
+
+
+def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path):
+    path = tmp_path / "value.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "\ud800")
+    assert read_json(path) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_equal_values_are_equal_bytes(tmp_path):
+    write_json(tmp_path / "a", {"x": 1, "y": "é"})
+    write_json(tmp_path / "b", {"y": "é", "x": 1})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_secrets_can_be_private(tmp_path):
+    write_text(tmp_path / "token", "x", mode=0o600)
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "out"
+    with pytest.raises(RuntimeError), fresh_folder(target) as folder:
+        (folder / "half").touch()
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with fresh_folder(target) as folder:
+        (folder / "whole").touch()
+    with fresh_folder(target) as folder:
+        (folder / "second").touch()
+    assert [path.name for path in target.iterdir()] == ["second"]
+
+
+def test_the_marker_is_what_completes_a_folder(tmp_path):
+    assert not is_complete(tmp_path)
+    mark_complete(tmp_path, {"step": 3})
+    assert is_complete(tmp_path)
+
+
+def test_a_folders_hash_follows_names_and_content(tmp_path):
+    (tmp_path / "a").write_text("1")
+    first = folder_hash(tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    second = folder_hash(tmp_path)
+    (tmp_path / "b").write_text("2")
+    assert len({first, second, folder_hash(tmp_path)}) == 3

@@ -27,15 +27,14 @@ def map_on_ray(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     context = ray.data.DataContext.get_current().copy()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
-    with ray.data.DataContext.current(context):
+    with ray.data.DataContext.current(context):  # the dataset keeps it
         pickled = [{"item": cloudpickle.dumps(item)} for item in items]
         rows = ray.data.from_items(pickled, override_num_blocks=len(pickled))
-        results = rows.map(_Call(function))
-        for row in results.iter_rows():
-            result = cloudpickle.loads(row["result"])
-            if isinstance(result, UserError):
-                raise result
-            yield result
+    for row in rows.map(_Call(function)).iter_rows():
+        result = cloudpickle.loads(row["result"])
+        if isinstance(result, UserError):
+            raise result
+        yield result
 
 
 class _Call:

@@ -1,8 +1,9 @@
 """Kept documents on disk: one Parquet file a split, in source order, read back by row group."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +71,8 @@ class DocumentWriter:
         self._rows, self._bytes = [], 0
 
 
-class RowGroup(NamedTuple):
+@dataclass(frozen=True)
+class RowGroup:
     """About 1 MiB of documents: what one task works on."""
 
     path: Path

@@ -57,8 +57,8 @@ def decode(source: str, raw: bytes) -> str | Document:
 
 
 def normalize(text: str) -> str:
-    """Unicode NFC, line feeds as line ends, no byte order mark at the start."""
-    text = text.removeprefix(_BOM).replace("\r\n", "\n").replace("\r", "\n")
+    """Unicode NFC, line feeds as line ends, no byte order marks at the start."""
+    text = text.lstrip(_BOM).replace("\r\n", "\n").replace("\r", "\n")
     return unicodedata.normalize("NFC", text)
 
 
@@ -66,14 +66,14 @@ def cut(text: str, limit: int) -> Iterator[str]:
     """Cut a text into pieces of at most `limit` characters that join to the text again.
 
     A piece ends at a blank line where one lies within the limit, else at a line's end, else
-    after `limit` characters.
+    at a space, else after `limit` characters.
     """
     start = 0
     while len(text) - start > limit:
         stop = start + limit
         paragraphs = _PARAGRAPH_END.finditer(text, start + 1, stop)
         end = max((found.end() for found in paragraphs), default=0)
-        end = end or text.rfind("\n", start, stop) + 1 or stop
+        end = end or text.rfind("\n", start, stop) + 1 or text.rfind(" ", start, stop) + 1 or stop
         yield text[start:end]
         start = end
     yield text[start:]

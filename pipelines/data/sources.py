@@ -5,7 +5,6 @@ it lies: a file by its name, a folder's files relative to the folder, a glob's r
 folder without a wildcard, an S3 object's relative to its prefix.
 """
 
-import hashlib
 import os
 import platform
 import sysconfig
@@ -138,9 +137,6 @@ def _local(path: Path, root: Path) -> Input:
 
 
 def _checksum(found: Input) -> str:
-    if found.is_remote:  # a store without ETags
-        with open_input(found.url) as file:
-            return hashlib.file_digest(file, hashlib.md5).hexdigest()
     try:
         return md5(Path(found.url))
     except PermissionError as error:
@@ -178,7 +174,7 @@ def _s3_objects(url: str) -> list[Input]:
 
 
 def _s3_object(name: str, root: str, info: dict[str, Any]) -> Input:
-    identity = {"etag": str(info.get("ETag") or "").strip('"'), "version": info.get("VersionId")}
+    identity = {"etag": str(info["ETag"]).strip('"'), "version": info.get("VersionId")}
     return Input(
         # The prefix of a single object is the object itself: keep its name.
         path=name.removeprefix(root).lstrip("/") or name.rpartition("/")[2],

@@ -17,22 +17,23 @@ Here a document is one sequence, so S = D. The layout is that of
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
-DTYPES: dict[int, type[np.uint16] | type[np.int32]] = {8: np.uint16, 4: np.int32}
+DTYPES: dict[int, np.dtype[Any]] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
 SMALL_VOCABULARY = 65500  # Megatron's limit for uint16
 _HEADER = struct.Struct("<9sQBQQ")
 
-Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+Ids = npt.NDArray[np.integer[Any]]  # uint16 or int32
 
 
-def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.int32]:
-    """The type that a vocabulary's ids are stored as."""
-    return np.uint16 if vocab_size < SMALL_VOCABULARY else np.int32
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The type that a vocabulary's ids are stored as: uint16 or int32, little-endian."""
+    return DTYPES[8 if vocab_size < SMALL_VOCABULARY else 4]
 
 
 def bin_path(prefix: Path) -> Path:
@@ -50,7 +51,7 @@ class ShardWriter:
 
     def __init__(self, prefix: Path, vocab_size: int) -> None:
         self.prefix = prefix
-        self._dtype = np.dtype(token_dtype(vocab_size)).newbyteorder("<")
+        self._dtype = token_dtype(vocab_size)
         self._sizes: list[int] = []
         self._file = bin_path(prefix).open("wb")
         self.tokens = 0
@@ -68,7 +69,7 @@ class ShardWriter:
         ends = np.cumsum(sizes, dtype=np.int64) * self._dtype.itemsize
         pointers = np.concatenate([np.zeros(1, np.int64), ends])[: len(sizes)].astype("<i8")
         documents = np.arange(len(sizes) + 1, dtype="<i8")
-        code = next(code for code, dtype in DTYPES.items() if np.dtype(dtype) == self._dtype)
+        code = next(code for code, dtype in DTYPES.items() if dtype == self._dtype)
         with idx_path(self.prefix).open("wb") as file:
             file.write(_HEADER.pack(MAGIC, VERSION, code, len(sizes), len(documents)))
             for part in (sizes, pointers, documents):
@@ -144,9 +145,9 @@ class IndexedDataset:
         return self.tokens[start:stop]
 
 
-def _map_tokens(path: Path, dtype: type[np.uint16] | type[np.int32], tokens: int) -> Ids:
+def _map_tokens(path: Path, dtype: np.dtype[Any], tokens: int) -> Ids:
     size = path.stat().st_size
-    if size != tokens * np.dtype(dtype).itemsize:
+    if size != tokens * dtype.itemsize:
         raise ValueError(f"{path}: {size} bytes, but its index counts {tokens} tokens")
     if not tokens:  # an empty file cannot be mapped
         return np.zeros(0, dtype)

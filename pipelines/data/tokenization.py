@@ -1,9 +1,9 @@
 """Documents on disk to token ids: the tasks of the second pass, one row group each."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,14 @@ from pipelines.data.token_shards import Ids
 from pipelines.data.tokenizer import Encoder
 
 
-class TokenizedDocuments(NamedTuple):
+@dataclass(frozen=True)
+class TokenizedDocuments:
     """A row group's documents as ids, one after the other."""
 
     ids: Ids  # [tokens]
     sizes: npt.NDArray[np.int64]  # [documents], in tokens
 
-    def __iter__(self) -> Iterator[Ids]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Ids]:
         """The ids of each document."""
         return iter(np.split(self.ids, np.cumsum(self.sizes)[:-1]))
 

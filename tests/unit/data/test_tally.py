@@ -1,0 +1,52 @@
+import pytest
+
+from pipelines.core.errors import UserError
+from pipelines.data.normalize import document, drop
+from pipelines.data.tally import Tally
+
+
+def tally(kept: int = 0, malformed: int = 0, **dropped: int) -> Tally:
+    result = Tally()
+    for number in range(kept):
+        result.add(document(f"{number}", "text"), None)
+    for reason, count in dropped.items():
+        for number in range(count):
+            result.add(drop(f"{number}", 5, reason), reason)
+    for number in range(malformed):
+        result.add(drop(f"a.jsonl:{number + 1}", 5, "malformed", "not JSON"), "malformed")
+    return result
+
+
+def test_counts() -> None:
+    counts = tally(kept=3, malformed=25, duplicate=2)
+    assert counts.to_dict()["documents"] == {
+        "in": 30,
+        "kept": 3,
+        "dropped": {"duplicate": 2, "malformed": 25},
+    }
+    assert counts.to_dict()["bytes"] == {"in": 3 * 4 + 27 * 5, "kept": 12}
+    assert len(counts.to_dict()["malformed"]) == 20
+    assert counts.malformed[0] == "a.jsonl:1: not JSON"
+
+
+def test_some_malformed_records_are_tolerated() -> None:
+    tally(kept=99, malformed=1).check("x", 0.01)
+    with pytest.raises(UserError, match=r"x: a\.jsonl:1: not JSON; 2 of 100 records are malformed"):
+        tally(kept=98, malformed=2).check("x", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        (tally(), "x: nothing to train on: it holds no record"),
+        (tally(empty=1), "x: nothing to train on: it is empty; give a file with text"),
+        (tally(binary=1), "x: nothing to train on: it is binary, not text; give UTF-8 text"),
+        (tally(invalid_utf8=1), "x: nothing to train on: it is not UTF-8; convert it"),
+        (tally(empty=2, binary=1), "x: nothing to train on: of 3 documents, 1 binary, 2 empty"),
+        (tally(kept=1, duplicate=4), "x: only 1 document is left of 5, 4 duplicate; train and"),
+    ],
+)
+def test_too_little_is_one_line(counts: Tally, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        counts.check("x", 0.01)
+    assert str(raised.value).startswith(message)

@@ -1,0 +1,224 @@
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.core.errors import UserError
+from pipelines.core.progress import ProgressReader
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import PreprocessRecord
+from pipelines.core.storage import folder_hash, md5
+from pipelines.data import readers
+from pipelines.data.token_shards import IndexedDataset
+from pipelines.data.tokenizer import Encoder
+from pipelines.stages.preprocess import run
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def recipe(path: Path | None, tokenizer: str = "byte", **data: Any) -> Recipe:
+    """A recipe for `path` (None: the library); `data` adds to or replaces parts of its section."""
+    source = {"kind": "files", "path": str(path)} if path else {"kind": "stdlib"}
+    source |= data.pop("source", {})
+    return Recipe.model_validate(
+        {
+            "name": "test",
+            "data": {
+                "source": source,
+                "tokenizer": {
+                    "kind": tokenizer,
+                    "vocab_size": 300,
+                    "path": data.pop("tokenizer_path", None),
+                },
+                "sequence_length": 16,
+                "validation_fraction": 0.2,
+                **data,
+            },
+        }
+    )
+
+
+def write_jsonl(path: Path, texts: Sequence[str], field: str = "text") -> Path:
+    lines = (json.dumps({field: text}, ensure_ascii=False) + "\n" for text in texts)
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    texts = [f"Document {number}: déjà vu 日本語 😀\r\n\n  indented" for number in range(60)]
+    return write_jsonl(tmp_path / "corpus.jsonl", [*texts, texts[0], "  "])
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    path = tmp_path / "work space"
+    path.mkdir()
+    return path
+
+
+def texts(workspace: Path, split: str) -> list[str]:
+    path = workspace / f"outputs/preprocess/documents/{split}-00000.parquet"
+    return list(pq.read_table(path).column("text").to_pylist())
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
+def test_shards_hold_the_documents_exactly(corpus: Path, workspace: Path, tokenizer: str) -> None:
+    record = run(recipe(corpus, tokenizer), workspace)
+    output = workspace / "outputs/preprocess"
+    encoder = Encoder(output / "tokenizer")
+    for split, reference in (
+        ("train", record.dataset.train),
+        ("validation", record.dataset.validation),
+    ):
+        (shard,) = reference.shards
+        assert md5(output / shard.path) == shard.md5
+        dataset = IndexedDataset((output / shard.path).with_suffix(""))
+        documents = [dataset.document(index) for index in range(len(dataset))]
+        assert all(ids[-1] == encoder.end_id for ids in documents)
+        assert [encoder.decode(ids[:-1]) for ids in documents] == texts(workspace, split)
+        assert len(dataset.tokens) == shard.tokens == reference.tokens
+    assert encoder.vocab_size == record.dataset.vocab_size
+    assert not set(texts(workspace, "train")) & set(texts(workspace, "validation"))
+    assert PreprocessRecord.read(workspace) == record
+
+
+def test_the_statistics_add_up(corpus: Path, workspace: Path) -> None:
+    record = run(recipe(corpus), workspace)
+    stats = json.loads((workspace / "outputs/preprocess/stats.json").read_text())
+    assert stats == record.stats
+    assert stats["documents"] == {"in": 62, "kept": 60, "dropped": {"duplicate": 1, "empty": 1}}
+    splits = stats["splits"].values()
+    for key, total in (
+        ("documents", stats["documents"]["kept"]),
+        ("bytes", stats["bytes"]["kept"]),
+        ("tokens", stats["tokens"]),
+    ):
+        assert sum(split[key] for split in splits) == total
+    # A byte tokenizer's tokens are the bytes and one end a document.
+    assert stats["tokens"] == stats["bytes"]["kept"] + 60
+
+
+def test_outputs_depend_on_neither_place_nor_plan(
+    corpus: Path, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(recipe(corpus, "bpe"), workspace)
+    moved = tmp_path / "elsewhere" / corpus.name
+    moved.parent.mkdir()
+    corpus.rename(moved)
+    monkeypatch.setattr(readers, "BATCH_BYTES", 500)
+
+    def eager(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        return iter([function(item) for item in items])
+
+    (tmp_path / "second").mkdir()
+    run(recipe(moved, "bpe"), tmp_path / "second", eager)
+    assert folder_hash(workspace / "outputs") == folder_hash(tmp_path / "second/outputs")
+
+
+def test_running_again_replaces_what_was_there(corpus: Path, workspace: Path) -> None:
+    first = run(recipe(corpus, shard_tokens=1024), workspace)
+    assert len(first.dataset.train.shards) > 1
+    run(recipe(corpus), workspace)
+    shards = sorted(path.name for path in (workspace / "outputs/preprocess/tokens").iterdir())
+    assert shards == [
+        "train-00000.bin",
+        "train-00000.idx",
+        "validation-00000.bin",
+        "validation-00000.idx",
+    ]
+
+
+def test_a_failed_run_leaves_no_record(corpus: Path, workspace: Path) -> None:
+    run(recipe(corpus), workspace)
+    with pytest.raises(UserError):
+        run(recipe(workspace / "missing.txt"), workspace)
+    assert not (workspace / "outputs/preprocess/record.json").exists()
+
+
+def test_the_first_documents_only(corpus: Path, workspace: Path) -> None:
+    record = run(recipe(corpus, source={"max_documents": 10}), workspace)
+    assert record.stats["documents"]["in"] == 10
+    kept = texts(workspace, "train") + texts(workspace, "validation")
+    assert {text.split(":")[0] for text in kept} == {f"Document {number}" for number in range(10)}
+
+
+@pytest.mark.parametrize("fraction", [1e-9, 1 - 1e-9])
+def test_no_split_is_empty(corpus: Path, workspace: Path, fraction: float) -> None:
+    record = run(recipe(corpus, validation_fraction=fraction), workspace)
+    sizes = (record.dataset.train.documents, record.dataset.validation.documents)
+    assert sorted(sizes) == [1, 59]
+
+
+def test_a_single_text_file_can_be_trained_on(tmp_path: Path, workspace: Path) -> None:
+    verse = "Es war einmal ein König,\nder hatte einen großen Floh,\nden liebt' er gar nicht wenig"
+    path = tmp_path / "faust.txt"
+    path.write_text("\n\n".join(f"{number}. {verse}" for number in range(40)), encoding="utf-8")
+    record = run(recipe(path, "char"), workspace)
+    assert record.dataset.validation.documents >= 1
+    assert record.stats["bytes"]["kept"] == path.stat().st_size
+
+
+def test_parquet_and_text_field(tmp_path: Path, workspace: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"body": [f"row number {number} of it" for number in range(9)]}), path)
+    record = run(recipe(path, source={"text_field": "body"}), workspace)
+    assert record.stats["documents"]["kept"] == 9
+
+
+def test_the_library(workspace: Path) -> None:
+    record = run(recipe(None, source={"max_documents": 20}), workspace)
+    assert record.stats["documents"]["kept"] == 20
+
+
+def test_a_pretrained_tokenizer(corpus: Path, workspace: Path, tmp_path: Path) -> None:
+    first = run(recipe(corpus, "bpe"), workspace)
+    theirs = tmp_path / "theirs"
+    (workspace / "outputs/preprocess/tokenizer").rename(theirs)
+    second = run(recipe(corpus, "pretrained", tokenizer_path=str(theirs)), workspace)
+    assert second.dataset.train == first.dataset.train
+
+
+def test_one_malformed_line_is_counted_and_named(corpus: Path, workspace: Path) -> None:
+    with corpus.open("a") as file:
+        file.write("{broken\n")
+    record = run(recipe(corpus, source={"max_malformed_fraction": 0.02}), workspace)
+    assert record.stats["documents"]["dropped"]["malformed"] == 1
+    assert record.stats["malformed"][0].startswith("corpus.jsonl:63: not JSON")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.txt", b"", "it is empty; give a file with text"),
+        ("blank.txt", b" \n\n", "it is empty"),
+        ("empty.jsonl", b"", "it holds no record"),
+        ("noise.bin", bytes(range(256)) * 9, "it is binary, not text"),
+        ("noise.txt", bytes(range(128, 256)) * 9, "it is not UTF-8"),
+        ("noise.jsonl", bytes(range(11, 256)) * 9, "noise.jsonl:1: not UTF-8; 1 of 1 records"),
+        ("bad.jsonl", b'{"text": "good"}\n{bad\n', "bad.jsonl:2: not JSON"),
+        ("field.jsonl", b'{"body": "a"}\n', "field.jsonl:1: no field 'text' among 'body'"),
+        ("one.jsonl", b'{"text": "a"}\n{"text": "a"}\n', "only 1 document is left of 2, 1 dupl"),
+        ("short.jsonl", b'{"text": "a"}\n{"text": "b"}\n', "the training split has 2 tokens"),
+    ],
+)
+def test_bad_input_is_one_line_with_the_file(
+    tmp_path: Path, workspace: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as raised:
+        run(recipe(tmp_path / name), workspace)
+    assert str(tmp_path / name) in str(raised.value)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_progress_ends_with_every_document(corpus: Path, workspace: Path) -> None:
+    run(recipe(corpus), workspace)
+    last = list(ProgressReader(workspace).read())[-1]
+    assert (last.stage, last.done, last.total) == ("preprocess", 60, 60)

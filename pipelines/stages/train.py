@@ -1,0 +1,195 @@
+"""Train: token shards in, a model as a Hugging Face folder out.
+
+Every process of the job calls `run`: Ray Train's workers, torchrun's, or one alone.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pipelines.core.errors import UserError
+from pipelines.core.log import rank
+from pipelines.core.progress import ProgressWriter
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import DatasetRef, PreprocessRecord, TrainRecord, output_folder
+from pipelines.core.storage import folder_hash, read_json
+from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.token_dataset import TokenDataset
+from pipelines.models.huggingface import load_pretrained, save_pretrained
+from pipelines.models.presets import preset
+from pipelines.models.transformer import Transformer
+from pipelines.tracking.run import TrackedRun, open_run
+from pipelines.training import checkpoint
+from pipelines.training.history import History
+from pipelines.training.metrics import Report, StepMetrics
+from pipelines.training.supported import supported
+from pipelines.training.trainer import Trainer
+
+STAGE = TrainRecord.stage
+MODEL = "model"
+CHECKPOINTS = "checkpoints"
+HISTORY = "history.jsonl"
+END_OF_TEXT = "<|endoftext|>"
+
+
+def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainRecord | None:
+    """Train the recipe's model on the workspace's token shards.
+
+    Args:
+        recipe: `data`, `model`, `train`, `seed` and what `supported` checks are used.
+        workspace: Shared by all processes; `outputs/preprocess` is read.
+        report: Also called with each point of the curves, on every process.
+
+    Returns:
+        The record, on rank 0; None on the others.
+    """
+    supported(recipe)
+    dataset = PreprocessRecord.read(workspace).dataset
+    with process_group() as device:
+        history = prepare(recipe, dataset, workspace)
+        loader = build_loader(recipe, dataset, workspace, device)
+        model = build_model(recipe, dataset.vocab_size).to(device)
+        with tracked_run(workspace) as tracked:
+            reporter = Reporter(recipe, workspace, history, tracked, report)
+            trainer = Trainer(recipe, model, loader, reporter, workspace / CHECKPOINTS)
+            position = trainer.fit()
+    if history is None:
+        return None
+    return export(model, workspace, position.step, position.step * loader.tokens_per_step, history)
+
+
+@contextmanager
+def process_group() -> Iterator[torch.device]:
+    """This process's device, with the others connected; Ray Train has done so already."""
+    ours = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
+    on_gpu = torch.cuda.is_available()
+    if ours:
+        if on_gpu:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        yield torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path) -> History | None:
+    """Clear what an unfinished or another run left; rank 0 gets the run's history."""
+    history = None
+    if rank() == 0:
+        shutil.rmtree(output_folder(workspace, STAGE), ignore_errors=True)
+        content = f"{recipe.fingerprint()} {dataset.model_dump_json()}"
+        folder = workspace / CHECKPOINTS
+        checkpoint.claim(folder, hashlib.sha256(content.encode()).hexdigest())
+        history = History(folder / HISTORY)
+    if dist.is_initialized():
+        dist.barrier()
+    return history
+
+
+def build_loader(
+    recipe: Recipe, dataset: DatasetRef, workspace: Path, device: torch.device
+) -> TokenLoader:
+    """Batches of the training split for this process."""
+    folder = output_folder(workspace, PreprocessRecord.stage)
+    return TokenLoader(
+        TokenDataset(folder, dataset.train, recipe.data.sequence_length),
+        seed=recipe.seed,
+        global_batch=recipe.train.global_batch_size,
+        micro_batch=recipe.train.micro_batch_size,
+        dp_rank=rank(),
+        dp_world=dist.get_world_size() if dist.is_initialized() else 1,
+        device=device,
+    )
+
+
+def build_model(recipe: Recipe, vocab_size: int) -> Transformer:
+    """A decoder with seeded weights, or with those of `model.init_from`."""
+    length = recipe.data.sequence_length
+    if recipe.model.init_from is None:
+        model = Transformer(preset(recipe.model.preset).sized(vocab_size, length))
+        model.init_weights(recipe.seed)
+        return model
+    model = load_pretrained(Path(recipe.model.init_from))
+    config = model.config
+    if config.vocab_size < vocab_size or config.context_length < length:
+        raise UserError(
+            f"model.init_from = {recipe.model.init_from}: vocabulary {config.vocab_size} and "
+            f"context {config.context_length}, but the data has {vocab_size} and "
+            f"data.sequence_length = {length}"
+        )
+    return model
+
+
+@contextmanager
+def tracked_run(workspace: Path) -> Iterator[TrackedRun | None]:
+    """The MLflow run on one process of each node, which also records the node's load."""
+    if int(os.environ.get("LOCAL_RANK", "0")) != 0:
+        yield None
+        return
+    node = os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK", "0")  # Ray's or torchrun's
+    with open_run(workspace) as tracked, tracked.system_metrics(f"node-{node}"):
+        yield tracked
+
+
+class Reporter:
+    """Rank 0 writes each point to the progress file, the history and MLflow."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        workspace: Path,
+        history: History | None,
+        tracked: TrackedRun | None,
+        also: Report | None,
+    ) -> None:
+        self._steps = recipe.train.steps
+        self._progress = ProgressWriter(workspace, STAGE)
+        self._history = history
+        self._tracked = tracked
+        self._also = also
+
+    def __call__(self, metrics: StepMetrics) -> None:
+        """Record one point."""
+        if self._history is not None and self._tracked is not None:
+            self._history.add(metrics.curve_point())
+            self._progress.write(
+                metrics.step, self._steps, "steps", loss=metrics.loss, force=metrics.last
+            )
+            self._tracked.log_metrics(metrics.curves(), step=metrics.step)
+        if self._also is not None:
+            self._also(metrics)
+
+
+def export(
+    model: Transformer, workspace: Path, steps: int, tokens: int, history: History
+) -> TrainRecord:
+    """Write model, tokenizer and curve, and the record last."""
+    output = output_folder(workspace, STAGE)
+    tokenizer = output_folder(workspace, PreprocessRecord.stage) / "tokenizer"
+    shutil.copytree(tokenizer, output / MODEL)
+    save_pretrained(model, output / MODEL, end_of_text=end_of_text(tokenizer))
+    shutil.copyfile(workspace / CHECKPOINTS / HISTORY, output / HISTORY)
+    last = history.points[-1]
+    record = TrainRecord(
+        model=MODEL,
+        model_hash=folder_hash(output / MODEL),
+        parameters=model.parameter_count,
+        steps=steps,
+        tokens=tokens,
+        metrics={key: last[key] for key in ("loss", "learning_rate", "gradient_norm")},
+    )
+    return record.write(workspace)
+
+
+def end_of_text(tokenizer: Path) -> int:
+    """The id of the token that ends each document."""
+    added = read_json(tokenizer / "tokenizer.json")["added_tokens"]
+    return next(int(token["id"]) for token in added if token["content"] == END_OF_TEXT)

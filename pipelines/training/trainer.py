@@ -1,0 +1,163 @@
+"""The training loop; it runs under torchrun, Ray Train or alone, and knows of none of them."""
+
+# ruff: noqa: N806 (names that end in their shape)
+
+import math
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipelines.core.errors import UserError
+from pipelines.core.log import get_logger
+from pipelines.core.recipe import Recipe
+from pipelines.loading.dataloader import TokenLoader
+from pipelines.models.transformer import Transformer
+from pipelines.training import checkpoint
+from pipelines.training.checkpoint import Position
+from pipelines.training.loss import next_token_loss
+from pipelines.training.metrics import Report, StepMetrics
+from pipelines.training.optimizer import build_optimizer, learning_rate, set_learning_rate
+
+_log = get_logger(__name__)
+
+
+class Trainer:
+    """Fits a model to the batches of a loader.
+
+    What a step does depends on the recipe, the step and the state before it and on nothing else,
+    so on the same hardware a resumed run is bit-identical to an uninterrupted one.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: Transformer,
+        loader: TokenLoader,
+        report: Report,
+        checkpoints: Path,
+    ) -> None:
+        """Wrap `model`, which lies on the loader's device already.
+
+        Args:
+            recipe: `seed` and `train` are used.
+            model: Trained in place; with several processes, each has the same weights.
+            loader: This process's share of each step.
+            report: Called on every process every `train.log_every` steps, at each checkpoint and
+                at the end.
+            checkpoints: A folder that all processes share.
+        """
+        self.recipe = recipe
+        self.train = recipe.train
+        self.loader = loader
+        self.report = report
+        self.checkpoints = checkpoints
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.device = next(model.parameters()).device
+        if self.train.compile:
+            for block in model.layers:
+                block.compile()
+        self.model = DistributedDataParallel(model) if self.world > 1 else model
+        self.optimizer = build_optimizer(model, self.train)
+
+    def fit(self) -> Position:
+        """Train to the last step or the time limit, and return how far that was.
+
+        Raises:
+            UserError: the loss is no number any more.
+        """
+        position = since = self._resume()  # since: the last report
+        self.model.train()
+        finished = self._finished(position)
+        while not finished:
+            started = time.perf_counter()
+            nats, norm = self._step(position.step)
+            seconds = position.seconds + time.perf_counter() - started
+            position = Position(position.step + 1, seconds)
+            finished = self._finished(position)
+            saves = finished or position.step % self.train.checkpoint_every == 0
+            if saves or position.step % self.train.log_every == 0:
+                self.report(self._metrics(nats, norm, position, since, finished))
+                since = position
+            if saves:
+                checkpoint.save(self.checkpoints, position, self.model, self.optimizer)
+        return position
+
+    def _step(self, step: int) -> tuple[Tensor, Tensor]:
+        """One optimizer step: this process's summed loss in nats, and the gradient norm."""
+        # Seeded by step, randomness resumes by itself and on any number of processes.
+        torch.manual_seed(hash((self.recipe.seed, step, self.rank)))
+        set_learning_rate(self.optimizer, learning_rate(step, self.train))
+        self.optimizer.zero_grad()
+        nats = torch.zeros((), device=self.device)
+        for batch, is_last in self.loader.micro_batches(step):
+            with self._sync_if(is_last):
+                with self._autocast():
+                    logits_BSV = self.model(batch.inputs_BS)
+                loss = next_token_loss(logits_BSV, batch.targets_BS)
+                # Each token weighs the same wherever it is; DDP divides by the world, so undo it.
+                share = self.world / self.loader.tokens_per_step
+                torch.autograd.backward(loss * share)
+            nats += loss.detach()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.train.grad_clip)
+        self.optimizer.step()
+        return nats, norm
+
+    def _sync_if(self, is_last: bool) -> AbstractContextManager[None]:
+        """Gradients are averaged over processes once a step, in the last backward pass."""
+        if isinstance(self.model, DistributedDataParallel) and not is_last:
+            return self.model.no_sync()
+        return nullcontext()
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.train.precision == "bf16"
+        )
+
+    def _metrics(
+        self, nats: Tensor, norm: Tensor, position: Position, since: Position, last: bool
+    ) -> StepMetrics:
+        """Note: a collective and a device synchronisation point, so not at every step."""
+        if self.world > 1:
+            dist.all_reduce(nats)
+        tokens = self.loader.tokens_per_step
+        loss = nats.item() / tokens
+        if not math.isfinite(loss):
+            raise UserError(
+                f"the loss is {loss} at step {position.step}; lower train.lr({self.train.lr}) or "
+                f"raise train.warmup_steps({self.train.warmup_steps})"
+            )
+        steps, seconds = position.step - since.step, position.seconds - since.seconds
+        return StepMetrics(
+            step=position.step,
+            tokens=position.step * tokens,
+            loss=loss,
+            learning_rate=learning_rate(position.step - 1, self.train),
+            gradient_norm=norm.item(),
+            step_seconds=seconds / steps,
+            tokens_per_second=steps * tokens / seconds,
+            last=last,
+        )
+
+    def _finished(self, position: Position) -> bool:
+        """Whether to stop; rank 0's clock decides, so that all stop at the same step."""
+        limit = self.train.max_seconds
+        finished = position.step >= self.train.steps
+        if limit is None or self.world == 1:
+            return finished or (limit is not None and position.seconds >= limit)
+        flag = torch.tensor(finished or position.seconds >= limit, device=self.device)
+        dist.broadcast(flag, src=0)
+        return bool(flag.item())
+
+    def _resume(self) -> Position:
+        path = checkpoint.latest_complete(self.checkpoints)
+        if path is None:
+            return Position()
+        position = checkpoint.load(path, self.model, self.optimizer)
+        _log.info("resumed after step %d from %s", position.step, path)
+        return position

@@ -1,0 +1,78 @@
+import itertools
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.loading.sampler import permute, samples, share
+
+seeds = st.integers(0, 2**31)
+quick = settings(deadline=None, max_examples=40)
+
+
+@quick
+@given(seed=seeds, total=st.integers(1, 3000), epoch=st.integers(0, 5))
+def test_the_permutation_reads_each_sample_once(seed: int, total: int, epoch: int) -> None:
+    order = permute(np.arange(total), total, (seed, epoch))
+    assert sorted(order.tolist()) == list(range(total))
+
+
+@quick
+@given(seed=seeds, total=st.integers(1, 100), batch=st.integers(1, 64), epoch=st.integers(0, 2))
+def test_steps_go_through_epochs_one_after_another(
+    seed: int, total: int, batch: int, epoch: int
+) -> None:
+    """Also where the batch does not divide the number of samples, or is greater."""
+    steps = -(-total * (epoch + 1) // batch)
+    stream = np.concatenate([samples(seed, step, 0, 1, batch, total) for step in range(steps)])
+    one_epoch = stream[epoch * total : (epoch + 1) * total]
+    assert sorted(one_epoch.tolist()) == list(range(total))
+
+
+@quick
+@given(
+    seed=seeds,
+    step=st.integers(0, 10**6),
+    world=st.integers(1, 9),
+    batch=st.integers(9, 100),
+    total=st.integers(100, 10**12),
+)
+def test_the_order_is_the_same_for_any_number_of_processes(
+    seed: int, step: int, world: int, batch: int, total: int
+) -> None:
+    parts = [samples(seed, step, rank, world, batch, total) for rank in range(world)]
+    whole = samples(seed, step, 0, 1, batch, total)
+    assert np.concatenate(parts).tolist() == whole.tolist()
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@quick
+@given(world=st.integers(1, 50), batch=st.integers(1, 500))
+def test_shares_lie_one_behind_the_other(world: int, batch: int) -> None:
+    bounds = [share(rank, world, batch) for rank in range(world)]
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == batch
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(bounds))
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = {
+        tuple(permute(np.arange(50), 50, (seed, epoch)).tolist())
+        for seed in range(10)
+        for epoch in range(10)
+    }
+    assert len(orders) == 100
+
+
+def test_the_order_is_written_in_stone() -> None:
+    """A resumed run must see what it would have seen, also after an upgrade."""
+    assert samples(42, 3, 0, 1, 8, 1000).tolist() == [288, 851, 774, 67, 339, 661, 195, 379]
+
+
+def test_the_order_looks_random() -> None:
+    """No trace of the input order: rank correlation near nought, every place equally likely."""
+    order = permute(np.arange(10_000), 10_000, (7, 0))
+    assert abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.03
+    first = [int(permute(np.arange(1), 7, (seed, 0))[0]) for seed in range(7000)]
+    assert (abs(np.bincount(first, minlength=7) - 1000) < 150).all()

@@ -1,0 +1,106 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipelines.core.errors import UserError
+from pipelines.models.huggingface import load_pretrained, save_pretrained
+from pipelines.models.presets import DecoderConfig
+from pipelines.models.transformer import Transformer
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def model(request: pytest.FixtureRequest) -> Transformer:
+    shape = DecoderConfig(
+        layers=2,
+        width=32,
+        heads=4,
+        kv_heads=2,
+        hidden=48,
+        vocab_size=61,
+        context_length=24,
+        rope_theta=5000.0,
+        tie_embeddings=request.param,
+    )
+    model = Transformer(shape)
+    model.init_weights(seed=1)
+    return model.eval()
+
+
+@torch.no_grad()
+def test_transformers_computes_the_same_logits(model: Transformer, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    save_pretrained(model, tmp_path / "m", end_of_text=0)
+    theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert theirs.generation_config.eos_token_id == 0
+    tokens = torch.randint(0, 61, (3, 24))
+    torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_a_folder_of_transformers_loads(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=24,
+    )
+    theirs = LlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path)
+    tokens = torch.randint(0, 61, (3, 24))
+    ours = load_pretrained(tmp_path)
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
+def test_what_is_saved_is_loaded(model: Transformer, tmp_path: Path) -> None:
+    save_pretrained(model, tmp_path)
+    again = load_pretrained(tmp_path)
+    assert again.config == model.config
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+    assert not list(tmp_path.glob("*.bin"))
+
+
+def broken(model: Transformer, folder: Path, what: str) -> None:
+    """Save, then spoil."""
+    save_pretrained(model, folder)
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    if what == "pickle":
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+        weights.unlink()
+    elif what == "tensor":
+        tensors = load_file(weights)
+        del tensors["model.norm.weight"]
+        save_file(tensors, weights)
+    elif what == "cut":
+        weights.write_bytes(weights.read_bytes()[:500])
+    elif what == "shape":
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"intermediate_size": 50}))
+    else:
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("pickle", "pytorch_model.bin is a pickle"),
+        ("tensor", "norm.weight is missing"),
+        ("cut", "can't be read"),
+        ("shape", "config.json says"),
+        ("type", "model_type = 'gpt2'"),
+    ],
+)
+def test_a_bad_folder_is_one_line(model: Transformer, tmp_path: Path, what: str, line: str) -> None:
+    broken(model, tmp_path, what)
+    with pytest.raises(UserError, match=line) as error:
+        load_pretrained(tmp_path)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,85 @@
+"""Tiny data, recipes and trainers."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import Shard, Split
+from pipelines.core.storage import md5
+from pipelines.data.token_shards import ShardWriter
+from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.token_dataset import TokenDataset
+from pipelines.models.presets import DecoderConfig
+from pipelines.models.transformer import Transformer
+from pipelines.training.metrics import StepMetrics
+from pipelines.training.trainer import Trainer
+
+SHAPE = DecoderConfig(
+    layers=2, width=32, heads=2, kv_heads=1, hidden=48, vocab_size=50, context_length=16
+)
+TRAIN = {
+    "steps": 10,
+    "warmup_steps": 2,
+    "micro_batch_size": 2,
+    "global_batch_size": 6,
+    "log_every": 1,
+    "checkpoint_every": 4,
+}
+
+
+@dataclass
+class Run:
+    """A trainer of a fresh model, and what it reported."""
+
+    trainer: Trainer
+    model: Transformer
+    points: list[StepMetrics] = field(default_factory=list)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads only get in each other's way on tensors this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Split:
+    """A thousand tokens that repeat, so that there is something to learn."""
+    writer = ShardWriter(tmp_path / "train-00000", vocab_size=50)
+    writer.add((np.arange(1000) ** 2 % 50).astype(np.uint16))
+    writer.close()
+    path = tmp_path / "train-00000.bin"
+    shard = Shard(path=path.name, md5=md5(path), bytes=path.stat().st_size, tokens=1000)
+    return Split(documents=1, bytes=1000, tokens=1000, shards=(shard,))
+
+
+@pytest.fixture
+def start(tmp_path: Path, split: Split) -> Callable[..., Run]:
+    """Build a run: `start("checkpoints", steps=4)`."""
+
+    def build(folder: str = "checkpoints", **train: object) -> Run:
+        recipe = Recipe.model_validate({"name": "t", "train": TRAIN | train})
+        model = Transformer(SHAPE)
+        model.init_weights(recipe.seed)
+        loader = TokenLoader(
+            TokenDataset(tmp_path, split, 16),
+            seed=recipe.seed,
+            global_batch=recipe.train.global_batch_size,
+            micro_batch=recipe.train.micro_batch_size,
+            dp_rank=0,
+            dp_world=1,
+            device=torch.device("cpu"),
+        )
+        points: list[StepMetrics] = []
+        trainer = Trainer(recipe, model, loader, points.append, tmp_path / folder)
+        return Run(trainer, model, points)
+
+    return build

@@ -130,10 +130,11 @@ class RayJobOperator(BaseOperator):
     async def _submit(self, submission_id: str, context: "Context") -> None:
         ti = context["ti"]
         metadata = {"dag_id": ti.dag_id, "dag_run_id": ti.run_id, "task_id": ti.task_id}
-        entrypoint = f"cd {shlex.quote(self.workspace)} && {self.entrypoint}"
-        variables = {**stage_variables(Path(self.workspace)), RAY_JOB_VARIABLE: submission_id}
+        entrypoint, variables = job_command(Path(self.workspace), self.entrypoint)
         async with jobs_api() as jobs:
-            await jobs.submit(submission_id, entrypoint, variables, metadata)
+            await jobs.submit(
+                submission_id, entrypoint, {**variables, RAY_JOB_VARIABLE: submission_id}, metadata
+            )
 
     def _job_key(self, context: "Context") -> str:
         state = self._read_state()
@@ -207,6 +208,11 @@ class RayJobTrigger(BaseTrigger):
         return TriggerEvent(
             {"submission_id": self.submission_id, "status": status, "message": message}
         )
+
+
+def job_command(workspace: Path, entrypoint: str) -> tuple[str, dict[str, str]]:
+    """The shell command and the environment variables of a job that runs in a workspace."""
+    return f"cd {shlex.quote(str(workspace))} && {entrypoint}", stage_variables(workspace)
 
 
 async def stop_job(submission_id: str) -> None:

@@ -12,6 +12,7 @@ _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # Waits of 2, 4 and 8 s (MLflow's own default goes on for four minutes).
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
 }

@@ -93,10 +93,15 @@ def register(
     client = open_client()
     version = _same_content(client, name, run_id, tags[MODEL_HASH_TAG])
     if version is None:
-        source = _upload(client, folders, name, run_id, tags)
+        model_id = _upload(client, folders, name, run_id, tags)
         _make_registered_model(client, name)
         version = client.create_model_version(
-            name, source=source, run_id=run_id, tags=dict(tags), description=description
+            name,
+            source=f"models:/{model_id}",
+            model_id=model_id,  # a server takes the source only with it
+            run_id=run_id,
+            tags=dict(tags),
+            description=description,
         ).version
     client.set_registered_model_alias(name, CHAMPION, str(version))
     return find(name, str(version))
@@ -220,7 +225,7 @@ def _upload(
     run_id: str | None,
     tags: Mapping[str, str],
 ) -> str:
-    """Put the files into the artifact store as a logged model; its URI."""
+    """Put the files into the artifact store as a logged model; its id."""
     from mlflow.models import Model
 
     experiment = (
@@ -240,7 +245,7 @@ def _upload(
         client.finalize_logged_model(logged.model_id, "FAILED")
         raise
     client.finalize_logged_model(logged.model_id, "READY")
-    return f"models:/{logged.model_id}"
+    return str(logged.model_id)
 
 
 def _make_registered_model(client: "MlflowClient", name: str) -> None:

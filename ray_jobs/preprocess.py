@@ -1,5 +1,7 @@
 """Preprocess as a Ray job: `python -m ray_jobs.preprocess`, from the workspace."""
 
+from functools import partial
+
 import ray
 
 from pipelines.stages import preprocess
@@ -10,7 +12,7 @@ from ray_jobs.ray_map import map_on_ray
 def main() -> None:
     """Run the workspace's recipe on the cluster that RAY_ADDRESS names, or on one of its own."""
     ray.init()
-    run_stage("preprocess", lambda recipe, workspace: preprocess.run(recipe, workspace, map_on_ray))
+    run_stage(preprocess.STAGE, partial(preprocess.run, map_ordered=map_on_ray))
 
 
 if __name__ == "__main__":

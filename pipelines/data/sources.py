@@ -107,10 +107,7 @@ def _local_files(path: str) -> list[Input]:
     if given.exists():
         return [_local(given, given.parent)]
     if WILDCARDS.isdisjoint(path):
-        raise UserError(
-            f"{given}: no such file or folder; mend data.source.path (now {path!r}, "
-            f"seen from {Path.cwd()})"
-        )
+        raise UserError(f"{given}: no such file or folder; mend data.source.path")
     return _matches(given)
 
 

@@ -1,5 +1,4 @@
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,7 @@ from pipelines.data import readers
 from pipelines.stages.preprocess import run
 from ray_jobs.ray_map import map_on_ray
 
-
-@pytest.fixture(scope="module", autouse=True)
-def connected(ray_cluster: str) -> Iterator[None]:
-    """This process as a driver of the session's cluster; `ray_cluster` is its address."""
-    import ray
-
-    ray.init(ray_cluster, ignore_reinit_error=True, logging_level="warning")
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 def recipe(path: Path, tokenizer: str = "bpe") -> Recipe:

@@ -111,7 +111,9 @@ def _dropped(stats: Mapping[str, Any]) -> str:
     dropped: Mapping[str, int] = documents["dropped"]
     if not dropped:
         return f"None of {documents['in']:,} documents was dropped."
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items()))
+    reasons = ", ".join(
+        f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(dropped.items())
+    )
     return f"{sum(dropped.values()):,} of {documents['in']:,} documents were dropped: {reasons}."
 
 

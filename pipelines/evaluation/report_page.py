@@ -44,9 +44,11 @@ tbody tr + tr > * { border-top: 1px solid var(--line); }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .bars tr + tr > * { border: 0; }
 .bars th { width: 1%; white-space: nowrap; }
+.bars .bar { width: 100%; }
 .bar i { display: block; height: 1.1rem; border-radius: 3px; background: var(--bar); }
 .model > * { font-weight: 650; }
-.model .bar i { background: var(--model); }
+.model .bars .bar { width: 100%; }
+.bar i { background: var(--model); }
 .files td:first-child { overflow-wrap: anywhere; }
 img { display: block; width: 100%; height: auto; }
 pre {

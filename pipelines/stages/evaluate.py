@@ -49,6 +49,9 @@ def run(
     model = output_folder(workspace, TrainRecord.stage) / train.model
     documents = read_documents(texts, "validation", recipe.evaluate.max_bytes)
 
+    progress = ProgressWriter(workspace, STAGE)
+    progress.write(0, _kib(documents), "KiB scored")
+
     # The longest task first; scoring fills the other workers meanwhile.
     parts = part_documents(documents.select(["doc_id", "text", "bytes"]), PART_BYTES)
     baseline = partial(_baselines, texts, recipe.evaluate.max_bytes)
@@ -56,7 +59,7 @@ def run(
     tasks: list[_Task] = [baseline, writing, *(partial(_score, model, part) for part in parts)]
     results = map_ordered(_call, tasks)
     baselines, samples = next(results), next(results)
-    scores = pa.concat_tables(_reported(results, documents, workspace))
+    scores = pa.concat_tables(_reported(results, _kib(documents), progress))
 
     record = _record(scores, baselines, samples)
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
@@ -110,32 +113,30 @@ def _baselines(texts: Path, max_bytes: int) -> dict[str, float]:
 
 
 def _reported(
-    scored: Iterator["pa.Table"], documents: "pa.Table", workspace: Path
+    scored: Iterator["pa.Table"], total: float, progress: ProgressWriter
 ) -> Iterator["pa.Table"]:
     """Pass the parts on as they come, and say how much text is scored."""
-    import pyarrow.compute as pc
-
-    progress = ProgressWriter(workspace, STAGE)
-    total = pc.sum(documents["bytes"]).as_py()
-    done = 0
+    done = 0.0
     for part in scored:
-        done += pc.sum(part["bytes"]).as_py()
-        progress.write(done / 1024, total / 1024, "KiB scored", force=done == total)
+        done += _kib(part)
+        progress.write(done, total, "KiB scored", force=done == total)
         yield part
+
+
+def _kib(table: "pa.Table") -> float:
+    return sum(table["bytes"].to_pylist()) / 1024
 
 
 def _record(
     scores: "pa.Table", baselines: dict[str, float], samples: list[dict[str, str]]
 ) -> EvaluateRecord:
-    import pyarrow.compute as pc
-
     from pipelines.evaluation.scores import bits_per_byte, token_perplexity
 
     record = EvaluateRecord(
         bits_per_byte=bits_per_byte(scores),
         perplexity=token_perplexity(scores),
         documents=len(scores),
-        bytes=pc.sum(scores["bytes"]).as_py(),
+        bytes=sum(scores["bytes"].to_pylist()),
         data_hash=hashlib.sha256("\n".join(scores["doc_id"].to_pylist()).encode()).hexdigest(),
         baselines=baselines,
         samples=tuple(sample["prompt"] + sample["continuation"] for sample in samples),

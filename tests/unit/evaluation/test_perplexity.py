@@ -137,3 +137,11 @@ def test_cross_entropy_of_the_mean_is_what_perplexity_says(folder: Path) -> None
         losses.append(F.cross_entropy(logits[0], ids[0, 1:], reduction="sum").item())
     mean = sum(losses) / sum(len(text) for text in TEXTS[:2])
     assert token_perplexity(scores) == pytest.approx(math.exp(mean), rel=1e-5)
+
+
+@pytest.mark.parametrize("nats", [math.nan, math.inf, 1e6])
+def test_a_diverged_model_gets_a_figure_all_the_same(nats: float) -> None:
+    """The gate refuses it by that figure; an exception would hide why."""
+    scores = pa.table({"nats": [1.0, nats], "bytes": [1, 1], "tokens": [1, 1]})
+    assert token_perplexity(scores) == math.inf
+    assert not bits_per_byte(scores) < 1e5

@@ -1,0 +1,96 @@
+"""Train as a Ray job.
+
+In a workspace: `python -m ray_jobs.train`.
+Ad hoc, from anywhere: `python -m ray_jobs.train --recipe debug --set train.steps=50`.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe import Recipe
+from pipelines.stages.runner import run_stage, stage_variables
+from pipelines.training.supported import supported
+
+STAGE = "train"
+RAY_TRAIN = {
+    # Workers that start on a busy machine need more than Ray Train's minute.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
+    # How often the controller looks at the workers, and so how late it sees their end.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+}
+
+
+def main() -> None:
+    """Train the workspace's recipe, or one from the command line in a workspace of its own."""
+    os.environ.update(RAY_TRAIN | os.environ)  # what is set already stands
+    if len(sys.argv) > 1:
+        from ray_jobs.ad_hoc import train_ad_hoc
+
+        train_ad_hoc(sys.argv[1:])
+    else:
+        run_stage(STAGE, train_on_ray)
+
+
+def train_on_ray(recipe: Recipe, workspace: Path) -> None:
+    """Run the train stage on the recipe's number of workers, a GPU each where there are any.
+
+    Raises:
+        UserError: the stage's, on any worker; it is not tried again.
+        TrainingFailedError: workers died more often than is forgiven.
+    """
+    supported(recipe)
+    ray.init(ignore_reinit_error=True)
+    trainer = TorchTrainer(
+        _work,
+        train_loop_config={
+            "recipe": recipe.to_dict(),
+            "workspace": str(workspace),
+            "environment": stage_variables(workspace),
+        },
+        scaling_config=ScalingConfig(
+            num_workers=recipe.resources.workers,
+            use_gpu=ray.cluster_resources().get("GPU", 0) > 0,
+        ),
+        run_config=RunConfig(
+            name=STAGE,
+            storage_path=str(workspace / "ray"),  # of Train's own state; checkpoints are ours
+            failure_config=FailureConfig(max_failures=2),
+        ),
+    )
+    message = trainer.fit().return_value
+    if message is not None:
+        raise UserError(message)
+
+
+def _work(config: dict[str, Any]) -> str | None:
+    """One worker; a person's error is returned, as one that is raised would be tried again."""
+    os.environ.update(config["environment"])
+
+    from pipelines.core.log import set_up_logging
+    from pipelines.core.recipe import Recipe
+    from pipelines.stages import train
+
+    set_up_logging()
+    recipe = Recipe.model_validate(config["recipe"])
+    try:
+        train.run(recipe, Path(config["workspace"]), report=_report)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _report(metrics: Any) -> None:
+    """Tell Ray Train of the end only: each report waits for the controller's next look."""
+    if metrics.last:
+        ray.train.report(metrics.curves())
+
+
+if __name__ == "__main__":
+    main()

@@ -40,12 +40,17 @@ def characters(group: RowGroup) -> frozenset[str]:
 
 
 def sample_texts(groups: list[RowGroup], fraction: float) -> Iterator[str]:
-    """About this fraction of the documents, chosen by content and so alike in every run."""
+    """About this fraction of the documents, chosen by content and so alike in every run.
+
+    The first is always among them: of a few very long documents, chance might take none.
+    """
+    chosen = 0
     for group in groups:
         rows = group.read("doc_id", "text")
         ids, texts = (rows.column(name).to_pylist() for name in ("doc_id", "text"))
         for doc_id, text in zip(ids, texts, strict=True):
-            if uniform(doc_id, part=1) < fraction:
+            if not chosen or uniform(doc_id, part=1) < fraction:
+                chosen += 1
                 yield text
 
 

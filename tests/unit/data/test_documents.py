@@ -51,6 +51,7 @@ def test_a_sample_is_a_share_of_the_documents_and_always_the_same(tmp_path: Path
     assert 400 < len(sample) < 600
     assert sample == list(sample_texts(groups, 0.25))
     assert len(list(sample_texts(groups, 1.5))) == 2000
+    assert list(sample_texts(groups, 0)) == ["text 0"]
 
 
 def test_characters(tmp_path: Path) -> None:

@@ -152,7 +152,9 @@ class Evaluate(Section):
 class Register(Section):
     """Whether and where a model is registered."""
 
-    model_name: str = _form("penstock-stdlib-code", "Registered model in MLflow")
+    model_name: str = _form(
+        "penstock-stdlib-code", "Registered model in MLflow", pattern=r"^[\w.-][\w. -]*$"
+    )
     require_clean: bool = Field(False, description="Refuse a run of uncommitted changes")
     min_improvement: float = Field(
         0.0, ge=0, description="Bits per byte by which a candidate must beat the champion"

@@ -8,6 +8,7 @@ import math
 import pyarrow as pa
 
 from pipelines.core.records import Verdict
+from pipelines.evaluation.scores import bits_per_byte
 
 
 def decide(
@@ -52,13 +53,6 @@ def decide(
 def refuse(candidate_scores: pa.Table, reason: str) -> Verdict:
     """A refusal for another reason than a comparison."""
     return _verdict("refused", reason, bits_per_byte(candidate_scores), None)
-
-
-def bits_per_byte(scores: pa.Table) -> float:
-    """Over all documents of a score table."""
-    nats: list[float] = scores["nats"].to_pylist()
-    sizes: list[int] = scores["bytes"].to_pylist()
-    return math.fsum(nats) / math.log(2) / sum(sizes)
 
 
 def _paired(candidate: pa.Table, champion: pa.Table) -> str:

@@ -24,6 +24,8 @@ from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.huggingface import load_pretrained, save_pretrained
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
+from pipelines.stages.runner import RAY_JOB_VARIABLE
+from pipelines.tracking.registry import MODEL_HASH_TAG
 from pipelines.tracking.run import TrackedRun, open_run
 from pipelines.training import checkpoint
 from pipelines.training.history import History
@@ -61,7 +63,10 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             position = trainer.fit()
     if history is None:
         return None
-    return export(model, workspace, position.step, position.step * loader.tokens_per_step, history)
+    tokens = position.step * loader.tokens_per_step
+    record = export(model, workspace, position.step, tokens, history)
+    tag_run(workspace, record)
+    return record
 
 
 @contextmanager
@@ -187,6 +192,17 @@ def export(
         metrics={key: last[key] for key in ("loss", "learning_rate", "gradient_norm")},
     )
     return record.write(workspace)
+
+
+def tag_run(workspace: Path, record: TrainRecord) -> None:
+    """Let the MLflow run be found by what it made, and lead to the job that made it."""
+    with open_run(workspace) as tracked:
+        tracked.set_tags(
+            {
+                MODEL_HASH_TAG: record.model_hash,
+                "penstock.ray_job_id": os.environ.get(RAY_JOB_VARIABLE, ""),
+            }
+        )
 
 
 def end_of_text(tokenizer: Path) -> int:

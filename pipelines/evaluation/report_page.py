@@ -47,8 +47,7 @@ tbody tr + tr > * { border-top: 1px solid var(--line); }
 .bars .bar { width: 100%; }
 .bar i { display: block; height: 1.1rem; border-radius: 3px; background: var(--bar); }
 .model > * { font-weight: 650; }
-.model .bars .bar { width: 100%; }
-.bar i { background: var(--model); }
+.model .bar i { background: var(--model); }
 .files td:first-child { overflow-wrap: anywhere; }
 img { display: block; width: 100%; height: auto; }
 pre {

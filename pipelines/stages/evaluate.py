@@ -124,7 +124,8 @@ def _reported(
 
 
 def _kib(table: "pa.Table") -> float:
-    return sum(table["bytes"].to_pylist()) / 1024
+    size: int = sum(table["bytes"].to_pylist())
+    return size / 1024
 
 
 def _record(

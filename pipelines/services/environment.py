@@ -42,13 +42,13 @@ def platform_environment(settings: Settings) -> dict[str, str]:
     return environment
 
 
-def server_variables(settings: Settings, runtime: Path, ray_client_port: int) -> dict[str, str]:
+def server_variables(settings: Settings, runtime: Path) -> dict[str, str]:
     """What only supervisord and its programs read, on top of `platform_environment`."""
     return {
-        "PENSTOCK_SERVICES": str(settings.home / "services"),
-        "PENSTOCK_RUNTIME": str(runtime),  # also how `down` knows a process for ours
+        "PENSTOCK_RUNTIME": str(runtime),  # also how `down` knows a process for ours ...
+        "SPT_NOENV": "1",  # ... unless setproctitle writes a process's title over its environment
         "PENSTOCK_CPUS": str(max(2, os.cpu_count() or 1)),  # training asks for two workers
-        "PENSTOCK_RAY_CLIENT_PORT": str(ray_client_port),
+        "RAY_START_HOOK": "pipelines.services.ray_start.without_ray_client",
         "RAY_TMPDIR": str(runtime),
         # Fixed ports by default, which a second Ray on the machine would want too.
         "AUTOSCALER_METRIC_PORT": "0",

@@ -54,7 +54,8 @@ def _mlflow_answers(settings: Settings, _: Process) -> bool:
 def _ray_answers(settings: Settings, _: Process) -> bool:
     token = settings.ray_token_path.read_text()
     base = f"http://127.0.0.1:{settings.ray_port}"
-    return _get(f"{base}/api/jobs/", bearer=token) is not None
+    # The dashboard answers before the node is there to run anything.
+    return _get(f"{base}/api/v0/nodes?limit=1", bearer=token) is not None
 
 
 PARTS = (

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import PORTS_FILE, PROJECT, Settings
-from pipelines.core.storage import write_json, write_text
+from pipelines.core.storage import read_json, write_json, write_text
 from pipelines.services.airflow_config import write_airflow_config
 from pipelines.services.environment import BIN, platform_environment, server_variables
 from pipelines.services.parts import AIRFLOW, NAMES, PARTS, Part
-from pipelines.services.preflight import check_ports, free_port, make_runtime_folder
+from pipelines.services.preflight import check_ports, make_runtime_folder
 from pipelines.services.processes import end_processes, processes_of, wait_for_end
 from pipelines.services.secrets import ensure_secrets
 from pipelines.services.supervisor import Process, Supervisor, start_supervisord
@@ -54,7 +54,7 @@ def up(settings: Settings, on_ready: Callable[[str, float], None]) -> None:
     Calls `on_ready(part, seconds)` as each part answers.
 
     Raises:
-        UserError: a port is in use.
+        UserError: a port is in use, or the platform is up on other ports.
         PartFailedError: a part ended or did not answer in time.
     """
     began = time.monotonic()
@@ -62,6 +62,8 @@ def up(settings: Settings, on_ready: Callable[[str, float], None]) -> None:
         supervisor = _running_supervisor(settings)
         if supervisor is None:
             supervisor = _start(settings)
+        else:
+            _check_same_ports(settings)
         _start_stopped(settings, supervisor)
         _restart_for_new_code(settings, supervisor)
         _wait_until_ready(
@@ -97,7 +99,20 @@ def log_path(settings: Settings, part: str) -> Path:
     return settings.home / "services" / f"{part}.log"
 
 
+def _check_same_ports(settings: Settings) -> None:
+    given: dict[str, int] = read_json(settings.home / PORTS_FILE)
+    for variable, port in settings.ports.items():
+        if given[variable] != port:
+            raise UserError(
+                f"{variable} is {port}, but the platform is up on {given[variable]}; "
+                "unset it, or run `penstock down` first"
+            )
+
+
 def _start(settings: Settings) -> Supervisor:
+    leftover = _runtime(settings)  # of a platform whose supervisord was killed
+    if leftover is not None:
+        _end(settings, leftover)
     check_ports(settings)
     ensure_secrets(settings)
     write_airflow_config(settings)
@@ -107,8 +122,8 @@ def _start(settings: Settings) -> Supervisor:
     runtime = make_runtime_folder()
     write_text(_runtime_file(settings), str(runtime))
     write_json(settings.home / PORTS_FILE, settings.ports)
-    environment = platform_environment(settings) | server_variables(settings, runtime, free_port())
-    start_supervisord(environment)
+    environment = platform_environment(settings) | server_variables(settings, runtime)
+    start_supervisord(environment, services)
     supervisor = Supervisor(runtime)
     _wait_for(supervisor.is_running, "supervisord", log_path(settings, "supervisord"))
     return supervisor
@@ -171,23 +186,25 @@ def _wait_until_ready(
     settings: Settings, supervisor: Supervisor, on_ready: Callable[[str], None]
 ) -> None:
     deadline = time.monotonic() + START_LIMIT_S
-    first_pids: dict[str, int] = {}
-    waiting = list(PARTS)
-    while waiting:
+    pids: dict[str, set[int]] = {part.name: set() for part in PARTS}
+    ready: dict[str, int] = {}  # a part and the pid that answered
+    while True:
         processes = supervisor.processes()
-        for part in list(waiting):
-            process = processes[part.name]
-            # A part that ended is started again by supervisord: another pid, or a state of ruin.
-            pid = first_pids.setdefault(part.name, process.pid)
-            if process.stopped or process.state == "BACKOFF" or process.pid != pid:
-                raise _failure(settings, part.name, "ended while starting")
-            if part.answers(settings, process):
-                waiting.remove(part)
+        for name, process in processes.items():
+            # supervisord starts an ended part again: once may be a busy machine, twice is not.
+            pids[name] |= {process.pid} - {0}
+            if process.state in {"FATAL", "STOPPED"} or len(pids[name]) > 2:
+                raise _failure(settings, name, "ended while starting")
+        waiting = [part for part in PARTS if ready.get(part.name) != processes[part.name].pid]
+        if not waiting:
+            return
+        for part in waiting:
+            if part.answers(settings, processes[part.name]):
+                ready[part.name] = processes[part.name].pid
                 on_ready(part.name)
-        if waiting and time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             raise _failure(settings, waiting[0].name, f"gave no answer in {START_LIMIT_S:.0f} s")
-        if waiting:
-            time.sleep(_POLL_S)
+        time.sleep(0 if len(ready) == len(PARTS) else _POLL_S)
 
 
 def _failure(settings: Settings, name: str, what: str) -> PartFailedError:
@@ -204,7 +221,8 @@ def _end(settings: Settings, runtime: Path) -> None:
     if supervisor.is_running():
         wait_for_end(supervisor.shut_down())
     end_processes(ours | processes_of(runtime))
-    shutil.rmtree(runtime, ignore_errors=True)
+    if runtime.exists():  # a restart of the machine empties the temporary folder
+        shutil.rmtree(runtime)
     (settings.home / PORTS_FILE).unlink(missing_ok=True)
     _runtime_file(settings).unlink(missing_ok=True)
 

@@ -32,9 +32,9 @@ class Process:
         return self.state in _STOPPED
 
 
-def start_supervisord(environment: dict[str, str]) -> None:
-    """Start the daemon; its programs inherit `environment` and wait to be started."""
-    subprocess.run([BIN / "supervisord", "-c", CONFIG], env=environment, check=True)
+def start_supervisord(environment: dict[str, str], logs: Path) -> None:
+    """Start the daemon in the folder `logs`; its programs inherit `environment`."""
+    subprocess.run([BIN / "supervisord", "-c", CONFIG], env=environment, cwd=logs, check=True)
 
 
 class Supervisor:

@@ -1,0 +1,117 @@
+"""One real platform for the whole session, on free ports, in a folder whose path has a space."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelines.core.settings import PROJECT, Settings, load_settings
+from pipelines.services.environment import client_variables
+from pipelines.services.preflight import check_ports, free_port
+from pipelines.services.processes import processes_of
+
+PENSTOCK = Path(sys.prefix) / "bin" / "penstock"
+PORT_VARIABLES = (
+    "PENSTOCK_AIRFLOW_PORT",
+    "PENSTOCK_MLFLOW_PORT",
+    "PENSTOCK_RAY_PORT",
+    "PENSTOCK_RAY_GCS_PORT",
+)
+# Set in a shell that ran `eval "$(penstock env)"`: they would point the tests at that platform.
+FOREIGN = ("MLFLOW_TRACKING_URI", "PENSTOCK_AIRFLOW_URL", "RAY_API_SERVER_ADDRESS")
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A platform that `penstock up` started."""
+
+    settings: Settings
+    environment: dict[str, str]  # for a command of the tests
+    runtime: Path
+
+    def penstock(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run the command against this platform."""
+        return subprocess.run(
+            [PENSTOCK, *arguments],
+            env=self.environment,
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    def processes(self) -> set[psutil.Process]:
+        """All that `up` started, to the last grandchild."""
+        return processes_of(self.runtime)
+
+
+@pytest.fixture(scope="session")
+def platform() -> Iterator[Platform]:
+    """Airflow, Ray and MLflow, really up; takes most of a minute once a session."""
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock test ") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        home = Path(folder) / "home"
+        for variable in FOREIGN:
+            patch.delenv(variable, raising=False)
+        patch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+        patch.setenv("PENSTOCK_HOME", str(home))
+        for variable in PORT_VARIABLES:
+            patch.setenv(variable, str(free_port()))
+        settings = load_settings()
+        environment = dict(os.environ) | client_variables(settings)
+        # The platform is the session's, the environment is not: later tests see their own.
+        patch.undo()
+        up = subprocess.run([PENSTOCK, "up"], env=environment, capture_output=True, text=True)
+        try:
+            assert up.returncode == 0, f"{up.stderr}\n{_last_lines(home)}"
+            runtime = Path((home / "services" / "runtime").read_text())
+            yield Platform(settings, environment, runtime)
+        finally:
+            began = time.monotonic()
+            subprocess.run([PENSTOCK, "down"], env=environment, check=True)
+            seconds = time.monotonic() - began
+        assert_nothing_is_left(settings, runtime, seconds)
+
+
+def _last_lines(home: Path) -> str:
+    logs = sorted((home / "services").glob("*.log"))
+    return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-2000:]}" for log in logs)
+
+
+def assert_nothing_is_left(settings: Settings, runtime: Path, seconds: float) -> None:
+    """After `down`: no process, no temporary folder, no port, and not a minute's wait for it."""
+    assert not processes_of(runtime)
+    assert not runtime.exists()
+    check_ports(settings)
+    assert seconds < 20  # 15 on a machine with nothing else to do
+
+
+@pytest.fixture
+def platform_variables(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> Platform:
+    """The platform, with this process's environment pointing at it for one test."""
+    for variable, value in client_variables(platform.settings).items():
+        monkeypatch.setenv(variable, value)
+    return platform
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(platform: Platform) -> Iterator[str]:
+    """The platform's Ray, connected to for a module's tests; gives its address."""
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in client_variables(platform.settings).items():
+            patch.setenv(variable, value)
+        import ray
+
+        address = f"127.0.0.1:{platform.settings.ray_gcs_port}"
+        ray.init(address=address, log_to_driver=False)
+        yield address
+        ray.shutdown()

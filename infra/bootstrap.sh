@@ -18,14 +18,14 @@ wanted() { # scripts of a virtual environment hold its path: a moved project is 
 
 find_python() {
     local name
-    for name in python3 python3.12 python3.11; do
-        if "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13)
+    for name in python3 python3.13 python3.12 python3.11; do
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11)
                 or sys.implementation.name != "cpython")' 2>/dev/null; then
             echo "$name"
             return
         fi
     done
-    die "CPython 3.11 or 3.12 is needed; python3 here is: $(python3 --version 2>&1 || true)"
+    die "CPython 3.11 or newer is needed; python3 here is: $(python3 --version 2>&1 || true)"
 }
 
 make_venv() {

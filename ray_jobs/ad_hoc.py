@@ -20,7 +20,7 @@ from pipelines.core.recipe_files import dump_yaml, load_recipe, with_absolute_pa
 from pipelines.core.records import record_path
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import write_text
-from pipelines.data.sources import fingerprint
+from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.ledger.workspace import Run
 from pipelines.stages import preprocess
 from pipelines.stages.run_tracking import close_tracking, open_tracking
@@ -58,7 +58,7 @@ def _parse(arguments: Sequence[str]) -> Recipe:
 
 def _open(recipe: Recipe) -> Path:
     """The workspace of this recipe on this source."""
-    source = fingerprint(recipe.data.source)
+    source = fingerprint_inputs(recipe.data)
     key = hashlib.sha256(f"{recipe.fingerprint()} {source}".encode()).hexdigest()[:12]
     workspace = load_settings().runs / f"ad-hoc-{recipe.name}-{key}"
     if record_path(workspace, STAGE).is_file():

@@ -70,7 +70,6 @@ class DatasetRef(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
     vocab_size: int
     train: Split
     validation: Split

@@ -57,7 +57,6 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
     """Write the page: HTML with its styles and its picture inside."""
     record, train = evaluation.record, evaluation.train
     page = PAGE.substitute(
-        name=escape(evaluation.preprocess.dataset.name),
         bits_per_byte=f"{record.bits_per_byte:.3f}",
         perplexity=f"{record.perplexity:,.2f}",
         parameters=_short(train.parameters),

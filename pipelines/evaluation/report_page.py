@@ -7,7 +7,7 @@ PAGE = Template("""<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Evaluation of $name</title>
+<title>Evaluation</title>
 <style>
 :root {
   color-scheme: light dark;
@@ -59,7 +59,7 @@ pre b { color: var(--model); }
 </style>
 </head>
 <body>
-<h1>$name</h1>
+<h1>Evaluation</h1>
 <p>Measured on $documents held-out documents, $held_out of text that training never saw.</p>
 
 <section class="figures">

@@ -17,7 +17,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.recipe_files import with_absolute_paths
 from pipelines.core.records import record_path
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.data.sources import fingerprint
+from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.ledger import stage_cache
 from pipelines.ledger.workspace import RUN_FILE, open_workspace, workspace_path
 from pipelines.orchestration.links import MlflowRunLink
@@ -59,7 +59,7 @@ class PrepareOperator(BaseOperator):
         conf: Mapping[str, Any] = context["dag_run"].conf or {}
         recipe = with_absolute_paths(recipe_from(context["params"], conf), PROJECT)
         supported(recipe)
-        source = fingerprint(recipe.data.source)
+        source = fingerprint_inputs(recipe.data)
         return open_workspace(PROJECT, load_settings().home, run_id, recipe, source)
 
 

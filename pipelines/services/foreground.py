@@ -9,7 +9,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import override_values
 from pipelines.core.settings import PROJECT, Settings
-from pipelines.data.sources import fingerprint
+from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.ledger import stage_cache
 from pipelines.ledger.workspace import open_workspace, project_state
 from pipelines.stages.runner import INPUTS, forget_error, stage_environment
@@ -21,7 +21,7 @@ def run_foreground(stage: str, recipe: Recipe, settings: Settings) -> tuple[Path
     The workspace belongs to this code, recipe and data: another call with the same goes on there.
     """
     recipe = override_values(recipe, {"resources.workers": 1})  # one process: world size 1
-    source = fingerprint(recipe.data.source)
+    source = fingerprint_inputs(recipe.data)
     identity = f"{project_state(PROJECT)}{recipe.fingerprint()}{source}"
     run_id = f"stage-{recipe.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     workspace = open_workspace(PROJECT, settings.home, run_id, recipe, source)

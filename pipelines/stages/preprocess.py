@@ -15,7 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Data, Recipe
 from pipelines.core.records import DatasetRef, PreprocessRecord, Shard, Split, output_folder
@@ -58,10 +57,9 @@ def run(
     _make_tokenizer(recipe.data, folder, map_ordered)
     encoder = Encoder(folder / "tokenizer")
     splits = _write_shards(recipe.data, folder, workspace, encoder.vocab_size, map_ordered)
-    _check_length(recipe.data, splits[TRAIN])
     stats = tally.to_dict() | _token_stats(recipe.data, splits, encoder.vocab_size)
     write_json(folder / "stats.json", stats)
-    dataset = DatasetRef(name=recipe.name, vocab_size=encoder.vocab_size, **splits)
+    dataset = DatasetRef(vocab_size=encoder.vocab_size, **splits)
     return PreprocessRecord(dataset=dataset, stats=stats).write(workspace)
 
 
@@ -184,15 +182,6 @@ def _shards(writer: RollingShardWriter, folder: Path) -> tuple[Shard, ...]:
         )
         for prefix, tokens in writer.tokens.items()
     )
-
-
-def _check_length(data: Data, train: Split) -> None:
-    needed = data.sequence_length + 1  # a sample and the token after its last
-    if train.tokens < needed:
-        raise UserError(
-            f"{describe(data.source)}: the training split has {train.tokens} tokens, one sample "
-            f"needs {needed}; give more text or lower data.sequence_length"
-        )
 
 
 def _token_stats(data: Data, splits: dict[str, Split], vocab_size: int) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from pipelines.core.log import rank
 from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef, PreprocessRecord, TrainRecord, output_folder
-from pipelines.core.storage import folder_hash, read_json
+from pipelines.core.storage import folder_hash
+from pipelines.data.tokenizer import Encoder
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.huggingface import load_pretrained, save_pretrained
@@ -37,7 +38,6 @@ STAGE = TrainRecord.stage
 MODEL = "model"
 CHECKPOINTS = "checkpoints"
 HISTORY = "history.jsonl"
-END_OF_TEXT = "<|endoftext|>"
 
 
 def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainRecord | None:
@@ -180,7 +180,7 @@ def export(
     output = output_folder(workspace, STAGE)
     tokenizer = output_folder(workspace, PreprocessRecord.stage) / "tokenizer"
     shutil.copytree(tokenizer, output / MODEL)
-    save_pretrained(model, output / MODEL, end_of_text=end_of_text(tokenizer))
+    save_pretrained(model, output / MODEL, end_of_text=Encoder(tokenizer).end_id)
     shutil.copyfile(workspace / CHECKPOINTS / HISTORY, output / HISTORY)
     last = history.points[-1]
     record = TrainRecord(
@@ -203,9 +203,3 @@ def tag_run(workspace: Path, record: TrainRecord) -> None:
                 "penstock.ray_job_id": os.environ.get(RAY_JOB_VARIABLE, ""),
             }
         )
-
-
-def end_of_text(tokenizer: Path) -> int:
-    """The id of the token that ends each document."""
-    added = read_json(tokenizer / "tokenizer.json")["added_tokens"]
-    return next(int(token["id"]) for token in added if token["content"] == END_OF_TEXT)

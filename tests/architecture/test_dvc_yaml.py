@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.core.recipe_files import dump_yaml, get_dotted, load_recipe
+from pipelines.core.recipe_files import dump_yaml, get_dotted, leaves, load_recipe
 from pipelines.core.records import STAGES
 from pipelines.core.settings import DEFAULT_RECIPE
 from pipelines.stages.runner import INPUTS
@@ -47,6 +47,26 @@ def test_params_exist_in_the_recipe():
     for stage in DVC.values():
         for key in stage["params"][0]["params.yaml"]:
             get_dotted(recipe, key)
+
+
+# A change of these alone changes no stage's result: paths stand for content that source.json holds,
+# the number of workers is environment.json's world_size.
+KEYS_OF_NO_STAGE = {
+    "description",
+    "data.source.path",
+    "data.tokenizer.path",
+    "resources.workers",
+}
+
+
+def test_every_key_of_a_recipe_is_some_stages_parameter():
+    read = {key for stage in DVC.values() for key in stage["params"][0]["params.yaml"]}
+    unread = {
+        leaf.key
+        for leaf in leaves()
+        if not any(leaf.key == key or leaf.key.startswith(f"{key}.") for key in read)
+    }
+    assert unread == KEYS_OF_NO_STAGE
 
 
 def test_params_yaml_is_the_default_recipe():

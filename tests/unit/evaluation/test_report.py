@@ -32,7 +32,7 @@ def evaluation(documents: int = 12) -> Evaluation:
             samples=(),
         ),
         preprocess=PreprocessRecord(
-            dataset=DatasetRef(name="a & b", vocab_size=1024, train=split, validation=split),
+            dataset=DatasetRef(vocab_size=1024, train=split, validation=split),
             stats={"documents": {"in": 1739, "kept": 1739, "dropped": {}}},
         ),
         train=TrainRecord(
@@ -81,7 +81,6 @@ def test_nothing_is_fetched(curve: Path) -> None:
 def test_text_is_escaped(curve: Path) -> None:
     page = written(evaluation(), curve)
     assert "<pre><b>&lt;script&gt;</b>alert(&#x27;&amp;&#x27;)\n  &lt;/pre&gt;</pre>" in page
-    assert "<h1>a &amp; b</h1>" in page
 
 
 def test_bars_stand_in_order_and_the_longest_is_full(curve: Path) -> None:

@@ -73,7 +73,7 @@ def trained(tmp_path, home, mlflow_client, mlflow_run):
         write_json(workspace / "run.json", facts)
         documents = documents_in(workspace / "outputs/preprocess/documents")
         split = Split(documents=3, bytes=50, tokens=53, shards=())
-        dataset = DatasetRef(name="small", vocab_size=257, train=split, validation=split)
+        dataset = DatasetRef(vocab_size=257, train=split, validation=split)
         PreprocessRecord(dataset=dataset, stats={}).write(workspace)
         folder = workspace / "outputs/train/model"
         shutil.copytree(model, folder)

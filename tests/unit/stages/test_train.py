@@ -67,7 +67,6 @@ def make_workspace(workspace: Path) -> Path:
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(config))
     dataset = DatasetRef(
-        name="tiny",
         vocab_size=VOCABULARY,
         train=write_split(folder, "train", 0),
         validation=write_split(folder, "validation", 1),

@@ -48,7 +48,6 @@ def write_split(preprocess, name, texts):
 def write_dataset(workspace, train, validation):
     preprocess = workspace / "outputs" / "preprocess"
     dataset = DatasetRef(
-        name="small",
         vocab_size=257,
         train=write_split(preprocess, "train", train),
         validation=write_split(preprocess, "validation", validation),

@@ -31,10 +31,13 @@ def test_every_socket_listens_on_loopback(platform: Platform) -> None:
 
 def test_a_second_up_is_quick_and_changes_nothing(platform: Platform) -> None:
     before = _pids(platform)
-    began = time.monotonic()
-    result = platform.penstock("up")
-    assert result.returncode == 0, result.stderr
-    assert time.monotonic() - began < 2
+    seconds = []
+    for _ in range(3):  # the best of three: what else the machine does must not decide this
+        began = time.monotonic()
+        result = platform.penstock("up")
+        seconds.append(time.monotonic() - began)
+        assert result.returncode == 0, result.stderr
+    assert min(seconds) < 2, f"{seconds}\n{result.stdout}"
     assert _pids(platform) == before
 
 

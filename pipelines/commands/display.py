@@ -79,9 +79,9 @@ def _end_row(bars: Bars, rows: dict[str, TaskID], name: str, state: str) -> None
 
 
 def _scores(evaluate: EvaluateRecord) -> Table:
-    table = Table(title="held-out bits per byte (lower is better)", title_justify="left")
-    table.add_column("model")
-    table.add_column("bits per byte", justify="right")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("bits per byte of held-out text, lower is better")
+    table.add_column("", justify="right")
     rows = {"this model": evaluate.bits_per_byte, **evaluate.baselines}
     for name, value in sorted(rows.items(), key=lambda row: row[1]):
         style = "bold green" if name == "this model" else ""

@@ -44,7 +44,7 @@ class ProgressWriter:
         self._path = workspace / PROGRESS_FILE
         self._stage = stage
         self._interval = interval
-        self._started = time.monotonic()
+        self._first: tuple[float, float] | None = None  # done and time: a resumed job begins late
         self._last = float("-inf")
 
     def write(
@@ -61,8 +61,9 @@ class ProgressWriter:
         if not force and now - self._last < self._interval:
             return
         self._last = now
-        elapsed = now - self._started
-        rate = done / elapsed if elapsed > 0 else None
+        self._first = self._first or (done, now)
+        gained, elapsed = done - self._first[0], now - self._first[1]
+        rate = gained / elapsed if elapsed > 0 else None
         eta = (total - done) / rate if total and rate else None
         progress = Progress(
             stage=self._stage, done=done, total=total, unit=unit, rate=rate, eta=eta, loss=loss

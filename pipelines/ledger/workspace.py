@@ -34,6 +34,7 @@ class Run(BaseModel):
     dirty: bool  # whether tracked files differed from the commit; see uncommitted.diff
     recipe_fingerprint: str
     mlflow_run_id: str | None = None
+    mlflow_address: str | None = None  # the run's page
 
     @classmethod
     def read(cls, workspace: Path) -> "Run":

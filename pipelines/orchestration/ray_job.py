@@ -8,12 +8,12 @@ failed or stopped → the next n. Ray refuses a known id, so two walkers can't m
 import asyncio
 import hashlib
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -52,7 +52,7 @@ class RayJobOperator(BaseOperator):
     """
 
     template_fields = ("workspace",)
-    operator_extra_links = (RayJobLink(),)
+    operator_extra_links: Collection[BaseOperatorLink] = (RayJobLink(),)
 
     def __init__(
         self,

@@ -19,8 +19,8 @@ from pipelines.core.records import record_path
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.ledger import stage_cache
-from pipelines.ledger.workspace import RUN_FILE, open_workspace, workspace_path
-from pipelines.orchestration.links import MlflowRunLink
+from pipelines.ledger.workspace import RUN_FILE, Run, open_workspace, workspace_path
+from pipelines.orchestration.links import MlflowRunLink, RayJobLink
 from pipelines.orchestration.ray_job import RayJobOperator
 from pipelines.orchestration.trigger_form import recipe_from
 from pipelines.stages.publishing import publish_cached
@@ -99,6 +99,8 @@ class StageOperator(BaseOperator):
 class RayStageOperator(RayJobOperator):
     """A heavy stage: a Ray job that runs `ray_jobs.<stage>` from the workspace."""
 
+    operator_extra_links = (RayJobLink(), MlflowRunLink())
+
     def __init__(self, *, workspace: str, **kwargs: Any) -> None:
         stage = kwargs["task_id"]
         super().__init__(workspace=workspace, entrypoint=f"python -m ray_jobs.{stage}", **kwargs)
@@ -108,6 +110,16 @@ class RayStageOperator(RayJobOperator):
         """Whether the stage cache held the result."""
         self._cached = _restored(Path(self.workspace), self.task_id)
         return self._cached
+
+    def execute(self, context: "Context") -> Any:
+        """Restore the stage, or attach to its job, or submit it and defer."""
+        self._show_mlflow_run(context)
+        return super().execute(context)
+
+    def resume(self, context: "Context", event: dict[str, Any]) -> Any:
+        """Go on after the job's end, in a new process."""
+        self._show_mlflow_run(context)
+        return super().resume(context, event)
 
     def has_result(self) -> bool:
         """Whether the stage wrote its record, which it does last."""
@@ -119,6 +131,10 @@ class RayStageOperator(RayJobOperator):
             stage_cache.commit(Path(self.workspace), self.task_id)
         super().finish()
         return {"stage": self.task_id, "cached": self._cached}
+
+    def _show_mlflow_run(self, context: "Context") -> None:
+        if address := Run.read(Path(self.workspace)).mlflow_address:
+            MlflowRunLink().show(self, context, address)
 
 
 def close_failed_run(context: "Context") -> None:

@@ -24,8 +24,9 @@ def open_tracking(workspace: Path) -> str:
     }
     settings = load_settings()
     run_id = start_run(settings, recipe.name, run.dag_run_id, tags, recipe.to_dict())
-    run.model_copy(update={"mlflow_run_id": run_id}).write(workspace)
-    return run_address(run_id)
+    address = run_address(run_id)
+    run.model_copy(update={"mlflow_run_id": run_id, "mlflow_address": address}).write(workspace)
+    return address
 
 
 def close_tracking(workspace: Path, status: str) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 RUN_FILE = "run.json"
 DAG_RUN_TAG = "penstock.dag_run_id"
 CACHED_FROM_TAG = "penstock.cached_from"
+KIND_TAG = "mlflow.experimentKind"  # MLflow's pages show training curves first, not chats
 
 _log = logging.getLogger(__name__)
 _METRICS_A_BATCH = 1000  # MLflow's limits
@@ -215,7 +216,7 @@ def experiment_id(client: "MlflowClient", name: str) -> str:
     if found := client.get_experiment_by_name(name):
         return str(found.experiment_id)
     try:
-        return str(client.create_experiment(name))
+        return str(client.create_experiment(name, tags={KIND_TAG: "custom_model_development"}))
     except MlflowException:
         if found := client.get_experiment_by_name(name):
             return str(found.experiment_id)

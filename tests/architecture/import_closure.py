@@ -22,6 +22,7 @@ ENTRY_MODULES = {
 def module_files(stage: str) -> list[str]:
     """Paths of the modules that a stage imports, sorted."""
     graph = grimp.build_graph("pipelines", "ray_jobs")
+    graph.remove_module("ray_jobs.ad_hoc")  # an ad-hoc job runs beside the cache, not in it
     modules = set()
     for entry in ENTRY_MODULES[stage]:
         modules |= {entry} | graph.find_upstream_modules(entry)

@@ -33,32 +33,25 @@ with DAG(
         task_id="prepare",
         doc_md="Check the recipe, clone the project into the run's workspace, open the MLflow run.",
     )
-    workspace = prepare.output
-
     preprocess = RayStageOperator(
         task_id="preprocess",
-        workspace=workspace,
         doc_md="Ray Data: read, normalise, drop duplicates, train the tokenizer, write shards.",
     )
     validate = StageOperator(
         task_id="validate",
-        workspace=workspace,
         doc_md="Great Expectations: a failing expectation stops the run before a GPU is asked for.",
     )
     train = RayStageOperator(
         task_id="train",
-        workspace=workspace,
         doc_md="Ray Train: the decoder, from the last complete checkpoint where there is one.",
     )
     evaluate = RayStageOperator(
         task_id="evaluate",
-        workspace=workspace,
         doc_md="Bits per byte on held-out documents, beside n-gram and xz baselines; samples.",
     )
     register = StageOperator(
         task_id="register",
-        workspace=workspace,
         doc_md="Compare with the champion: promote, refuse, or leave unchanged.",
     )
 
-    preprocess >> validate >> train >> evaluate >> register
+    prepare >> preprocess >> validate >> train >> evaluate >> register

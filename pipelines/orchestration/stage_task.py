@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
+# A template and no XComArg: the graph shows a chain, not an edge from `prepare` to every stage.
+PREPARED = "{{ ti.xcom_pull(task_ids='prepare') }}"
+
+
 class PrepareOperator(BaseOperator):
     """Opens the run: checks the recipe, makes the workspace, begins the MLflow run."""
 
@@ -68,7 +72,7 @@ class StageOperator(BaseOperator):
 
     template_fields = ("workspace",)
 
-    def __init__(self, *, workspace: str, **kwargs: Any) -> None:
+    def __init__(self, *, workspace: str = PREPARED, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.workspace = workspace
         self._hook = SubprocessHook()
@@ -101,7 +105,7 @@ class RayStageOperator(RayJobOperator):
 
     operator_extra_links = (RayJobLink(), MlflowRunLink())
 
-    def __init__(self, *, workspace: str, **kwargs: Any) -> None:
+    def __init__(self, *, workspace: str = PREPARED, **kwargs: Any) -> None:
         stage = kwargs["task_id"]
         super().__init__(workspace=workspace, entrypoint=f"python -m ray_jobs.{stage}", **kwargs)
         self._cached = False

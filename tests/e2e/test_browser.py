@@ -49,7 +49,7 @@ def test_a_person_logs_in_sees_the_green_run_and_opens_its_mlflow_run(page, plat
     page.get_by_text("6 Task Instances").wait_for()
     assert page.get_by_text("Success", exact=True).count() == 7  # the run and its six tasks
 
-    page.goto(f"{settings.airflow_url}/dags/llm_pipeline/runs/{run_id}/tasks/prepare")
+    page.goto(f"{settings.airflow_url}/dags/llm_pipeline/runs/{run_id}/tasks/train/details")
     link = page.get_by_role("link", name="MLflow run")
     address = link.get_attribute("href")
     assert first_run["mlflow_run_id"] in address
@@ -62,7 +62,7 @@ def test_a_person_logs_in_sees_the_green_run_and_opens_its_mlflow_run(page, plat
 def test_the_training_task_links_to_its_ray_job(page, platform, first_run):
     page.goto(
         f"{platform.settings.airflow_url}/dags/llm_pipeline/runs/"
-        f"{first_run['dag_run_id']}/tasks/train"
+        f"{first_run['dag_run_id']}/tasks/train/details"
     )
     address = page.get_by_role("link", name="Ray job").get_attribute("href")
     assert address.startswith(f"{platform.settings.ray_url}/#/jobs/penstock-")

@@ -73,7 +73,6 @@ def test_the_mlflow_run_tells_the_whole_story(platform_variables, first_run):
         steps = [point.step for point in history]
         assert len(steps) >= 5
         assert len(set(steps)) == len(steps), f"{name}: a step was logged twice"
-    assert any(name.startswith("system/") for name in run.data.metrics)
     artifacts = {item.path for item in client.list_artifacts(run.info.run_id, "evaluate")}
     assert {"evaluate/report.html", "evaluate/loss_curve.png"} <= artifacts
 

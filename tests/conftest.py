@@ -101,17 +101,3 @@ def platform_variables(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> P
     for variable, value in client_variables(platform.settings).items():
         monkeypatch.setenv(variable, value)
     return platform
-
-
-@pytest.fixture(scope="module")
-def ray_cluster(platform: Platform) -> Iterator[str]:
-    """The platform's Ray, connected to for a module's tests; gives its address."""
-    with pytest.MonkeyPatch.context() as patch:
-        for variable, value in client_variables(platform.settings).items():
-            patch.setenv(variable, value)
-        import ray
-
-        address = f"127.0.0.1:{platform.settings.ray_gcs_port}"
-        ray.init(address=address, log_to_driver=False)
-        yield address
-        ray.shutdown()

@@ -204,7 +204,6 @@ def test_one_malformed_line_is_counted_and_named(corpus: Path, workspace: Path) 
         ("bad.jsonl", b'{"text": "good"}\n{bad\n', "bad.jsonl:2: not JSON"),
         ("field.jsonl", b'{"body": "a"}\n', "field.jsonl:1: no field 'text' among 'body'"),
         ("one.jsonl", b'{"text": "a"}\n{"text": "a"}\n', "only 1 document is left of 2, 1 dupl"),
-        ("short.jsonl", b'{"text": "a"}\n{"text": "b"}\n', "the training split has 2 tokens"),
     ],
 )
 def test_bad_input_is_one_line_with_the_file(

@@ -4,17 +4,16 @@ A stage's pretended output depends on its inputs' bytes, as a real one does.
 """
 
 import hashlib
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from pipelines.core.recipe_files import load_recipe
-from pipelines.core.settings import PROJECT
 from pipelines.ledger import stage_cache
 from pipelines.ledger.workspace import open_workspace
 from pipelines.stages.runner import INPUTS
+from tests.project_copy import copy_project
 
 CACHED_STAGES = ("preprocess", "validate", "train", "evaluate")
 
@@ -30,12 +29,7 @@ def git(folder: Path, *arguments: str) -> str:
 def original(tmp_path_factory) -> Path:
     """A copy of the project's files as they are now, committed, with every stage in the cache."""
     folder = tmp_path_factory.mktemp("cache truth") / "project"
-    for name in git(PROJECT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split(
-        "\0"
-    ):
-        if name and (PROJECT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(PROJECT / name, folder / name)
+    copy_project(folder)
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--message", "copy")

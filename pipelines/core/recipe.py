@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+Count = Annotated[int, Field(ge=1)]
+
 
 class Section(BaseModel):
     """A frozen part of a recipe that refuses keys it does not know."""
@@ -164,7 +166,13 @@ class Register(Section):
 class Resources(Section):
     """What a stage asks of Ray."""
 
-    workers: int | tuple[int, int] = Field(2, description="Train workers: n, or [min, max]")
+    workers: Count | tuple[Count, Count] = Field(2, description="Train workers: n, or [min, max]")
+
+    @model_validator(mode="after")
+    def _range_ascends(self) -> Self:
+        if isinstance(self.workers, tuple) and self.workers[0] > self.workers[1]:
+            raise ValueError(f"workers {list(self.workers)}: the first is the least, then the most")
+        return self
 
 
 class Recipe(Section):
@@ -172,7 +180,7 @@ class Recipe(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     description: str = ""
-    seed: int = _form(42, "Of everything random")
+    seed: int = _form(42, "Of everything random", ge=0, lt=2**63)
     data: Data = Data()
     validation: Validation = Validation()
     model: Model = Model()

@@ -17,7 +17,13 @@ from pydantic import BaseModel, ConfigDict
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml, parse_recipe
-from pipelines.core.storage import fresh_folder, read_json, write_json, write_text
+from pipelines.core.storage import (
+    folder_hash,
+    fresh_folder,
+    read_json,
+    write_json,
+    write_text,
+)
 
 RUN_FILE = "run.json"
 PATCH_FILE = "uncommitted.diff"
@@ -109,7 +115,7 @@ def read_recipe(workspace: Path) -> Recipe:
 
 
 def environment(workspace: Path, recipe: Recipe) -> dict[str, Any]:
-    """What besides code, data and recipe decides a result: packages, Python, device, world size."""
+    """What besides code, data and recipe decides a result, by content where it is a file."""
     lock = (workspace / "requirements.lock").read_bytes()
     return {
         "lock": hashlib.sha256(lock).hexdigest(),
@@ -117,7 +123,16 @@ def environment(workspace: Path, recipe: Recipe) -> dict[str, Any]:
         "machine": platform.machine(),
         "device": "cuda" if Path("/proc/driver/nvidia/version").exists() else "cpu",
         "world_size": recipe.resources.workers,
+        "init_from": _weights_hash(recipe.model.init_from),
     }
+
+
+def _weights_hash(folder: str | None) -> str | None:
+    if folder is None:
+        return None
+    if not Path(folder).is_dir():
+        raise UserError(f"model.init_from = {folder}: no such folder; give a Hugging Face folder")
+    return folder_hash(Path(folder))
 
 
 def _configure_dvc(workspace: Path, cache: Path) -> None:

@@ -1,9 +1,11 @@
 """Airflow's REST API, as far as `penstock run` needs it."""
 
 import time
+from collections.abc import Generator
 from typing import Any
 
 import httpx
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import Settings
@@ -12,27 +14,27 @@ from pipelines.services.secrets import AIRFLOW_USER
 _API = "/api/v2"
 _TIMEOUT_S = 30.0
 _DAG_APPEARS_S = 60.0  # after a start: the dag-processor's first look
+_NOT_ACCEPTED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)  # expired, not ours
+_PATIENCE_S = 120.0  # a restart of the api-server takes half a minute
 
 
 class AirflowApi:
-    """A client that has logged in.
+    """A client that logs in, and again when its token has expired.
 
     Raises:
         UserError: nobody answers; the platform is not up.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._client = httpx.Client(base_url=settings.airflow_url, timeout=_TIMEOUT_S)
+        self._client = httpx.Client(
+            base_url=settings.airflow_url, timeout=_TIMEOUT_S, auth=_Login(settings)
+        )
         try:
-            password = settings.airflow_password_path.read_text(encoding="utf-8").strip()
-            login = {"username": AIRFLOW_USER, "password": password}
-            response = self._client.post("/auth/token", json=login)
+            self._client.get(f"{_API}/version").raise_for_status()
         except (FileNotFoundError, httpx.ConnectError):
             raise UserError(
                 f"Airflow does not answer at {settings.airflow_url}: start it with `penstock up`"
             ) from None
-        response.raise_for_status()
-        self._client.headers["Authorization"] = f"Bearer {response.json()['access_token']}"
 
     def wait_for_dag(self, dag_id: str) -> None:
         """Wait until the dag-processor has read a DAG's file.
@@ -42,20 +44,16 @@ class AirflowApi:
         """
         deadline = time.monotonic() + _DAG_APPEARS_S
         while self._client.get(f"{_API}/dags/{dag_id}").status_code == httpx.codes.NOT_FOUND:
-            if errors := self._get(f"{_API}/importErrors")["import_errors"]:
+            if errors := self._get(f"{_API}/importErrors").json()["import_errors"]:
                 reason = errors[0]["stack_trace"].strip().splitlines()[-1]
                 raise UserError(f"{errors[0]['filename']} can't be imported: {reason}")
             if time.monotonic() > deadline:
                 raise UserError(f"Airflow knows no DAG {dag_id}; see `penstock logs dag-processor`")
             time.sleep(0.5)
 
-    def unpause(self, dag_id: str) -> bool:
-        """Let a DAG's runs start; True where it was paused."""
-        path = f"{_API}/dags/{dag_id}"
-        paused: bool = self._get(path)["is_paused"]
-        if paused:
-            self._client.patch(path, json={"is_paused": False}).raise_for_status()
-        return paused
+    def unpause(self, dag_id: str) -> None:
+        """Let a DAG's runs start: those of a paused one stay queued."""
+        self._client.patch(f"{_API}/dags/{dag_id}", json={"is_paused": False}).raise_for_status()
 
     def trigger(self, dag_id: str, run_id: str, conf: dict[str, Any]) -> None:
         """Queue a run."""
@@ -64,26 +62,51 @@ class AirflowApi:
 
     def run_state(self, dag_id: str, run_id: str) -> str:
         """`queued`, `running`, `success` or `failed`."""
-        return str(self._get(f"{_API}/dags/{dag_id}/dagRuns/{run_id}")["state"])
+        return str(self._get(f"{_API}/dags/{dag_id}/dagRuns/{run_id}").json()["state"])
 
     def tasks(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
         """The run's task instances by task id."""
-        page = self._get(f"{_API}/dags/{dag_id}/dagRuns/{run_id}/taskInstances")
+        page = self._get(f"{_API}/dags/{dag_id}/dagRuns/{run_id}/taskInstances").json()
         return {task["task_id"]: task for task in page["task_instances"]}
 
     def result(self, dag_id: str, run_id: str, task_id: str) -> Any:
-        """What a task returned, or None."""
-        path = (
-            f"{_API}/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
-            "/xcomEntries/return_value"
-        )
-        response = self._client.get(path, params={"deserialize": True})
-        if response.status_code == httpx.codes.NOT_FOUND:
-            return None
-        response.raise_for_status()
+        """What a task that succeeded returned."""
+        path = f"{_API}/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
+        response = self._get(f"{path}/xcomEntries/return_value", deserialize=True)
         return response.json()["value"]
 
-    def _get(self, path: str) -> Any:
-        response = self._client.get(path)
+    @retry(
+        retry=retry_if_exception_type(httpx.TransportError),
+        stop=stop_after_delay(_PATIENCE_S),
+        wait=wait_fixed(1),
+        reraise=True,
+    )
+    def _get(self, path: str, **params: Any) -> httpx.Response:
+        """Read, however busy the api-server is; a run that is followed goes on without us."""
+        return self._client.get(path, params=params).raise_for_status()
+
+
+class _Login(httpx.Auth):
+    """A bearer token, fetched with the user's password, and again when it is not accepted."""
+
+    requires_response_body = True
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = f"{settings.airflow_url}/auth/token"
+        self._password_path = settings.airflow_password_path
+        self._token: str | None = None
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Send the request with the token that is there; log in where it is not accepted."""
+        if self._token:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+            response = yield request
+            if response.status_code not in _NOT_ACCEPTED:
+                return
+        password = self._password_path.read_text(encoding="utf-8").strip()
+        login = {"username": AIRFLOW_USER, "password": password}
+        response = yield httpx.Request("POST", self._url, json=login)
         response.raise_for_status()
-        return response.json()
+        self._token = response.json()["access_token"]
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        yield request

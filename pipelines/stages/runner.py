@@ -7,6 +7,7 @@ people only.
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from pipelines.core.log import set_up_logging
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import output_folder, record_path
 from pipelines.core.settings import load_settings
-from pipelines.core.storage import read_json, write_json
+from pipelines.core.storage import read_json, write_json, write_text
 from pipelines.ledger.workspace import read_recipe
 
 _log = logging.getLogger(__name__)
 ERROR_FILE = "error.json"
+TRACEBACK_FILE = "error.log"
 RAY_JOB_VARIABLE = "PENSTOCK_RAY_JOB_ID"  # a job's own submission id
 
 StageFunction = Callable[[Recipe, Path], object]
@@ -34,7 +36,6 @@ def run_stage(stage: str, run: StageFunction) -> None:
         run(read_recipe(workspace), workspace)
     except UserError as error:
         keep_error(workspace, stage, error)
-        _log.debug("traceback of the error below", exc_info=True)
         sys.stderr.write(f"{stage}: {error}\n")
         sys.exit(EXIT_USER_ERROR)
 
@@ -55,8 +56,9 @@ def stage_environment(workspace: Path) -> dict[str, str]:
 
 
 def keep_error(workspace: Path, stage: str, error: UserError) -> None:
-    """Leave a person's error where `user_error` finds it."""
+    """Leave a person's error where `user_error` finds it, and its traceback beside it."""
     write_json(workspace / ERROR_FILE, {"stage": stage, "message": str(error)})
+    write_text(workspace / TRACEBACK_FILE, "".join(traceback.format_exception(error)))
 
 
 def user_error(workspace: Path) -> str | None:

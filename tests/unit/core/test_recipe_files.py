@@ -46,6 +46,12 @@ def test_the_fingerprint_follows_every_value():
         ("train.steps=abc", "train.steps = 'abc': Input should be a valid integer"),
         ("train.steps=0", "train.steps = 0: Input should be greater than or equal to 1"),
         ("resources.workers=x", "resources.workers = 'x'"),
+        (
+            "resources.workers=0",
+            "resources.workers = 0: Input should be greater than or equal to 1",
+        ),
+        ("resources.workers=[3, 1]", "the first is the least"),
+        ("seed=-1", "seed = -1: Input should be greater than or equal to 0"),
         ("train.precision=fp7", "'fp32', 'bf16', 'fp16' or 'fp8'"),
         ("data.source.kind=files", "needs data.source.path"),
         ("data.tokenizer.kind=pretrained", "needs data.tokenizer.path"),

@@ -115,6 +115,16 @@ def test_a_parameter_reruns_the_stages_that_read_it(project, override, stages):
     assert rerun(project, f"parameter-{override.replace('=', '-')}", override) == stages
 
 
+def test_other_weights_in_the_folder_that_training_starts_from_rerun_it(project):
+    base = project.parent / "base"
+    base.mkdir(exist_ok=True)
+    (base / "model.safetensors").write_text("1")
+    rerun(project, "base-1", f"model.init_from={base}")
+    assert rerun(project, "base-2", f"model.init_from={base}") == []
+    (base / "model.safetensors").write_text("2")
+    assert rerun(project, "base-3", f"model.init_from={base}") == ["train"]
+
+
 def test_a_package_of_the_lock_reruns_everything(project):
     add_a_line(project / "requirements.lock", "one-more==1.0\n")
     assert rerun(project, "lock") == list(CACHED_STAGES)

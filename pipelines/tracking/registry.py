@@ -1,6 +1,7 @@
 """The model registry: versions of a Hugging Face folder, and which of them is the champion."""
 
 import difflib
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 CHAMPION = "champion"
 MODEL_HASH_TAG = "penstock.model_hash"
 DOWNLOADS = "models"  # under the home: what was fetched from a store that is no folder
+
+_REFUSED_BY_MLFLOW = re.compile(r"""[/:.%"']""")  # in a logged model's name
 
 # MLflow's page of a model shows it; the loader is transformers itself, so no code of MLflow's runs.
 _FLAVORS = {
@@ -232,7 +235,11 @@ def _upload(
         client.get_run(run_id).info.experiment_id if run_id else experiment_id(client, name)
     )
     logged = client.create_logged_model(
-        experiment, name=name, source_run_id=run_id, tags=dict(tags), model_type="causal-lm"
+        experiment,
+        name=_REFUSED_BY_MLFLOW.sub("-", name),
+        source_run_id=run_id,
+        tags=dict(tags),
+        model_type="causal-lm",
     )
     try:
         for folder in folders:

@@ -43,6 +43,13 @@ def test_a_registered_model_is_the_champion_and_its_folder_is_whole(name, folder
     assert files == {"config.json", "model.safetensors", "README.md", "MLmodel"}
 
 
+@pytest.mark.parametrize("name", ["my.model v1", ".v2.", "größe_3"])
+def test_a_name_that_a_recipe_allows_can_be_registered(name, folders, mlflow_run):
+    registry.register(folders, name, mlflow_run, tags("aa"), "")
+    assert registry.find(name).ref.name == name
+    assert (registry.download(name) / "config.json").is_file()
+
+
 def test_a_retry_registers_nothing_new(name, folders, mlflow_run, mlflow_client):
     registry.register(folders, name, mlflow_run, tags("aa"), "")
     mlflow_client.delete_registered_model_alias(name, "champion")  # as if cut off before the alias

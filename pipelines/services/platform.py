@@ -28,9 +28,8 @@ from pipelines.services.supervisor import Process, Supervisor, start_supervisord
 
 START_LIMIT_S = 180.0
 _POLL_S = 0.25
-# Programs that keep our orchestration code imported, and the packages of that code.
-_IMPORTERS = ("dag-processor", "triggerer")
-_IMPORTED = ("orchestration", "core")
+_IMPORTERS = ("dag-processor", "triggerer")  # programs that keep our code imported
+_IMPORTED = ("pipelines/**/*.py", "dags/*.py")
 
 
 class PartFailedError(Exception):
@@ -73,12 +72,12 @@ def up(settings: Settings, on_ready: Callable[[str, float], None]) -> None:
 
 def down(settings: Settings) -> bool:
     """End what `up` started, and only that; False when there was nothing to end."""
-    runtime = _runtime(settings)
-    if runtime is None:
-        return False
     with _one_at_a_time(settings):
+        runtime = _runtime(settings)  # what an `up` or `down` that we waited for has left
+        if runtime is None:
+            return False
         _end(settings, runtime)
-    return True
+        return True
 
 
 def status(settings: Settings) -> list[PartStatus]:
@@ -165,8 +164,8 @@ def _migrate_airflow(settings: Settings) -> None:
 
 
 def _restart_for_new_code(settings: Settings, supervisor: Supervisor) -> None:
-    stamp = settings.home / "services" / "orchestration-code"
-    code = _code_hash()
+    stamp = settings.home / "services" / "imported-code"
+    code = code_hash(PROJECT)
     if stamp.exists() and stamp.read_text() != code:
         for process in supervisor.processes().values():
             if process.name in _IMPORTERS and process.state == "RUNNING":
@@ -174,11 +173,13 @@ def _restart_for_new_code(settings: Settings, supervisor: Supervisor) -> None:
     write_text(stamp, code)
 
 
-def _code_hash() -> str:
+def code_hash(project: Path) -> str:
+    """A digest of the names and contents of all that a DAG file may import."""
     digest = hashlib.sha256()
-    for package in _IMPORTED:
-        for path in sorted((PROJECT / "pipelines" / package).glob("*.py")):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for pattern in _IMPORTED:
+        for path in sorted(project.glob(pattern)):
+            name = str(path.relative_to(project)).encode()
+            digest.update(name + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

@@ -9,6 +9,7 @@ from pipelines.core.errors import UserError
 
 DEFAULT_RECIPE = "stdlib-code"
 PROJECT = Path(__file__).resolve().parent.parent.parent
+LOOPBACK = "127.0.0.1,localhost"
 PORTS_FILE = "ports.json"  # in the home while the platform is up: the ports that it was given
 
 
@@ -78,6 +79,22 @@ def load_settings() -> Settings:
         mlflow_url=env.get("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{mlflow_port}"),
         ray_url=env.get("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{ray_port}"),
     )
+
+
+def no_proxy_variables() -> dict[str, str]:
+    """The names that bypass a proxy: those the environment gives, and the loopback's.
+
+    Both spellings get all of them, for a client reads one of the two.
+    """
+    given = f"{os.environ.get('no_proxy', '')},{os.environ.get('NO_PROXY', '')},{LOOPBACK}"
+    names = dict.fromkeys(name for each in given.split(",") if (name := each.strip()))
+    value = "*" if "*" in names else ",".join(names)  # some clients know `*` only on its own
+    return {"no_proxy": value, "NO_PROXY": value}
+
+
+def bypass_proxy_on_loopback() -> None:
+    """Let this process reach the local platform directly where HTTP_PROXY is set."""
+    os.environ.update(no_proxy_variables())
 
 
 def _running_ports(home: Path) -> dict[str, int]:

@@ -5,7 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from pipelines.core.settings import Settings
+from pipelines.core.settings import Settings, no_proxy_variables
 
 BIN = Path(sys.prefix) / "bin"
 
@@ -13,6 +13,7 @@ BIN = Path(sys.prefix) / "bin"
 def client_variables(settings: Settings) -> dict[str, str]:
     """What any process needs to find and be let into the platform; holds no secret itself."""
     return {
+        **no_proxy_variables(),  # all of it is on the loopback
         "PENSTOCK_HOME": str(settings.home),
         **{variable: str(port) for variable, port in settings.ports.items()},
         "AIRFLOW_HOME": str(settings.home / "airflow"),

@@ -33,6 +33,18 @@ def test_a_shell_reads_back_every_export_as_it_is(home: Path) -> None:
     assert seen["PATH"].split(":")[0] == str(BIN)
 
 
+def test_a_platform_process_reaches_the_loopback_past_a_proxy(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "corp.example")
+    monkeypatch.delenv("no_proxy", raising=False)
+    environment = platform_environment(load_settings())
+    assert environment["HTTP_PROXY"] == "http://proxy.example:3128"
+    for variable in ("NO_PROXY", "no_proxy"):
+        assert environment[variable] == "corp.example,127.0.0.1,localhost"
+
+
 def test_no_secret_is_in_the_environment(home: Path) -> None:
     settings = load_settings()
     ensure_secrets(settings)

@@ -43,7 +43,7 @@ def claim(folder: Path, identity: str) -> None:
 
 def latest_complete(folder: Path) -> Path | None:
     """The newest checkpoint whose marker was written; torn ones do not count."""
-    complete = [path for path in sorted(folder.glob("step-*")) if is_complete(path)]
+    complete = _complete(folder)
     return complete[-1] if complete else None
 
 
@@ -86,12 +86,21 @@ def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 def _drop_old(folder: Path) -> None:
     """Keep the newest complete ones; what is older, torn or whole, is of no more use."""
-    complete = [path for path in sorted(folder.glob("step-*")) if is_complete(path)]
-    oldest_kept = complete[-KEEP:][0]
+    oldest_kept = _complete(folder)[-KEEP:][0]
     for path in folder.glob("step-*"):
-        if path.name < oldest_kept.name:
+        if _step(path) < _step(oldest_kept):
             (path / MARKER).unlink(missing_ok=True)  # never a marker on a half-deleted one
             shutil.rmtree(path)
+
+
+def _complete(folder: Path) -> list[Path]:
+    """The complete ones, oldest first."""
+    return sorted(filter(is_complete, folder.glob("step-*")), key=_step)
+
+
+def _step(path: Path) -> int:
+    """What they are ordered by: as text, step-1000000 would come before step-999999."""
+    return int(path.name.removeprefix("step-"))
 
 
 def _barrier() -> None:

@@ -6,7 +6,7 @@ import torch
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import MARKER
-from pipelines.training.checkpoint import KEEP, latest_complete
+from pipelines.training.checkpoint import KEEP, Position, latest_complete, save
 
 
 def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
@@ -70,6 +70,16 @@ def test_the_last_checkpoints_are_kept(start: Callable, tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
     assert names == ["step-000008", "step-000010"]
     assert len(names) == KEEP
+
+
+def test_a_million_steps_come_after_a_few_less(start: Callable, tmp_path: Path) -> None:
+    run = start()
+    for step in (999_998, 999_999, 1_000_000, 1_000_001):
+        save(tmp_path / "long", Position(step), run.model, run.trainer.optimizer)
+    newest = latest_complete(tmp_path / "long")
+    assert newest is not None and newest.name == "step-1000001"
+    names = {path.name for path in (tmp_path / "long").iterdir()}
+    assert names == {"step-1000000", "step-1000001"}
 
 
 def test_a_finished_run_only_loads(start: Callable) -> None:

@@ -71,6 +71,21 @@ class DocumentWriter:
         self._rows, self._bytes = [], 0
 
 
+def documents_folder(preprocess: Path) -> Path:
+    """Where the splits' files lie below the output folder of preprocess."""
+    return preprocess / "documents"
+
+
+def split_file(folder: Path, split: str) -> Path:
+    """A split's file in that folder."""
+    return folder / f"{split}-00000.parquet"
+
+
+def documents_path(preprocess: Path, split: str) -> Path:
+    """A split's file below the output folder of preprocess."""
+    return split_file(documents_folder(preprocess), split)
+
+
 @dataclass(frozen=True)
 class RowGroup:
     """About 1 MiB of documents: what one task works on."""

@@ -7,6 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from pipelines.data.documents import split_file
+
 
 def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:
     """Whole documents of a split, at most `max_bytes` of text but always one, by ascending id.
@@ -17,7 +19,7 @@ def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:
     Returns:
         Columns doc_id, source, text, bytes.
     """
-    dataset = ds.dataset(sorted(folder.glob(f"{split}-*.parquet")))
+    dataset = ds.dataset(split_file(folder, split))
     sizes = dataset.to_table(columns=["doc_id", "bytes"]).sort_by("doc_id")
     fitting = int((np.cumsum(sizes["bytes"]) <= max_bytes).sum())
     last = sizes["doc_id"][max(fitting, 1) - 1]

@@ -17,6 +17,7 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord, output_folder
 from pipelines.core.storage import fresh_folder, write_json
 from pipelines.data.mapping import MapOrdered, map_in_process
+from pipelines.data.splitting import TRAIN, VALIDATION
 from pipelines.tracking.run import open_run
 
 if TYPE_CHECKING:
@@ -41,13 +42,14 @@ def run(
     """Measure `outputs/train/model` on held-out documents; writes `outputs/evaluate`."""
     import pyarrow as pa
 
+    from pipelines.data.documents import documents_folder
     from pipelines.evaluation.documents import part_documents, read_documents
 
     workspace = workspace.absolute()
-    texts = output_folder(workspace, PreprocessRecord.stage) / "documents"
+    texts = documents_folder(output_folder(workspace, PreprocessRecord.stage))
     train = TrainRecord.read(workspace)
     model = output_folder(workspace, TrainRecord.stage) / train.model
-    documents = read_documents(texts, "validation", recipe.evaluate.max_bytes)
+    documents = read_documents(texts, VALIDATION, recipe.evaluate.max_bytes)
 
     progress = ProgressWriter(workspace, STAGE)
     progress.write(0, _kib(documents), "KiB scored")
@@ -106,7 +108,7 @@ def _baselines(texts: Path, max_bytes: int) -> dict[str, float]:
 
     training, held_out = (
         [text.encode() for text in read_documents(texts, split, limit)["text"].to_pylist()]
-        for split, limit in (("train", BASELINE_TRAINING_BYTES), ("validation", max_bytes))
+        for split, limit in ((TRAIN, BASELINE_TRAINING_BYTES), (VALIDATION, max_bytes))
     )
     ngrams = ngram_bits_per_byte(training, held_out)
     return {f"ngram-{order}": bits for order, bits in ngrams.items()} | xz_bits_per_byte(held_out)

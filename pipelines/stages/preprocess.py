@@ -20,14 +20,21 @@ from pipelines.core.recipe import Data, Recipe
 from pipelines.core.records import DatasetRef, PreprocessRecord, Shard, Split, output_folder
 from pipelines.core.storage import md5, write_json
 from pipelines.data.dedup import SeenDocuments
-from pipelines.data.documents import DocumentWriter, move_one, row_groups, sizes
+from pipelines.data.documents import (
+    DocumentWriter,
+    documents_folder,
+    documents_path,
+    move_one,
+    row_groups,
+    sizes,
+)
 from pipelines.data.mapping import MapOrdered, map_in_process
 from pipelines.data.normalize import DUPLICATE, Document
 from pipelines.data.readers import plan_reads, read_batch
 from pipelines.data.sources import describe, list_inputs
 from pipelines.data.splitting import SPLITS, TRAIN, VALIDATION, split_of
 from pipelines.data.tally import Tally
-from pipelines.data.token_shards import RollingShardWriter, bin_path
+from pipelines.data.token_shards import RollingShardWriter, bin_path, idx_path
 from pipelines.data.tokenization import characters, sample_texts, tokenize
 from pipelines.data.tokenizer import (
     TOKENIZER_FILE,
@@ -63,16 +70,11 @@ def run(
     return PreprocessRecord(dataset=dataset, stats=stats).write(workspace)
 
 
-def documents_path(folder: Path, split: str) -> Path:
-    """A split's documents below the stage's output folder."""
-    return folder / "documents" / f"{split}-00000.parquet"
-
-
 def _cleared(folder: Path) -> Path:
     """An empty output folder: what an earlier attempt left would be taken for this one's."""
     shutil.rmtree(folder, ignore_errors=True)
-    for part in ("documents", "tokens"):
-        (folder / part).mkdir(parents=True)
+    documents_folder(folder).mkdir(parents=True)
+    (folder / "tokens").mkdir()
     return folder
 
 
@@ -177,6 +179,7 @@ def _shards(writer: RollingShardWriter, folder: Path) -> tuple[Shard, ...]:
         Shard(
             path=bin_path(prefix).relative_to(folder).as_posix(),
             md5=md5(bin_path(prefix)),
+            index_md5=md5(idx_path(prefix)),
             bytes=bin_path(prefix).stat().st_size,
             tokens=tokens,
         )

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from pipelines.core.records import DatasetRef, Shard, Split
+from pipelines.data.documents import documents_path
+from pipelines.data.splitting import SPLITS
 from pipelines.data.token_shards import IndexedDataset
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-
-DOCUMENTS = "documents"  # folder of the Parquet files, relative to preprocess's output
 
 
 def document_frame(preprocess: Path) -> "pd.DataFrame":
@@ -25,9 +25,10 @@ def document_frame(preprocess: Path) -> "pd.DataFrame":
     import pyarrow.parquet as pq
 
     tables = []
-    for path in sorted((preprocess / DOCUMENTS).glob("*.parquet")):
+    for name in SPLITS:
+        path = documents_path(preprocess, name)
         table = pq.read_table(path, columns=["source", "doc_id", "text", "bytes"])
-        split = pa.array([path.name.rpartition("-")[0]] * table.num_rows, pa.string())
+        split = pa.array([name] * table.num_rows, pa.string())
         text = table["text"]
         table = table.append_column("split", split)
         table = table.append_column("characters", pc.utf8_length(text))
@@ -49,8 +50,8 @@ def shard_frame(preprocess: Path, dataset: DatasetRef) -> "pd.DataFrame":
 
     rows = [
         _shard_row(preprocess, name, shard)
-        for name, split in _splits(dataset).items()
-        for shard in split.shards
+        for name in SPLITS
+        for shard in _split(dataset, name).shards
     ]
     return pd.DataFrame(rows, columns=list(_ShardRow.__annotations__))
 
@@ -66,7 +67,8 @@ def split_frame(
     import pandas as pd
 
     rows = []
-    for name, split in _splits(dataset).items():
+    for name in SPLITS:
+        split = _split(dataset, name)
         texts, files = documents[documents["split"] == name], shards[shards["split"] == name]
         rows.append(
             {
@@ -120,8 +122,9 @@ def _shard_row(preprocess: Path, split: str, shard: Shard) -> _ShardRow:
     )
 
 
-def _splits(dataset: DatasetRef) -> dict[str, Split]:
-    return {"train": dataset.train, "validation": dataset.validation}
+def _split(dataset: DatasetRef, name: str) -> Split:
+    split: Split = getattr(dataset, name)
+    return split
 
 
 def _sha256(texts: "pa.ChunkedArray") -> "pa.Array":

@@ -6,6 +6,7 @@ Each function belongs to the frame of the same name in `frames.py`.
 from typing import TYPE_CHECKING
 
 from pipelines.core.recipe import Validation
+from pipelines.data.splitting import SPLITS
 
 if TYPE_CHECKING:
     from great_expectations.expectations import Expectation
@@ -17,7 +18,7 @@ def documents_suite(demands: Validation) -> "list[Expectation]":
 
     return [
         gxe.ExpectTableRowCountToBeBetween(min_value=demands.min_documents),
-        gxe.ExpectColumnDistinctValuesToEqualSet(column="split", value_set=["train", "validation"]),
+        gxe.ExpectColumnDistinctValuesToEqualSet(column="split", value_set=list(SPLITS)),
         gxe.ExpectColumnValuesToNotBeNull(column="text"),
         gxe.ExpectColumnValuesToBeBetween(
             column="characters",

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from pipelines.commands.options import Json
+from pipelines.core.errors import UserError
+from pipelines.core.settings import load_settings
 
 app = typer.Typer(help="Registered models.", no_args_is_help=True)
 
@@ -16,9 +18,13 @@ Model = Annotated[
 ]
 
 
+_ANSWER_WITHIN_S = 3.0
+
+
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
     """Name every registered model, its newest version and its champion."""
+    _check_mlflow_answers()
     from pipelines.tracking import registry
 
     models = registry.list_models()
@@ -35,6 +41,7 @@ def list_models(as_json: Json = False) -> None:
 @app.command()
 def show(name: str, as_json: Json = False) -> None:
     """Print a model's versions: aliases, bits per byte, MLflow run, why it was promoted."""
+    _check_mlflow_answers()
     from pipelines.tracking import registry
 
     versions = registry.show(name)
@@ -60,6 +67,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Let a registered model continue a text."""
+    _check_mlflow_answers()
     from pipelines.evaluation.generate import generate as continue_text
     from pipelines.tracking import registry
 
@@ -70,3 +78,16 @@ def generate(
         typer.echo(json.dumps({"model": model, "prompt": prompt, "continuation": text}))
     else:
         typer.echo(prompt + text)
+
+
+def _check_mlflow_answers() -> None:
+    """Ask before MLflow's client does, which tries for 13 s and then raises a page of text."""
+    import httpx
+
+    url = load_settings().mlflow_url
+    if not url.startswith("http://"):  # how to reach one over https is in settings of MLflow's own
+        return
+    try:
+        httpx.get(f"{url}/health", timeout=_ANSWER_WITHIN_S)
+    except httpx.TransportError as error:
+        raise UserError(f"no MLflow answers at {url} ({error}); `penstock up` starts it") from None

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
+from pipelines.commands.options import Json
 from pipelines.core.settings import load_settings
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def up() -> None:

@@ -44,13 +44,14 @@ def record_path(workspace: Path, stage: str) -> Path:
 
 
 class Shard(BaseModel):
-    """One token file, by its path relative to the stage's output."""
+    """One token file and its index, by the path of the former relative to the stage's output."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str
     md5: str
-    bytes: int
+    index_md5: str
+    bytes: int  # of the token file
     tokens: int
 
 

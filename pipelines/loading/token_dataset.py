@@ -50,17 +50,18 @@ class TokenDataset:
 
 
 def verify(folder: Path, shard: Shard) -> None:
-    """Compare a shard's content with its record.
+    """Compare the content of a shard's two files with its record.
 
     Raises:
-        UserError: the file is absent, or one of its bits is not what was written.
+        UserError: one is absent, or one of its bits is not what was written.
     """
-    path = folder / shard.path
-    if not path.is_file():
-        raise UserError(f"{path}: the token shard is missing; run preprocess again")
-    found = md5(path)
-    if found != shard.md5:
-        raise UserError(
-            f"{path}: the token shard's md5 is {found}, but {shard.md5} was written; "
-            "it is damaged: delete it and run preprocess again"
-        )
+    tokens = folder / shard.path
+    for path, written in ((tokens, shard.md5), (tokens.with_suffix(".idx"), shard.index_md5)):
+        if not path.is_file():
+            raise UserError(f"{path}: a token shard's file is missing; run preprocess again")
+        found = md5(path)
+        if found != written:
+            raise UserError(
+                f"{path}: the file's md5 is {found}, but {written} was written; it is damaged: "
+                "delete it and run preprocess again"
+            )

@@ -21,7 +21,13 @@ def write_split(folder: Path, shards: list[list[int]]) -> Split:
         writer.close()
         path = folder / f"train-{number:05d}.bin"
         written.append(
-            Shard(path=path.name, md5=md5(path), bytes=path.stat().st_size, tokens=len(ids))
+            Shard(
+                path=path.name,
+                md5=md5(path),
+                index_md5=md5(path.with_suffix(".idx")),
+                bytes=path.stat().st_size,
+                tokens=len(ids),
+            )
         )
     tokens = sum(map(len, shards))
     return Split(documents=len(shards), bytes=tokens, tokens=tokens, shards=tuple(written))
@@ -38,20 +44,21 @@ def test_samples_overlap_by_one_token_and_stay_in_their_shard(tmp_path: Path) ->
     ]
 
 
-def test_a_flipped_byte_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["train-00001.bin", "train-00001.idx"])
+def test_a_flipped_byte_is_named(tmp_path: Path, name: str) -> None:
     split = write_split(tmp_path, [list(range(50)), list(range(50))])
-    path = tmp_path / "train-00001.bin"
-    content = bytearray(path.read_bytes())
+    content = bytearray((tmp_path / name).read_bytes())
     content[20] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"train-00001\.bin.*md5"):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name}.*md5"):
         TokenDataset(tmp_path, split, sequence_length=4)
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["train-00000.bin", "train-00000.idx"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     split = write_split(tmp_path, [list(range(50))])
-    (tmp_path / "train-00000.bin").unlink()
-    with pytest.raises(UserError, match=r"train-00000\.bin.*missing"):
+    (tmp_path / name).unlink()
+    with pytest.raises(UserError, match=rf"{name}.*missing"):
         TokenDataset(tmp_path, split, sequence_length=4)
 
 

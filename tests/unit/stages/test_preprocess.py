@@ -78,6 +78,7 @@ def test_shards_hold_the_documents_exactly(corpus: Path, workspace: Path, tokeni
     ):
         (shard,) = reference.shards
         assert md5(output / shard.path) == shard.md5
+        assert md5((output / shard.path).with_suffix(".idx")) == shard.index_md5
         dataset = IndexedDataset((output / shard.path).with_suffix(""))
         documents = [dataset.document(index) for index in range(len(dataset))]
         assert all(ids[-1] == encoder.end_id for ids in documents)

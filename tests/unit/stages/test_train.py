@@ -44,7 +44,13 @@ def write_split(folder: Path, name: str, seed: int) -> Split:
     writer.add(ids)
     writer.close()
     path = folder / "tokens" / f"{name}-00000.bin"
-    shard = Shard(path=f"tokens/{path.name}", md5=md5(path), bytes=path.stat().st_size, tokens=2000)
+    shard = Shard(
+        path=f"tokens/{path.name}",
+        md5=md5(path),
+        index_md5=md5(path.with_suffix(".idx")),
+        bytes=path.stat().st_size,
+        tokens=2000,
+    )
     return Split(documents=1, bytes=2000, tokens=2000, shards=(shard,))
 
 

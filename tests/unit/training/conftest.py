@@ -57,7 +57,13 @@ def split(tmp_path: Path) -> Split:
     writer.add((np.arange(1000) ** 2 % 50).astype(np.uint16))
     writer.close()
     path = tmp_path / "train-00000.bin"
-    shard = Shard(path=path.name, md5=md5(path), bytes=path.stat().st_size, tokens=1000)
+    shard = Shard(
+        path=path.name,
+        md5=md5(path),
+        index_md5=md5(path.with_suffix(".idx")),
+        bytes=path.stat().st_size,
+        tokens=1000,
+    )
     return Split(documents=1, bytes=1000, tokens=1000, shards=(shard,))
 
 

@@ -11,9 +11,11 @@ from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef, PreprocessRecord, Shard, Split, ValidateRecord
 from pipelines.core.storage import folder_hash, md5
-from pipelines.data.documents import DocumentWriter
+from pipelines.data import documents
+from pipelines.data.documents import DocumentWriter, documents_path
 from pipelines.data.token_shards import ShardWriter
 from pipelines.stages import validate
+from pipelines.validation.frames import document_frame
 
 END = 256  # the end-of-document token of a byte vocabulary
 TRAIN = [f"document {number}: été" for number in range(20)]
@@ -22,12 +24,12 @@ RECIPE = Recipe(name="small")
 
 
 def write_split(preprocess, name, texts):
-    documents = preprocess / "documents" / f"{name}-00000.parquet"
+    path = documents_path(preprocess, name)
     prefix = preprocess / "tokens" / f"{name}-00000"
-    for folder in (documents.parent, prefix.parent):
+    for folder in (path.parent, prefix.parent):
         folder.mkdir(parents=True, exist_ok=True)
     shard = ShardWriter(prefix, vocab_size=257)
-    with DocumentWriter(documents) as writer:
+    with DocumentWriter(path) as writer:
         for number, text in enumerate(texts):
             encoded = text.encode()
             digest = hashlib.sha256(encoded).hexdigest()
@@ -36,12 +38,18 @@ def write_split(preprocess, name, texts):
             shard.add(np.array([*encoded, END], np.uint16))
     shard.close()
     path = prefix.with_suffix(".bin")
-    size = path.stat().st_size
+    written = Shard(
+        path=f"tokens/{path.name}",
+        md5=md5(path),
+        index_md5=md5(path.with_suffix(".idx")),
+        bytes=path.stat().st_size,
+        tokens=shard.tokens,
+    )
     return Split(
         documents=len(texts),
         bytes=sum(len(text.encode()) for text in texts),
         tokens=shard.tokens,
-        shards=(Shard(path=f"tokens/{path.name}", md5=md5(path), bytes=size, tokens=shard.tokens),),
+        shards=(written,),
     )
 
 
@@ -73,7 +81,7 @@ def fails(workspace, recipe=RECIPE):
 
 
 def rewrite_documents(preprocess, split, **columns):
-    path = preprocess / "documents" / f"{split}-00000.parquet"
+    path = documents_path(preprocess, split)
     table = pq.read_table(path).to_pydict() | columns
     pq.write_table(pa.table(table), path)
 
@@ -97,12 +105,25 @@ def test_a_document_in_both_splits_is_found(tmp_path):
 
 def test_a_null_text_is_found(tmp_path, preprocess):
     rewrite_documents(preprocess, "validation", text=[None, "отложено"])
-    assert "documents: expect_column_values_to_not_be_null of text: 1 of 22" in fails(tmp_path)
+    assert "documents: expect_column_values_to_not_be_null of characters: 1 of 22" in fails(
+        tmp_path
+    )
 
 
 def test_a_text_that_is_not_its_hash_is_found(tmp_path, preprocess):
     rewrite_documents(preprocess, "validation", text=["held-out", "отложено"])
-    assert "of doc_id and text_sha256: 1 of 22 rows" in fails(tmp_path)
+    digest = hashlib.sha256(VALIDATION[0].encode()).hexdigest()
+    assert f"of mistaken_id: 1 of 22 rows, such as {digest}" in fails(tmp_path)
+
+
+def test_no_text_is_kept_beyond_its_row_group(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 50)
+    preprocess = write_dataset(tmp_path, TRAIN, VALIDATION)
+    assert len(documents.row_groups(documents.documents_path(preprocess, "train"))) > 1
+    frame = document_frame(preprocess)
+    assert "text" not in frame
+    assert frame["characters"].tolist() == [len(text) for text in [*TRAIN, *VALIDATION]]
+    assert frame["split"].tolist() == ["train"] * len(TRAIN) + ["validation"] * len(VALIDATION)
 
 
 def test_an_empty_split_is_found(tmp_path):

@@ -180,7 +180,6 @@ def _shards(writer: RollingShardWriter, folder: Path) -> tuple[Shard, ...]:
             path=bin_path(prefix).relative_to(folder).as_posix(),
             md5=md5(bin_path(prefix)),
             index_md5=md5(idx_path(prefix)),
-            index_md5=md5(idx_path(prefix)),
             bytes=bin_path(prefix).stat().st_size,
             tokens=tokens,
         )

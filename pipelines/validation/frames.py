@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from pipelines.core.records import DatasetRef, Shard, Split
-from pipelines.data.documents import documents_path
+from pipelines.data.documents import RowGroup, documents_path, row_groups
 from pipelines.data.splitting import SPLITS
 from pipelines.data.token_shards import IndexedDataset
 
@@ -15,28 +15,22 @@ if TYPE_CHECKING:
 
 
 def document_frame(preprocess: Path) -> "pd.DataFrame":
-    """One row a kept document of either split.
+    """One row a kept document of either split, without its text: no more than one row group of
+    text is held at once.
 
-    Columns: split, source, doc_id, text, bytes (as preprocess wrote them), and as found in the
-    text: characters, text_bytes, text_sha256 (null where the text is null).
+    Columns: split, doc_id and bytes as preprocess wrote them; as found in the text characters and
+    text_bytes, null where the text is null; and mistaken_id, a doc_id that is not the text's
+    SHA-256, else null.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
-    tables = []
-    for name in SPLITS:
-        path = documents_path(preprocess, name)
-        table = pq.read_table(path, columns=["source", "doc_id", "text", "bytes"])
-        split = pa.array([name] * table.num_rows, pa.string())
-        text = table["text"]
-        table = table.append_column("split", split)
-        table = table.append_column("characters", pc.utf8_length(text))
-        table = table.append_column("text_bytes", pc.binary_length(text))
-        tables.append(table.append_column("text_sha256", _sha256(text)))
-    whole = pa.concat_tables(tables, promote_options="permissive")
-    # Arrow-backed columns: the texts are not copied into Python objects.
-    return whole.to_pandas(types_mapper=_arrow_backed)
+    tables = [
+        _measured(group, name)
+        for name in SPLITS
+        for group in row_groups(documents_path(preprocess, name))
+    ]
+    # Arrow-backed columns: the ids are not copied into Python objects.
+    return pa.concat_tables(tables).to_pandas(types_mapper=_arrow_backed)
 
 
 def shard_frame(preprocess: Path, dataset: DatasetRef) -> "pd.DataFrame":
@@ -127,11 +121,28 @@ def _split(dataset: DatasetRef, name: str) -> Split:
     return split
 
 
-def _sha256(texts: "pa.ChunkedArray") -> "pa.Array":
+def _measured(group: RowGroup, split: str) -> "pa.Table":
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    digests = (text and hashlib.sha256(text.encode()).hexdigest() for text in texts.to_pylist())
-    return pa.array(digests, pa.string())
+    table = group.read("doc_id", "text", "bytes")
+    text = table["text"]
+    ids = zip(table["doc_id"].to_pylist(), text.to_pylist(), strict=True)
+    mistaken = [None if text is None or _sha256(text) == doc_id else doc_id for doc_id, text in ids]
+    return pa.table(
+        {
+            "split": pa.repeat(split, len(table)),
+            "doc_id": table["doc_id"],
+            "bytes": table["bytes"],
+            "characters": pc.utf8_length(text),
+            "text_bytes": pc.binary_length(text),
+            "mistaken_id": pa.array(mistaken, pa.string()),
+        }
+    )
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _arrow_backed(kind: "pa.DataType") -> "pd.ArrowDtype":

@@ -25,7 +25,12 @@ with DAG(
     max_active_runs=4,
     params=trigger_form(),
     on_failure_callback=close_failed_run,
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    default_args={
+        "retries": 3,
+        "retry_delay": timedelta(seconds=10),
+        "retry_exponential_backoff": True,
+        "max_retry_delay": timedelta(minutes=5),
+    },
     tags=["penstock"],
     doc_md=__doc__,
 ):

@@ -1,12 +1,11 @@
 """Progress is data: one JSON line an event, appended by one writer, tailed by any reader."""
 
-import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 PROGRESS_FILE = "progress.jsonl"
 
@@ -91,5 +90,6 @@ class ProgressReader:
                 if not raw.endswith(b"\n"):
                     return
                 self.offset += len(raw)
-                values: dict[str, Any] = json.loads(raw)
-                yield Progress.model_validate(values)
+                # A full disk can leave half a line, which the next one then ends.
+                with suppress(ValidationError):
+                    yield Progress.model_validate_json(raw)

@@ -17,7 +17,11 @@ class Section(BaseModel):
     """A frozen part of a recipe that refuses keys it does not know."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, populate_by_name=True, coerce_numbers_to_str=True
+        extra="forbid",
+        frozen=True,
+        populate_by_name=True,
+        coerce_numbers_to_str=True,
+        allow_inf_nan=False,
     )
 
 

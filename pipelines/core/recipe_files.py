@@ -54,13 +54,14 @@ def parse_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
         raise UserError(f"{where}: {_explain(error)}") from None
 
 
-def parse_overrides(text: str) -> list[str]:
-    """Split the trigger form's `set` field: `key=value` pairs, one a line or between `;`."""
-    return [pair.strip() for pair in text.replace("\n", ";").split(";") if pair.strip()]
+def parse_overrides(text: str) -> dict[str, Any]:
+    """Values of the trigger form's `set` field: `key=value` pairs, one a line or between `;`."""
+    pairs = (pair.strip() for pair in text.replace("\n", ";").split(";"))
+    return dict(_split_override(pair) for pair in pairs if pair)
 
 
 def override_values(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """A copy of `recipe` with dotted keys set to plain values."""
+    """A copy of `recipe` with dotted keys set to plain values, all at once."""
     values = recipe.to_dict()
     for key, value in overrides.items():
         _set_dotted(values, key, value)

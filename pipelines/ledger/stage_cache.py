@@ -53,12 +53,17 @@ def _open(workspace: Path) -> Iterator["Repo"]:
 
 
 def _lookup(repo: "Repo", name: str) -> Any | None:
+    from dvc.dependency.base import DependencyDoesNotExistError
+
     # `Repo.stage_cache.restore` trusts an existing dvc.lock before it looks at the deps, and checks
     # no content; so the key is computed from the files, and the entry is loaded, here.
     (stage,) = repo.stage.collect(name)
     if stage.always_changed:
         return None
-    stage.save_deps()
+    try:
+        stage.save_deps()
+    except DependencyDoesNotExistError:
+        return None
     entry = repo.stage_cache._load(stage)
     if not entry:
         return None

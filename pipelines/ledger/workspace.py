@@ -28,6 +28,7 @@ from pipelines.core.storage import (
 RUN_FILE = "run.json"
 PATCH_FILE = "uncommitted.diff"
 STAGE_CACHE = "dvc-cache"
+_NAME_LENGTH = 100  # of a workspace's folder
 
 
 class Run(BaseModel):
@@ -53,8 +54,8 @@ class Run(BaseModel):
 
 
 def workspace_path(runs: Path, run_id: str) -> Path:
-    """The folder of a run. Ids of scheduled runs hold `:` and `+`, which PYTHONPATH cannot."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", run_id)
+    """The folder of a run. An id may hold `:`, which PYTHONPATH cannot, or be `.` or very long."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", run_id.lstrip("."))[:_NAME_LENGTH]
     if name != run_id:
         name += "-" + hashlib.sha256(run_id.encode()).hexdigest()[:6]
     return runs / name
@@ -87,9 +88,9 @@ def open_workspace(
         _git(folder, "clone", "--quiet", "--no-checkout", "--local", str(project), ".")
         _git(folder, "checkout", "--quiet", "--detach", commit)
         if patch:
-            write_text(folder / PATCH_FILE, patch)
+            (folder / PATCH_FILE).write_bytes(patch)
             _git(folder, "apply", "--whitespace=nowarn", PATCH_FILE)
-        _configure_dvc(folder, home / STAGE_CACHE)
+        _configure_dvc(folder, site=workspace / ".dvc/tmp/site", cache=home / STAGE_CACHE)
         write_text(folder / "params.yaml", dump_yaml(recipe))
         write_json(folder / "source.json", source)
         write_json(folder / "environment.json", environment(folder, recipe))
@@ -102,10 +103,23 @@ def open_workspace(
     return workspace
 
 
-def project_state(project: Path) -> tuple[str, str]:
-    """The commit of a checkout, and the diff of its tracked files against it."""
-    commit = _git(project, "rev-parse", "--verify", "HEAD").strip()
-    return commit, _git(project, "diff", "--binary", "HEAD")
+def project_state(project: Path) -> tuple[str, bytes]:
+    """The commit of a checkout, and the diff of its tracked files against it.
+
+    Raises:
+        UserError: the project is not a git checkout with a commit.
+    """
+    try:
+        commit = _git(project, "rev-parse", "--verify", "HEAD").decode().strip()
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.decode(errors="replace").strip().splitlines() or ["?"])[-1]
+        raise UserError(
+            f"{project}: {reason}; Penstock runs a commit of a git checkout: "
+            "`git init`, `git add -A`, `git commit`"
+        ) from error
+    # Whatever the person's own git configuration says of colours, prefixes and external tools.
+    options = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
+    return commit, _git(project, "diff", *options, commit)
 
 
 def read_recipe(workspace: Path) -> Recipe:
@@ -135,22 +149,14 @@ def _weights_hash(folder: str | None) -> str | None:
     return folder_hash(Path(folder))
 
 
-def _configure_dvc(workspace: Path, cache: Path) -> None:
+def _configure_dvc(folder: Path, *, site: Path, cache: Path) -> None:
     # The site cache of a clone is its own: the default one is locked by every clone in turn.
-    site = workspace / ".dvc" / "tmp" / "site"
     cache.mkdir(parents=True, exist_ok=True)
     text = f'[core]\n    site_cache_dir = "{site}"\n[cache]\n    dir = "{cache}"\n'
-    write_text(workspace / ".dvc" / "config.local", text)
+    write_text(folder / ".dvc" / "config.local", text)
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    result = subprocess.run(
-        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
-    )
-    if result.returncode:
-        reason = result.stderr.strip().splitlines()[-1:] or ["unknown error"]
-        raise UserError(
-            f"git {arguments[0]} in {folder}: {reason[0]}; "
-            "Penstock runs a commit of a git checkout: `git init`, `git add -A`, `git commit`"
-        )
-    return result.stdout
+def _git(folder: Path, *arguments: str) -> bytes:
+    """Output of a git command; raises CalledProcessError, whose stderr says why."""
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, check=True).stdout

@@ -60,7 +60,7 @@ class JobsApi:
         response = await self._client.get(f"/api/jobs/{submission_id}")
         if response.status_code == httpx.codes.NOT_FOUND:
             return None
-        response.raise_for_status()
+        _raise_for_status(response)
         return Job.model_validate(response.json())
 
     async def submit(
@@ -83,12 +83,24 @@ class JobsApi:
                 "metadata": metadata,
             },
         )
-        if response.is_error and "already exists" in response.text:
+        if response.is_error and f"{submission_id} already exists" in response.text:
             return
-        response.raise_for_status()
+        _raise_for_status(response)
 
     async def stop(self, submission_id: str) -> None:
         """Ask for a job's end; a job that is unknown or over is no error."""
         response = await self._client.post(f"/api/jobs/{submission_id}/stop")
         if response.status_code != httpx.codes.NOT_FOUND:
-            response.raise_for_status()
+            _raise_for_status(response)
+
+
+def _raise_for_status(response: httpx.Response) -> None:
+    """Ray says in the body what is wrong; httpx's own error would drop it."""
+    if response.is_error:
+        reason = response.text.strip().rpartition("\n")[2]
+        raise httpx.HTTPStatusError(
+            f"Ray answered {response.status_code} to {response.request.method} "
+            f"{response.request.url}: {reason}",
+            request=response.request,
+            response=response,
+        )

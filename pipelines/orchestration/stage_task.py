@@ -4,6 +4,7 @@ Stage code never runs in Airflow's process: it comes from the run's workspace, a
 child process.
 """
 
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from pipelines.ledger.workspace import RUN_FILE, Run, open_workspace, workspace_
 from pipelines.orchestration.links import MlflowRunLink, RayJobLink
 from pipelines.orchestration.ray_job import RayJobOperator
 from pipelines.orchestration.trigger_form import recipe_from
-from pipelines.stages.publishing import publish_cached
+from pipelines.stages.publishing import PUBLISHED
 from pipelines.stages.run_tracking import close_tracking, open_tracking
 from pipelines.stages.runner import forget_error, keep_error, stage_environment, user_error
 from pipelines.training.supported import supported
@@ -80,15 +81,15 @@ class StageOperator(BaseOperator):
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002 (Airflow's signature)
         """Restore the stage, or run and record it."""
         workspace = Path(self.workspace)
+        forget_error(workspace)
         if _restored(workspace, self.task_id):
             return {"stage": self.task_id, "cached": True}
-        forget_error(workspace)
         result = self._hook.run_command(
             [sys.executable, "-m", "pipelines.stages", self.task_id],
             env=stage_environment(workspace),
             cwd=self.workspace,
         )
-        if message := user_error(workspace):
+        if message := user_error(workspace, self.task_id):
             raise AirflowFailException(message)
         if result.exit_code:
             raise RuntimeError(f"{self.task_id} exited with code {result.exit_code}; see above")
@@ -133,7 +134,6 @@ class RayStageOperator(RayJobOperator):
         """Record a stage that ran."""
         if not self._cached:
             stage_cache.commit(Path(self.workspace), self.task_id)
-        super().finish()
         return {"stage": self.task_id, "cached": self._cached}
 
     def _show_mlflow_run(self, context: "Context") -> None:
@@ -151,5 +151,11 @@ def close_failed_run(context: "Context") -> None:
 def _restored(workspace: Path, stage: str) -> bool:
     if not stage_cache.restore(workspace, stage):
         return False
-    publish_cached(workspace, stage)
+    if stage in PUBLISHED:
+        subprocess.run(
+            [sys.executable, "-m", "pipelines.stages.publishing", stage],
+            cwd=workspace,
+            env=stage_environment(workspace),
+            check=True,
+        )
     return True

@@ -59,10 +59,10 @@ def recipe_from(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Recipe:
     """The recipe that a DAG run asks for; raises UserError with one line."""
     if RESOLVED in conf:
         return parse_recipe(conf[RESOLVED], where="conf")
-    recipe = load_recipe(params["recipe"], parse_overrides(params.get("set") or ""))
     keys = [leaf.key for leaf in leaves() if leaf.in_trigger_form]
+    filled = {key: params[key] for key in keys if params.get(key) is not None}
     return override_values(
-        recipe, {key: params[key] for key in keys if params.get(key) is not None}
+        load_recipe(params["recipe"]), filled | parse_overrides(params.get("set") or "")
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import override_values
+from pipelines.core.records import STAGES
 from pipelines.core.settings import PROJECT, Settings
 from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.ledger import stage_cache
@@ -25,8 +26,8 @@ def run_foreground(stage: str, recipe: Recipe, settings: Settings) -> tuple[Path
     identity = f"{project_state(PROJECT)}{recipe.fingerprint()}{source}"
     run_id = f"stage-{recipe.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     workspace = open_workspace(PROJECT, settings.home, run_id, recipe, source)
-    for needed in INPUTS[stage]:
-        if not stage_cache.restore(workspace, needed):
+    for needed in STAGES[: STAGES.index(stage)]:
+        if not stage_cache.restore(workspace, needed) and needed in INPUTS[stage]:
             raise UserError(
                 f"{stage} reads what {needed} writes, and {needed} has not run with this code, "
                 f"recipe and data; run `penstock stage {needed}` first, with the same options"

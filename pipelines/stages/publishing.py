@@ -1,9 +1,15 @@
-"""What a cached stage tells MLflow: nothing ran, so its results are taken from its outputs."""
+"""What a cached stage tells MLflow: nothing ran, so its results are taken from its outputs.
 
+`python -m pipelines.stages.publishing STAGE`, from the workspace.
+"""
+
+import sys
 from pathlib import Path
 
 from pipelines.core.records import TrainRecord
 from pipelines.ledger.workspace import Run
+
+PUBLISHED = ("train", "evaluate")
 
 
 def publish_cached(workspace: Path, stage: str) -> None:
@@ -15,8 +21,6 @@ def publish_cached(workspace: Path, stage: str) -> None:
             from pipelines.stages.evaluate import publish
 
             publish(workspace)
-        case _:
-            pass
 
 
 def _publish_train(workspace: Path) -> None:
@@ -27,3 +31,7 @@ def _publish_train(workspace: Path) -> None:
     origin = run_of_model(TrainRecord.read(workspace).model_hash)
     if run_id and origin:
         copy_final_metrics(origin, run_id)
+
+
+if __name__ == "__main__":
+    publish_cached(Path.cwd(), sys.argv[1])

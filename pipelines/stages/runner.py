@@ -4,11 +4,13 @@
 people only.
 """
 
+import fcntl
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
@@ -33,11 +35,20 @@ def run_stage(stage: str, run: StageFunction) -> None:
     workspace = Path.cwd()
     try:
         need_inputs(workspace, stage)
-        run(read_recipe(workspace), workspace)
+        with only_one(workspace):
+            run(read_recipe(workspace), workspace)
     except UserError as error:
         keep_error(workspace, stage, error)
         sys.stderr.write(f"{stage}: {error}\n")
         sys.exit(EXIT_USER_ERROR)
+
+
+@contextmanager
+def only_one(workspace: Path) -> Iterator[None]:
+    """Wait until no other process works here: a killed task's child may live on for a while."""
+    with (workspace / ".stage.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def stage_variables(workspace: Path) -> dict[str, str]:
@@ -61,10 +72,11 @@ def keep_error(workspace: Path, stage: str, error: UserError) -> None:
     write_text(workspace / TRACEBACK_FILE, "".join(traceback.format_exception(error)))
 
 
-def user_error(workspace: Path) -> str | None:
-    """The line of the person's error that ended the last stage, if one did."""
+def user_error(workspace: Path, stage: str | None = None) -> str | None:
+    """The line of the person's error that ended the last stage, if one did, or if `stage` did."""
     path = workspace / ERROR_FILE
-    return str(read_json(path)["message"]) if path.exists() else None
+    error = read_json(path) if path.exists() else {}
+    return error.get("message") if stage in (None, error.get("stage")) else None
 
 
 def forget_error(workspace: Path) -> None:

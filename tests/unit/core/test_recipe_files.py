@@ -52,6 +52,7 @@ def test_the_fingerprint_follows_every_value():
         ),
         ("resources.workers=[3, 1]", "the first is the least"),
         ("seed=-1", "seed = -1: Input should be greater than or equal to 0"),
+        ("train.lr=.inf", "train.lr = inf: Input should be a finite number"),
         ("train.precision=fp7", "'fp32', 'bf16', 'fp16' or 'fp8'"),
         ("data.source.kind=files", "needs data.source.path"),
         ("data.tokenizer.kind=pretrained", "needs data.tokenizer.path"),
@@ -104,8 +105,8 @@ def test_paths_become_absolute_and_addresses_stay(tmp_path):
 
 
 def test_the_forms_set_field_takes_lines_and_semicolons():
-    assert parse_overrides("train.lr=1\n seed = 2 ;\n") == ["train.lr=1", "seed = 2"]
-    assert parse_overrides("") == []
+    assert parse_overrides("train.lr=1\n seed = 2 ;\n") == {"train.lr": 1, "seed": 2}
+    assert parse_overrides("") == {}
 
 
 def test_about_fifteen_leaves_are_in_the_trigger_form():

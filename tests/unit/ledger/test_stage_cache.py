@@ -169,6 +169,26 @@ def test_a_dirty_tree_runs_as_it_is_and_says_so(project):
     assert not Run.read(open_run(project, "two")).dirty
 
 
+def test_a_dirty_tree_of_any_bytes_runs_whatever_git_is_configured_to_print(project):
+    (project / "windows.txt").write_bytes(b"one\r\ntwo\r\n")
+    (project / "latin.txt").write_bytes(b"caf\xe9\n")
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "--message", "odd bytes")
+    for setting in ("diff.noprefix=true", "color.ui=always"):
+        git(project, "config", *setting.split("="))
+    (project / "windows.txt").write_bytes(b"one\r\n2\r\n")
+    (project / "latin.txt").write_bytes(b"th\xe9\n")
+    workspace = open_run(project, "one")
+    assert (workspace / "windows.txt").read_bytes() == b"one\r\n2\r\n"
+    assert (workspace / "latin.txt").read_bytes() == b"th\xe9\n"
+
+
+def test_a_run_leaves_nothing_beside_its_workspace(project):
+    workspace = open_run(project, "one")
+    run_stage(workspace, "first")
+    assert [path.name for path in workspace.parent.iterdir()] == ["one"]
+
+
 def test_a_second_opening_finds_the_same_workspace(project):
     first = open_run(project, "manual__2026-01-01T00:00:00+00:00")
     (first / "kept").touch()
@@ -177,6 +197,14 @@ def test_a_second_opening_finds_the_same_workspace(project):
     assert (again / "kept").exists()
     assert ":" not in again.name
     assert read_recipe(again).seed == load_recipe("debug").seed
+
+
+@pytest.mark.parametrize("run_id", [".", "..", "...", "x" * 250])
+def test_no_run_id_leads_out_of_the_runs_folder(tmp_path, run_id):
+    path = workspace_path(tmp_path, run_id)
+    assert path.parent == tmp_path
+    assert path.resolve() == path
+    assert len(path.name) < 120
 
 
 def test_run_ids_that_differ_only_in_odd_characters_differ_in_folder(tmp_path):

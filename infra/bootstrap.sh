@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv with exactly what requirements.lock names and the project itself, editable.
-# Does nothing when neither that nor pyproject.toml changed since.
+# Makes .venv with what requirements.lock names, what that needs on this machine (CUDA's libraries,
+# say), the project itself, editable, and nothing else. Does nothing when neither that nor pyproject.toml changed since.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -43,12 +43,12 @@ command -v c++ g++ clang++ >/dev/null ||
 if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     make_venv
 fi
-if [ ! -x .venv/bin/uv ]; then
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check uv
-fi
+uv=$(grep '^uv==' requirements.lock)
+.venv/bin/python -m pip install --quiet --disable-pip-version-check "$uv"
 # uv does not read pip's configuration: hand on its indexes, links and certificates.
 eval "$(.venv/bin/python infra/pip_settings.py)"
 export VIRTUAL_ENV="$PWD/.venv"
-.venv/bin/uv pip install --requirement requirements.lock
+# A plain sync of the lock would remove what a CUDA torch needs: the lock is from a CPU machine.
+.venv/bin/uv pip compile --quiet --no-header requirements.lock | .venv/bin/uv pip sync -
 .venv/bin/uv pip install --no-deps --editable .
 wanted >"$STAMP"

@@ -12,7 +12,7 @@ from pipelines.core.progress import Progress
 from pipelines.core.records import EvaluateRecord, RegisterRecord
 from pipelines.core.settings import Settings
 from pipelines.ledger.workspace import workspace_path
-from pipelines.services.dag_run import Summary
+from pipelines.services.dag_run import Summary, page
 from pipelines.services.secrets import AIRFLOW_USER
 
 _MARKS = {"success": "[green]✔[/]", "failed": "[red]✘[/]", "up_for_retry": "[yellow]↻[/]"}
@@ -61,7 +61,7 @@ def print_summary(summary: Summary, settings: Settings) -> None:
     if cached:
         console.print(f"cached    {', '.join(cached)}")
     console.print(
-        f"Airflow   {settings.airflow_url}/dags/llm_pipeline/runs/{summary.dag_run_id}\n"
+        f"Airflow   {page(settings, summary.dag_run_id)}\n"
         f"          user {AIRFLOW_USER}, password in {settings.airflow_password_path}\n"
         f"MLflow    {settings.mlflow_url}",
         soft_wrap=True,

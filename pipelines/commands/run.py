@@ -35,6 +35,8 @@ def run(
     settings = load_settings()
     resolved = _resolve(recipe, overrides or [])
     airflow = AirflowApi(settings)
+    if dag_run.make_ready(airflow):
+        typer.echo("llm_pipeline is no longer paused: it also runs on Sundays", err=True)
     run_id = dag_run.start(airflow, resolved)
     if not wait:
         typer.echo(json.dumps({"dag_run_id": run_id}) if as_json else run_id)
@@ -82,13 +84,14 @@ def _resolve(name: str, overrides: list[str]) -> "Recipe":
 
 
 def _failure(summary: "Summary") -> Exception:
+    from pipelines.services.dag_run import page
+
     if summary.error:
         return UserError(summary.error)
     failed = [name for name, stage in summary.stages.items() if stage.state == "failed"]
-    settings = load_settings()
     typer.echo(
         f"error: {failed[0] if failed else 'prepare'} failed; its log: "
-        f"{settings.airflow_url}/dags/llm_pipeline/runs/{summary.dag_run_id}",
+        f"{page(load_settings(), summary.dag_run_id)}",
         err=True,
     )
     return typer.Exit(1)

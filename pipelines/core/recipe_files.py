@@ -15,6 +15,7 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.settings import DEFAULT_RECIPE
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
+RESOLVED = "resolved"  # the key of a whole recipe in a DAG run's `conf`
 PATH_KEYS = ("data.source.path", "data.tokenizer.path", "model.init_from")
 
 

@@ -11,6 +11,7 @@ from airflow.sdk import Param
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import (
+    RESOLVED,
     leaves,
     load_recipe,
     override_values,
@@ -20,7 +21,6 @@ from pipelines.core.recipe_files import (
 )
 from pipelines.core.settings import DEFAULT_RECIPE
 
-RESOLVED = "resolved"  # the key in `conf` of a whole recipe, as `penstock run` sends it
 _KEPT = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 

@@ -51,9 +51,13 @@ class AirflowApi:
                 raise UserError(f"Airflow knows no DAG {dag_id}; see `penstock logs dag-processor`")
             time.sleep(0.5)
 
-    def unpause(self, dag_id: str) -> None:
-        """Let a DAG's runs start: those of a paused one stay queued."""
-        self._client.patch(f"{_API}/dags/{dag_id}", json={"is_paused": False}).raise_for_status()
+    def unpause(self, dag_id: str) -> bool:
+        """Let a DAG's runs start, as those of a paused one stay queued; whether it was paused."""
+        path = f"{_API}/dags/{dag_id}"
+        paused: bool = self._get(path).json()["is_paused"]
+        if paused:
+            self._client.patch(path, json={"is_paused": False}).raise_for_status()
+        return paused
 
     def trigger(self, dag_id: str, run_id: str, conf: dict[str, Any]) -> None:
         """Queue a run."""

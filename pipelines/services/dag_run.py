@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pipelines.core.progress import Progress, ProgressReader
 from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_files import RESOLVED
 from pipelines.core.records import (
     STAGES,
     EvaluateRecord,
@@ -57,13 +58,22 @@ class Summary:
         return asdict(self)
 
 
+def page(settings: Settings, run_id: str) -> str:
+    """A run's page in Airflow."""
+    return f"{settings.airflow_url}/dags/{DAG}/runs/{run_id}"
+
+
+def make_ready(airflow: AirflowApi) -> bool:
+    """Wait for the DAG and unpause it, which also starts its schedule; whether it was paused."""
+    airflow.wait_for_dag(DAG)
+    return airflow.unpause(DAG)
+
+
 def start(airflow: AirflowApi, recipe: Recipe) -> str:
     """Trigger the DAG with a whole recipe and return the run's id."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     run_id = f"{recipe.name}-{stamp}-{secrets.token_hex(2)}"
-    airflow.wait_for_dag(DAG)
-    airflow.unpause(DAG)
-    airflow.trigger(DAG, run_id, {"resolved": recipe.to_dict()})
+    airflow.trigger(DAG, run_id, {RESOLVED: recipe.to_dict()})
     return run_id
 
 

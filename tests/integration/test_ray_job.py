@@ -52,10 +52,9 @@ def submit(task: Task, context) -> TaskDeferred:
 
 def wait(deferred: TaskDeferred) -> dict:
     async def first():
-        async for event in deferred.trigger.run():
-            return event.payload
+        return await anext(deferred.trigger.run())
 
-    return asyncio.run(asyncio.wait_for(first(), 60))
+    return asyncio.run(asyncio.wait_for(first(), 60)).payload
 
 
 def status(submission_id: str) -> str:

@@ -18,12 +18,14 @@ from pipelines.core.log import set_up_logging
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml, load_recipe, with_absolute_paths
 from pipelines.core.records import record_path
-from pipelines.core.settings import load_settings
+from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
 from pipelines.core.storage import write_text
 from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.ledger.workspace import Run
 from pipelines.stages import preprocess
 from pipelines.stages.run_tracking import close_tracking, open_tracking
+from pipelines.stages.runner import only_one
+from pipelines.training.supported import supported
 from ray_jobs.ray_map import map_on_ray
 from ray_jobs.train import STAGE, train_on_ray
 
@@ -48,18 +50,21 @@ def train_ad_hoc(arguments: Sequence[str]) -> None:
 
 def _parse(arguments: Sequence[str]) -> Recipe:
     parser = argparse.ArgumentParser(prog="python -m ray_jobs.train", description=__doc__)
-    parser.add_argument("--recipe", default="stdlib-code", help="a shipped one's name or a file")
+    parser.add_argument("--recipe", default=DEFAULT_RECIPE, help="a shipped one's name or a file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="may be repeated"
     )
     options = parser.parse_args(arguments)
-    return with_absolute_paths(load_recipe(options.recipe, options.set), Path.cwd())
+    recipe = with_absolute_paths(load_recipe(options.recipe, options.set), Path.cwd())
+    supported(recipe)
+    return recipe
 
 
 def _open(recipe: Recipe) -> Path:
     """The workspace of this recipe on this source."""
     source = fingerprint_inputs(recipe.data)
-    key = hashlib.sha256(f"{recipe.fingerprint()} {source}".encode()).hexdigest()[:12]
+    identity = f"{recipe.fingerprint()} {source} {_code_hash()}"
+    key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     workspace = load_settings().runs / f"ad-hoc-{recipe.name}-{key}"
     if record_path(workspace, STAGE).is_file():
         shutil.rmtree(workspace / "checkpoints", ignore_errors=True)
@@ -73,11 +78,20 @@ def _open(recipe: Recipe) -> Path:
     return workspace
 
 
+def _code_hash() -> str:
+    """Of the code and the lock that were uploaded with the job."""
+    digest = hashlib.sha256()
+    for path in (*sorted(PROJECT.glob("*/**/*.py")), PROJECT / "requirements.lock"):
+        digest.update(path.relative_to(PROJECT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def _run(recipe: Recipe, workspace: Path) -> None:
     import ray
 
     ray.init(ignore_reinit_error=True)
     os.chdir(workspace)
-    if not record_path(workspace, preprocess.STAGE).is_file():
-        preprocess.run(recipe, workspace, map_on_ray)
-    train_on_ray(recipe, workspace)
+    with only_one(workspace):
+        if not record_path(workspace, preprocess.STAGE).is_file():
+            preprocess.run(recipe, workspace, map_on_ray)
+        train_on_ray(recipe, workspace)

@@ -7,8 +7,8 @@ import pytest
 
 @pytest.fixture(scope="session")
 def first_run(platform):
-    """The summary of a first `penstock run --recipe debug`."""
-    done = platform.penstock("run", "--recipe", "debug", "--json", timeout=600)
+    """The summary of a first `penstock run`, of the default recipe."""
+    done = platform.penstock("run", "--json", timeout=900)
     assert done.returncode == 0, done.stderr + "\n".join(
         f"{log}\n{log.read_text()[-3000:]}"
         for log in (platform.settings.home / "airflow/logs").rglob("attempt=*.log")

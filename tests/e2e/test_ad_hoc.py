@@ -1,0 +1,29 @@
+"""Training without Airflow, from a shell with `penstock env`."""
+
+import shlex
+import subprocess
+
+from pipelines.core.settings import PROJECT
+from tests.conftest import PENSTOCK
+
+COMMAND = """
+eval "$({penstock} env)"
+ray job submit --working-dir . -- python -m ray_jobs.train --recipe debug --set train.steps=12
+"""
+
+
+def test_a_ray_job_trains_and_logs_to_mlflow(platform, platform_variables):
+    from pipelines.tracking.client import open_client
+
+    done = subprocess.run(
+        ["bash", "-c", COMMAND.format(penstock=shlex.quote(str(PENSTOCK)))],
+        cwd=PROJECT,
+        env=platform.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    client = open_client()
+    experiment = client.get_experiment_by_name("debug")
+    (run,) = client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'")
+    assert len(client.get_metric_history(run.info.run_id, "train/loss")) >= 5

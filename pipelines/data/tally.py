@@ -6,6 +6,7 @@ from typing import Any
 from pipelines.core.errors import UserError
 from pipelines.data.normalize import BINARY, EMPTY, INVALID_UTF8, MALFORMED, Document
 
+STATS = "stats.json"  # in preprocess's output
 _EXAMPLES = 20  # malformed records named in stats.json
 _REMEDIES = {
     BINARY: "it is binary, not text; give UTF-8 text",

@@ -33,7 +33,7 @@ from pipelines.data.normalize import DUPLICATE, Document
 from pipelines.data.readers import plan_reads, read_batch
 from pipelines.data.sources import describe, list_inputs
 from pipelines.data.splitting import SPLITS, TRAIN, VALIDATION, split_of
-from pipelines.data.tally import Tally
+from pipelines.data.tally import STATS, Tally
 from pipelines.data.token_shards import RollingShardWriter, bin_path, idx_path
 from pipelines.data.tokenization import characters, sample_texts, tokenize
 from pipelines.data.tokenizer import (
@@ -65,7 +65,7 @@ def run(
     encoder = Encoder(folder / "tokenizer")
     splits = _write_shards(recipe.data, folder, workspace, encoder.vocab_size, map_ordered)
     stats = tally.to_dict() | _token_stats(recipe.data, splits, encoder.vocab_size)
-    write_json(folder / "stats.json", stats)
+    write_json(folder / STATS, stats)
     dataset = DatasetRef(vocab_size=encoder.vocab_size, **splits)
     return PreprocessRecord(dataset=dataset, stats=stats).write(workspace)
 

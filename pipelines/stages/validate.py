@@ -6,12 +6,14 @@ from pathlib import Path
 from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import PreprocessRecord, ValidateRecord, output_folder
+from pipelines.core.storage import read_json
+from pipelines.data.tally import STATS
 from pipelines.validation import frames, suites
 from pipelines.validation.runner import INDEX, SITE, Check, run_checks
 
 
 def run(recipe: Recipe, workspace: Path) -> ValidateRecord:
-    """Check documents, shards and their record; leave Data Docs whether they pass or not.
+    """Check documents, shards, statistics and their record; leave Data Docs either way.
 
     Raises:
         UserError: an expectation failed; nothing after this stage may use the data.
@@ -30,9 +32,10 @@ def run(recipe: Recipe, workspace: Path) -> ValidateRecord:
 def _checks(recipe: Recipe, workspace: Path) -> list[Check]:
     preprocess = output_folder(workspace, "preprocess")
     dataset = PreprocessRecord.read(workspace).dataset
+    stats = read_json(preprocess / STATS)
     documents = frames.document_frame(preprocess)
     shards = frames.shard_frame(preprocess, dataset)
-    splits = frames.split_frame(dataset, documents, shards)
+    splits = frames.split_frame(dataset, stats, documents, shards)
     return [
         Check("documents", documents, suites.documents_suite(recipe.validation)),
         Check("shards", shards, suites.shards_suite(dataset.vocab_size)),

@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pipelines.core.records import DatasetRef, Shard, Split
 from pipelines.data.documents import RowGroup, documents_path, row_groups
@@ -51,18 +51,23 @@ def shard_frame(preprocess: Path, dataset: DatasetRef) -> "pd.DataFrame":
 
 
 def split_frame(
-    dataset: DatasetRef, documents: "pd.DataFrame", shards: "pd.DataFrame"
+    dataset: DatasetRef,
+    stats: dict[str, Any],
+    documents: "pd.DataFrame",
+    shards: "pd.DataFrame",
 ) -> "pd.DataFrame":
-    """One row a split: the sums that its record states beside the sums of the other two frames.
+    """One row a split: what its record and the statistics state beside the other frames' sums.
 
-    Columns: split, recorded_documents, recorded_bytes, recorded_tokens; documents and bytes of
-    text as in the Parquet files; indexed_documents and tokens as in the shards.
+    Columns: split, recorded_documents, recorded_bytes, recorded_tokens; stated_documents,
+    stated_bytes, stated_tokens of the statistics, null where they lack the split; documents and
+    bytes of text as in the Parquet files; indexed_documents and tokens as in the shards.
     """
     import pandas as pd
 
     rows = []
     for name in SPLITS:
         split = _split(dataset, name)
+        stated = stats.get("splits", {}).get(name, {})
         texts, files = documents[documents["split"] == name], shards[shards["split"] == name]
         rows.append(
             {
@@ -70,6 +75,9 @@ def split_frame(
                 "recorded_documents": split.documents,
                 "recorded_bytes": split.bytes,
                 "recorded_tokens": split.tokens,
+                "stated_documents": stated.get("documents"),
+                "stated_bytes": stated.get("bytes"),
+                "stated_tokens": stated.get("tokens"),
                 "documents": len(texts),
                 "bytes": int(texts["text_bytes"].sum()),
                 "indexed_documents": int(files["documents"].sum()),

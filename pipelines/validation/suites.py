@@ -51,7 +51,7 @@ def shards_suite(vocab_size: int) -> "list[Expectation]":
 
 
 def splits_suite() -> "list[Expectation]":
-    """The sums of a split agree: its record, its documents and its shards."""
+    """The sums of a split agree: its record, the statistics, its documents and its shards."""
     from great_expectations import expectations as gxe
 
     return [
@@ -59,4 +59,7 @@ def splits_suite() -> "list[Expectation]":
         gxe.ExpectColumnPairValuesToBeEqual(column_A="indexed_documents", column_B="documents"),
         gxe.ExpectColumnPairValuesToBeEqual(column_A="bytes", column_B="recorded_bytes"),
         gxe.ExpectColumnPairValuesToBeEqual(column_A="tokens", column_B="recorded_tokens"),
+        gxe.ExpectColumnPairValuesToBeEqual(column_A="documents", column_B="stated_documents"),
+        gxe.ExpectColumnPairValuesToBeEqual(column_A="bytes", column_B="stated_bytes"),
+        gxe.ExpectColumnPairValuesToBeEqual(column_A="tokens", column_B="stated_tokens"),
     ]

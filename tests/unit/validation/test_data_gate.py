@@ -10,7 +10,7 @@ import pytest
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef, PreprocessRecord, Shard, Split, ValidateRecord
-from pipelines.core.storage import folder_hash, md5
+from pipelines.core.storage import folder_hash, md5, read_json, write_json
 from pipelines.data import documents
 from pipelines.data.documents import DocumentWriter, documents_path
 from pipelines.data.token_shards import ShardWriter
@@ -60,7 +60,14 @@ def write_dataset(workspace, train, validation):
         train=write_split(preprocess, "train", train),
         validation=write_split(preprocess, "validation", validation),
     )
-    PreprocessRecord(dataset=dataset, stats={}).write(workspace)
+    stats = {
+        "splits": {
+            name: getattr(dataset, name).model_dump(include={"documents", "bytes", "tokens"})
+            for name in ("train", "validation")
+        }
+    }
+    write_json(preprocess / "stats.json", stats)
+    PreprocessRecord(dataset=dataset, stats=stats).write(workspace)
     return preprocess
 
 
@@ -89,7 +96,7 @@ def rewrite_documents(preprocess, split, **columns):
 def test_good_data_passes_and_the_same_data_gives_the_same_bytes(tmp_path, preprocess, capfd):
     record = validate.run(RECIPE, tmp_path)
     assert record == ValidateRecord.read(tmp_path)
-    assert record.expectations == 20
+    assert record.expectations == 23
     first = folder_hash(tmp_path / "outputs/validate")
     validate.run(RECIPE, tmp_path)
     assert folder_hash(tmp_path / "outputs/validate") == first
@@ -124,6 +131,22 @@ def test_no_text_is_kept_beyond_its_row_group(tmp_path, monkeypatch):
     assert "text" not in frame
     assert frame["characters"].tolist() == [len(text) for text in [*TRAIN, *VALIDATION]]
     assert frame["split"].tolist() == ["train"] * len(TRAIN) + ["validation"] * len(VALIDATION)
+
+
+@pytest.mark.parametrize("count", ["documents", "bytes", "tokens"])
+def test_wrong_statistics_are_found(tmp_path, preprocess, count):
+    stats = read_json(preprocess / "stats.json")
+    stats["splits"]["train"][count] += 1
+    write_json(preprocess / "stats.json", stats)
+    assert (
+        f"splits: expect_column_pair_values_to_be_equal of {count} and stated_{count}: 1 of 2 "
+        in (fails(tmp_path))
+    )
+
+
+def test_statistics_without_a_split_are_found(tmp_path, preprocess):
+    write_json(preprocess / "stats.json", {})
+    assert "of documents and stated_documents: 2 of 2 rows" in fails(tmp_path)
 
 
 def test_an_empty_split_is_found(tmp_path):

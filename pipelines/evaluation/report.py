@@ -29,6 +29,7 @@ class Evaluation:
     scores: pa.Table  # doc_id, bytes, tokens, nats
     documents: pa.Table  # doc_id, source, in the same order
     samples: Sequence[Mapping[str, str]]  # prompt, continuation
+    fitted_bytes: int  # of training text, that the n-grams were fitted on
 
 
 def draw_loss_curve(history: Path, path: Path) -> None:
@@ -65,6 +66,7 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
         documents=f"{record.documents:,}",
         held_out=_size(record.bytes),
         bars="".join(_bars(record)),
+        fitted=_fitted(evaluation.fitted_bytes, evaluation.preprocess.dataset.train.bytes),
         curve=base64.b64encode(loss_curve.read_bytes()).decode(),
         splits="".join(_splits(evaluation.preprocess)),
         dropped=escape(_dropped(evaluation.preprocess.stats)),
@@ -92,6 +94,13 @@ def _bars(record: EvaluateRecord) -> Iterator[str]:
             f'<i style="width:{100 * value / longest:.1f}%"></i></td>'
             f'<td class="number">{value:.3f}</td></tr>\n'
         )
+
+
+def _fitted(fitted: int, training: int) -> str:
+    """Of which training text the n-grams know: all that the model saw, or a sample of it."""
+    if fitted == training:
+        return f"all {_size(training)} of the training text"
+    return f"a sample of {_size(fitted)} from the training text's {_size(training)}"
 
 
 def _splits(preprocess: PreprocessRecord) -> Iterator[str]:

@@ -74,8 +74,8 @@ pre b { color: var(--model); }
 <h2>Bits per byte, less is better</h2>
 <table class="bars"><tbody>
 $bars</tbody></table>
-<p>Byte n-grams are fitted on the same training text, with Witten and Bell's interpolation; all are
-measured on the same held-out text. xz sees no training text; together, it learns from one document
+<p>Byte n-grams are fitted on $fitted, with Witten and Bell's interpolation; all are measured on
+the same held-out text. xz sees no training text; together, it learns from one document
 for the next.</p>
 </section>
 

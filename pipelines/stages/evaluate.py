@@ -60,12 +60,12 @@ def run(
     writing = partial(_write_samples, model, recipe)
     tasks: list[_Task] = [baseline, writing, *(partial(_score, model, part) for part in parts)]
     results = map_ordered(_call, tasks)
-    baselines, samples = next(results), next(results)
+    (baselines, fitted_bytes), samples = next(results), next(results)
     scores = pa.concat_tables(_reported(results, _kib(documents), progress))
 
     record = _record(scores, baselines, samples)
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
-        _write_outputs(folder, workspace, record, scores, documents, samples)
+        _write_outputs(folder, workspace, record, scores, documents, samples, fitted_bytes)
     record.write(workspace)
     publish(workspace)
     return record
@@ -101,8 +101,11 @@ def _write_samples(model: Path, recipe: Recipe) -> list[dict[str, str]]:
     return [{"prompt": p, "continuation": text} for p, text in zip(prompts, made, strict=True)]
 
 
-def _baselines(texts: Path, max_bytes: int) -> dict[str, float]:
-    """Bits per byte of each yardstick on the documents that the model is scored on."""
+def _baselines(texts: Path, max_bytes: int) -> tuple[dict[str, float], int]:
+    """Bits per byte of each yardstick on the documents that the model is scored on.
+
+    And how many bytes of training text the n-grams were fitted on.
+    """
     from pipelines.evaluation.baselines import ngram_bits_per_byte, xz_bits_per_byte
     from pipelines.evaluation.documents import read_documents
 
@@ -111,7 +114,8 @@ def _baselines(texts: Path, max_bytes: int) -> dict[str, float]:
         for split, limit in ((TRAIN, BASELINE_TRAINING_BYTES), (VALIDATION, max_bytes))
     )
     ngrams = ngram_bits_per_byte(training, held_out)
-    return {f"ngram-{order}": bits for order, bits in ngrams.items()} | xz_bits_per_byte(held_out)
+    named = {f"ngram-{order}": bits for order, bits in ngrams.items()}
+    return named | xz_bits_per_byte(held_out), sum(map(len, training))
 
 
 def _reported(
@@ -155,6 +159,7 @@ def _write_outputs(
     scores: "pa.Table",
     documents: "pa.Table",
     samples: list[dict[str, str]],
+    fitted_bytes: int,
 ) -> None:
     import pyarrow.parquet as pq
 
@@ -171,5 +176,6 @@ def _write_outputs(
         scores=scores,
         documents=documents,
         samples=samples,
+        fitted_bytes=fitted_bytes,
     )
     write_report(evaluation, curve, folder / "report.html")

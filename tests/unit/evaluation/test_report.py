@@ -19,7 +19,7 @@ from pipelines.evaluation.report import Evaluation, draw_loss_curve, write_repor
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def evaluation(documents: int = 12) -> Evaluation:
+def evaluation(documents: int = 12, fitted_bytes: int = 30_221_785) -> Evaluation:
     split = Split(documents=1658, bytes=30_221_785, tokens=9_000_000, shards=())
     return Evaluation(
         record=EvaluateRecord(
@@ -48,6 +48,7 @@ def evaluation(documents: int = 12) -> Evaluation:
         ),
         documents=pa.table({"source": [f"lib/{index}.py" for index in range(documents)]}),
         samples=[{"prompt": "<script>", "continuation": "alert('&')\n  </pre>"}],
+        fitted_bytes=fitted_bytes,
     )
 
 
@@ -94,6 +95,17 @@ def test_bars_stand_in_order_and_the_longest_is_full(curve: Path) -> None:
         "byte n-gram, order 1",
     ]
     assert re.findall(r"width:([\d.]+)%", page)[-1] == "100.0"
+
+
+@pytest.mark.parametrize(
+    ("fitted", "said"),
+    [
+        (30_221_785, "fitted on all 30.2 MB of the training text,"),
+        (9_000_000, "fitted on a sample of 9 MB from the training text's 30.2 MB,"),
+    ],
+)
+def test_the_n_grams_training_text_is_named(curve: Path, fitted: int, said: str) -> None:
+    assert said in written(evaluation(fitted_bytes=fitted), curve)
 
 
 def test_best_and_worst_documents(curve: Path) -> None:

@@ -48,8 +48,11 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     preprocess, train = (output_folder(path, stage) for stage in ("preprocess", "train"))
     write_documents(preprocess / "documents" / "validation-00000.parquet", HELD_OUT)
     write_documents(preprocess / "documents" / "train-00000.parquet", TRAINING)
-    split = Split(documents=30, bytes=3000, tokens=3000, shards=())
-    dataset = DatasetRef(vocab_size=257, train=split, validation=split)
+    train_split, held_out = (
+        Split(documents=len(texts), bytes=sum(map(len, texts)), tokens=3000, shards=())
+        for texts in (TRAINING, HELD_OUT)
+    )
+    dataset = DatasetRef(vocab_size=257, train=train_split, validation=held_out)
     stats = {"documents": {"in": 45, "kept": 42, "dropped": {"duplicate": 3}}}
     PreprocessRecord(dataset=dataset, stats=stats).write(path)
     model = Transformer(preset("llama-100k").sized(257, 32))
@@ -137,6 +140,16 @@ def test_the_page_is_whole_and_escaped(workspace: Path) -> None:
     assert "&lt;validation-00000&gt;/" in page
     assert "3 of 45 documents were dropped: 3 duplicate." in page
     assert str(workspace) not in page
+
+
+def test_the_page_says_what_the_n_grams_were_fitted_on(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "BASELINE_TRAINING_BYTES", 1)  # one document, all the same
+    evaluate.run(recipe(sample_tokens=0), workspace)
+    page = outputs(workspace)["report.html"].decode()
+    first = min(TRAINING, key=lambda text: hashlib.sha256(text.encode()).hexdigest())
+    assert f"fitted on a sample of {len(first)} bytes from" in page
 
 
 def test_scores_are_what_score_documents_says(workspace: Path) -> None:

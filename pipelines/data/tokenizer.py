@@ -1,9 +1,9 @@
 """Text to token ids and back: characters, bytes, a trained BPE, or someone else's tokenizer.
 
 Every tokenizer is saved as a folder that `transformers.AutoTokenizer` loads, and text → ids → text
-is exact for the first three: nothing is stripped, lower-cased or given a leading space. Each has an
-end-of-document token, the `eos_token` of its `tokenizer_config.json`: `<|endoftext|>`, except that
-a pretrained tokenizer keeps its own.
+is exact for bytes and BPE, and for characters that the training text holds: nothing is stripped,
+lower-cased or given a leading space. Each has an end-of-document token, the `eos_token` of its
+`tokenizer_config.json`: `<|endoftext|>`, except that a pretrained tokenizer keeps its own.
 """
 
 import shutil
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
-UNKNOWN = "<|unk|>"  # of a char tokenizer: a character that the corpus lacks
+UNKNOWN = "<|unk|>"  # of a char tokenizer: a character that the training text lacks
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 # What a pretrained folder may hold beside tokenizer.json.

@@ -121,20 +121,18 @@ def _kept(data: Data, tally: Tally, workspace: Path, map_ordered: MapOrdered) ->
 def _make_tokenizer(data: Data, folder: Path, map_ordered: MapOrdered) -> None:
     recipe = data.tokenizer
     target = folder / "tokenizer"
+    # A held-out document must not shape what it is measured with.
+    training = documents_path(folder, TRAIN)
     if recipe.kind == "pretrained":
         copy_pretrained(str(recipe.path), target)
     elif recipe.kind == "bpe":
-        # Only training text: a held-out document must not shape what it is measured with.
-        path = documents_path(folder, TRAIN)
-        fraction = BPE_SAMPLE_BYTES / int(sizes(path).sum())
-        save_tokenizer(
-            train_bpe(sample_texts(row_groups(path), fraction), recipe.vocab_size), target
-        )
+        fraction = BPE_SAMPLE_BYTES / int(sizes(training).sum())
+        sample = sample_texts(row_groups(training), fraction)
+        save_tokenizer(train_bpe(sample, recipe.vocab_size), target)
     elif recipe.kind == "byte":
         save_tokenizer(byte_tokenizer(), target)
     else:
-        groups = [group for split in SPLITS for group in row_groups(documents_path(folder, split))]
-        found = chain.from_iterable(map_ordered(characters, groups))
+        found = chain.from_iterable(map_ordered(characters, row_groups(training)))
         save_tokenizer(character_tokenizer(found), target)
 
 

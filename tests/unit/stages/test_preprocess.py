@@ -185,6 +185,15 @@ def test_a_pretrained_tokenizer(corpus: Path, workspace: Path, tmp_path: Path) -
     assert second.dataset.train == first.dataset.train
 
 
+def test_held_out_text_shapes_no_char_tokenizer(tmp_path: Path, workspace: Path) -> None:
+    alphabet = [chr(0x4E00 + number) for number in range(60)]  # each document has its own character
+    run(recipe(write_jsonl(tmp_path / "hanzi.jsonl", alphabet), "char"), workspace)
+    encoder = Encoder(workspace / "outputs/preprocess/tokenizer")
+    (held_out, *_), train = texts(workspace, "validation"), texts(workspace, "train")
+    assert encoder.vocab_size == 2 + len(train)
+    assert encoder.decode(encoder.encode([held_out])[0]) == "<|unk|><|endoftext|>"
+
+
 def test_one_malformed_line_is_counted_and_named(corpus: Path, workspace: Path) -> None:
     with corpus.open("a") as file:
         file.write("{broken\n")

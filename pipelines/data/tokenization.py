@@ -13,6 +13,8 @@ from pipelines.data.splitting import uniform
 from pipelines.data.token_shards import Ids
 from pipelines.data.tokenizer import Encoder
 
+_EXCERPT = 12  # characters shown before and after what a tokenizer changes
+
 
 @dataclass(frozen=True)
 class TokenizedDocuments:
@@ -32,6 +34,20 @@ def tokenize(group: RowGroup, tokenizer: Path, tokenizer_md5: str) -> TokenizedD
     documents = _encoder(tokenizer, tokenizer_md5).encode(texts)
     sizes = np.array([len(ids) for ids in documents], dtype=np.int64)
     return TokenizedDocuments(np.concatenate(documents), sizes)
+
+
+def first_loss(group: RowGroup, tokenizer: Path, tokenizer_md5: str) -> str | None:
+    """How the first document of a row group comes back that the tokenizer does not give back."""
+    encoder = _encoder(tokenizer, tokenizer_md5)
+    for text in group.read("text").column(0).to_pylist():
+        given, back = encoder.round_trip(text)
+        if given != back:
+            pairs = enumerate(zip(given, back, strict=False))
+            shorter = min(len(given), len(back))
+            same = next((index for index, (a, b) in pairs if a != b), shorter)
+            start, stop = max(same - _EXCERPT, 0), same + _EXCERPT
+            return f"{given[start:stop]!r} comes back as {back[start:stop]!r}"
+    return None
 
 
 def characters(group: RowGroup) -> frozenset[str]:

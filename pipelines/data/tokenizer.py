@@ -6,6 +6,7 @@ lower-cased or given a leading space. Each has an end-of-document token, the `eo
 `tokenizer_config.json`: `<|endoftext|>`, except that a pretrained tokenizer keeps its own.
 """
 
+import json
 import shutil
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -145,6 +146,18 @@ class Encoder:
         """One more than the largest id: the rows that an embedding needs."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """The id that stands for whatever the vocabulary lacks; None where nothing is lacking."""
+        from tokenizers import models
+
+        model = self._tokenizer.model
+        if isinstance(model, models.Unigram):  # the one kind that does not say it by name
+            unknown: int | None = json.loads(self._tokenizer.to_str())["model"]["unk_id"]
+            return unknown
+        name = getattr(model, "unk_token", None)
+        return None if name is None else self._tokenizer.token_to_id(name)
+
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Each document's ids, the end-of-document id last, in the shards' type."""
         dtype = token_dtype(self.vocab_size)
@@ -154,6 +167,19 @@ class Encoder:
     def decode(self, ids: Iterable[int]) -> str:
         """The exact text of ids, special tokens spelled out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def round_trip(self, text: str) -> tuple[str, str]:
+        """A text and what comes back of it, with every unknown token spelled out in both.
+
+        They are equal where nothing is lost but what unknown tokens stand for.
+        """
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        known, done = [], 0
+        for id_, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            if id_ == self.unknown_id:
+                known += [text[done:start], self.decode([id_])]
+                done = stop
+        return "".join([*known, text[done:]]), self.decode(encoding.ids)
 
 
 def _byte_alphabet() -> list[str]:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipelines.data.token_shards import Ids
 from pipelines.data.tokenizer import Encoder
@@ -24,11 +23,6 @@ class TextCodec(Encoder):
     for count as spelled out behind it, each of the 256 equally likely.
     """
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        unknown = getattr(self._tokenizer.model, "unk_token", None)
-        self._unknown = None if unknown is None else self._tokenizer.token_to_id(unknown)
-
     def encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
         """Each text as it stands in the token shards, less the end-of-document token."""
         documents = [ids[:-1] for ids in self.encode(texts)]
@@ -38,8 +32,9 @@ class TextCodec(Encoder):
         ]
 
     def _spelling_nats(self, text: str, ids: Ids) -> float:
-        known = ids[ids != self._unknown] if self._unknown is not None else ids
+        known = ids[ids != self.unknown_id] if self.unknown_id is not None else ids
         if len(known) == len(ids):
             return 0.0
         lost = len(text.encode()) - len(self.decode(known.tolist()).encode())
-        return lost * math.log(256)
+        # Spaces that a decoder puts between tokens must not pay for what is lost.
+        return max(0, lost) * math.log(256)

@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Data, Recipe
 from pipelines.core.records import DatasetRef, PreprocessRecord, Shard, Split, output_folder
@@ -35,7 +36,7 @@ from pipelines.data.sources import describe, list_inputs
 from pipelines.data.splitting import SPLITS, TRAIN, VALIDATION, split_of
 from pipelines.data.tally import STATS, Tally
 from pipelines.data.token_shards import RollingShardWriter, bin_path, idx_path
-from pipelines.data.tokenization import characters, sample_texts, tokenize
+from pipelines.data.tokenization import characters, first_loss, sample_texts, tokenize
 from pipelines.data.tokenizer import (
     TOKENIZER_FILE,
     Encoder,
@@ -49,6 +50,7 @@ from pipelines.data.tokenizer import (
 STAGE = PreprocessRecord.stage
 # BPE merges hardly change beyond this much text, and training takes some 3 s on two cores.
 BPE_SAMPLE_BYTES = 8_000_000
+CHECKED_ROW_GROUPS = 2  # of each split, at least, where a pretrained tokenizer is tried
 
 
 def run(
@@ -125,6 +127,7 @@ def _make_tokenizer(data: Data, folder: Path, map_ordered: MapOrdered) -> None:
     training = documents_path(folder, TRAIN)
     if recipe.kind == "pretrained":
         copy_pretrained(str(recipe.path), target)
+        _check_round_trip(str(recipe.path), folder, map_ordered)
     elif recipe.kind == "bpe":
         fraction = BPE_SAMPLE_BYTES / int(sizes(training).sum())
         sample = sample_texts(row_groups(training), fraction)
@@ -134,6 +137,25 @@ def _make_tokenizer(data: Data, folder: Path, map_ordered: MapOrdered) -> None:
     else:
         found = chain.from_iterable(map_ordered(characters, row_groups(training)))
         save_tokenizer(character_tokenizer(found), target)
+
+
+def _check_round_trip(name: str, folder: Path, map_ordered: MapOrdered) -> None:
+    """Refuse a tokenizer that changes text: bits per byte would be had for less text."""
+    tokenizer = folder / "tokenizer"
+    groups = []
+    for split in SPLITS:
+        found = row_groups(documents_path(folder, split))
+        groups += found[:: max(1, len(found) // CHECKED_ROW_GROUPS)]
+    function = partial(
+        first_loss, tokenizer=tokenizer, tokenizer_md5=md5(tokenizer / TOKENIZER_FILE)
+    )
+    for loss in map_ordered(function, groups):
+        if loss is not None:
+            raise UserError(
+                f"{name}: this tokenizer does not give text back: {loss}; what it loses would "
+                "count as predicted; give a lossless one, such as a byte-level BPE, in "
+                "data.tokenizer.path, or set data.tokenizer.kind to bpe"
+            )
 
 
 def _write_shards(

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressReader
@@ -183,6 +184,48 @@ def test_a_pretrained_tokenizer(corpus: Path, workspace: Path, tmp_path: Path) -
     (workspace / "outputs/preprocess/tokenizer").rename(theirs)
     second = run(recipe(corpus, "pretrained", tokenizer_path=str(theirs)), workspace)
     assert second.dataset.train == first.dataset.train
+
+
+def word_level() -> Tokenizer:
+    """Its decoder puts spaces between words, whatever stood there."""
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "loss"),
+    [
+        (word_level, "a\n\nb", r"'a\n\nb' comes back as 'a b'"),
+        (word_piece, "a B", "'a B' comes back as 'a b'"),
+    ],
+)
+def test_a_tokenizer_that_loses_text_is_refused_in_one_line(
+    tmp_path: Path, workspace: Path, make: Callable[[], Tokenizer], text: str, loss: str
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    make().save(str(path))
+    source = write_jsonl(tmp_path / "few.jsonl", ["a", "b", "a b", "a a", "a b b", text])
+    with pytest.raises(UserError) as raised:
+        run(recipe(source, "pretrained", tokenizer_path=str(path)), workspace)
+    assert str(raised.value).startswith(f"{path}: this tokenizer does not give text back: {loss}; ")
+    assert "\n" not in str(raised.value)
+
+
+def test_unknown_words_are_no_reason_to_refuse_a_tokenizer(tmp_path: Path, workspace: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    word_level().save(str(path))
+    source = write_jsonl(tmp_path / "few.jsonl", ["a", "b é", "a ☃☃ b", "☃", "☃ a"])
+    record = run(recipe(source, "pretrained", tokenizer_path=str(path)), workspace)
+    assert record.stats["documents"]["kept"] == 5
 
 
 def test_held_out_text_shapes_no_char_tokenizer(tmp_path: Path, workspace: Path) -> None:

@@ -13,6 +13,8 @@ from pipelines.core.storage import read_json, write_json
 
 STAGES = ("preprocess", "validate", "train", "evaluate", "register")
 OUTPUTS = "outputs"
+RUN_FILE = "run.json"  # in a workspace: which run it belongs to
+PATCH_FILE = "uncommitted.diff"  # in a workspace of uncommitted code
 
 
 class Record(BaseModel):

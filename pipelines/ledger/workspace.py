@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml, parse_recipe
+from pipelines.core.records import PATCH_FILE
+from pipelines.core.records import RUN_FILE as RUN_FILE
 from pipelines.core.storage import (
     folder_hash,
     fresh_folder,
@@ -25,8 +27,6 @@ from pipelines.core.storage import (
     write_text,
 )
 
-RUN_FILE = "run.json"
-PATCH_FILE = "uncommitted.diff"
 STAGE_CACHE = "dvc-cache"
 _NAME_LENGTH = 100  # of a workspace's folder
 

@@ -11,12 +11,12 @@ def open_tracking(workspace: Path) -> str:
 
     A second call finds the same run by its `penstock.dag_run_id` tag.
     """
-    from pipelines.tracking.run import start_run
+    from pipelines.tracking.run import DAG_RUN_TAG, start_run
     from pipelines.tracking.search import run_address
 
     run, recipe = Run.read(workspace), read_recipe(workspace)
     tags = {
-        "penstock.dag_run_id": run.dag_run_id,
+        DAG_RUN_TAG: run.dag_run_id,
         "penstock.git_commit": run.git_commit,
         "penstock.dirty": str(run.dirty).lower(),
         "penstock.recipe": recipe.name,

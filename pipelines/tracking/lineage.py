@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from pipelines.core.records import STAGES, record_path
+from pipelines.core.records import PATCH_FILE, STAGES, record_path
 from pipelines.core.storage import read_json
 
 # Long or binary inputs are named by their hash; the first is also kept beside the lineage.
-PATCH = "uncommitted.diff"
-_HASHED = (PATCH, "source.json", "dvc.lock", "requirements.lock")
+PATCH = PATCH_FILE
+_HASHED = (PATCH_FILE, "source.json", "dvc.lock", "requirements.lock")
 
 
 def lineage(workspace: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from pipelines.core.records import RUN_FILE
 from pipelines.core.settings import Settings
 from pipelines.core.storage import read_json
 from pipelines.tracking.client import open_client
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-RUN_FILE = "run.json"
 DAG_RUN_TAG = "penstock.dag_run_id"
 CACHED_FROM_TAG = "penstock.cached_from"
 KIND_TAG = "mlflow.experimentKind"  # MLflow's pages show training curves first, not chats
@@ -122,11 +122,6 @@ class TrackedRun:
         """Write final figures, at step 0."""
         if self.run_id is not None:
             _send(self._client(), self.run_id, _points(metrics, step=0))
-
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Write parameters; nested ones under dotted names, long ones cut."""
-        if self.run_id is not None:
-            _log_params(self._client(), self.run_id, params)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Write tags."""

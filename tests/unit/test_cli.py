@@ -1,23 +1,27 @@
 """The command's frame: quick, and one line for a person's mistake."""
 
-import resource
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 PENSTOCK = Path(sys.prefix) / "bin" / "penstock"
 HEAVY = ("torch", "ray", "mlflow", "airflow", "great_expectations", "dvc", "transformers")
 
 
-def test_help_takes_a_third_of_a_second_of_one_core() -> None:
-    subprocess.run([PENSTOCK, "--help"], check=True, capture_output=True)  # writes the bytecode
-    seconds = []
-    for _ in range(3):  # CPU time, and the best of three: other processes must not decide this
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([PENSTOCK, "--help"], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.4, seconds
+def test_help_takes_half_a_second_at_most() -> None:
+    environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        subprocess.run([PENSTOCK, "--help"], check=True, capture_output=True, env=environment)
+        return time.perf_counter() - began
+
+    seconds()  # writes the bytecode
+    # The aim is 0.3 s on a quiet machine; the best of three, for other programs take their share.
+    assert min(seconds() for _ in range(3)) < 0.5
 
 
 def test_no_heavy_import_stands_before_a_command() -> None:

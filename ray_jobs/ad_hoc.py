@@ -19,7 +19,7 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml, load_recipe, with_absolute_paths
 from pipelines.core.records import record_path
 from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
-from pipelines.core.storage import write_text
+from pipelines.core.storage import write_json, write_text
 from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.ledger.workspace import Run
 from pipelines.stages import preprocess
@@ -69,6 +69,7 @@ def _open(recipe: Recipe) -> Path:
     if record_path(workspace, STAGE).is_file():
         shutil.rmtree(workspace / "checkpoints", ignore_errors=True)
     write_text(workspace / "params.yaml", dump_yaml(recipe))
+    write_json(workspace / "source.json", source)
     Run(
         dag_run_id=f"{workspace.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}",
         git_commit="",  # an uploaded folder has no git

@@ -19,7 +19,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Data, Recipe
 from pipelines.core.records import DatasetRef, PreprocessRecord, Shard, Split, output_folder
-from pipelines.core.storage import md5, write_json
+from pipelines.core.storage import md5, read_json, write_json
 from pipelines.data.dedup import SeenDocuments
 from pipelines.data.documents import (
     DocumentWriter,
@@ -29,6 +29,7 @@ from pipelines.data.documents import (
     row_groups,
     sizes,
 )
+from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.data.mapping import MapOrdered, map_in_process
 from pipelines.data.normalize import DUPLICATE, Document
 from pipelines.data.readers import plan_reads, read_batch
@@ -64,12 +65,23 @@ def run(
     folder = _cleared(output_folder(workspace.absolute(), STAGE))
     tally = _collect_documents(recipe.data, folder, workspace, map_ordered)
     _make_tokenizer(recipe.data, folder, map_ordered)
+    _refuse_changed_inputs(recipe.data, workspace)
     encoder = Encoder(folder / "tokenizer")
     splits = _write_shards(recipe.data, folder, workspace, encoder.vocab_size, map_ordered)
     stats = tally.to_dict() | _token_stats(recipe.data, splits, encoder.vocab_size)
     write_json(folder / STATS, stats)
     dataset = DatasetRef(vocab_size=encoder.vocab_size, **splits)
     return PreprocessRecord(dataset=dataset, stats=stats).write(workspace)
+
+
+def _refuse_changed_inputs(data: Data, workspace: Path) -> None:
+    """What was read must be what `source.json` says, as the outputs are cached under its hash."""
+    path = workspace / "source.json"
+    if path.is_file() and read_json(path) != fingerprint_inputs(data):
+        raise UserError(
+            f"{describe(data.source)} changed since this run began; start a new run, which reads "
+            "it as it is now"
+        )
 
 
 def _cleared(folder: Path) -> Path:

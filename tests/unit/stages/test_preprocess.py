@@ -12,8 +12,9 @@ from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressReader
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import PreprocessRecord
-from pipelines.core.storage import folder_hash, md5
+from pipelines.core.storage import folder_hash, md5, write_json
 from pipelines.data import readers
+from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.data.token_shards import IndexedDataset
 from pipelines.data.tokenizer import Encoder
 from pipelines.stages.preprocess import run
@@ -274,3 +275,14 @@ def test_progress_ends_with_every_document(corpus: Path, workspace: Path) -> Non
     run(recipe(corpus), workspace)
     last = list(ProgressReader(workspace).read())[-1]
     assert (last.stage, last.done, last.total) == ("preprocess", 60, 60)
+
+
+def test_a_source_that_changed_since_the_run_began_is_refused(
+    corpus: Path, workspace: Path
+) -> None:
+    write_json(workspace / "source.json", fingerprint_inputs(recipe(corpus).data))
+    run(recipe(corpus), workspace)
+    corpus.write_bytes(corpus.read_bytes().replace(b"Document 7", b"Document 8"))
+    with pytest.raises(UserError, match=r"corpus\.jsonl changed since this run began"):
+        run(recipe(corpus), workspace)
+    assert not (workspace / "outputs/preprocess/record.json").exists()

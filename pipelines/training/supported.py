@@ -1,7 +1,10 @@
 """What the engine can't do yet is refused before anything starts; no torch here."""
 
+from pathlib import Path
+
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
+from pipelines.models.folder import load_config, weight_files
 from pipelines.models.presets import preset
 
 
@@ -26,6 +29,18 @@ def supported(recipe: Recipe) -> None:
     _check_workers(recipe)
     if recipe.model.init_from is None:
         preset(recipe.model.preset)
+    else:
+        _check_init_from(Path(recipe.model.init_from), recipe.data.sequence_length)
+
+
+def _check_init_from(folder: Path, sequence_length: int) -> None:
+    context = load_config(folder).context_length
+    if context < sequence_length:
+        raise UserError(
+            f"model.init_from = {folder}: its context is {context} tokens, but "
+            f"data.sequence_length = {sequence_length}; set at most {context}"
+        )
+    weight_files(folder)
 
 
 def _check_workers(recipe: Recipe) -> None:

@@ -70,6 +70,9 @@ def test_what_is_saved_is_loaded(model: Transformer, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.bin"))
 
 
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
+
+
 def broken(model: Transformer, folder: Path, what: str) -> None:
     """Save, then spoil."""
     save_pretrained(model, folder)
@@ -85,8 +88,20 @@ def broken(model: Transformer, folder: Path, what: str) -> None:
         weights.write_bytes(weights.read_bytes()[:500])
     elif what == "shape":
         config.write_text(json.dumps(json.loads(config.read_text()) | {"intermediate_size": 50}))
+    elif what == "type":
+        config.write_text(json.dumps(GPT2))
+    elif what == "key":
+        values = json.loads(config.read_text())
+        del values["hidden_size"]
+        config.write_text(json.dumps(values))
+    elif what == "json":
+        config.write_text("{")
+    elif what == "config":
+        config.unlink()
     else:
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
+        index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        weights.unlink()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +111,11 @@ def broken(model: Transformer, folder: Path, what: str) -> None:
         ("tensor", "norm.weight is missing"),
         ("cut", "can't be read"),
         ("shape", "config.json says"),
-        ("type", "model_type = 'gpt2'"),
+        ("type", "model_type = 'gpt2'; only 'llama' is supported"),
+        ("key", r"config\.json: hidden_size = None"),
+        ("json", r"config\.json: not valid JSON"),
+        ("config", r"no config\.json"),
+        ("part", r"model-00001-of-00002\.safetensors: missing"),
     ],
 )
 def test_a_bad_folder_is_one_line(model: Transformer, tmp_path: Path, what: str, line: str) -> None:

@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import pytest
 
 from pipelines.core.errors import UserError
@@ -25,3 +28,32 @@ def test_shipped_recipes_run(name: str) -> None:
 def test_what_the_engine_cannot_do_is_one_line(override: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         supported(load_recipe("debug", [override]))
+
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 24,
+    "rms_norm_eps": 1e-5,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (None, r"no config\.json"),
+        ({"model_type": "gpt2", "n_embd": 32}, "model_type = 'gpt2'; only 'llama'"),
+        (LLAMA, r"its context is 24 tokens, but data\.sequence_length = 25; set at most 24"),
+        (LLAMA | {"max_position_embeddings": 25}, r"no model\.safetensors"),
+    ],
+)
+def test_a_model_that_cannot_be_gone_on_from(tmp_path: Path, config: object, line: str) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    overrides = [f"model.init_from={tmp_path}", "data.sequence_length=25"]
+    with pytest.raises(UserError, match=line):
+        supported(load_recipe("debug", overrides))

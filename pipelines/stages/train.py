@@ -51,12 +51,13 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
     Returns:
         The record, on rank 0; None on the others.
     """
-    supported(recipe)
-    dataset = PreprocessRecord.read(workspace).dataset
     with process_group() as device:
-        history = prepare(recipe, dataset, workspace)
-        loader = build_loader(recipe, dataset, workspace, device)
-        model = build_model(recipe, dataset.vocab_size).to(device)
+        with one_for_all():
+            supported(recipe)
+            dataset = PreprocessRecord.read(workspace).dataset
+            history = prepare(recipe, dataset, workspace)
+            loader = build_loader(recipe, dataset, workspace, device)
+            model = build_model(recipe, dataset.vocab_size).to(device)
         with tracked_run(workspace) as tracked:
             reporter = Reporter(recipe, workspace, history, tracked, report)
             trainer = Trainer(recipe, model, loader, reporter, workspace / CHECKPOINTS)
@@ -85,6 +86,26 @@ def process_group() -> Iterator[torch.device]:
             dist.destroy_process_group()
 
 
+@contextmanager
+def one_for_all() -> Iterator[None]:
+    """A person's error in one process ends all of them with its line; a barrier at the end.
+
+    Without it, the others would wait in their next collective until that times out.
+    """
+    mine: UserError | None = None
+    try:
+        yield
+    except UserError as error:
+        mine = error
+    line = str(mine) if mine else None
+    lines = [line]
+    if dist.is_initialized():
+        lines = [None] * dist.get_world_size()
+        dist.all_gather_object(lines, line)
+    if first := next(filter(None, lines), None):
+        raise UserError(first) from mine
+
+
 def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path) -> History | None:
     """Clear what an unfinished or another run left; rank 0 gets the run's history."""
     history = None
@@ -94,8 +115,6 @@ def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path) -> History | N
         folder = workspace / CHECKPOINTS
         checkpoint.claim(folder, hashlib.sha256(content.encode()).hexdigest())
         history = History(folder / HISTORY)
-    if dist.is_initialized():
-        dist.barrier()
     return history
 
 
@@ -117,18 +136,17 @@ def build_loader(
 
 def build_model(recipe: Recipe, vocab_size: int) -> Transformer:
     """A decoder with seeded weights, or with those of `model.init_from`."""
-    length = recipe.data.sequence_length
     if recipe.model.init_from is None:
-        model = Transformer(preset(recipe.model.preset).sized(vocab_size, length))
+        shape = preset(recipe.model.preset).sized(vocab_size, recipe.data.sequence_length)
+        model = Transformer(shape)
         model.init_weights(recipe.seed)
         return model
     model = load_pretrained(Path(recipe.model.init_from))
-    config = model.config
-    if config.vocab_size < vocab_size or config.context_length < length:
+    if model.config.vocab_size < vocab_size:
         raise UserError(
-            f"model.init_from = {recipe.model.init_from}: vocabulary {config.vocab_size} and "
-            f"context {config.context_length}, but the data has {vocab_size} and "
-            f"data.sequence_length = {length}"
+            f"model.init_from = {recipe.model.init_from}: its vocabulary is "
+            f"{model.config.vocab_size}, but the data's is {vocab_size}; "
+            "preprocess with the model's own tokenizer: data.tokenizer.kind = pretrained"
         )
     return model
 
@@ -145,7 +163,11 @@ def tracked_run(workspace: Path) -> Iterator[TrackedRun | None]:
 
 
 class Reporter:
-    """Rank 0 writes each point to the progress file, the history and MLflow."""
+    """Rank 0 writes each point to the progress file, the history and MLflow.
+
+    Steps that a resumed run repeats are the same to the bit, and MLflow keeps each point that it
+    is given: it gets only what was not in the history when the run went on.
+    """
 
     def __init__(
         self,
@@ -158,6 +180,7 @@ class Reporter:
         self._steps = recipe.train.steps
         self._progress = ProgressWriter(workspace, STAGE)
         self._history = history
+        self._logged = history.last_step if history else 0
         self._tracked = tracked
         self._also = also
 
@@ -168,7 +191,8 @@ class Reporter:
             self._progress.write(
                 metrics.step, self._steps, "steps", loss=metrics.loss, force=metrics.last
             )
-            self._tracked.log_metrics(metrics.curves(), step=metrics.step)
+            if metrics.step > self._logged:
+                self._tracked.log_metrics(metrics.curves(), step=metrics.step)
         if self._also is not None:
             self._also(metrics)
 

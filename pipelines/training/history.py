@@ -17,6 +17,11 @@ class History:
         self.points: list[dict[str, float]] = [json.loads(line) for line in whole]
         self._torn = len(whole) < len(lines)
 
+    @property
+    def last_step(self) -> int:
+        """The step of the last point; 0 before the first."""
+        return int(self.points[-1]["step"]) if self.points else 0
+
     def add(self, point: dict[str, float]) -> None:
         """Append a point; those of its step and later ones are from before a failure and go."""
         kept = [old for old in self.points if old["step"] < point["step"]]

@@ -3,11 +3,14 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressReader
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import (
@@ -33,6 +36,7 @@ RECIPE = Recipe.model_validate(
             "micro_batch_size": 2,
             "global_batch_size": 6,
             "log_every": 1,
+            "checkpoint_every": 2,
         },
     }
 )
@@ -78,7 +82,6 @@ def make_workspace(workspace: Path) -> Path:
         validation=write_split(folder, "validation", 1),
     )
     PreprocessRecord(dataset=dataset, stats={}).write(workspace)
-    (workspace / "recipe.json").write_text(RECIPE.model_dump_json(by_alias=True))
     return workspace
 
 
@@ -143,39 +146,142 @@ def test_training_goes_on_from_a_model(workspace: Path, tmp_path: Path) -> None:
     assert history(other)[0]["loss"] < history(workspace)[0]["loss"]
 
 
-PROCESS = """
+def test_a_damaged_shard_ends_the_stage(workspace: Path) -> None:
+    from pipelines.stages import train
+
+    (output_folder(workspace, "preprocess") / "tokens" / "train-00000.idx").unlink()
+    with pytest.raises(UserError, match=r"train-00000\.idx: .* is missing"):
+        train.run(RECIPE, workspace)
+
+
+def cut_after(step: int) -> Callable[[Any], None]:
+    """A report that fails after a step, as a machine may."""
+
+    def report(metrics: Any) -> None:
+        if metrics.step == step:
+            raise InterruptedError
+
+    return report
+
+
+def test_no_step_is_logged_twice(workspace: Path, mlflow_client: Any, mlflow_run: str) -> None:
+    from pipelines.stages import train
+
+    (workspace / "run.json").write_text(json.dumps({"mlflow_run_id": mlflow_run}))
+    with pytest.raises(InterruptedError):
+        train.run(RECIPE, workspace, cut_after(5))  # the last checkpoint is after step 4
+    train.run(RECIPE, workspace)
+    points = mlflow_client.get_metric_history(mlflow_run, "train/loss")
+    assert [point.step for point in points] == [1, 2, 3, 4, 5, 6]
+    assert [point.value for point in points] == [point["loss"] for point in history(workspace)]
+
+
+PROCESSES = """
+import sys
 from pathlib import Path
-from pipelines.core.recipe import Recipe
-from pipelines.stages.train import run
-recipe = Recipe.model_validate_json(Path("recipe.json").read_text())
-run(recipe, Path.cwd())
+
+import torch.distributed as dist
+from test_train import UserError, cut_after, run_and_record
+
+dist.init_process_group("gloo")
+for folder, step in zip(sys.argv[1::2], map(int, sys.argv[2::2])):
+    try:
+        run_and_record(Path(folder), cut_after(step))
+    except InterruptedError:
+        pass
+    except UserError as error:
+        sys.exit(str(error))
 """
 
 
-def test_two_processes_compute_what_one_does(workspace: Path, tmp_path: Path) -> None:
-    """As under torchrun; three samples each, so micro-batches of two and of one."""
-    alone = make_workspace(tmp_path / "alone")
-    one = train_alone(alone)
+def run_and_record(workspace: Path, report: Callable[[Any], None] | None = None) -> None:
+    """Run the stage and append `[step, sample ids]` of each step to a file of this process."""
+    from pipelines.loading import dataloader
+    from pipelines.loading.sampler import samples
+    from pipelines.stages import train
+
+    path = workspace / f"samples-{os.environ.get('RANK', '0')}.jsonl"
+
+    def recorded(seed: int, step: int, *rest: int) -> Any:
+        indices = samples(seed, step, *rest)
+        with path.open("a") as file:
+            file.write(json.dumps([step, indices.tolist()]) + "\n")
+        return indices
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataloader, "samples", recorded)
+        train.run(RECIPE, workspace, report)
+
+
+def in_two_processes(*arguments: list[object]) -> list[tuple[int, str]]:
+    """As under torchrun: `[workspace, the step it is cut after, ...]` of each; code and stderr."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    here = Path(__file__)
     shared = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "PYTHONPATH": f"{here.parents[3]}{os.pathsep}{here.parent}",
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROCESS],
-            cwd=workspace,
+            [sys.executable, "-c", PROCESSES, *map(str, arguments[rank])],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    two = TrainRecord.read(workspace)
-    assert (two.steps, two.tokens) == (one.steps, one.tokens)
-    for ours, theirs in zip(history(workspace), history(alone), strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(p.returncode, e) for p, e in zip(processes, errors, strict=True)]
+
+
+def samples_of_each_step(workspace: Path, ranks: int) -> dict[int, list[int]]:
+    """Over all processes in their order; of a step done twice, the second time."""
+    of_rank = [
+        dict(map(json.loads, (workspace / f"samples-{rank}.jsonl").read_text().splitlines()))
+        for rank in range(ranks)
+    ]
+    return {step: [sample for of in of_rank for sample in of[step]] for step in of_rank[0]}
+
+
+NEVER = RECIPE.train.steps + 1
+
+
+def test_two_processes_go_on_as_two_or_as_one(tmp_path: Path) -> None:
+    """Three samples a process, so micro-batches of two and of one."""
+    names = ("alone", "whole", "cut and two", "cut and one")
+    alone, whole, two, one = (make_workspace(tmp_path / name) for name in names)
+    runs = [whole, NEVER, two, 5, two, NEVER, one, 5]
+    assert [code for code, _ in in_two_processes(runs, runs)] == [0, 0]
+    # Each process's own file then has the steps that it did; the checkpoint was after step 4.
+    (one / "samples-0.jsonl").rename(one / "samples of two")
+    for workspace in (alone, one):
+        run_and_record(workspace)
+
+    assert TrainRecord.read(two) == TrainRecord.read(whole)
+    assert history(two) == history(whole)
+    assert samples_of_each_step(two, ranks=2) == samples_of_each_step(whole, ranks=2)
+
+    expected = samples_of_each_step(whole, ranks=2)
+    assert samples_of_each_step(alone, ranks=1) == expected
+    assert samples_of_each_step(one, ranks=1) == {step: expected[step] for step in (4, 5)}
+    for workspace in (alone, one):
+        for ours, theirs in zip(history(workspace), history(whole), strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+
+
+def test_an_error_of_one_process_ends_both_with_its_line(tmp_path: Path) -> None:
+    good, bad = make_workspace(tmp_path / "good"), make_workspace(tmp_path / "bad")
+    (output_folder(bad, "preprocess") / "tokens" / "train-00000.bin").unlink()
+    for code, error in in_two_processes([good, NEVER], [bad, NEVER]):
+        assert code == 1
+        assert error.splitlines()[-1].startswith(f"{bad}")
+        assert "train-00000.bin: a token shard's file is missing" in error

@@ -29,6 +29,8 @@ from pipelines.core.records import (
 )
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import write_json, write_text
+from pipelines.data.documents import documents_path
+from pipelines.data.splitting import VALIDATION
 from pipelines.evaluation.gate import decide, refuse
 from pipelines.export.model_card import model_card
 from pipelines.tracking import registry
@@ -119,8 +121,8 @@ def _champion_scores(
         return pq.read_table(kept)
     from pipelines.evaluation.perplexity import score_documents  # imports torch
 
-    files = sorted(output_folder(workspace, "preprocess").glob("documents/validation-*.parquet"))
-    documents = ds.dataset(files).to_table(filter=pc.field("doc_id").isin(doc_ids))
+    path = documents_path(output_folder(workspace, "preprocess"), VALIDATION)
+    documents = ds.dataset(path).to_table(filter=pc.field("doc_id").isin(doc_ids))
     folder = registry.download(champion.name, str(champion.version))
     _log.info("scoring champion version %d on %d documents", champion.version, len(documents))
     scores = score_documents(folder, documents)

@@ -9,6 +9,7 @@ import typer
 
 from pipelines.commands import models, platform, recipes, run
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
+from pipelines.core.settings import bypass_proxy_on_loopback
 
 app = typer.Typer(
     name="penstock",
@@ -28,6 +29,7 @@ for command in (platform.up, platform.down, platform.status, platform.env, platf
 
 def main() -> None:
     """Run the command; a person's mistake is one line on stderr and exit code 2."""
+    bypass_proxy_on_loopback()
     try:
         app()
     except UserError as error:

@@ -46,7 +46,7 @@ class _Call:
     def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU
         try:
-            result = self._function(cloudpickle.loads(row["item"]))
+            result: object = self._function(cloudpickle.loads(row["item"]))
         except UserError as error:
             result = error
         return {"result": cloudpickle.dumps(result)}

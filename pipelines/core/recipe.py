@@ -159,7 +159,7 @@ class Register(Section):
     """Whether and where a model is registered."""
 
     model_name: str = _form(
-        "penstock-stdlib-code", "Registered model in MLflow", pattern=r"^[\w.-][\w. -]*$"
+        "penstock-stdlib-code", "Registered model in MLflow", pattern=r"^\.?[\w-][\w. -]*$"
     )
     require_clean: bool = Field(False, description="Refuse a run of uncommitted changes")
     min_improvement: float = Field(

@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml, parse_recipe
-from pipelines.core.records import PATCH_FILE
-from pipelines.core.records import RUN_FILE as RUN_FILE
+from pipelines.core.records import PATCH_FILE, RUN_FILE
 from pipelines.core.storage import (
     folder_hash,
     fresh_folder,

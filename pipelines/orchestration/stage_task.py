@@ -16,11 +16,11 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_files import with_absolute_paths
-from pipelines.core.records import record_path
+from pipelines.core.records import RUN_FILE, record_path
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.ledger import stage_cache
-from pipelines.ledger.workspace import RUN_FILE, Run, open_workspace, workspace_path
+from pipelines.ledger.workspace import Run, open_workspace, workspace_path
 from pipelines.orchestration.links import MlflowRunLink, RayJobLink
 from pipelines.orchestration.ray_job import RayJobOperator
 from pipelines.orchestration.trigger_form import recipe_from

@@ -12,6 +12,7 @@ from pipelines.core.progress import Progress, ProgressReader
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import RESOLVED
 from pipelines.core.records import (
+    RUN_FILE,
     STAGES,
     EvaluateRecord,
     Record,
@@ -20,7 +21,7 @@ from pipelines.core.records import (
     record_path,
 )
 from pipelines.core.settings import Settings
-from pipelines.ledger.workspace import RUN_FILE, Run, workspace_path
+from pipelines.ledger.workspace import Run, workspace_path
 from pipelines.services.airflow_api import AirflowApi
 from pipelines.stages.runner import user_error
 

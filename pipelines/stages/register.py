@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import (
+    PATCH_FILE,
     EvaluateRecord,
     PreprocessRecord,
     RegisterRecord,
@@ -34,7 +35,7 @@ from pipelines.data.splitting import VALIDATION
 from pipelines.evaluation.gate import decide, refuse
 from pipelines.export.model_card import model_card
 from pipelines.tracking import registry
-from pipelines.tracking.lineage import PATCH, lineage
+from pipelines.tracking.lineage import lineage
 from pipelines.tracking.run import TrackedRun, open_run
 
 STAGE = RegisterRecord.stage
@@ -143,8 +144,8 @@ def _promote(
     text = model_card(recipe, preprocess, train, evaluate, facts["run"] or {})
     write_text(card / "README.md", text)
     write_json(card / "lineage.json", facts)
-    if (workspace / PATCH).is_file():
-        shutil.copyfile(workspace / PATCH, card / PATCH)
+    if (workspace / PATCH_FILE).is_file():
+        shutil.copyfile(workspace / PATCH_FILE, card / PATCH_FILE)
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
     _keep_scores(scores, _scores_path(train.model_hash, evaluate.data_hash))
     beaten = verdict.champion_bits_per_byte

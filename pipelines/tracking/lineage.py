@@ -12,7 +12,6 @@ from pipelines.core.records import PATCH_FILE, STAGES, record_path
 from pipelines.core.storage import read_json
 
 # Long or binary inputs are named by their hash; the first is also kept beside the lineage.
-PATCH = PATCH_FILE
 _HASHED = (PATCH_FILE, "source.json", "dvc.lock", "requirements.lock")
 
 

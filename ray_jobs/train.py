@@ -4,6 +4,7 @@ In a workspace: `python -m ray_jobs.train`.
 Ad hoc, from anywhere: `python -m ray_jobs.train --recipe debug --set train.steps=50`.
 """
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -73,7 +74,7 @@ def _work(config: dict[str, Any]) -> str | None:
     """One worker; a person's error is returned, as one that is raised would be tried again."""
     os.environ.update(config["environment"])
 
-    from pipelines.core.log import get_logger, set_up_logging
+    from pipelines.core.log import set_up_logging
     from pipelines.core.recipe import Recipe
     from pipelines.stages import train
 
@@ -82,7 +83,7 @@ def _work(config: dict[str, Any]) -> str | None:
     try:
         train.run(recipe, Path(config["workspace"]), report=_report)
     except UserError as error:
-        get_logger(__name__).exception("a person's error; its line ends the job")
+        logging.getLogger(__name__).exception("a person's error; its line ends the job")
         return str(error)
     return None
 

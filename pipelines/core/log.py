@@ -10,11 +10,6 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def get_logger(name: str) -> logging.Logger:
-    """The logger of a module."""
-    return logging.getLogger(name)
-
-
 def set_up_logging() -> None:
     """Log to stderr; ranks other than 0 only warn."""
     who = f" [rank {rank()}]" if "RANK" in os.environ else ""

@@ -5,7 +5,6 @@ people only.
 """
 
 import fcntl
-import logging
 import os
 import sys
 import traceback
@@ -21,7 +20,6 @@ from pipelines.core.settings import load_settings
 from pipelines.core.storage import read_json, write_json, write_text
 from pipelines.ledger.workspace import read_recipe
 
-_log = logging.getLogger(__name__)
 ERROR_FILE = "error.json"
 TRACEBACK_FILE = "error.log"
 RAY_JOB_VARIABLE = "PENSTOCK_RAY_JOB_ID"  # a job's own submission id

@@ -48,7 +48,7 @@ def latest_complete(folder: Path) -> Path | None:
 
 
 def save(folder: Path, position: Position, model: nn.Module, optimizer: Optimizer) -> None:
-    """Write `step-XXXXXX`; every process calls it, and rank 0 marks it complete last."""
+    """Write `step-000100`, say; every process calls it, and rank 0 marks it complete last."""
     # Seconds to import, so only where it is needed.
     from torch.distributed.checkpoint import state_dict_saver as dcp
 

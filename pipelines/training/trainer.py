@@ -2,6 +2,7 @@
 
 # ruff: noqa: N806 (names that end in their shape)
 
+import logging
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.core.errors import UserError
-from pipelines.core.log import get_logger
 from pipelines.core.recipe import Recipe
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.models.transformer import Transformer
@@ -23,7 +23,7 @@ from pipelines.training.loss import next_token_loss
 from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 
-_log = get_logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Trainer:

@@ -1,5 +1,7 @@
 """Evaluate as a Ray job: `python -m ray_jobs.evaluate`, from the workspace."""
 
+from functools import partial
+
 import ray
 
 from pipelines.stages import evaluate
@@ -10,7 +12,7 @@ from ray_jobs.ray_map import map_on_ray
 def main() -> None:
     """Run the workspace's recipe on the cluster that RAY_ADDRESS names, or on one of its own."""
     ray.init()
-    run_stage("evaluate", lambda recipe, workspace: evaluate.run(recipe, workspace, map_on_ray))
+    run_stage(evaluate.STAGE, partial(evaluate.run, map_ordered=map_on_ray))
 
 
 if __name__ == "__main__":

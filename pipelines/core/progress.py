@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -75,10 +76,15 @@ class ProgressWriter:
 class ProgressReader:
     """Reads what was appended since the last look."""
 
-    def __init__(self, workspace: Path, *, skip_old: bool = False) -> None:
+    def __init__(self, workspace: Path, offset: int = 0) -> None:
         self._path = workspace / PROGRESS_FILE
-        old = self._path.stat().st_size if skip_old and self._path.exists() else 0
-        self.offset = old  # bytes
+        self.offset = offset  # bytes read so far
+
+    @classmethod
+    def at_end(cls, workspace: Path) -> Self:
+        """A reader of what comes from now on."""
+        path = workspace / PROGRESS_FILE
+        return cls(workspace, path.stat().st_size if path.exists() else 0)
 
     def read(self) -> Iterator[Progress]:
         """New whole lines, oldest first."""

@@ -80,7 +80,7 @@ class RayJobOperator(BaseOperator):
             forget_error(Path(self.workspace))
         if (job is None and self.skip()) or (job and not job.live):
             return self._finish(state)
-        progress = ProgressReader(Path(self.workspace), skip_old=True)
+        progress = ProgressReader.at_end(Path(self.workspace))
         if job is None:
             asyncio.run(self._submit(submission_id, context))
         self.log.info("%s Ray job %s", "attached to" if job else "submitted", submission_id)
@@ -203,8 +203,7 @@ class RayJobTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield one event when the job is over, or when its cluster is gone."""
-        progress = ProgressReader(Path(self.workspace))
-        progress.offset = self.offset
+        progress = ProgressReader(Path(self.workspace), self.offset)
         answered = time.monotonic()
         while True:
             for event in await asyncio.to_thread(lambda: list(progress.read())):

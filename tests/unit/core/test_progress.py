@@ -20,7 +20,7 @@ def test_a_reader_goes_on_where_it_stopped_and_ignores_half_a_line(tmp_path):
 def test_a_late_reader_can_skip_what_is_old(tmp_path):
     writer = ProgressWriter(tmp_path, "train", interval=0)
     writer.write(1, 10, "steps")
-    reader = ProgressReader(tmp_path, skip_old=True)
+    reader = ProgressReader.at_end(tmp_path)
     writer.write(2, 10, "steps")
     assert [event.done for event in reader.read()] == [2]
 

@@ -1,8 +1,9 @@
 # Every path here is relative, so that the project may lie anywhere, spaces included.
-.PHONY: help env demo down check test clean
+.PHONY: help env bench-env demo down check test clean
 
 help:
 	@echo "make env    the virtual environment .venv, from requirements.lock"
+	@echo "make bench-env  .venv-bench, with the peers that benchmarks and one test compare us with"
 	@echo "make demo   the platform, one whole run of the pipeline, and what came out of it"
 	@echo "make down   stop the platform"
 	@echo "make check  lint, formatting, types, import contract"
@@ -11,6 +12,9 @@ help:
 
 env:
 	@bash infra/bootstrap.sh
+
+bench-env:
+	@bash infra/bootstrap.sh bench
 
 demo: env
 	@.venv/bin/penstock up
@@ -25,9 +29,9 @@ check: env
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-test: env
+test: env bench-env
 	.venv/bin/pytest
 
 clean:
 	@if [ -x .venv/bin/penstock ]; then .venv/bin/penstock down; fi
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

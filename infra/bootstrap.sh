@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
 # Makes .venv with what requirements.lock names, what that needs on this machine (CUDA's libraries,
 # say), the project itself, editable, and nothing else. Does nothing when neither that nor pyproject.toml changed since.
+# With the argument `bench`: .venv-bench from requirements-bench.lock, without the project.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-STAMP=.venv/installed
+case "${1:-}" in
+"") VENV=.venv LOCK=requirements.lock ;;
+bench) VENV=.venv-bench LOCK=requirements-bench.lock ;;
+*) echo "usage: $0 [bench]" >&2 && exit 2 ;;
+esac
+STAMP=$VENV/installed
 
 die() {
     echo "error: $*" >&2
@@ -13,7 +19,7 @@ die() {
 
 wanted() { # scripts of a virtual environment hold its path: a moved project is installed anew
     pwd
-    cat requirements.lock pyproject.toml
+    cat "$LOCK" pyproject.toml
 }
 
 find_python() {
@@ -31,8 +37,8 @@ find_python() {
 make_venv() {
     local python
     python=$(find_python)
-    rm -rf .venv
-    "$python" -m venv .venv || die "python3 -m venv failed; on Debian: apt-get install python3-venv"
+    rm -rf "$VENV"
+    "$python" -m venv "$VENV" || die "python3 -m venv failed; on Debian: apt-get install python3-venv"
 }
 
 if [ -e "$STAMP" ] && cmp -s "$STAMP" <(wanted); then
@@ -40,15 +46,17 @@ if [ -e "$STAMP" ] && cmp -s "$STAMP" <(wanted); then
 fi
 command -v c++ g++ clang++ >/dev/null ||
     die "no C++ compiler, which torch.compile needs; on Debian: apt-get install g++"
-if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+if [ ! -x "$VENV/bin/python" ] || ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
     make_venv
 fi
 uv=$(grep '^uv==' requirements.lock)
-.venv/bin/python -m pip install --quiet --disable-pip-version-check "$uv"
+"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$uv"
 # uv does not read pip's configuration: hand on its indexes, links and certificates.
-eval "$(.venv/bin/python infra/pip_settings.py)"
-export VIRTUAL_ENV="$PWD/.venv"
+eval "$("$VENV/bin/python" infra/pip_settings.py)"
+export VIRTUAL_ENV="$PWD/$VENV"
 # A plain sync of the lock would remove what a CUDA torch needs: the lock is from a CPU machine.
-.venv/bin/uv pip compile --quiet --no-header requirements.lock | .venv/bin/uv pip sync -
-.venv/bin/uv pip install --no-deps --editable .
+"$VENV/bin/uv" pip compile --quiet --no-header "$LOCK" | "$VENV/bin/uv" pip sync -
+if [ "$VENV" = .venv ]; then
+    "$VENV/bin/uv" pip install --no-deps --editable .
+fi
 wanted >"$STAMP"

@@ -8,79 +8,12 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from pipelines.core.recipe_data import Data
+from pipelines.core.recipe_section import Section, form_field
 
 Count = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """A frozen part of a recipe that refuses keys it does not know."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        populate_by_name=True,
-        coerce_numbers_to_str=True,
-        allow_inf_nan=False,
-    )
-
-
-def _form(default: Any, description: str, **constraints: Any) -> Any:
-    """A leaf that the Airflow trigger form shows."""
-    return Field(
-        default, description=description, json_schema_extra={"trigger_form": True}, **constraints
-    )
-
-
-class Source(Section):
-    """Where documents come from."""
-
-    kind: Literal["stdlib", "files"] = _form("stdlib", "stdlib: the running Python's own library")
-    path: str | None = _form(None, "A file, folder, glob or s3:// prefix, for kind `files`")
-    format: Literal["auto", "text", "jsonl", "parquet"] = _form(
-        "auto", "auto: by file name; .gz and .zst are seen through"
-    )
-    text_field: str = _form("text", "The field of a JSONL line or Parquet row that holds the text")
-    max_documents: int | None = Field(
-        None, ge=1, description="Only the first documents, in source order"
-    )
-    max_malformed_fraction: float = Field(
-        0.01, ge=0, lt=1, description="Unreadable records tolerated before preprocess stops"
-    )
-
-    @model_validator(mode="after")
-    def _files_need_a_path(self) -> Self:
-        if self.kind == "files" and not self.path:
-            raise ValueError("kind `files` needs data.source.path: a file, folder, glob or s3://")
-        return self
-
-
-class Tokenizer(Section):
-    """How text becomes token ids."""
-
-    kind: Literal["char", "byte", "bpe", "pretrained"] = _form(
-        "bpe", "char, byte, bpe (trained on the corpus), or pretrained (from path)"
-    )
-    vocab_size: int = Field(1024, ge=257, description="Of a trained BPE")
-    path: str | None = Field(None, description="A tokenizer.json or a folder that holds one")
-
-    @model_validator(mode="after")
-    def _pretrained_needs_a_path(self) -> Self:
-        if self.kind == "pretrained" and not self.path:
-            raise ValueError("kind `pretrained` needs data.tokenizer.path: a tokenizer.json")
-        return self
-
-
-class Data(Section):
-    """Text in, token shards out."""
-
-    source: Source = Source()
-    validation_fraction: float = Field(
-        0.05, gt=0, lt=1, description="Documents held out, chosen by a hash of their content"
-    )
-    tokenizer: Tokenizer = Tokenizer()
-    sequence_length: int = _form(256, "Tokens a sample", ge=8)
-    shard_tokens: int = Field(50_000_000, ge=1024, description="Tokens a .bin file at most")
 
 
 class Validation(Section):
@@ -94,7 +27,7 @@ class Validation(Section):
 class Model(Section):
     """Which decoder is trained."""
 
-    preset: str = _form("llama-1m", "A name from `pipelines/models/presets.py`")
+    preset: str = form_field("llama-1m", "A name from `pipelines/models/presets.py`")
     init_from: str | None = Field(
         None, description="A Hugging Face folder whose weights training starts from"
     )
@@ -115,18 +48,20 @@ class Parallel(Section):
 class Train(Section):
     """One optimisation run."""
 
-    steps: int = _form(400, "Optimizer steps", ge=1)
-    max_seconds: float | None = _form(None, "Stop after so many seconds of steps", gt=0)
-    micro_batch_size: int = _form(8, "Samples a forward pass on one process", ge=1)
-    global_batch_size: int = _form(16, "Samples an optimizer step, over all processes", ge=1)
-    lr: float = _form(3e-3, "Peak learning rate of AdamW", gt=0)
+    steps: int = form_field(400, "Optimizer steps", ge=1)
+    max_seconds: float | None = form_field(None, "Stop after so many seconds of steps", gt=0)
+    micro_batch_size: int = form_field(8, "Samples a forward pass on one process", ge=1)
+    global_batch_size: int = form_field(16, "Samples an optimizer step, over all processes", ge=1)
+    lr: float = form_field(3e-3, "Peak learning rate of AdamW", gt=0)
     min_lr_ratio: float = Field(0.1, ge=0, le=1, description="Last learning rate ÷ peak")
     warmup_steps: int = Field(20, ge=0)
     weight_decay: float = Field(0.1, ge=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
     grad_clip: float = Field(1.0, gt=0, description="Largest global gradient norm")
-    precision: Literal["fp32", "bf16", "fp16", "fp8"] = _form("fp32", "bf16 runs under autocast")
+    precision: Literal["fp32", "bf16", "fp16", "fp8"] = form_field(
+        "fp32", "bf16 runs under autocast"
+    )
     compile: bool = Field(False, description="torch.compile each block")
     checkpoint_every: int = Field(100, ge=1, description="Steps between checkpoints")
     log_every: int = Field(10, ge=1, description="Steps between points in MLflow")
@@ -150,7 +85,7 @@ class Adapter(Section):
 class Evaluate(Section):
     """What is measured on held-out documents."""
 
-    max_bytes: int = _form(2_000_000, "Held-out text at most; whole documents", ge=1)
+    max_bytes: int = form_field(2_000_000, "Held-out text at most; whole documents", ge=1)
     prompts: tuple[str, ...] = Field(("def ", "import "), description="Each is continued once")
     sample_tokens: int = Field(96, ge=0, description="Tokens a continuation")
 
@@ -158,7 +93,7 @@ class Evaluate(Section):
 class Register(Section):
     """Whether and where a model is registered."""
 
-    model_name: str = _form(
+    model_name: str = form_field(
         "penstock-stdlib-code", "Registered model in MLflow", pattern=r"^\.?[\w-][\w. -]*$"
     )
     require_clean: bool = Field(False, description="Refuse a run of uncommitted changes")
@@ -184,7 +119,7 @@ class Recipe(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     description: str = ""
-    seed: int = _form(42, "Of everything random", ge=0, lt=2**63)
+    seed: int = form_field(42, "Of everything random", ge=0, lt=2**63)
     data: Data = Data()
     validation: Validation = Validation()
     model: Model = Model()

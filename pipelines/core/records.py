@@ -53,6 +53,7 @@ class Shard(BaseModel):
     path: str
     md5: str
     index_md5: str
+    mask_md5: str | None = None  # of the loss mask beside it, where there is one
     bytes: int  # of the token file
     tokens: int
 
@@ -69,11 +70,18 @@ class Split(BaseModel):
 
 
 class DatasetRef(BaseModel):
-    """Which data, by content."""
+    """Which data, by content; a version of the datasets repository also by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    name: str | None = None
+    version: int | None = None
+    git_revision: str | None = None  # of the datasets repository
+    directory_hash: str | None = None  # DVC's, of the version's whole tree
+    remote: str | None = None  # where DVC's objects lie by content hash; shards stream from there
     vocab_size: int
+    # Of best-fit packing: then a document of the index is one sample, padded to this and one more.
+    packed_length: int | None = None
     train: Split
     validation: Split
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipelines.core.recipe import Data
+from pipelines.core.recipe_data import Data
 from pipelines.data.sources import fingerprint
 from pipelines.data.tokenizer import tokenizer_fingerprint
 

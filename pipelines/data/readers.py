@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Source
+from pipelines.core.recipe_data import Source
 from pipelines.data.normalize import MALFORMED, Document, cut, decode, document, drop, normalize
 from pipelines.data.sources import Input, open_input
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Source
+from pipelines.core.recipe_data import Source
 from pipelines.core.storage import md5
 
 WILDCARDS = frozenset("*?[")

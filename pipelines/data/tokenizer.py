@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Tokenizer as TokenizerRecipe
+from pipelines.core.recipe_data import Tokenizer as TokenizerRecipe
 from pipelines.core.storage import md5, read_json, write_json
 from pipelines.data.token_shards import Ids, token_dtype
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressWriter
-from pipelines.core.recipe import Data, Recipe
+from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_data import Data
 from pipelines.core.records import DatasetRef, PreprocessRecord, Shard, Split, output_folder
 from pipelines.core.storage import md5, read_json, write_json
 from pipelines.data.dedup import SeenDocuments

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Source
+from pipelines.core.recipe_data import Source
 from pipelines.data.normalize import Document
 from pipelines.data.readers import BATCH_BYTES, format_of, plan_reads, read_batch
 from pipelines.data.sources import list_inputs

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Source
+from pipelines.core.recipe_data import Source
 from pipelines.data.sources import fingerprint, list_inputs
 
 

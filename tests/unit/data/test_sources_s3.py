@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Source
+from pipelines.core.recipe_data import Source
 from pipelines.data.readers import plan_reads, read_batch
 from pipelines.data.sources import fingerprint, list_inputs
 

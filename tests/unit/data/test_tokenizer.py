@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Tokenizer as TokenizerRecipe
+from pipelines.core.recipe_data import Tokenizer as TokenizerRecipe
 from pipelines.data.tokenizer import (
     END_OF_TEXT,
     Encoder,

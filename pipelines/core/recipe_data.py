@@ -1,0 +1,103 @@
+"""The part of a recipe that says where text comes from and how it becomes token shards."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipelines.core.recipe_cleaning import Decontamination, Dedup, Filters, Pii
+from pipelines.core.recipe_section import Section, form_field
+
+
+class Source(Section):
+    """Where documents come from."""
+
+    kind: Literal["stdlib", "files", "huggingface", "dataset"] = form_field(
+        "stdlib",
+        "stdlib: the running Python's own library; dataset: a version that `penstock data` lists",
+    )
+    path: str | None = form_field(
+        None,
+        "files: a file, folder, glob or URL; huggingface: a folder or a name; dataset: name@N",
+    )
+    format: Literal["auto", "text", "jsonl", "parquet"] = form_field(
+        "auto", "auto: by file name; .gz and .zst are seen through"
+    )
+    text_field: str = form_field(
+        "text", "The field of a JSONL line or Parquet row that holds the text"
+    )
+    split: str = Field("train", description="Of a Hugging Face dataset")
+    revision: str | None = Field(None, description="Of a Hugging Face dataset: a commit")
+    max_documents: int | None = Field(
+        None, ge=1, description="Only the first documents, in source order"
+    )
+    max_malformed_fraction: float = Field(
+        0.01, ge=0, lt=1, description="Unreadable records tolerated before preprocess stops"
+    )
+
+    @model_validator(mode="after")
+    def _others_need_a_path(self) -> Self:
+        wanted = {
+            "files": "a file, folder, glob or URL such as s3://bucket/prefix",
+            "huggingface": "a dataset's folder or name",
+            "dataset": "a version as `penstock data list` names it: name@N",
+        }
+        if self.kind in wanted and not self.path:
+            raise ValueError(f"kind `{self.kind}` needs data.source.path: {wanted[self.kind]}")
+        return self
+
+
+class Instruction(Section):
+    """Conversations: rendered by a chat template, with the loss on the assistant's turns only."""
+
+    kind: Literal["none", "messages", "prompt_response"] = Field(
+        "none", description="none: plain text; else what a record holds"
+    )
+    messages_field: str = Field("messages", description="A list of {role, content}")
+    prompt_field: str = "prompt"
+    response_field: str = "response"
+    chat_template: str | None = Field(
+        None, description="A Jinja file; without one the tokenizer's own, else ChatML"
+    )
+
+
+class Tokenizer(Section):
+    """How text becomes token ids."""
+
+    kind: Literal["char", "byte", "bpe", "pretrained"] = form_field(
+        "bpe", "char, byte, bpe (trained on the corpus), or pretrained (from path)"
+    )
+    vocab_size: int = Field(1024, ge=257, description="Of a trained BPE")
+    path: str | None = Field(None, description="A tokenizer.json or a folder that holds one")
+
+    @model_validator(mode="after")
+    def _pretrained_needs_a_path(self) -> Self:
+        if self.kind == "pretrained" and not self.path:
+            raise ValueError("kind `pretrained` needs data.tokenizer.path: a tokenizer.json")
+        return self
+
+
+class Data(Section):
+    """Text in, token shards out, batches on the device."""
+
+    source: Source = Source()
+    instruction: Instruction = Instruction()
+    filters: Filters = Filters()
+    pii: Pii = Pii()
+    decontamination: Decontamination = Decontamination()
+    dedup: Dedup = Dedup()
+    validation_fraction: float = Field(
+        0.05, gt=0, lt=1, description="Documents held out, chosen by a hash of their content"
+    )
+    tokenizer: Tokenizer = Tokenizer()
+    sequence_length: int = form_field(256, "Tokens a sample", ge=8)
+    packing: Literal["concat", "best_fit"] = Field(
+        "concat",
+        description="concat: documents end to end; best_fit: whole ones together, the rest padded",
+    )
+    document_mask: bool = Field(
+        False, description="A token attends to its own document only; else to the whole sample"
+    )
+    shard_tokens: int = Field(50_000_000, ge=1024, description="Tokens a .bin file at most")
+    reader: Literal["auto", "mmap", "pinned", "gds", "object_store"] = Field(
+        "auto", description="How token shards reach the device; auto: what a probe finds best"
+    )

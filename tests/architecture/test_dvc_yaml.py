@@ -49,11 +49,15 @@ def test_params_exist_in_the_recipe():
             get_dotted(recipe, key)
 
 
-# A change of these alone changes no stage's result: paths stand for content that source.json holds,
-# the number of workers is environment.json's world_size.
+# A change of these alone changes no stage's result: paths and revisions stand for content that
+# source.json holds, the number of workers is environment.json's world_size, every reader reads alike.
 KEYS_OF_NO_STAGE = {
     "description",
+    "data.decontamination.against",
+    "data.instruction.chat_template",
+    "data.reader",
     "data.source.path",
+    "data.source.revision",
     "data.tokenizer.path",
     "resources.workers",
 }

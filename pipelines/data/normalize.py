@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
+Messages = tuple[tuple[str, str], ...]  # of a conversation: the role and the content of each turn
+
 EMPTY = "empty"
 BINARY = "binary"
 INVALID_UTF8 = "invalid_utf8"
@@ -25,11 +27,27 @@ class Document(NamedTuple):
     bytes: int  # of the normalised text as UTF-8, or of the raw input when dropped
     dropped: str | None = None  # the reason
     detail: str = ""  # of a malformed record: what is wrong with it
+    messages: Messages = ()  # of a conversation; `text` is then what `join` makes of it
 
 
 def document(source: str, text: str) -> Document:
     """Normalise one text; empty, binary and unencodable texts come back dropped."""
-    text = normalize(text)
+    return _document(source, normalize(text))
+
+
+def conversation(source: str, messages: Messages) -> Document:
+    """Normalise each turn of a conversation, as `document` does a text."""
+    messages = tuple((role, normalize(content)) for role, content in messages)
+    found = _document(source, join(messages))
+    return found if found.dropped else found._replace(messages=messages)
+
+
+def join(messages: Messages) -> str:
+    """The text of a conversation: what filters, hashes and n-grams see of it."""
+    return "\n\n".join(content for _, content in messages)
+
+
+def _document(source: str, text: str) -> Document:
     if not text or text.isspace():
         return drop(source, len(text.encode(errors="surrogatepass")), EMPTY)
     if "\0" in text:
@@ -58,8 +76,11 @@ def decode(source: str, raw: bytes) -> str | Document:
 
 def normalize(text: str) -> str:
     """Unicode NFC, line feeds as line ends, no byte order marks at the start."""
-    text = text.lstrip(_BOM).replace("\r\n", "\n").replace("\r", "\n")
-    return unicodedata.normalize("NFC", text)
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if text.isascii():  # known of every string; NFC would look at each character
+        return text
+    return unicodedata.normalize("NFC", text.lstrip(_BOM))
 
 
 def cut(text: str, limit: int) -> Iterator[str]:

@@ -1,0 +1,123 @@
+"""`python -m tests.benchmarks [NAME] [--pairs N] [--json]`: what `penstock bench` runs."""
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from pipelines.core.settings import load_settings
+from pipelines.core.storage import fresh_folder, read_json, write_json
+from tests.benchmarks.harness import Benchmark, ratios, run_case
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+OPTIONS = "options.json"  # written last: the data are whole
+LEAST_PAIRS = 5  # fewer are no result to keep
+
+
+def main() -> int:
+    """Run a benchmark; 1 where a demand is not reached."""
+    parser = argparse.ArgumentParser(prog="penstock bench")
+    parser.add_argument("name", nargs="?", choices=names())
+    parser.add_argument("--pairs", type=int, default=LEAST_PAIRS)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.name is None:
+        sys.stdout.write("\n".join(names()) + "\n")
+        return 0
+    benchmark: Benchmark = importlib.import_module(f"tests.benchmarks.{arguments.name}").BENCHMARK
+    console = Console(stderr=True)
+    result = measure(benchmark, arguments.pairs, console)
+    if arguments.pairs >= LEAST_PAIRS:
+        write_json(RESULTS / f"{benchmark.name}.json", result)
+    if arguments.json:
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        show(result, Console())
+    return 0 if all(each["reached"] for case in result["cases"] for each in case["ratios"]) else 1
+
+
+def names() -> list[str]:
+    """Every benchmark here."""
+    inner = {"__init__", "__main__", "contender", "harness"}
+    return sorted(path.stem for path in HERE.glob("*.py") if path.stem not in inner)
+
+
+def measure(benchmark: Benchmark, pairs: int, console: Console) -> dict[str, Any]:
+    """All cases, as the results file has them."""
+    folder = load_settings().home / "bench" / benchmark.name
+    options = data_options(benchmark, folder)
+    cases = []
+    with benchmark.service(folder) as served:
+        for case, more in benchmark.cases.items():
+            console.rule(f"{benchmark.name} {case}")
+            given = options | served | more
+            figures = run_case(benchmark, folder, given, pairs, console.print)
+            cases.append(
+                {
+                    "case": case,
+                    "contenders": {name: each.summary() for name, each in figures.items()},
+                    "ratios": list(ratios(benchmark, case, figures)),
+                }
+            )
+    return {
+        "benchmark": benchmark.name,
+        "command": f"penstock bench {benchmark.name} --pairs {pairs}",
+        "unit": f"{benchmark.unit}/s",
+        "pairs": pairs,
+        "device": device(),
+        "cases": cases,
+    }
+
+
+def data_options(benchmark: Benchmark, folder: Path) -> dict[str, Any]:
+    """What the contenders are told of the data, which are made on first use."""
+    if not (folder / OPTIONS).is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        with fresh_folder(folder) as fresh:
+            write_json(fresh / OPTIONS, benchmark.make_data(fresh))
+    options: dict[str, Any] = read_json(folder / OPTIONS)
+    return options
+
+
+def device() -> dict[str, Any]:
+    """What the figures were taken on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "python": platform.python_version(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """The figures as tables."""
+    for case in result["cases"]:
+        table = Table(title=f"{result['benchmark']} {case['case']}", title_justify="left")
+        for column in ("", f"median {result['unit']}", "least", "most"):
+            table.add_column(column, justify="right" if column else "left")
+        for name, figures in case["contenders"].items():
+            table.add_row(name, *(f"{figures[key]:,.4g}" for key in ("median", "min", "max")))
+        console.print(table)
+        for ratio in case["ratios"]:
+            console.print(
+                f"{ratio['of']} over {ratio['over']}: {ratio['median']:.2f}x "
+                f"({ratio['min']:.2f} to {ratio['max']:.2f}), demanded {ratio['demanded']}x: "
+                f"{'reached' if ratio['reached'] else 'NOT REACHED'}"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

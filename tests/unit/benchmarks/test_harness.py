@@ -34,6 +34,8 @@ serve(prepare)
 def project(tmp_path, monkeypatch):
     folder = tmp_path / "tests" / "benchmarks"
     (folder / "contenders").mkdir(parents=True)
+    for package in (folder.parent, folder, folder / "contenders"):
+        (package / "__init__.py").touch()
     (folder / "contenders" / "waiter.py").write_text(ROUND)
     shutil.copy(contender.__file__, folder)
     (tmp_path / "data").write_text("words")

@@ -75,5 +75,5 @@ def test_a_contender_is_stopped_while_another_does_its_round(project):
 
 def test_a_contender_that_breaks_ends_the_benchmark_by_name(project):
     (project / "data").unlink()
-    with pytest.raises(SystemExit, match="penstock ended with code 1"):
+    with pytest.raises(SystemExit, match="slow ended with code 1"):
         run_case(benchmark(), project, {}, pairs=1, told=lambda line: None)

@@ -107,33 +107,63 @@ class RollingShardWriter:
             self._shard = None
 
 
+class ShardIndex:
+    """What the `.idx` of a shard says; only its header is read at once.
+
+    Attributes:
+        dtype: of a token id.
+        sequences: how many there are.
+
+    Raises:
+        ValueError: not an index of this format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            raw = file.read(_HEADER.size)
+        if len(raw) < _HEADER.size:
+            raise ValueError(f"{path}: too short for a Megatron index")
+        magic, version, code, self.sequences, self._documents = _HEADER.unpack(raw)
+        if magic != MAGIC or version != VERSION or code not in DTYPES:
+            raise ValueError(
+                f"{path}: not a Megatron index of version {VERSION} with dtype "
+                f"{sorted(DTYPES)} (magic {magic!r}, version {version}, dtype {code})"
+            )
+        self.dtype = DTYPES[code]
+        self._path = path
+
+    def pointers(self) -> npt.NDArray[np.int64]:
+        """Where each sequence begins in `.bin`, in bytes, int64 [sequences]; a memory map."""
+        if not self.sequences:  # an empty map is refused
+            return np.zeros(0, np.int64)
+        behind = _HEADER.size + 4 * self.sequences
+        return np.memmap(self._path, "<i8", "r", behind, self.sequences)
+
+    def document_offsets(self) -> npt.NDArray[np.int64]:
+        """Where documents begin and the last ends, in tokens, int64 [documents + 1]."""
+        sizes = np.fromfile(self._path, "<i4", self.sequences, offset=_HEADER.size)
+        # The pointers only repeat the sizes' sums: sequences lie one after the other.
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+        behind = _HEADER.size + 12 * self.sequences
+        return offsets[np.fromfile(self._path, "<i8", self._documents, offset=behind)]
+
+
 class IndexedDataset:
     """A shard, read through memory maps.
 
     Attributes:
         tokens: every id of the shard, shape [tokens], uint16 or int32.
-        document_offsets: where documents begin and the last ends, in tokens, int64 [documents + 1].
+        document_offsets: as of `ShardIndex`.
 
     Raises:
         ValueError: not an index of this format, or `.bin` is not as long as the index says.
     """
 
     def __init__(self, prefix: Path) -> None:
-        raw = idx_path(prefix).read_bytes()
-        if len(raw) < _HEADER.size:
-            raise ValueError(f"{idx_path(prefix)}: too short for a Megatron index")
-        magic, version, code, sequences, documents = _HEADER.unpack_from(raw)
-        if magic != MAGIC or version != VERSION or code not in DTYPES:
-            raise ValueError(
-                f"{idx_path(prefix)}: not a Megatron index of version {VERSION} with dtype "
-                f"{sorted(DTYPES)} (magic {magic!r}, version {version}, dtype {code})"
-            )
-        sizes = np.frombuffer(raw, "<i4", sequences, _HEADER.size)
-        # The pointers only repeat the sizes' sums: sequences lie one after the other.
-        first = np.frombuffer(raw, "<i8", documents, _HEADER.size + 12 * sequences)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
-        self.document_offsets: npt.NDArray[np.int64] = offsets[first]
-        self.tokens: Ids = _map_tokens(bin_path(prefix), DTYPES[code], int(offsets[-1]))
+        index = ShardIndex(idx_path(prefix))
+        self.document_offsets = index.document_offsets()
+        tokens = int(self.document_offsets[-1])
+        self.tokens: Ids = _map_tokens(bin_path(prefix), index.dtype, tokens)
 
     def __len__(self) -> int:
         """Documents in the shard."""

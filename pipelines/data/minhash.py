@@ -1,0 +1,97 @@
+"""MinHash signatures and the bands of locality-sensitive hashing, for batches of texts.
+
+A signature is the least value of each of many hash functions over a text's shingles; two texts
+agree in as large a part of it as their sets of shingles overlap (Broder 1997). Cut into bands of
+some rows, two texts are worth a comparison if one band is equal in both (Indyk and Motwani 1998).
+
+    Signer.sign(texts) ─▶ signatures ─▶ band_keys: which to compare
+                                     └▶ sketches ─▶ similar: the comparison
+
+The minima are rensa's, in Rust: the same values on every machine.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.data.shingles import U64, mix, shingle
+
+Signatures = npt.NDArray[np.uint32]  # [texts, permutations]
+Sketches = npt.NDArray[np.uint8]  # [texts, permutations]
+
+_SEED = 42  # of the permutations
+_CHUNK_CHARACTERS = 1 << 16  # signed at once: its arrays fit a core's cache
+# A band that wrongly agrees costs a comparison, one that wrongly differs a duplicate that stays.
+_MISS_WEIGHT = 0.95
+_CHANCE = 1 / 256  # that the sketches of two different minima agree
+
+
+class Signer:
+    """Signs texts: `permutations` minima over their shingles of `ngram` words."""
+
+    def __init__(self, ngram: int, permutations: int) -> None:
+        self._ngram = ngram
+        self._permutations = permutations
+
+    def sign(self, texts: Sequence[str]) -> Signatures:
+        """Signatures [texts, permutations] that depend on the text alone, not on the batch."""
+        from rensa import RMinHash  # a stage's help must not pay for it
+
+        signatures = np.empty((len(texts), self._permutations), np.uint32)
+        for part in _chunks(texts):
+            hashes, offsets = shingle(texts[part], self._ngram)
+            minima = RMinHash.digest_matrix_from_flat_token_hashes(
+                hashes, offsets.astype(np.uint64), self._permutations, _SEED
+            )
+            signatures[part] = minima.to_rows()
+        return signatures
+
+
+def _chunks(texts: Sequence[str]) -> Iterator[slice]:
+    start = characters = 0
+    for stop, text in enumerate(texts, 1):
+        characters += len(text)
+        if characters >= _CHUNK_CHARACTERS or stop == len(texts):
+            yield slice(start, stop)
+            start, characters = stop, 0
+
+
+@cache
+def bands(permutations: int, jaccard: float) -> tuple[int, int]:
+    """How many bands of how many rows find texts of at least this similarity.
+
+    The chance that texts of similarity s share one of b bands of r rows is 1 - (1 - s^r)^b. As in
+    datasketch, b and r make least the weighted sum of that chance below the threshold and of its
+    complement above; misses weigh more, because what is found is compared before it counts.
+    """
+    s = (np.arange(1000) + 0.5) / 1000
+    below, above = s[s < jaccard], s[s >= jaccard]
+
+    def error(count: int, rows: int) -> float:
+        wrong = (1 - (1 - below**rows) ** count).sum()
+        missed = ((1 - above**rows) ** count).sum()
+        return float((1 - _MISS_WEIGHT) * wrong + _MISS_WEIGHT * missed)
+
+    choices = ((b, r) for b in range(1, permutations + 1) for r in range(1, permutations // b + 1))
+    return min(choices, key=lambda choice: error(*choice))
+
+
+def band_keys(signatures: Signatures, bands: int, rows: int) -> U64:
+    """A hash of each band of each signature, and of the band's number: [texts, bands]."""
+    factors = mix(np.arange(1, bands * rows + 1, dtype=np.uint64)) | np.uint64(1)
+    values = signatures[:, : bands * rows] * factors
+    return mix(values.reshape(len(signatures), bands, rows).sum(axis=2, dtype=np.uint64))
+
+
+def sketches(signatures: Signatures) -> Sketches:
+    """The lowest byte of each minimum: enough to compare by (Li and König 2010)."""
+    return signatures.astype(np.uint8)
+
+
+def similar(left: Sketches, right: Sketches, jaccard: float) -> npt.NDArray[np.bool_]:
+    """Whether the estimated similarity of each pair of rows reaches `jaccard`: [pairs]."""
+    agreeing = np.count_nonzero(left == right, axis=1) / left.shape[1]
+    similarity = (agreeing - _CHANCE) / (1 - _CHANCE)
+    return np.asarray(similarity >= jaccard)

@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from pipelines.core.recipe_cleaning import Decontamination, Dedup, Filters, Pii
 from pipelines.core.recipe_section import Section, form_field
 
+DATASET_NAME = r"[a-z0-9](\.?[a-z0-9_-])*"  # also a folder's name and a part of a git tag's
+
 
 class Source(Section):
     """Where documents come from."""
@@ -79,6 +81,11 @@ class Tokenizer(Section):
 class Data(Section):
     """Text in, token shards out, batches on the device."""
 
+    name: str | None = form_field(
+        None,
+        "Of the dataset whose versions data_refresh makes; without one the recipe's name",
+        pattern=f"^{DATASET_NAME}$",
+    )
     source: Source = Source()
     instruction: Instruction = Instruction()
     filters: Filters = Filters()

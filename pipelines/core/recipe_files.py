@@ -74,7 +74,8 @@ def with_absolute_paths(recipe: Recipe, base: Path) -> Recipe:
     absolute = {}
     for key in PATH_KEYS:
         value = get_dotted(recipe.to_dict(), key)
-        if value and "://" not in value:
+        names_a_dataset = key == "data.source.path" and recipe.data.source.kind == "dataset"
+        if value and "://" not in value and not names_a_dataset:
             absolute[key] = str(base / Path(value).expanduser())
     return override_values(recipe, absolute)
 

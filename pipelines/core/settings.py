@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ class Settings:
     airflow_url: str  # PENSTOCK_AIRFLOW_URL
     mlflow_url: str  # MLFLOW_TRACKING_URI
     ray_url: str  # RAY_API_SERVER_ADDRESS
+    datasets_url: str  # PENSTOCK_DATASETS_URL: the git repository of dataset versions, path or URL
+    datasets_remote: str  # PENSTOCK_DATASETS_REMOTE: their files, a folder or s3://bucket/prefix
 
     @property
     def runs(self) -> Path:
@@ -78,6 +81,8 @@ def load_settings() -> Settings:
         airflow_url=env.get("PENSTOCK_AIRFLOW_URL", f"http://127.0.0.1:{airflow_port}"),
         mlflow_url=env.get("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{mlflow_port}"),
         ray_url=env.get("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{ray_port}"),
+        datasets_url=_place("PENSTOCK_DATASETS_URL", home / "datasets.git"),
+        datasets_remote=_place("PENSTOCK_DATASETS_REMOTE", home / "dataset-store"),
     )
 
 
@@ -103,6 +108,13 @@ def _running_ports(home: Path) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     return ports
+
+
+def _place(variable: str, default: Path) -> str:
+    """A URL as it is given; a path made absolute, as it is used from other working directories."""
+    given = os.environ.get(variable) or str(default)
+    is_url = "://" in given or re.match(r"[\w.@-]+:", given)
+    return given if is_url else str(Path(given).expanduser().absolute())
 
 
 def _port(variable: str, default: int, running: dict[str, int]) -> int:

@@ -55,6 +55,7 @@ KEYS_OF_NO_STAGE = {
     "description",
     "data.decontamination.against",
     "data.instruction.chat_template",
+    "data.name",
     "data.reader",
     "data.source.path",
     "data.source.revision",

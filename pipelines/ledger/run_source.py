@@ -1,0 +1,66 @@
+"""Which data a run uses, settled before it begins: they decide the stage cache's keys.
+
+A source of text is fingerprinted where it lies. A dataset version is named once and for all, and
+brings the data section of the recipe that made it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_files import get_dotted, parse_recipe
+from pipelines.core.records import PreprocessRecord
+from pipelines.data.fingerprint import fingerprint_inputs
+from pipelines.ledger.dataset_publishing import source_summary
+from pipelines.ledger.datasets import STREAMED, DatasetVersion, find
+
+_OF_TRAINING = ("document_mask", "reader")  # how a dataset is read, whatever it was made with
+
+
+def settle(recipe: Recipe) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe that will run, and what its `source.json` holds.
+
+    Raises:
+        UserError: the source or the dataset version does not exist.
+    """
+    if recipe.data.source.kind != "dataset":
+        return recipe, fingerprint_inputs(recipe.data)
+    version = find(str(recipe.data.source.path))
+    shards = "streamed" if recipe.data.reader == STREAMED else "fetched"
+    facts = {
+        "dataset": version.label,
+        "directory_hash": version.directory_hash,
+        "token_shards": shards,
+    }
+    return with_dataset(recipe, version), facts
+
+
+def with_dataset(recipe: Recipe, version: DatasetVersion) -> Recipe:
+    """The recipe with a version's data: how they were made is the version's, how they are read is
+    the recipe's."""
+    made: dict[str, Any] = version.recipe["data"]
+    asked = recipe.to_dict()["data"]
+    # A best-fit sample was packed to one length; any length can be cut from documents end to end.
+    kept = _OF_TRAINING if made["packing"] == "best_fit" else (*_OF_TRAINING, "sequence_length")
+    data = made | {key: asked[key] for key in kept}
+    data["source"] = made["source"] | {"kind": "dataset", "path": version.label}
+    return parse_recipe(recipe.to_dict() | {"data": data}, where=version.label)
+
+
+def unchanged(version: DatasetVersion, recipe: Recipe, source: dict[str, Any], dvc: Path) -> bool:
+    """Whether a version holds just this source, made just so.
+
+    What makes data differ are the parameters of *preprocess*, which `dvc` (dvc.yaml) lists.
+    """
+    if version.source != source_summary(source):
+        return False
+    stage = yaml.safe_load(dvc.read_text(encoding="utf-8"))["stages"][PreprocessRecord.stage]
+    keys = stage["params"][0]["params.yaml"]
+    try:
+        return all(
+            get_dotted(version.recipe, key) == get_dotted(recipe.to_dict(), key) for key in keys
+        )
+    except KeyError:  # a version from before one of today's parameters
+        return False

@@ -1,0 +1,71 @@
+"""A small workspace as *preprocess* and *validate* leave it, with real token shards."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from pipelines.core.recipe_files import dump_yaml, load_recipe
+from pipelines.core.records import (
+    DatasetRef,
+    PreprocessRecord,
+    Shard,
+    Split,
+    ValidateRecord,
+    output_folder,
+)
+from pipelines.core.storage import md5, write_json, write_text
+from pipelines.data.token_shards import RollingShardWriter, bin_path, idx_path
+from pipelines.ledger.dataset_objects import hash_folder
+from pipelines.ledger.workspace import Run
+
+
+def make_workspace(folder: Path, text: str, *overrides: str, name: str = "small") -> Path:
+    """A workspace whose dataset is called `name` and holds `text`, byte for byte."""
+    preprocess = output_folder(folder, "preprocess")
+    splits = {split: _split(preprocess, split, text) for split in ("train", "validation")}
+    write_text(preprocess / "documents/train.txt", text)
+    write_json(preprocess / "stats.json", {"characters": len(text)})
+    dataset = DatasetRef(vocab_size=257, **splits)
+    PreprocessRecord(dataset=dataset, stats={"characters": len(text)}).write(folder)
+    write_text(
+        folder / "params.yaml", dump_yaml(load_recipe("debug", [f"data.name={name}", *overrides]))
+    )
+    facts = {
+        "inputs": [{"path": "a", "bytes": len(text), "md5": hashlib.md5(text.encode()).hexdigest()}]
+    }
+    write_json(folder / "source.json", {"source": facts, "tokenizer": None})
+    run = Run(dag_run_id=folder.name, git_commit="c" * 40, dirty=False, recipe_fingerprint="f" * 12)
+    run.write(folder)
+    validate(folder)
+    return folder
+
+
+def validate(folder: Path) -> None:
+    """What the data gate and the stage cache write of data that passed."""
+    ValidateRecord(expectations=3, data_docs="data_docs/index.html").write(folder)
+    seen = {
+        "path": "outputs/preprocess",
+        "md5": hash_folder(output_folder(folder, "preprocess")).hash,
+    }
+    write_text(folder / "dvc.lock", yaml.safe_dump({"stages": {"validate": {"deps": [seen]}}}))
+
+
+def _split(preprocess: Path, split: str, text: str) -> Split:
+    tokens = np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
+    writer = RollingShardWriter(preprocess / "tokens", split, 257, 1 << 20)
+    (preprocess / "tokens").mkdir(parents=True, exist_ok=True)
+    writer.add(tokens)
+    writer.close()
+    shards = tuple(
+        Shard(
+            path=bin_path(prefix).relative_to(preprocess).as_posix(),
+            md5=md5(bin_path(prefix)),
+            index_md5=md5(idx_path(prefix)),
+            bytes=bin_path(prefix).stat().st_size,
+            tokens=count,
+        )
+        for prefix, count in writer.tokens.items()
+    )
+    return Split(documents=1, bytes=len(text), tokens=len(tokens), shards=shards)

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-Indices = npt.NDArray[np.int64]
+from pipelines.data.shingles import Indices
+
 Features = npt.NDArray[np.uint8]
 Same = Callable[[Features, Features], npt.NDArray[np.bool_]]
 

@@ -10,19 +10,23 @@ some rows, two texts are worth a comparison if one band is equal in both (Indyk 
 The minima are rensa's, in Rust: the same values on every machine.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.data.shingles import U64, mix, shingle
+from pipelines.data.normalize import cut
+from pipelines.data.shingles import U64, Indices, mix, shingles, words
 
 Signatures = npt.NDArray[np.uint32]  # [texts, permutations]
 Sketches = npt.NDArray[np.uint8]  # [texts, permutations]
 
 _SEED = 42  # of the permutations
 _CHUNK_CHARACTERS = 1 << 16  # signed at once: its arrays fit a core's cache
+_PIECE_CHARACTERS = 1 << 20  # of a longer text are signed at once
 # A band that wrongly agrees costs a comparison, one that wrongly differs a duplicate that stays.
 _MISS_WEIGHT = 0.95
 _CHANCE = 1 / 256  # that the sketches of two different minima agree
@@ -36,26 +40,59 @@ class Signer:
         self._permutations = permutations
 
     def sign(self, texts: Sequence[str]) -> Signatures:
-        """Signatures [texts, permutations] that depend on the text alone, not on the batch."""
-        from rensa import RMinHash  # a stage's help must not pay for it
-
+        """Signatures [texts, permutations] that depend on each text alone, not on the others."""
         signatures = np.empty((len(texts), self._permutations), np.uint32)
         for part in _chunks(texts):
-            hashes, offsets = shingle(texts[part], self._ngram)
-            minima = RMinHash.digest_matrix_from_flat_token_hashes(
-                hashes, offsets.astype(np.uint64), self._permutations, _SEED
-            )
-            signatures[part] = minima.to_rows()
+            if len(texts[part.start]) > _PIECE_CHARACTERS:
+                signatures[part], offsets = self._sign_long(texts[part.start])
+            else:
+                hashes, offsets = words(texts[part])
+                signatures[part] = self._minima(*shingles(hashes, offsets, self._ngram))
+            for i in part.start + np.flatnonzero(offsets[1:] == offsets[:-1]):
+                # What has no words, such as a row of dashes, is like nothing but itself.
+                signatures[i] = self._minima(_hash_text(texts[i]), np.array([0, 1]))
         return signatures
+
+    def _sign_long(self, text: str) -> tuple[Signatures, Indices]:
+        """The signature of a text, [1, permutations], in pieces: words take 50 bytes a letter."""
+        least = np.full((1, self._permutations), np.iinfo(np.uint32).max, np.uint32)
+        hashes, count = np.empty(0, np.uint64), 0
+        for piece in cut(text, _PIECE_CHARACTERS):
+            found, _ = words([piece])
+            count += len(found)
+            hashes = np.concatenate([hashes[max(0, len(hashes) - self._ngram + 1) :], found])
+            offsets = np.array([0, len(hashes)])
+            least = np.minimum(least, self._minima(*shingles(hashes, offsets, self._ngram)))
+        return least, np.array([0, count])
+
+    def _minima(self, hashes: U64, offsets: Indices) -> Signatures:
+        """Of each row's hashes; the greatest value where a row has none."""
+        from rensa import RMinHash  # `penstock --help` must not pay for it
+
+        matrix = RMinHash.digest_matrix_from_flat_token_hashes(
+            hashes, offsets.astype(np.uint64), self._permutations, _SEED
+        )
+        values = chain.from_iterable(matrix.to_rows())
+        count = (len(offsets) - 1) * self._permutations
+        return np.fromiter(values, np.uint32, count).reshape(-1, self._permutations)
 
 
 def _chunks(texts: Sequence[str]) -> Iterator[slice]:
+    """Texts that are signed at once; a long one is by itself."""
     start = characters = 0
-    for stop, text in enumerate(texts, 1):
-        characters += len(text)
-        if characters >= _CHUNK_CHARACTERS or stop == len(texts):
+    for stop, text in enumerate(texts):
+        if start < stop and characters + len(text) > _CHUNK_CHARACTERS:
             yield slice(start, stop)
             start, characters = stop, 0
+        characters += len(text)
+    if texts:
+        yield slice(start, len(texts))
+
+
+def _hash_text(text: str) -> U64:
+    """A hash of all of a text, [1]."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return np.frombuffer(digest, "<u8")
 
 
 @cache

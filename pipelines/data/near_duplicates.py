@@ -20,8 +20,9 @@ order alone: not on the blocks, the partitions or who did which. Memory grows wi
 duplicates in step 3 and with nothing else.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -38,15 +39,14 @@ from pipelines.data.key_files import (
     write_arrays,
     write_tables,
 )
-from pipelines.data.matching import Features, Indices, components, link
+from pipelines.data.matching import Features, Same, components, link
 from pipelines.data.minhash import Signer, band_keys, bands, similar, sketches
+from pipelines.data.shingles import U64, Indices
 
 _PARTITION_ENTRIES = 1 << 21  # some 50 bytes each while they are sorted
+_SIGNED = 256  # texts
 _COMPARED = 1 << 17  # documents compared at once, at most: some 400 bytes each
-# Of a bucket with more documents, runs of this many are compared, each with the first one too.
-# Cost stays linear, and no copy of a page that all know escapes; a pair that is unlike the first
-# and falls into two runs is left to the other bands.
-_LARGEST_RUN = 1 << 12
+_RUN = 1 << 10  # of a bucket with more documents, runs of so many are compared at once
 _FOLDED = 1 << 20  # edges held, at least, before they are folded into components
 
 
@@ -73,13 +73,22 @@ class Duplicates:
         return self.numbers[start:stop] - first, self.exact[start:stop]
 
 
-def write_keys(path: Path, doc_ids: Sequence[str], texts: Sequence[str], dedup: Dedup) -> None:
-    """Write the key file of a block: its documents' SHA-256 (hex) and texts, in source order."""
+def write_keys(path: Path, doc_ids: Sequence[str], texts: Iterable[str], dedup: Dedup) -> None:
+    """Write the key file of a block: its documents' SHA-256 (hex) and texts, in source order.
+
+    No more than `_SIGNED` texts are held at once, if `texts` does not hold them.
+    """
     tables = {EXACT: exact_table(doc_ids)}
     if dedup.kind == "minhash":
-        signatures = Signer(dedup.ngram, dedup.permutations).sign(texts)
-        keys = band_keys(signatures, *bands(dedup.permutations, dedup.jaccard))
-        tables[NEAR] = KeyTable.build(keys, sketches(signatures))
+        signer = Signer(dedup.ngram, dedup.permutations)
+        shape = bands(dedup.permutations, dedup.jaccard)
+        keys, features = [np.empty((0, shape[0]), np.uint64)], [sketches(signer.sign([]))]
+        remaining = iter(texts)
+        while batch := list(islice(remaining, _SIGNED)):
+            signatures = signer.sign(batch)
+            keys.append(band_keys(signatures, *shape))
+            features.append(sketches(signatures))
+        tables[NEAR] = KeyTable.build(np.concatenate(keys), np.concatenate(features))
     write_tables(path, tables)
 
 
@@ -125,69 +134,65 @@ def find_duplicates(edge_files: Sequence[Path]) -> Duplicates:
     return Duplicates(folded[:, 0], folded[:, 1], np.isin(folded[:, 0], exact))
 
 
-def _match(
-    key_files: Sequence[Path],
-    table: str,
-    low: int,
-    high: int,
-    same: Callable[[Features, Features], npt.NDArray[np.bool_]],
-) -> Indices:
-    """Edges [edges, 2], duplicate and first, of the documents with a key in this range."""
+def _match(key_files: Sequence[Path], table: str, low: int, high: int, same: Same) -> Indices:
+    """Edges [edges, 2], duplicate and first, of the documents with a key in this range.
+
+    A bucket of more than _RUN documents is matched run by run; what stays of each run meets in a
+    next round, as long as each round halves it. So a page copied a million times is one component
+    at linear cost, while a million pages that have no more than a band in common cost no more.
+    """
     block_starts, keys, numbers = _read_entries(key_files, table, low, high)
-    numbers, starts = _buckets(keys, numbers)
-    numbers, starts = _runs(numbers, starts)
-    found = [_no_edges()]
-    for chunk, chunk_starts in _chunks(numbers, starts):
-        documents, index = np.unique(chunk, return_inverse=True)
-        features = _read_features(key_files, table, block_starts, documents)
-        found.append(chunk[link(features, index, chunk_starts, same)])
-    return components(np.concatenate(found))
+    numbers, bucket = _buckets(keys, numbers)
+    edges = [_no_edges()]
+    while len(numbers):
+        heads = np.flatnonzero(np.diff(bucket, prepend=-1))
+        sizes = np.diff(np.append(heads, len(numbers)))
+        starts = np.flatnonzero((np.arange(len(numbers)) - np.repeat(heads, sizes)) % _RUN == 0)
+        linked = np.zeros(len(numbers), np.int64)
+        for first, members, runs in _chunks(numbers, starts):
+            documents, index = np.unique(members, return_inverse=True)
+            features = _read_features(key_files, table, block_starts, documents)
+            found = link(features, index, runs, same)
+            edges.append(members[found])
+            linked[first + found[:, 0]] = 1
+        again = (sizes > _RUN) & (2 * np.add.reduceat(linked, heads) >= sizes)
+        left = np.repeat(again, sizes) & (linked == 0)
+        numbers, bucket = numbers[left], bucket[left]
+    return components(np.concatenate(edges))
 
 
 def _read_entries(
     key_files: Sequence[Path], table: str, low: int, high: int
-) -> tuple[Indices, npt.NDArray[np.uint64], Indices]:
+) -> tuple[Indices, U64, Indices]:
     """The first number of each block; keys in the range and their documents' numbers."""
-    sizes, keys, numbers = [0], [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+    firsts, keys, numbers = [0], [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
     for path in key_files:
         block = read_table(path, table)
         found, rows = block.between(low, high)
         keys.append(found)
-        numbers.append(rows + sizes[-1])
-        sizes.append(sizes[-1] + len(block.features))
-    return np.array(sizes), np.concatenate(keys), np.concatenate(numbers)
+        numbers.append(rows + firsts[-1])
+        firsts.append(firsts[-1] + len(block.features))
+    return np.array(firsts), np.concatenate(keys), np.concatenate(numbers)
 
 
-def _buckets(keys: npt.NDArray[np.uint64], numbers: Indices) -> tuple[Indices, Indices]:
-    """Documents that share a key with another, bucket by bucket, and where each bucket starts."""
+def _buckets(keys: U64, numbers: Indices) -> tuple[Indices, Indices]:
+    """Documents that share a key with another, bucket by bucket, and the bucket of each."""
     order = np.argsort(keys, kind="stable")  # numbers ascend within a bucket
     keys, numbers = keys[order], numbers[order]
-    equal = keys[1:] == keys[:-1]
-    shared = np.append(equal, False) | np.insert(equal, 0, False)
-    keys, numbers = keys[shared], numbers[shared]
-    starts = np.flatnonzero(np.insert(keys[1:] != keys[:-1], 0, True)) if len(keys) else keys
-    return numbers, starts.astype(np.int64)
+    repeats = np.append(False, keys[1:] == keys[:-1])[: len(keys)]
+    shared = repeats | np.append(repeats[1:], False)[: len(keys)]
+    return numbers[shared], np.cumsum(~repeats)[shared]
 
 
-def _runs(numbers: Indices, starts: Indices) -> tuple[Indices, Indices]:
-    """Cut large buckets into runs, the bucket's first document at the head of each."""
-    sizes = np.diff(np.append(starts, len(numbers)))
-    heads = np.repeat(starts, sizes)
-    position = np.arange(len(numbers)) - heads
-    cuts = np.flatnonzero((position > 1) & ((position - 1) % (_LARGEST_RUN - 1) == 0))
-    starts = np.sort(np.concatenate([starts, cuts]))
-    return np.insert(numbers, cuts, numbers[heads[cuts]]), starts + np.searchsorted(cuts, starts)
-
-
-def _chunks(numbers: Indices, starts: Indices) -> Iterator[tuple[Indices, Indices]]:
-    """Whole runs together, as many as are compared at once."""
+def _chunks(numbers: Indices, starts: Indices) -> Iterator[tuple[int, Indices, Indices]]:
+    """As many whole runs as are compared at once: the first member's place, members, starts."""
     ends = np.append(starts[1:], len(numbers))
-    first = 0
-    while first < len(starts):
-        limit = starts[first] + _COMPARED
-        last = max(first + 1, int(np.searchsorted(ends, limit, side="right")))
-        yield numbers[starts[first] : ends[last - 1]], starts[first:last] - starts[first]
-        first = last
+    run = 0
+    while run < len(starts):
+        first = int(starts[run])
+        stop = int(np.searchsorted(ends, first + _COMPARED, side="right"))
+        yield first, numbers[first : ends[stop - 1]], starts[run:stop] - first
+        run = stop
 
 
 def _read_features(

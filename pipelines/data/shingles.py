@@ -9,7 +9,6 @@ powers of an odd number modulo 2^64 (Karp and Rabin 1987), read off one running 
 shingles over words. That is some 400 MB of text a second, where a loop over words makes 20.
 """
 
-import hashlib
 from collections.abc import Sequence
 from functools import cache
 
@@ -35,29 +34,27 @@ _ALONE_RANGES = (
 )
 
 
-def shingle(texts: Sequence[str], n: int) -> tuple[U64, Indices]:
-    """The shingles of each text, in reading order and with repetitions.
-
-    Returns:
-        Hashes [shingles] of all texts in a row, and offsets [texts + 1]: text i has the hashes
-        `offsets[i]` to `offsets[i + 1]`, at least one. They depend on the text alone.
-    """
+def words(texts: Sequence[str]) -> tuple[U64, Indices]:
+    """The words of each text: hashes of all texts in a row, and offsets [texts + 1]."""
     codes, text_starts = _code_points(texts)
     letters = _letters().take(codes)
     starts = _word_starts(letters)
-    words = _hash_spans(letters, starts, np.append(starts[1:], len(letters)))
-    first = np.searchsorted(starts, text_starts)  # word of each text
-    counts = np.diff(first)
-    end = np.repeat(first[1:], counts)  # of each word's text
-    number = np.arange(len(words))
-    whole = (number + n <= end) | (number == np.repeat(first[:-1], counts))
-    hashes = _hash_spans(words, number[whole], np.minimum(number + n, end)[whole])
-    shingles = np.maximum(counts - n + 1, np.minimum(counts, 1))
-    wordless = np.flatnonzero(counts == 0)
-    if len(wordless):
-        position = _offsets(shingles)[wordless]
-        hashes = np.insert(hashes, position, [_hash_text(texts[i]) for i in wordless])
-    return hashes, _offsets(np.maximum(shingles, 1))
+    hashes = _hash_spans(letters, starts, np.append(starts[1:], len(letters)))
+    return hashes, np.searchsorted(starts, text_starts)
+
+
+def shingles(hashes: U64, offsets: Indices, n: int) -> tuple[U64, Indices]:
+    """Every n of these words in a row, of each text, in reading order and with repetitions.
+
+    Returns:
+        As `words`; a text of fewer words has one shingle, a text without words has none.
+    """
+    counts = np.diff(offsets)
+    number = np.arange(len(hashes))
+    end = np.repeat(offsets[1:], counts)  # of each word's text
+    whole = (number + n <= end) | (number == np.repeat(offsets[:-1], counts))
+    found = _hash_spans(hashes, number[whole], np.minimum(number + n, end)[whole])
+    return found, _offsets(np.maximum(counts - n + 1, np.minimum(counts, 1)))
 
 
 def _code_points(texts: Sequence[str]) -> tuple[npt.NDArray[np.uint32], Indices]:
@@ -121,8 +118,3 @@ def mix(hashes: U64) -> U64:
 
 def _offsets(counts: Indices) -> Indices:
     return np.concatenate(([0], np.cumsum(counts)))
-
-
-def _hash_text(text: str) -> np.uint64:
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return np.uint64(int.from_bytes(digest, "little"))

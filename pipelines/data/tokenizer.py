@@ -7,6 +7,7 @@ lower-cased or given a leading space. Each has an end-of-document token, the `eo
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_data import Tokenizer as TokenizerRecipe
 from pipelines.core.storage import md5, read_json, write_json
+from pipelines.data.fast_encoder import TiktokenBpe, UnsuitedError, byte_alphabet
 from pipelines.data.token_shards import Ids, token_dtype
 
 if TYPE_CHECKING:
@@ -27,10 +30,13 @@ END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<|unk|>"  # of a char tokenizer: a character that the training text lacks
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+TIKTOKEN, TOKENIZERS = "tiktoken", "tokenizers"  # the engines of an encoder
 # What a pretrained folder may hold beside tokenizer.json.
 _COMPANIONS = (CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
 # A longest "no limit" that transformers itself writes.
 _NO_LIMIT = 1_000_000_000_000_000_019_884_624_838_656
+
+_log = logging.getLogger(__name__)
 
 
 def character_tokenizer(characters: Iterable[str]) -> "Tokenizer":
@@ -50,7 +56,7 @@ def byte_tokenizer() -> "Tokenizer":
     """A byte's id is its value; 256 is `<|endoftext|>`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocabulary = {character: byte for byte, character in enumerate(_byte_alphabet())}
+    vocabulary = {character: byte for byte, character in enumerate(byte_alphabet())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -71,7 +77,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[END_OF_TEXT],
-        initial_alphabet=_byte_alphabet(),  # so that any text can be encoded
+        initial_alphabet=byte_alphabet(),  # so that any text can be encoded
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -124,7 +130,11 @@ def tokenizer_fingerprint(recipe: TokenizerRecipe) -> list[dict[str, Any]]:
 
 
 class Encoder:
-    """A saved tokenizer folder, ready to encode documents."""
+    """A saved tokenizer folder, ready to encode documents.
+
+    tiktoken encodes what it is proven to encode as `tokenizers` does; `tokenizers` the rest. Both
+    let other threads run meanwhile.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = _load(folder / TOKENIZER_FILE)
@@ -158,11 +168,18 @@ class Encoder:
         name = getattr(model, "unk_token", None)
         return None if name is None else self._tokenizer.token_to_id(name)
 
+    @cached_property
+    def engine(self) -> str:
+        """`tiktoken`, or `tokenizers` and why: how most texts are encoded."""
+        return TIKTOKEN if isinstance(self._fast, TiktokenBpe) else f"{TOKENIZERS}: {self._fast}"
+
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Each document's ids, the end-of-document id last, in the shards' type."""
-        dtype = token_dtype(self.vocab_size)
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array([*encoding.ids, self.end_id], dtype) for encoding in encodings]
+        fast = self._fast
+        found = [fast.encode(text) if isinstance(fast, TiktokenBpe) else None for text in texts]
+        left = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        encodings = iter(self._tokenizer.encode_batch_fast(left, add_special_tokens=False))
+        return [self._ended(next(encodings).ids if ids is None else ids) for ids in found]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The exact text of ids, special tokens spelled out."""
@@ -181,13 +198,24 @@ class Encoder:
                 done = stop
         return "".join([*known, text[done:]]), self.decode(encoding.ids)
 
+    @cached_property
+    def _fast(self) -> TiktokenBpe | UnsuitedError:
+        """The fast engine, or why there is none."""
+        try:
+            fast = TiktokenBpe(json.loads(self._tokenizer.to_str()))
+        except UnsuitedError as reason:
+            return reason
+        if fast.agrees_with(self._tokenizer):
+            return fast
+        _log.warning("tiktoken's ids differ from those of tokenizers, which therefore encodes")
+        return UnsuitedError("tiktoken's ids differ")
 
-def _byte_alphabet() -> list[str]:
-    """The printable stand-in of each byte, by byte value, as GPT-2's `bytes_to_unicode`."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    stand_ins = {byte: 256 + index for index, byte in enumerate(others)}
-    return [chr(stand_ins.get(byte, byte)) for byte in range(256)]
+    def _ended(self, ids: Sequence[int] | npt.NDArray[np.uint32]) -> Ids:
+        """Ids in the shards' type with the end-of-document id behind them."""
+        ended = np.empty(len(ids) + 1, token_dtype(self.vocab_size))
+        ended[:-1] = ids
+        ended[-1] = self.end_id
+        return ended
 
 
 def _load(file: Path) -> "Tokenizer":

@@ -6,8 +6,9 @@ Where none of them changed, the stage comes out of the cache.
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, CronTriggerTimetable
+from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable
 
+from pipelines.orchestration.dataset_refresh import DATASET_VERSION
 from pipelines.orchestration.stage_task import (
     PrepareOperator,
     RayStageOperator,
@@ -20,7 +21,10 @@ with DAG(
     dag_id="llm_pipeline",
     description="Preprocess, validate, train, evaluate and register a language model",
     # Sundays. A plain "@weekly" would also start the week that is past when the DAG is unpaused.
-    schedule=CronTriggerTimetable("0 0 * * 0", timezone="UTC", run_immediately=timedelta(0)),
+    schedule=AssetOrTimeSchedule(
+        timetable=CronTriggerTimetable("0 0 * * 0", timezone="UTC", run_immediately=timedelta(0)),
+        assets=[DATASET_VERSION],  # and on each version that data_refresh makes
+    ),
     catchup=False,
     max_active_runs=4,
     params=trigger_form(),

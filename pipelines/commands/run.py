@@ -36,7 +36,11 @@ def run(
     resolved = _resolve(recipe, overrides or [])
     airflow = AirflowApi(settings)
     if dag_run.make_ready(airflow):
-        typer.echo("llm_pipeline is no longer paused: it also runs on Sundays", err=True)
+        typer.echo(
+            "llm_pipeline is no longer paused: it also runs on Sundays, and on each version that "
+            "data_refresh makes",
+            err=True,
+        )
     run_id = dag_run.start(airflow, resolved)
     if not wait:
         typer.echo(json.dumps({"dag_run_id": run_id}) if as_json else run_id)
@@ -75,11 +79,15 @@ def stage(
 def _resolve(name: str, overrides: list[str]) -> "Recipe":
     from pipelines.core.recipe_files import load_recipe, with_absolute_paths
     from pipelines.data.sources import list_inputs
+    from pipelines.ledger.run_source import settle
     from pipelines.training.supported import supported
 
     recipe = with_absolute_paths(load_recipe(name, overrides), Path.cwd())
+    if recipe.data.source.kind == "dataset":
+        recipe, _ = settle(recipe)
+    else:
+        list_inputs(recipe.data.source)  # a missing path is better said now than by a task
     supported(recipe)
-    list_inputs(recipe.data.source)  # a missing path is better said now than by a task
     return recipe
 
 

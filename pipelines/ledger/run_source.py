@@ -37,6 +37,11 @@ def settle(recipe: Recipe) -> tuple[Recipe, dict[str, Any]]:
     return with_dataset(recipe, version), facts
 
 
+def recipe_of(version: DatasetVersion) -> Recipe:
+    """The recipe that a version was made with, to be run on that version."""
+    return with_dataset(parse_recipe(version.recipe, where=version.label), version)
+
+
 def with_dataset(recipe: Recipe, version: DatasetVersion) -> Recipe:
     """The recipe with a version's data: how they were made is the version's, how they are read is
     the recipe's."""

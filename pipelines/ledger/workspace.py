@@ -1,7 +1,7 @@
 """A workspace: a clone of the project at a run's commit, where its stages run and write.
 
 Everything that decides a stage's result lies in it as a file, so that DVC can key the stage cache:
-code, `params.yaml`, `source.json`, `environment.json`.
+code, `params.yaml`, `source.json`, `previous.json`, `environment.json`.
 """
 
 import hashlib
@@ -66,6 +66,7 @@ def open_workspace(
     run_id: str,
     recipe: Recipe,
     source: dict[str, Any],
+    previous: dict[str, Any] | None = None,
 ) -> Path:
     """Make the workspace of a run, or return the one that an earlier try made.
 
@@ -75,6 +76,8 @@ def open_workspace(
         run_id: the DAG run's id.
         recipe: the resolved recipe, written as `params.yaml`.
         source: the fingerprint of the source's content, written as `source.json`.
+        previous: the statistics of the dataset version before, which *validate* compares the new
+            ones with; written as `previous.json`, empty where there is none.
 
     Raises:
         UserError: the project is not a git checkout with a commit.
@@ -92,6 +95,7 @@ def open_workspace(
         _configure_dvc(folder, site=workspace / ".dvc/tmp/site", cache=home / STAGE_CACHE)
         write_text(folder / "params.yaml", dump_yaml(recipe))
         write_json(folder / "source.json", source)
+        write_json(folder / "previous.json", previous or {})
         write_json(folder / "environment.json", environment(folder, recipe))
         Run(
             dag_run_id=run_id,

@@ -6,7 +6,6 @@ child process.
 
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,27 +13,25 @@ from airflow.providers.standard.hooks.subprocess import SubprocessHook
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipelines.core.errors import UserError
-from pipelines.core.recipe_files import with_absolute_paths
 from pipelines.core.records import RUN_FILE, record_path
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.ledger import stage_cache
+from pipelines.ledger.datasets import find
+from pipelines.ledger.run_source import recipe_of, settle
 from pipelines.ledger.workspace import Run, open_workspace, workspace_path
+from pipelines.orchestration.dataset_refresh import triggering_version
 from pipelines.orchestration.links import MlflowRunLink, RayJobLink
+from pipelines.orchestration.opening import PREPARED, asked_recipe, mistakes_fail_the_task
 from pipelines.orchestration.ray_job import RayJobOperator
-from pipelines.orchestration.trigger_form import recipe_from
 from pipelines.stages.publishing import PUBLISHED
 from pipelines.stages.run_tracking import close_tracking, open_tracking
-from pipelines.stages.runner import forget_error, keep_error, stage_environment, user_error
+from pipelines.stages.runner import forget_error, stage_environment, user_error
 from pipelines.training.supported import supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-
-# A template and no XComArg: the graph shows a chain, not an edge from `prepare` to every stage.
-PREPARED = "{{ ti.xcom_pull(task_ids='prepare') }}"
+    from pipelines.core.recipe import Recipe
 
 
 class PrepareOperator(BaseOperator):
@@ -49,23 +46,14 @@ class PrepareOperator(BaseOperator):
     def execute(self, context: "Context") -> str:
         """Return the workspace's path."""
         run_id = context["dag_run"].run_id
-        try:
-            workspace = self._open(run_id, context)
-        except UserError as error:
-            # A retry would not mend it. The line is kept where the other stages keep theirs.
-            keep_error(workspace_path(load_settings().runs, run_id), self.task_id, error)
-            raise AirflowFailException(str(error)) from None
+        with mistakes_fail_the_task(self.task_id, run_id):
+            recipe, source = settle(_recipe(context))
+            supported(recipe)
+            workspace = open_workspace(PROJECT, load_settings().home, run_id, recipe, source)
         address = open_tracking(workspace)
         MlflowRunLink().show(self, context, address)
         self.log.info("workspace %s, MLflow run %s", workspace, address)
         return str(workspace)
-
-    def _open(self, run_id: str, context: "Context") -> Path:
-        conf: Mapping[str, Any] = context["dag_run"].conf or {}
-        recipe = with_absolute_paths(recipe_from(context["params"], conf), PROJECT)
-        supported(recipe)
-        source = fingerprint_inputs(recipe.data)
-        return open_workspace(PROJECT, load_settings().home, run_id, recipe, source)
 
 
 class StageOperator(BaseOperator):
@@ -146,6 +134,12 @@ def close_failed_run(context: "Context") -> None:
     workspace = workspace_path(load_settings().runs, context["dag_run"].run_id)
     if (workspace / RUN_FILE).is_file():
         close_tracking(workspace, "FAILED")
+
+
+def _recipe(context: "Context") -> "Recipe":
+    """What the dataset version that started the run was made with; else what is asked for."""
+    version = triggering_version(context)
+    return recipe_of(find(version)) if version else asked_recipe(context)
 
 
 def _restored(workspace: Path, stage: str) -> bool:

@@ -10,8 +10,8 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import override_values
 from pipelines.core.records import STAGES
 from pipelines.core.settings import PROJECT, Settings
-from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.ledger import stage_cache
+from pipelines.ledger.run_source import settle
 from pipelines.ledger.workspace import open_workspace, project_state
 from pipelines.stages.runner import INPUTS, forget_error, stage_environment
 
@@ -22,7 +22,7 @@ def run_foreground(stage: str, recipe: Recipe, settings: Settings) -> tuple[Path
     The workspace belongs to this code, recipe and data: another call with the same goes on there.
     """
     recipe = override_values(recipe, {"resources.workers": 1})  # one process: world size 1
-    source = fingerprint_inputs(recipe.data)
+    recipe, source = settle(recipe)
     identity = f"{project_state(PROJECT)}{recipe.fingerprint()}{source}"
     run_id = f"stage-{recipe.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     workspace = open_workspace(PROJECT, settings.home, run_id, recipe, source)

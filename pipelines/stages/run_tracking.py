@@ -11,7 +11,7 @@ def open_tracking(workspace: Path) -> str:
 
     A second call finds the same run by its `penstock.dag_run_id` tag.
     """
-    from pipelines.tracking.run import DAG_RUN_TAG, start_run
+    from pipelines.tracking.run import DAG_RUN_TAG, DATASET_TAG, start_run
     from pipelines.tracking.search import run_address
 
     run, recipe = Run.read(workspace), read_recipe(workspace)
@@ -22,6 +22,8 @@ def open_tracking(workspace: Path) -> str:
         "penstock.recipe": recipe.name,
         "penstock.recipe_fingerprint": run.recipe_fingerprint,
     }
+    if recipe.data.source.kind == "dataset":
+        tags[DATASET_TAG] = str(recipe.data.source.path)
     settings = load_settings()
     run_id = start_run(settings, recipe.name, run.dag_run_id, tags, recipe.to_dict())
     address = run_address(run_id)

@@ -56,6 +56,8 @@ def stage_variables(workspace: Path) -> dict[str, str]:
         "PYTHONPATH": str(workspace),
         "PENSTOCK_HOME": str(settings.home),
         "MLFLOW_TRACKING_URI": settings.mlflow_url,
+        "PENSTOCK_DATASETS_URL": settings.datasets_url,
+        "PENSTOCK_DATASETS_REMOTE": settings.datasets_remote,
     }
 
 

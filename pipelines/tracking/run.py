@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 DAG_RUN_TAG = "penstock.dag_run_id"
+DATASET_TAG = "penstock.dataset"  # name@N
 CACHED_FROM_TAG = "penstock.cached_from"
 KIND_TAG = "mlflow.experimentKind"  # MLflow's pages show training curves first, not chats
 

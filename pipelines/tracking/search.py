@@ -1,8 +1,10 @@
 """Finding runs: by what they made, and on MLflow's pages."""
 
+from pipelines.core.records import ModelRef
 from pipelines.core.settings import load_settings
 from pipelines.tracking.client import open_client
 from pipelines.tracking.registry import MODEL_HASH_TAG
+from pipelines.tracking.run import DATASET_TAG
 
 
 def run_of_model(model_hash: str) -> str | None:
@@ -16,6 +18,13 @@ def run_of_model(model_hash: str) -> str | None:
         order_by=["attributes.start_time ASC"],
     )
     return str(runs[0].info.run_id) if runs else None
+
+
+def models_of_dataset(label: str) -> list[ModelRef]:
+    """The registered model versions that were trained on a dataset version, `name@N`."""
+    found = open_client().search_model_versions(f"tags.`{DATASET_TAG}` = '{label}'")
+    versions = [ModelRef(name=each.name, version=int(each.version)) for each in found]
+    return sorted(versions, key=lambda each: (each.name, each.version))
 
 
 def run_address(run_id: str) -> str:

@@ -1,0 +1,85 @@
+"""The operators of `data_refresh`, and the asset through which it starts `llm_pipeline`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
+
+from pipelines.core.errors import UserError
+from pipelines.core.settings import PROJECT, load_settings
+from pipelines.data.sources import describe
+from pipelines.ledger import datasets
+from pipelines.ledger.dataset_publishing import dataset_name, make
+from pipelines.ledger.run_source import settle, unchanged
+from pipelines.ledger.workspace import Run, open_workspace
+from pipelines.orchestration.opening import PREPARED, asked_recipe, mistakes_fail_the_task
+from pipelines.training.supported import supported
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from pipelines.core.recipe import Recipe
+
+DATASET_VERSION = Asset("dataset_version")  # an event's `extra` says which: {"dataset": "name@N"}
+
+
+class LookOperator(BaseOperator):
+    """Looks at the source: opens a workspace where there is something new, else skips the run."""
+
+    def execute(self, context: "Context") -> str:
+        """Return the workspace's path."""
+        # Runs of both DAGs may be of the same second, and so of the same id.
+        run_id = f"{self.dag_id}__{context['dag_run'].run_id}"
+        with mistakes_fail_the_task(self.task_id, run_id):
+            recipe = asked_recipe(context)
+            supported(recipe)
+            return str(self._open(run_id, recipe))
+
+    def _open(self, run_id: str, recipe: "Recipe") -> Path:
+        if recipe.data.source.kind == "dataset":
+            raise UserError(
+                f"data.source.path = {recipe.data.source.path} is a dataset version already; "
+                "data_refresh makes them of text: stdlib, files or huggingface"
+            )
+        recipe, source = settle(recipe)
+        newest = datasets.newest(dataset_name(recipe))
+        if newest and unchanged(newest, recipe, source, PROJECT / "dvc.yaml"):
+            raise AirflowSkipException(
+                f"{newest.label} was made of {describe(recipe.data.source)} as it is now"
+            )
+        previous = newest.stats if newest else None
+        return open_workspace(PROJECT, load_settings().home, run_id, recipe, source, previous)
+
+
+class PublishOperator(BaseOperator):
+    """Makes a version of what passed the data gate, and announces it."""
+
+    template_fields = ("workspace",)
+
+    def __init__(self, *, workspace: str = PREPARED, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.workspace = workspace
+
+    def execute(self, context: "Context") -> dict[str, str]:
+        """Push the files, commit, tag; the event goes out when this task has succeeded."""
+        run_id = Run.read(Path(self.workspace)).dag_run_id
+        with mistakes_fail_the_task(self.task_id, run_id):
+            version = make(Path(self.workspace))
+        # One that this run made in an earlier try was perhaps never announced.
+        if version.run["dag_run_id"] != run_id:
+            raise AirflowSkipException(f"the data are, byte for byte, those of {version.label}")
+        documents, tokens = version.documents, version.tokens
+        self.log.info("%s: %d documents, %d tokens", version.label, documents, tokens)
+        context["outlet_events"][DATASET_VERSION].extra = {"dataset": version.label}
+        return {"dataset": version.label}
+
+
+def triggering_version(context: "Context") -> str | None:
+    """The `name@N` whose publication started this run; of several the newest, as the rest are old.
+
+    None for a run that a person or the clock started.
+    """
+    events = context["triggering_asset_events"].get(DATASET_VERSION, ())
+    newest = max(events, key=lambda event: event.timestamp, default=None)
+    return str(newest.extra["dataset"]) if newest else None

@@ -1,27 +1,33 @@
-"""Inputs become documents: text, JSONL and Parquet, with .gz and .zst seen through.
+"""Inputs become documents: text, JSONL, Parquet and Hugging Face datasets.
 
-What is a document:
+.gz and .zst are seen through. What is a document:
 - text: a file. A text file on its own, or one of more than 256 Ki characters, is cut at blank lines
   into documents of at most 16 Ki characters, so that one book can be split into train and
   validation. The standard library's files stay whole.
-- JSONL: the value of `text_field` on a line.
-- Parquet: the value of `text_field` in a row; other columns are not read.
+- JSONL: what the named fields of a line hold.
+- Parquet and Hugging Face datasets: the same of a row; other columns are not read.
+
+However large a file is, a few MiB of it are held at once.
 """
 
-import io
-import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
 
-from pipelines.core.errors import UserError
 from pipelines.core.recipe_data import Source
-from pipelines.data.normalize import MALFORMED, Document, cut, decode, document, drop, normalize
-from pipelines.data.sources import Input, open_input
+from pipelines.data import huggingface
+from pipelines.data.inputs import Input
+from pipelines.data.instruction import Fields
+from pipelines.data.normalize import Document
+from pipelines.data.read_jsonl import jsonl_documents
+from pipelines.data.read_parquet import parquet_documents, row_groups
+from pipelines.data.read_text import PART_BYTES, text_documents
+from pipelines.data.reads import Read, compression_of
+from pipelines.data.remote import has_ranges
+from pipelines.data.sources import open_input
 
 FORMATS = {
     ".jsonl": "jsonl",
@@ -29,39 +35,31 @@ FORMATS = {
     ".parquet": "parquet",
     ".pq": "parquet",
 }
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-
-BATCH_BYTES = 1 << 20  # a task's worth: small files together, large JSONL files apart
-PIECE_CHARACTERS = 1 << 14
-WHOLE_CHARACTERS = 1 << 18
-LEAST_PIECES = 32  # what a small lone file is cut into where its lines allow
-LEAST_PIECE_CHARACTERS = 64
+BATCH_BYTES = 1 << 20
+_CHUNK = 1 << 20
+_PLANNING_THREADS = 8  # what a store is asked takes its time, not ours
 
 
-@dataclass(frozen=True)
-class Read:
-    """One input, or a part of one, that is read in one go."""
+def plan_reads(
+    source: Source, inputs: Sequence[Input], batch_bytes: int = BATCH_BYTES
+) -> list[tuple[Read, ...]]:
+    """Group the inputs, in order, into batches of about `batch_bytes`: the tasks of the first pass.
 
-    path: str  # as documents name it
-    url: str
-    format: str
-    start: int = 0  # byte of a JSONL file, row group of a Parquet file
-    stop: int | None = None
-    line: int = 1  # of the first record, counted from 1
-    bytes: int = 0  # on disk: the task's weight
-    cut: str = "large"  # which text files are cut: `never`, `large`, `always`
-
-
-def plan_reads(source: Source, inputs: Sequence[Input]) -> list[tuple[Read, ...]]:
-    """Group the inputs, in order, into batches of about 1 MiB: the tasks of the first pass.
-
-    The plan changes nothing about the documents or their order.
+    Small files come together, large ones apart. The plan changes nothing about the documents, their
+    order or, where a store's large JSONL files are not cut otherwise, their names.
     """
+    if source.kind == "huggingface":
+        reads = _dataset_shards(source, inputs)
+    else:
+        alone = len(inputs) == 1
+        with ThreadPoolExecutor(_PLANNING_THREADS) as pool:
+            parts = pool.map(lambda found: list(_parts(source, found, alone, batch_bytes)), inputs)
+            reads = list(chain.from_iterable(parts))
     batches: list[tuple[Read, ...]] = []
     batch: list[Read] = []
     weight = 0
-    for read in chain.from_iterable(_parts(source, found, len(inputs) == 1) for found in inputs):
-        if batch and weight + read.bytes > BATCH_BYTES:
+    for read in reads:
+        if batch and weight + read.bytes > batch_bytes:
             batches.append(tuple(batch))
             batch, weight = [], 0
         batch.append(read)
@@ -69,22 +67,25 @@ def plan_reads(source: Source, inputs: Sequence[Input]) -> list[tuple[Read, ...]
     return [*batches, tuple(batch)] if batch else batches
 
 
-def read_batch(batch: Sequence[Read], text_field: str) -> list[Document]:
+def read_batch(batch: Sequence[Read], fields: Fields) -> Iterator[Document]:
     """The documents of a batch, kept and dropped, in source order: one task."""
-    return [found for read in batch for found in read_documents(read, text_field)]
+    return chain.from_iterable(read_documents(read, fields) for read in batch)
 
 
-def read_documents(read: Read, text_field: str) -> Iterator[Document]:
+def read_documents(read: Read, fields: Fields) -> Iterator[Document]:
     """The documents of one read, in order.
 
     Raises:
         UserError: the file is not what its name or `data.source.format` says, or has no such field.
+        RemoteError: a store did not answer, however often it was asked.
     """
     if read.format == "parquet":
-        return _parquet_documents(read, text_field)
+        return parquet_documents(read, fields)
     if read.format == "jsonl":
-        return _jsonl_documents(read, text_field)
-    return _text_documents(read)
+        return jsonl_documents(read, fields)
+    if read.format == "huggingface":
+        return huggingface.documents(read.url, read.path, read.start, fields)
+    return text_documents(read)
 
 
 def format_of(source: Source, path: str) -> str:
@@ -93,153 +94,69 @@ def format_of(source: Source, path: str) -> str:
         return "text"
     if source.format != "auto":
         return source.format
-    return FORMATS.get(_without_compression(path).suffix.lower(), "text")
+    name = Path(path).with_suffix("") if compression_of(path) else Path(path)
+    return FORMATS.get(name.suffix.lower(), "text")
 
 
-def _without_compression(path: str) -> Path:
-    name = Path(path)
-    return name.with_suffix("") if name.suffix.lower() in COMPRESSIONS else name
+def _dataset_shards(source: Source, inputs: Sequence[Input]) -> list[Read]:
+    root = huggingface.root_of(inputs, str(source.path))
+    count = huggingface.shard_count(root, source.split)
+    size = max(1, sum(found.bytes for found in inputs) // max(1, count))
+    return [
+        Read(source.split, root, "huggingface", start=shard, bytes=size) for shard in range(count)
+    ]
 
 
-def _parts(source: Source, found: Input, alone: bool) -> Iterator[Read]:
+def _parts(source: Source, found: Input, alone: bool, batch_bytes: int) -> Iterator[Read]:
     kind = format_of(source, found.path)
     whole = partial(Read, found.path, found.url, kind)
-    if kind == "parquet":
-        yield from _row_groups(whole, found)
-    elif kind == "jsonl" and found.bytes > BATCH_BYTES and _splittable(found):
-        yield from _line_ranges(whole, found)
+    is_large = found.bytes > batch_bytes
+    if kind == "parquet" and is_large:
+        yield from _row_groups(whole, found, batch_bytes)
+    elif kind == "jsonl" and is_large and _splittable(found):
+        ranges = _byte_ranges if found.is_remote else _line_ranges
+        yield from ranges(whole, found, batch_bytes)
+    elif kind == "text" and found.bytes > PART_BYTES and _splittable(found):
+        # Always the same parts: a document of text depends on where its part begins.
+        yield from _byte_ranges(whole, found, PART_BYTES)
     else:
         rule = "never" if source.kind == "stdlib" else "always" if alone else "large"
         yield whole(bytes=found.bytes, cut=rule)
 
 
 def _splittable(found: Input) -> bool:
-    # Finding line ends means reading the file: cheap here, a download from a store.
-    return not found.is_remote and Path(found.path).suffix.lower() not in COMPRESSIONS
+    if compression_of(found.path):
+        return False
+    return not found.is_remote or has_ranges(found.url)
 
 
-def _line_ranges(whole: "partial[Read]", found: Input) -> Iterator[Read]:
-    """Byte ranges of about 1 MiB that begin at a line's start, with that line's number."""
-    start, line, lines = 0, 1, 0
-    position = 0
+def _byte_ranges(whole: "partial[Read]", found: Input, size: int) -> Iterator[Read]:
+    for start in range(0, found.bytes, size):
+        stop = min(start + size, found.bytes)
+        yield whole(start=start, stop=stop, line=None, bytes=stop - start)
+
+
+def _line_ranges(whole: "partial[Read]", found: Input, size: int) -> Iterator[Read]:
+    """The same, each with the number of the first line that begins in it."""
+    position = newlines = 0
     with open_input(found.url) as file:
-        while block := file.read(BATCH_BYTES):
-            end = block.rfind(b"\n") + 1
-            if end:
-                lines += block.count(b"\n")
-                yield whole(
-                    start=start, stop=position + end, line=line, bytes=position + end - start
-                )
-                start, line = position + end, lines + 1
-            position += len(block)
-    if start < position:
-        yield whole(start=start, stop=position, line=line, bytes=position - start)
+        for part in _byte_ranges(whole, found, size):
+            # Its first line begins behind the first newline from the byte before it on.
+            while position < part.start - 1:
+                chunk = file.read(min(_CHUNK, part.start - 1 - position))
+                position += len(chunk)
+                newlines += chunk.count(b"\n")
+            yield replace(part, line=newlines + 2 if part.start else 1)
 
 
-def _row_groups(whole: "partial[Read]", found: Input) -> Iterator[Read]:
-    with _open_parquet(found.url) as file:
-        row = 1
-        for index in range(file.num_row_groups):
-            group = file.metadata.row_group(index)
-            size = group.total_byte_size
-            yield whole(start=index, stop=index + 1, line=row, bytes=size)
-            row += group.num_rows
-
-
-def _text_documents(read: Read) -> Iterator[Document]:
-    with _decompressed(read) as file:
-        raw = file.read()
-    text = decode(read.path, raw)
-    if isinstance(text, Document):
-        yield text
-        return
-    text = normalize(text)
-    if read.cut == "never" or (read.cut == "large" and len(text) <= WHOLE_CHARACTERS):
-        yield document(read.path, text)
-        return
-    limit = max(LEAST_PIECE_CHARACTERS, min(PIECE_CHARACTERS, len(text) // LEAST_PIECES))
-    line = 1
-    for piece in cut(text, limit):
-        yield document(f"{read.path}:{line}" if limit < len(text) else read.path, piece)
-        line += piece.count("\n")
-
-
-def _jsonl_documents(read: Read, text_field: str) -> Iterator[Document]:
-    with _decompressed(read) as file:
-        position = file.seek(read.start) if read.start else 0
-        for number, raw in enumerate(file, read.line):
-            if raw.strip():  # a blank line, often the last, is no record
-                yield _jsonl_document(f"{read.path}:{number}", raw, text_field)
-            position += len(raw)
-            if read.stop is not None and position >= read.stop:
-                return
-
-
-def _jsonl_document(source: str, raw: bytes, text_field: str) -> Document:
-    try:
-        value = json.loads(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        return drop(source, len(raw), MALFORMED, "not UTF-8")
-    except (ValueError, RecursionError) as error:
-        return drop(source, len(raw), MALFORMED, f"not JSON ({error})")
-    if not isinstance(value, dict):
-        return drop(source, len(raw), MALFORMED, "not a JSON object")
-    return _field_document(source, len(raw), value.get(text_field), text_field, list(value))
-
-
-def _field_document(
-    source: str, size: int, text: Any, text_field: str, fields: Sequence[str]
-) -> Document:
-    if isinstance(text, str):
-        return document(source, text)
-    if text_field in fields:
-        problem = f"field {text_field!r} is {'null' if text is None else type(text).__name__}"
-    else:
-        problem = f"no field {text_field!r} among {', '.join(map(repr, fields[:8])) or 'none'}"
-    return drop(source, size, MALFORMED, problem)
-
-
-def _parquet_documents(read: Read, text_field: str) -> Iterator[Document]:
-    with _open_parquet(read.url) as file:
-        names = file.schema_arrow.names
-        if text_field not in names:
-            raise UserError(
-                f"{read.path}: no column {text_field!r} among {', '.join(map(repr, names[:8]))}; "
-                "set data.source.text_field"
-            )
-        groups = list(range(read.start, read.stop or read.start + 1))
-        row = read.line
-        for batch in file.iter_batches(row_groups=groups, columns=[text_field]):
-            for text in batch.column(0).to_pylist():
-                yield _field_document(f"{read.path}:{row}", 0, text, text_field, names)
-                row += 1
-
-
-def _open_parquet(url: str) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.ParquetFile(open_input(url), pre_buffer=True)
-    except pa.ArrowInvalid as error:
-        raise UserError(
-            f"{url}: not a Parquet file ({error}); mend it or set data.source.format"
-        ) from error
-
-
-@contextmanager
-def _decompressed(read: Read) -> Iterator[IO[bytes]]:
-    """Open an input's content; a broken archive is a person's mistake and names the file."""
-    compression = COMPRESSIONS.get(Path(read.path).suffix.lower())
-    with open_input(read.url) as raw:
-        if compression is None:
-            yield raw
-            return
-        import pyarrow as pa
-
-        try:
-            # Unlike zstandard's own reader, pyarrow's notices a truncated file.
-            stream = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression)
-            yield io.BufferedReader(stream)
-        except OSError as error:
-            raise UserError(f"{read.url}: not a whole {compression} file ({error})") from error
+def _row_groups(whole: "partial[Read]", found: Input, size: int) -> Iterator[Read]:
+    """Row groups together until they are about `size` on disk."""
+    first, first_row, row, weight = 0, 1, 1, 0
+    groups = row_groups(found.url)
+    for index, (rows, group_bytes) in enumerate(groups):
+        if weight and weight + group_bytes > size:
+            yield whole(start=first, stop=index, line=first_row, bytes=weight)
+            first, first_row, weight = index, row, 0
+        row += rows
+        weight += group_bytes
+    yield whole(start=first, stop=len(groups), line=first_row, bytes=weight)

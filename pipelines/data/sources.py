@@ -2,40 +2,29 @@
 
 Inputs are named relative to the source's root, so that the same data fingerprints alike wherever
 it lies: a file by its name, a folder's files relative to the folder, a glob's relative to the last
-folder without a wildcard, an S3 object's relative to its prefix.
+folder without a wildcard, a store's relative to their prefix.
 """
 
+import hashlib
 import os
 import platform
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_data import Source
-from pipelines.core.storage import md5
+from pipelines.data import huggingface
+from pipelines.data.inputs import Input, is_url
+from pipelines.data.remote import WILDCARDS, list_remote, open_remote
 
-WILDCARDS = frozenset("*?[")
-S3 = "s3://"
+LOCAL = "file://"
+_CHUNK = 1 << 20
+_HASHING_THREADS = 4
 # Installed packages are not the standard library, and compiled files are not text.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
-
-
-@dataclass(frozen=True)
-class Input:
-    """One file of a source."""
-
-    path: str  # relative to the source's root, with forward slashes; what a person is shown
-    url: str  # an absolute local path or an s3:// address; never part of an output
-    bytes: int
-    identity: tuple[tuple[str, str], ...] = ()  # of an S3 object: its etag and version
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether reading it goes over the network."""
-        return self.url.startswith(S3)
 
 
 def list_inputs(source: Source) -> list[Input]:
@@ -46,8 +35,10 @@ def list_inputs(source: Source) -> list[Input]:
     """
     if source.kind == "stdlib":
         return _library_files()
-    path = str(source.path)
-    inputs = _s3_objects(path) if path.startswith(S3) else _local_files(path)
+    path = str(source.path).removeprefix(LOCAL)
+    if source.kind == "huggingface" and not Path(path).expanduser().is_dir():
+        return [huggingface.hub_input(path, source.revision)]
+    inputs = list_remote(path) if is_url(path) else _local_files(path)
     return sorted(inputs, key=lambda found: found.path)
 
 
@@ -56,13 +47,12 @@ def fingerprint(source: Source) -> dict[str, Any]:
 
     Depends on nothing but relative paths and content: no absolute path, no modification time.
     """
+    found = list_inputs(source)
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        identities = list(pool.map(_identity, found))
     inputs = [
-        {
-            "path": found.path,
-            "bytes": found.bytes,
-            **(dict(found.identity) or {"md5": _checksum(found)}),
-        }
-        for found in list_inputs(source)
+        {"path": each.path, "bytes": each.bytes, **identity}
+        for each, identity in zip(found, identities, strict=True)
     ]
     facts: dict[str, Any] = {"kind": source.kind, "inputs": inputs}
     if source.kind == "stdlib":
@@ -75,18 +65,18 @@ def describe(source: Source) -> str:
     return "the standard library" if source.kind == "stdlib" else str(source.path)
 
 
-def open_input(url: str) -> IO[bytes]:
-    """Open an input's raw bytes, seekable.
+def open_input(url: str, stop: int | None = None) -> IO[bytes]:
+    """Open an input's raw bytes, seekable; a remote one is read ahead to the byte `stop` at most.
 
     Raises:
         UserError: the file may not be read, or is gone.
     """
+    if is_url(url):
+        return open_remote(url, stop)
     try:
-        if url.startswith(S3):
-            return _s3().open(url, "rb")  # type: ignore[no-any-return]
         return Path(url).open("rb")
     except (PermissionError, FileNotFoundError) as error:
-        raise UserError(f"{url}: cannot be read ({error.strerror or error})") from error
+        raise UserError(f"{url}: cannot be read ({error.strerror})") from error
 
 
 def _library_files() -> list[Input]:
@@ -133,49 +123,12 @@ def _local(path: Path, root: Path) -> Input:
     return Input(path.relative_to(root).as_posix(), str(path), path.stat().st_size)
 
 
-def _checksum(found: Input) -> str:
-    try:
-        return md5(Path(found.url))
-    except PermissionError as error:
-        raise UserError(f"{found.url}: cannot be read ({error.strerror})") from error
-
-
-def _s3() -> Any:
-    import fsspec
-
-    # A listing cached by an earlier call in this process would hide a changed object.
-    return fsspec.filesystem("s3", use_listings_cache=False)
-
-
-def _s3_objects(url: str) -> list[Input]:
-    address = url.removeprefix(S3)
-    store = _s3()
-    try:
-        if WILDCARDS.isdisjoint(address):
-            found = store.find(address, detail=True)
-            root = address.rstrip("/")
-        else:
-            found = store.glob(address, detail=True)
-            fixed = address[: min(address.find(mark) for mark in WILDCARDS if mark in address)]
-            root = fixed.rpartition("/")[0]
-    except (FileNotFoundError, PermissionError) as error:
-        raise UserError(f"{url}: cannot be listed ({error}); check the bucket and keys") from error
-    objects = [
-        _s3_object(name, root, info)
-        for name, info in found.items()
-        if info["type"] == "file" and not name.endswith("/")
-    ]
-    if not objects:
-        raise UserError(f"{url}: no object lies there; mend data.source.path")
-    return objects
-
-
-def _s3_object(name: str, root: str, info: dict[str, Any]) -> Input:
-    identity = {"etag": str(info["ETag"]).strip('"'), "version": info.get("VersionId")}
-    return Input(
-        # The prefix of a single object is the object itself: keep its name.
-        path=name.removeprefix(root).lstrip("/") or name.rpartition("/")[2],
-        url=S3 + name,
-        bytes=int(info["size"]),
-        identity=tuple((key, str(value)) for key, value in identity.items() if value),
-    )
+def _identity(found: Input) -> dict[str, str]:
+    """What follows the content: a store's word for it, else the content's MD5."""
+    if found.identity:
+        return dict(found.identity)
+    digest = hashlib.md5(usedforsecurity=False)
+    with open_input(found.url) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return {"md5": digest.hexdigest()}

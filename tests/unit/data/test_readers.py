@@ -11,6 +11,7 @@ import zstandard
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_data import Source
+from pipelines.data.instruction import Fields
 from pipelines.data.normalize import Document
 from pipelines.data.readers import BATCH_BYTES, format_of, plan_reads, read_batch
 from pipelines.data.sources import list_inputs
@@ -19,7 +20,7 @@ from pipelines.data.sources import list_inputs
 def read(path: Path, **fields: Any) -> list[Document]:
     source = Source(kind="files", path=str(path), **fields)
     batches = plan_reads(source, list_inputs(source))
-    return [found for batch in batches for found in read_batch(batch, source.text_field)]
+    return [found for batch in batches for found in read_batch(batch, Fields(source.text_field))]
 
 
 def kept(documents: list[Document]) -> list[tuple[str, str]]:
@@ -175,4 +176,4 @@ def test_the_library_is_read_whole() -> None:
     source = Source(kind="stdlib")
     inputs = [found for found in list_inputs(source) if found.bytes > 1 << 17]
     (batch, *_) = plan_reads(source, inputs[:1])
-    assert [found.source for found in read_batch(batch, "text")] == [inputs[0].path]
+    assert [found.source for found in read_batch(batch, Fields())] == [inputs[0].path]

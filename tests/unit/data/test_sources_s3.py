@@ -5,6 +5,7 @@ import pytest
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_data import Source
+from pipelines.data.instruction import Fields
 from pipelines.data.readers import plan_reads, read_batch
 from pipelines.data.sources import fingerprint, list_inputs
 
@@ -52,7 +53,7 @@ def test_objects_are_read(bucket: Any) -> None:
     documents = [
         found
         for batch in plan_reads(source, list_inputs(source))
-        for found in read_batch(batch, "text")
+        for found in read_batch(batch, Fields())
     ]
     assert [(found.source, found.text) for found in documents] == [
         ("a.txt", "first text\n"),

@@ -1,5 +1,11 @@
-"""Kept documents on disk: one Parquet file a split, in source order, read back by row group."""
+"""Documents on disk: Parquet files in source order, read back by row group.
 
+What preprocess keeps lies in `documents/<split>-<number>.parquet` of its output: a few large files
+a split, the same number of each. Their row groups hold about 1 MiB of text.
+"""
+
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.data.normalize import Document
+from pipelines.data.normalize import Document, Messages
 
 SCHEMA = pa.schema(
     [
@@ -18,9 +24,10 @@ SCHEMA = pa.schema(
         pa.field("source", pa.string(), nullable=False),
         pa.field("text", pa.string(), nullable=False),
         pa.field("bytes", pa.int64(), nullable=False),
+        pa.field("messages", pa.string()),  # of a conversation: JSON, [[role, content], …]
     ]
 )
-ROW_GROUP_BYTES = 1 << 20  # of text: what one task tokenises
+ROW_GROUP_BYTES = 1 << 20  # of text
 
 
 class DocumentWriter:
@@ -55,6 +62,7 @@ class DocumentWriter:
                 "source": found.source,
                 "text": found.text,
                 "bytes": found.bytes,
+                "messages": _dump(found.messages),
             }
         )
 
@@ -71,24 +79,33 @@ class DocumentWriter:
         self._rows, self._bytes = [], 0
 
 
+def _dump(messages: Messages) -> str | None:
+    return json.dumps(messages, ensure_ascii=False) if messages else None
+
+
+def load_messages(column: str | None) -> Messages:
+    """The turns of a conversation, from the column `messages`."""
+    return tuple((role, content) for role, content in json.loads(column)) if column else ()
+
+
 def documents_folder(preprocess: Path) -> Path:
     """Where the splits' files lie below the output folder of preprocess."""
     return preprocess / "documents"
 
 
-def split_file(folder: Path, split: str) -> Path:
-    """A split's file in that folder."""
-    return folder / f"{split}-00000.parquet"
+def split_file(folder: Path, split: str, number: int = 0) -> Path:
+    """A split's file of this number in that folder."""
+    return folder / f"{split}-{number:05d}.parquet"
 
 
-def documents_path(preprocess: Path, split: str) -> Path:
-    """A split's file below the output folder of preprocess."""
-    return split_file(documents_folder(preprocess), split)
+def split_files(folder: Path, split: str) -> list[Path]:
+    """All of a split's files in that folder, in order."""
+    return sorted(folder.glob(f"{split}-*.parquet"))
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """About 1 MiB of documents: what one task works on."""
+    """About 1 MiB of documents, the least that is read at once."""
 
     path: Path
     index: int
@@ -99,25 +116,16 @@ class RowGroup:
             return file.read_row_group(self.index, columns=list(columns))
 
 
-def row_groups(path: Path) -> list[RowGroup]:
-    """The row groups of a documents file, in order."""
-    return [RowGroup(path, index) for index in range(pq.read_metadata(path).num_row_groups)]
+def row_groups(paths: Sequence[Path]) -> list[RowGroup]:
+    """The row groups of documents files, in order."""
+    return [
+        RowGroup(path, index)
+        for path in paths
+        for index in range(pq.read_metadata(path).num_row_groups)
+    ]
 
 
-def sizes(path: Path) -> npt.NDArray[np.int64]:
-    """The bytes of each document, shape [documents]."""
-    column = pq.read_table(path, columns=["bytes"]).column(0)
-    return np.asarray(column, dtype=np.int64)
-
-
-def move_one(source: Path, target: Path, *, smallest: bool) -> None:
-    """Move the document with the smallest (or largest) hash into an empty split's file.
-
-    Only a handful of documents can all fall into one split, so the file is read whole.
-    """
-    rows = pq.read_table(source).to_pylist()
-    moved = (min if smallest else max)(rows, key=lambda row: row["doc_id"])
-    for path, part in ((source, [row for row in rows if row is not moved]), (target, [moved])):
-        with DocumentWriter(path) as writer:
-            for row in part:
-                writer.add_row(row)
+def sizes(paths: Sequence[Path]) -> npt.NDArray[np.int64]:
+    """The bytes of each document of documents files, shape [documents]."""
+    columns = [pq.read_table(path, columns=["bytes"]).column(0) for path in paths]
+    return np.concatenate([np.zeros(0, np.int64), *(np.asarray(column) for column in columns)])

@@ -12,6 +12,7 @@ EMPTY = "empty"
 BINARY = "binary"
 INVALID_UTF8 = "invalid_utf8"
 DUPLICATE = "duplicate"
+NEAR_DUPLICATE = "near_duplicate"
 MALFORMED = "malformed"
 
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n+")

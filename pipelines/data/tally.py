@@ -1,12 +1,15 @@
 """What came of the documents that were read: the counts, and the mistakes worth a message."""
 
 from collections import Counter
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from pipelines.core.errors import UserError
 from pipelines.data.normalize import BINARY, EMPTY, INVALID_UTF8, MALFORMED, Document
 
 STATS = "stats.json"  # in preprocess's output
+REJECTS = "rejects.jsonl"  # there too: samples of what was dropped
+REJECTS_A_REASON = 20
 _EXAMPLES = 20  # malformed records named in stats.json
 _REMEDIES = {
     BINARY: "it is binary, not text; give UTF-8 text",
@@ -14,30 +17,68 @@ _REMEDIES = {
     EMPTY: "it is empty; give a file with text",
     MALFORMED: "no record is readable",
 }
+_LOOSEN = "give other text, or loosen data.filters, data.pii, data.decontamination or data.dedup"
 
 
+class Reject(NamedTuple):
+    """One of the documents that were dropped, for a person to look at."""
+
+    source: str
+    reason: str
+    excerpt: str  # of its text, personal data masked; or what is wrong with it
+
+
+@dataclass
 class Tally:
-    """Counts documents in, kept and dropped by reason."""
+    """Counts documents in, kept and dropped by reason: of a block, or of many, in order."""
 
-    def __init__(self) -> None:
-        self.documents = 0
-        self.bytes = 0
-        self.kept = 0
-        self.kept_bytes = 0
-        self.dropped: Counter[str] = Counter()
-        self.malformed: list[str] = []  # the first ones, `file:line: what is wrong`
+    documents: int = 0
+    bytes: int = 0
+    kept: int = 0
+    kept_bytes: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    pii: Counter[str] = field(default_factory=Counter)  # findings by kind
+    malformed: list[str] = field(default_factory=list)  # the first ones, `file:line: what is wrong`
+    rejects: list[Reject] = field(default_factory=list)  # the first ones of each reason
 
-    def add(self, found: Document, reason: str | None) -> None:
-        """Count one document; `reason` says why it is dropped."""
+    def keep(self, size: int) -> None:
+        """Count a document of this many bytes that is kept."""
+        self.documents += 1
+        self.bytes += size
+        self.kept += 1
+        self.kept_bytes += size
+
+    def drop(self, found: Document, reason: str) -> None:
+        """Count a document that is dropped."""
         self.documents += 1
         self.bytes += found.bytes
-        if reason is None:
-            self.kept += 1
-            self.kept_bytes += found.bytes
-            return
         self.dropped[reason] += 1
         if reason == MALFORMED and len(self.malformed) < _EXAMPLES:
             self.malformed.append(f"{found.source}: {found.detail}")
+
+    def drop_kept(self, reason: str, documents: int, size: int) -> None:
+        """Documents that were counted as kept are dropped after all."""
+        self.kept -= documents
+        self.kept_bytes -= size
+        if documents:
+            self.dropped[reason] += documents
+
+    def wants(self, reason: str) -> bool:
+        """Whether a sample of this reason is still welcome."""
+        return sum(reject.reason == reason for reject in self.rejects) < REJECTS_A_REASON
+
+    def add(self, other: "Tally") -> None:
+        """Take in the tally of a later block."""
+        self.documents += other.documents
+        self.bytes += other.bytes
+        self.kept += other.kept
+        self.kept_bytes += other.kept_bytes
+        self.dropped += other.dropped
+        self.pii += other.pii
+        self.malformed += other.malformed[: _EXAMPLES - len(self.malformed)]
+        for reject in other.rejects:
+            if self.wants(reject.reason):
+                self.rejects.append(reject)
 
     def check(self, where: str, max_malformed_fraction: float) -> None:
         """Raise UserError where the documents are not fit to train on; `where` names the source."""
@@ -67,14 +108,17 @@ class Tally:
             },
             "bytes": {"in": self.bytes, "kept": self.kept_bytes},
             "malformed": list(self.malformed),
+            "pii": dict(sorted(self.pii.items())),
         }
 
     def _why_nothing(self) -> str:
         if not self.documents:
             return "it holds no record; give a file with text"
-        if self.documents == 1:
-            return _REMEDIES[next(iter(self.dropped))]
-        return f"of {self.documents} documents{self._losses()}; give UTF-8 text"
+        reason = next(iter(self.dropped))
+        if self.documents == 1 and reason in _REMEDIES:
+            return _REMEDIES[reason]
+        remedy = "give UTF-8 text" if self.dropped.keys() <= _REMEDIES.keys() else _LOOSEN
+        return f"of {self.documents} documents{self._losses()}; {remedy}"
 
     def _losses(self) -> str:
         return "".join(f", {count} {reason}" for reason, count in sorted(self.dropped.items()))

@@ -1,39 +1,70 @@
-"""Documents on disk to token ids: the tasks of the second pass, one row group each."""
+"""Documents on disk to token ids: what the tokenizer is made from, and pass 4."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow.parquet as pq
 
 from pipelines.data.documents import RowGroup
+from pipelines.data.passes import block_bytes
 from pipelines.data.splitting import uniform
-from pipelines.data.token_shards import Ids
 from pipelines.data.tokenizer import Encoder
 
+IDS_FILE = "ids.bin"  # of a token block: the ids of its documents, one after the other
+SIZES_FILE = "sizes.npy"  # int32 [documents], in tokens
 _EXCERPT = 12  # characters shown before and after what a tokenizer changes
 
 
 @dataclass(frozen=True)
-class TokenizedDocuments:
-    """A row group's documents as ids, one after the other."""
+class TextBlock:
+    """Consecutive row groups of a documents file."""
 
-    ids: Ids  # [tokens]
-    sizes: npt.NDArray[np.int64]  # [documents], in tokens
-
-    def __iter__(self) -> Iterator[Ids]:
-        """The ids of each document."""
-        return iter(np.split(self.ids, np.cumsum(self.sizes)[:-1]))
+    groups: tuple[RowGroup, ...]
+    bytes: int  # of all columns, as Parquet counts them
 
 
-def tokenize(group: RowGroup, tokenizer: Path, tokenizer_md5: str) -> TokenizedDocuments:
-    """Tokenise a row group; each document ends with the end-of-document id."""
-    texts = group.read("text").column(0).to_pylist()
-    documents = _encoder(tokenizer, tokenizer_md5).encode(texts)
-    sizes = np.array([len(ids) for ids in documents], dtype=np.int64)
-    return TokenizedDocuments(np.concatenate(documents), sizes)
+def plan_text_blocks(paths: Sequence[Path]) -> list[TextBlock]:
+    """Group the row groups of each file, in order, into blocks."""
+    metadata = [pq.read_metadata(path) for path in paths]
+    found = [
+        [(RowGroup(path, i), meta.row_group(i).total_byte_size) for i in range(meta.num_row_groups)]
+        for path, meta in zip(paths, metadata, strict=True)
+    ]
+    limit = block_bytes(sum(size for groups in found for _, size in groups))
+    return [block for groups in found for block in _blocks(groups, limit)]
+
+
+def _blocks(groups: Sequence[tuple[RowGroup, int]], limit: int) -> Iterator[TextBlock]:
+    block: list[RowGroup] = []
+    total = 0
+    for group, size in groups:
+        if block and total + size > limit:
+            yield TextBlock(tuple(block), total)
+            block, total = [], 0
+        block.append(group)
+        total += size
+    if block:
+        yield TextBlock(tuple(block), total)
+
+
+def tokenize(block: TextBlock, folder: Path, *, tokenizer: Path, tokenizer_md5: str) -> int:
+    """Pass 4: write the ids and sizes of a block's documents, each with its end-of-document id.
+
+    Returns:
+        How many tokens there are.
+    """
+    encoder = _encoder(tokenizer, tokenizer_md5)
+    sizes: list[int] = []
+    with (folder / IDS_FILE).open("wb") as file:
+        for group in block.groups:
+            for ids in encoder.encode(group.read("text").column(0).to_pylist()):
+                file.write(ids.tobytes())
+                sizes.append(len(ids))
+    np.save(folder / SIZES_FILE, np.array(sizes, np.int32))
+    return sum(sizes)
 
 
 def first_loss(group: RowGroup, tokenizer: Path, tokenizer_md5: str) -> str | None:
@@ -50,24 +81,29 @@ def first_loss(group: RowGroup, tokenizer: Path, tokenizer_md5: str) -> str | No
     return None
 
 
-def characters(group: RowGroup) -> frozenset[str]:
-    """The distinct characters of a row group."""
-    return frozenset().union(*group.read("text").column(0).to_pylist())
+def characters(block: TextBlock, folder: Path) -> str:  # noqa: ARG001 (writes nothing)
+    """The distinct characters of a block."""
+    found: set[str] = set()
+    for group in block.groups:
+        found.update(*group.read("text").column(0).to_pylist())
+    return "".join(sorted(found))
 
 
-def sample_texts(groups: list[RowGroup], fraction: float) -> Iterator[str]:
+def sample_texts(block: TextBlock, folder: Path, *, fraction: float) -> list[str]:  # noqa: ARG001
     """About this fraction of the documents, chosen by content and so alike in every run.
 
-    The first is always among them: of a few very long documents, chance might take none.
+    Texts are read only where a document is chosen. The block's first document always is: of a few
+    very long ones, chance might take none.
     """
-    chosen = 0
-    for group in groups:
-        rows = group.read("doc_id", "text")
-        ids, texts = (rows.column(name).to_pylist() for name in ("doc_id", "text"))
-        for doc_id, text in zip(ids, texts, strict=True):
-            if not chosen or uniform(doc_id, part=1) < fraction:
-                chosen += 1
-                yield text
+    texts = []
+    for group in block.groups:
+        ids = group.read("doc_id").column(0).to_pylist()
+        chosen = [row for row, doc_id in enumerate(ids) if uniform(doc_id, part=1) < fraction]
+        if not chosen and group is block.groups[0]:
+            chosen = [0]
+        if chosen:
+            texts += group.read("text").column(0).take(chosen).to_pylist()
+    return texts
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from pipelines.data.documents import split_file
+from pipelines.data.documents import split_files
 
 
 def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:
@@ -19,11 +19,12 @@ def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:
     Returns:
         Columns doc_id, source, text, bytes.
     """
-    dataset = ds.dataset(split_file(folder, split))
+    dataset = ds.dataset(split_files(folder, split))
     sizes = dataset.to_table(columns=["doc_id", "bytes"]).sort_by("doc_id")
     fitting = int((np.cumsum(sizes["bytes"]) <= max_bytes).sum())
     last = sizes["doc_id"][max(fitting, 1) - 1]
-    return dataset.to_table(filter=pc.field("doc_id") <= last).sort_by("doc_id")
+    columns = ["doc_id", "source", "text", "bytes"]
+    return dataset.to_table(columns, filter=pc.field("doc_id") <= last).sort_by("doc_id")
 
 
 def part_documents(documents: pa.Table, part_bytes: int) -> list[pa.Table]:

@@ -21,6 +21,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import (
     PATCH_FILE,
+    DatasetRef,
     EvaluateRecord,
     PreprocessRecord,
     RegisterRecord,
@@ -30,13 +31,13 @@ from pipelines.core.records import (
 )
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import write_json, write_text
-from pipelines.data.documents import documents_path
+from pipelines.data.documents import documents_folder, split_files
 from pipelines.data.splitting import VALIDATION
 from pipelines.evaluation.gate import decide, refuse
 from pipelines.export.model_card import model_card
 from pipelines.tracking import registry
 from pipelines.tracking.lineage import lineage
-from pipelines.tracking.run import TrackedRun, open_run
+from pipelines.tracking.run import DATASET_TAG, TrackedRun, open_run
 
 STAGE = RegisterRecord.stage
 SCORES = "scores"  # under the home: <model hash>/<data hash>.parquet, shared by all runs
@@ -122,8 +123,9 @@ def _champion_scores(
         return pq.read_table(kept)
     from pipelines.evaluation.perplexity import score_documents  # imports torch
 
-    path = documents_path(output_folder(workspace, "preprocess"), VALIDATION)
-    documents = ds.dataset(path).to_table(filter=pc.field("doc_id").isin(doc_ids))
+    texts = documents_folder(output_folder(workspace, PreprocessRecord.stage))
+    held_out = ds.dataset(split_files(texts, VALIDATION))
+    documents = held_out.to_table(filter=pc.field("doc_id").isin(doc_ids))
     folder = registry.download(champion.name, str(champion.version))
     _log.info("scoring champion version %d on %d documents", champion.version, len(documents))
     scores = score_documents(folder, documents)
@@ -156,6 +158,7 @@ def _promote(
         tags={
             registry.MODEL_HASH_TAG: train.model_hash,
             "penstock.data_hash": evaluate.data_hash,
+            **_dataset_tag(preprocess.dataset),
             "penstock.bits_per_byte": repr(evaluate.bits_per_byte),
             BEATEN_TAG: "" if beaten is None else repr(beaten),
             "penstock.recipe": recipe.name,
@@ -164,6 +167,11 @@ def _promote(
         },
         description=verdict.reason,
     )
+
+
+def _dataset_tag(dataset: DatasetRef) -> dict[str, str]:
+    """By which `penstock data show` finds the models of a version."""
+    return {DATASET_TAG: f"{dataset.name}@{dataset.version}"} if dataset.name else {}
 
 
 def _report(tracked: TrackedRun, verdict: Verdict, champion: registry.ModelVersion | None) -> None:

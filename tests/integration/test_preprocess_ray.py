@@ -26,10 +26,10 @@ assert list(map_on_ray(str, [])) == []
 """
 # Other tasks than in one process, the same documents.
 SMALL_BATCHES = """
-from pipelines.data import readers
+from pipelines.data import passes
 from ray_jobs.preprocess import main
 
-readers.BATCH_BYTES = 300_000
+passes.LEAST_BLOCK_BYTES = 100_000
 main()
 """
 

@@ -2,9 +2,16 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from pipelines.data.documents import ROW_GROUP_BYTES, DocumentWriter, move_one, row_groups, sizes
-from pipelines.data.normalize import document
-from pipelines.data.tokenization import characters, sample_texts
+from pipelines.data.documents import (
+    ROW_GROUP_BYTES,
+    DocumentWriter,
+    load_messages,
+    row_groups,
+    sizes,
+    split_file,
+    split_files,
+)
+from pipelines.data.normalize import conversation, document
 
 
 def write(path: Path, texts: list[str]) -> None:
@@ -16,45 +23,46 @@ def write(path: Path, texts: list[str]) -> None:
 def test_documents_keep_their_order_over_row_groups(tmp_path: Path) -> None:
     texts = [f"{number} " + "é" * 200_000 for number in range(7)]
     write(tmp_path / "a.parquet", texts)
-    groups = row_groups(tmp_path / "a.parquet")
+    groups = row_groups([tmp_path / "a.parquet"])
     assert len(groups) == 3
     read = [text for group in groups for text in group.read("text").column(0).to_pylist()]
     assert read == texts
-    assert sizes(tmp_path / "a.parquet").tolist() == [len(text.encode()) for text in texts]
-    assert sizes(tmp_path / "a.parquet")[:3].sum() >= ROW_GROUP_BYTES
+    assert sizes([tmp_path / "a.parquet"]).tolist() == [len(text.encode()) for text in texts]
+    assert sizes([tmp_path / "a.parquet"])[:3].sum() >= ROW_GROUP_BYTES
 
 
 def test_the_columns_are_the_contracts(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["text"])
-    assert pq.read_schema(tmp_path / "a.parquet").names == ["doc_id", "source", "text", "bytes"]
+    assert pq.read_schema(tmp_path / "a.parquet").names == [
+        "doc_id",
+        "source",
+        "text",
+        "bytes",
+        "messages",
+    ]
 
 
 def test_an_empty_split_is_a_file_too(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", [])
-    assert row_groups(tmp_path / "a.parquet") == []
-    assert sizes(tmp_path / "a.parquet").tolist() == []
+    assert row_groups([tmp_path / "a.parquet"]) == []
+    assert sizes([tmp_path / "a.parquet"]).tolist() == []
 
 
-def test_one_document_moves_to_an_empty_split(tmp_path: Path) -> None:
-    source, target = tmp_path / "train.parquet", tmp_path / "validation.parquet"
-    write(source, ["a", "b", "c"])
-    ids = pq.read_table(source).column("doc_id").to_pylist()
-    move_one(source, target, smallest=True)
-    assert pq.read_table(target).column("doc_id").to_pylist() == [min(ids)]
-    assert pq.read_table(source).column("doc_id").to_pylist() == [x for x in ids if x != min(ids)]
+def test_a_conversation_comes_back_turn_by_turn(tmp_path: Path) -> None:
+    messages = (("user", "2 + 2?\n"), ("assistant", "vier, 四"))
+    with DocumentWriter(tmp_path / "a.parquet") as writer:
+        writer.add(conversation("a.jsonl:1", messages))
+        writer.add(document("b.txt", "no conversation"))
+    (group,) = row_groups([tmp_path / "a.parquet"])
+    first, second = group.read("messages").column(0).to_pylist()
+    assert load_messages(first) == messages
+    assert load_messages(second) == ()
 
 
-def test_a_sample_is_a_share_of_the_documents_and_always_the_same(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet", [f"text {number}" for number in range(2000)])
-    groups = row_groups(tmp_path / "a.parquet")
-    sample = list(sample_texts(groups, 0.25))
-    assert 400 < len(sample) < 600
-    assert sample == list(sample_texts(groups, 0.25))
-    assert len(list(sample_texts(groups, 1.5))) == 2000
-    assert list(sample_texts(groups, 0)) == ["text 0"]
-
-
-def test_characters(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet", ["abba", "été"])
-    (group,) = row_groups(tmp_path / "a.parquet")
-    assert characters(group) == frozenset("abét")
+def test_a_split_is_read_from_all_its_files_in_order(tmp_path: Path) -> None:
+    for number in (1, 0):
+        write(split_file(tmp_path, "train", number), [f"file {number}"])
+    write(split_file(tmp_path, "validation"), [])
+    groups = row_groups(split_files(tmp_path, "train"))
+    assert [group.read("text").column(0)[0].as_py() for group in groups] == ["file 0", "file 1"]
+    assert sizes(split_files(tmp_path, "train")).tolist() == [6, 6]

@@ -1,19 +1,19 @@
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.data.normalize import document, drop
-from pipelines.data.tally import Tally
+from pipelines.data.normalize import drop
+from pipelines.data.tally import REJECTS_A_REASON, Reject, Tally
 
 
 def tally(kept: int = 0, malformed: int = 0, **dropped: int) -> Tally:
     result = Tally()
-    for number in range(kept):
-        result.add(document(f"{number}", "text"), None)
+    for _ in range(kept):
+        result.keep(4)
     for reason, count in dropped.items():
         for number in range(count):
-            result.add(drop(f"{number}", 5, reason), reason)
+            result.drop(drop(f"{number}", 5, reason), reason)
     for number in range(malformed):
-        result.add(drop(f"a.jsonl:{number + 1}", 5, "malformed", "not JSON"), "malformed")
+        result.drop(drop(f"a.jsonl:{number + 1}", 5, "malformed", "not JSON"), "malformed")
     return result
 
 
@@ -27,6 +27,37 @@ def test_counts() -> None:
     assert counts.to_dict()["bytes"] == {"in": 3 * 4 + 27 * 5, "kept": 12}
     assert len(counts.to_dict()["malformed"]) == 20
     assert counts.malformed[0] == "a.jsonl:1: not JSON"
+
+
+def test_tallies_of_blocks_add_up_in_order() -> None:
+    whole, parts = tally(kept=5, malformed=25, binary=2), Tally()
+    for part in (tally(kept=2, binary=1), tally(malformed=25), tally(kept=3, binary=1)):
+        parts.add(part)
+    assert parts == whole
+
+
+def test_what_turns_out_a_duplicate_was_not_kept() -> None:
+    counts = tally(kept=5)
+    counts.drop_kept("duplicate", 2, 8)
+    counts.drop_kept("near_duplicate", 0, 0)
+    assert counts.to_dict()["documents"] == {"in": 5, "kept": 3, "dropped": {"duplicate": 2}}
+    assert counts.to_dict()["bytes"] == {"in": 20, "kept": 12}
+
+
+def test_the_first_rejects_of_each_reason_are_kept() -> None:
+    def block(name: str) -> Tally:
+        result = Tally()
+        for number in range(15):
+            for reason in ("empty", "length:too_short"):
+                result.drop(drop(f"{name}:{number}", 5, reason), reason)
+                result.rejects.append(Reject(f"{name}:{number}", reason, ""))
+        return result
+
+    counts = Tally()
+    for name in ("a", "b", "c"):
+        counts.add(block(name))
+    assert len(counts.rejects) == 2 * REJECTS_A_REASON
+    assert {reject.source[0] for reject in counts.rejects} == {"a", "b"}
 
 
 def test_some_malformed_records_are_tolerated() -> None:
@@ -43,6 +74,10 @@ def test_some_malformed_records_are_tolerated() -> None:
         (tally(binary=1), "x: nothing to train on: it is binary, not text; give UTF-8 text"),
         (tally(invalid_utf8=1), "x: nothing to train on: it is not UTF-8; convert it"),
         (tally(empty=2, binary=1), "x: nothing to train on: of 3 documents, 1 binary, 2 empty"),
+        (
+            tally(**{"c4:curly": 1}),
+            "x: nothing to train on: of 1 documents, 1 c4:curly; give other",
+        ),
         (tally(kept=1, duplicate=4), "x: only 1 document is left of 5, 4 duplicate; train and"),
     ],
 )

@@ -1,20 +1,8 @@
 import hashlib
 
-from pipelines.data.dedup import SeenDocuments
 from pipelines.data.splitting import TRAIN, VALIDATION, split_of, uniform
 
 HASHES = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(5000)]
-
-
-def test_only_the_first_of_equal_documents_is_new() -> None:
-    seen = SeenDocuments()
-    assert [seen.add(HASHES[index]) for index in (0, 1, 0, 2, 1)] == [
-        True,
-        True,
-        False,
-        True,
-        False,
-    ]
 
 
 def test_the_fraction_is_kept_and_a_document_never_changes_sides() -> None:

@@ -1,0 +1,60 @@
+"""Pass 1: a block of input becomes a block of documents that may be trained on."""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from pipelines.core.recipe_data import Data
+from pipelines.data.cleaning import Cleaner
+from pipelines.data.dedup import KEYS_FILE
+from pipelines.data.documents import DocumentWriter, row_groups
+from pipelines.data.instruction import Fields
+from pipelines.data.near_duplicates import write_keys
+from pipelines.data.normalize import Document
+from pipelines.data.readers import read_batch
+from pipelines.data.reads import Read
+from pipelines.data.tally import Tally
+
+Block = Sequence[Read]
+DOCUMENTS_FILE = "documents.parquet"
+
+
+def extract(block: Block, folder: Path, *, data: Data, limit: int | None) -> Tally:
+    """Read a block, normalise and clean it; write the documents to keep and their keys.
+
+    Args:
+        block: what to read, in order.
+        folder: for the documents, and for the keys that duplicates are matched by.
+        data: of the recipe.
+        limit: read no further than this many documents to keep.
+
+    Raises:
+        UserError: an input is not what it should be.
+    """
+    tally = Tally()
+    doc_ids: list[str] = []
+    path = folder / DOCUMENTS_FILE
+    with DocumentWriter(path) as documents:
+        for found in _kept(block, data, tally):
+            documents.add(found)
+            doc_ids.append(found.doc_id)
+            if tally.kept == limit:
+                break
+    texts = (text for group in row_groups([path]) for text in group.read("text")[0].to_pylist())
+    write_keys(folder / KEYS_FILE, doc_ids, texts, data.dedup)
+    return tally
+
+
+def _kept(block: Block, data: Data, tally: Tally) -> Iterator[Document]:
+    cleaner = _cleaner(data)
+    for found in read_batch(block, Fields.of(data)):
+        cleaned = cleaner.clean(found, tally)
+        if cleaned is not None:
+            tally.keep(cleaned.bytes)
+            yield cleaned
+
+
+@lru_cache(maxsize=1)
+def _cleaner(data: Data) -> Cleaner:
+    # A worker keeps it between tasks: some filters load a model.
+    return Cleaner(data)

@@ -11,16 +11,23 @@
     pointers   i64 [S]   byte offset of each sequence in .bin
     documents  i64 [D+1] first sequence of each document, and S
 
-Here a document is one sequence, so S = D. The layout is that of
-`megatron/core/datasets/indexed_dataset.py`; NeMo and datatrove read it too.
+A document of plain text is one sequence, so S = D; a packed sample is a document whose sequences
+are the pieces in it. Sequences lie in `.bin` in their order, with nothing between them. The layout
+is that of `megatron/core/datasets/indexed_dataset.py`; NeMo reads and datatrove writes it too.
+
+Where some tokens are not to be predicted, a loss mask lies beside them, `.mask`: one byte a token,
+1 where it is. Megatron does not know that file.
 """
 
+import hashlib
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from pipelines.core.records import Shard
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -29,6 +36,8 @@ SMALL_VOCABULARY = 65500  # Megatron's limit for uint16
 _HEADER = struct.Struct("<9sQBQQ")
 
 Ids = npt.NDArray[np.integer[Any]]  # uint16 or int32
+Mask = npt.NDArray[np.uint8]
+Counts = npt.NDArray[np.integer[Any]]
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -46,65 +55,103 @@ def idx_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".idx")
 
 
+def mask_path(prefix: Path) -> Path:
+    """The loss mask of a shard, where it has one."""
+    return prefix.with_name(prefix.name + ".mask")
+
+
 class ShardWriter:
     """Writes one shard; it is whole once `close` has written the index."""
 
-    def __init__(self, prefix: Path, vocab_size: int) -> None:
-        self.prefix = prefix
+    def __init__(self, prefix: Path, vocab_size: int, *, masked: bool = False) -> None:
+        self._prefix = prefix
         self._dtype = token_dtype(vocab_size)
-        self._sizes: list[int] = []
-        self._file = bin_path(prefix).open("wb")
-        self.tokens = 0
+        self._tokens = _HashedFile(bin_path(prefix))
+        self._mask = _HashedFile(mask_path(prefix)) if masked else None
+        self._sizes: list[Counts] = []
+        self._sequences: list[Counts] = []
 
-    def add(self, ids: Ids) -> None:
-        """Append one document's token ids, shape [tokens], its end-of-document token included."""
-        self._file.write(ids.astype(self._dtype, copy=False).tobytes())
-        self._sizes.append(len(ids))
-        self.tokens += len(ids)
+    def add(
+        self,
+        ids: Ids,
+        sizes: Counts | None = None,
+        mask: Mask | None = None,
+        sequences: Counts | None = None,
+    ) -> None:
+        """Append documents.
 
-    def close(self) -> None:
-        """Write the index."""
-        self._file.close()
-        sizes = np.array(self._sizes, dtype="<i4")
-        ends = np.cumsum(sizes, dtype=np.int64) * self._dtype.itemsize
-        pointers = np.concatenate([np.zeros(1, np.int64), ends])[: len(sizes)].astype("<i8")
-        documents = np.arange(len(sizes) + 1, dtype="<i8")
+        Args:
+            ids: of all of them, end to end, their end-of-document tokens included; [tokens].
+            sizes: of each sequence, in tokens; None for a single one.
+            mask: 1 for each token that is predicted, else 0; [tokens]. Of a masked shard only.
+            sequences: that each document consists of, [documents]; None for one each.
+
+        Raises:
+            ValueError: the arguments don't fit each other or the shard.
+        """
+        sizes = np.array([len(ids)]) if sizes is None else sizes
+        sequences = np.ones_like(sizes) if sequences is None else sequences
+        if int(sizes.sum()) != len(ids) or int(sequences.sum()) != len(sizes):
+            raise ValueError("sizes and sequences do not add up to the token ids")
+        if (mask is None) != (self._mask is None) or (mask is not None and len(mask) != len(ids)):
+            raise ValueError("a masked shard needs one byte of mask a token, another none")
+        self._tokens.write(ids, self._dtype)
+        if mask is not None and self._mask is not None:
+            self._mask.write(mask, np.dtype(np.uint8))
+        self._sizes.append(sizes)
+        self._sequences.append(sequences)
+
+    def close(self) -> Shard:
+        """Write the index.
+
+        Returns:
+            The shard's record, whose path is the name of its token file.
+        """
+        sizes = np.concatenate([np.zeros(0, np.int64), *self._sizes]).astype("<i4")
+        sequences = np.concatenate([np.zeros(0, np.int64), *self._sequences])
+        starts = _offsets(sizes)[:-1] * self._dtype.itemsize
+        documents = _offsets(sequences)
+        md5, size = self._tokens.close()
+        mask_md5 = self._mask.close()[0] if self._mask else None
         code = next(code for code, dtype in DTYPES.items() if dtype == self._dtype)
-        with idx_path(self.prefix).open("wb") as file:
-            file.write(_HEADER.pack(MAGIC, VERSION, code, len(sizes), len(documents)))
-            for part in (sizes, pointers, documents):
-                file.write(part.tobytes())
+        header = _HEADER.pack(MAGIC, VERSION, code, len(sizes), len(documents))
+        index = _HashedFile(idx_path(self._prefix))
+        index.write(np.frombuffer(header, np.uint8), np.dtype(np.uint8))
+        index.write(sizes, np.dtype("<i4"))
+        index.write(starts, np.dtype("<i8"))
+        index.write(documents, np.dtype("<i8"))
+        return Shard(
+            path=bin_path(self._prefix).name,
+            md5=md5,
+            index_md5=index.close()[0],
+            mask_md5=mask_md5,
+            bytes=size,
+            tokens=size // self._dtype.itemsize,
+        )
 
 
-class RollingShardWriter:
-    """Writes `<name>-00000`, `<name>-00001`, …: a new shard before one exceeds `shard_tokens`.
+class _HashedFile:
+    """A file of numbers whose MD5 is known when it is written: nothing is read back."""
 
-    A document never spans two shards; one longer than `shard_tokens` has a shard to itself.
-    """
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._md5 = hashlib.md5(usedforsecurity=False)
 
-    def __init__(self, folder: Path, name: str, vocab_size: int, shard_tokens: int) -> None:
-        self._folder = folder
-        self._name = name
-        self._vocab_size = vocab_size
-        self._shard_tokens = shard_tokens
-        self._shard: ShardWriter | None = None
-        self.tokens: dict[Path, int] = {}  # of each closed shard, by its prefix
+    def write(self, numbers: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
+        data = np.ascontiguousarray(numbers, dtype).view(np.uint8).data
+        self._md5.update(data)
+        self._file.write(data)
 
-    def add(self, ids: Ids) -> None:
-        """Append one document, as `ShardWriter.add`."""
-        if self._shard and self._shard.tokens + len(ids) > self._shard_tokens:
-            self.close()
-        if self._shard is None:
-            prefix = self._folder / f"{self._name}-{len(self.tokens):05d}"
-            self._shard = ShardWriter(prefix, self._vocab_size)
-        self._shard.add(ids)
+    def close(self) -> tuple[str, int]:
+        """The hex MD5 and the bytes."""
+        size = self._file.tell()
+        self._file.close()
+        return self._md5.hexdigest(), size
 
-    def close(self) -> None:
-        """Close the open shard; `tokens` then names every shard."""
-        if self._shard is not None:
-            self._shard.close()
-            self.tokens[self._shard.prefix] = self._shard.tokens
-            self._shard = None
+
+def _offsets(sizes: Counts) -> npt.NDArray[np.int64]:
+    """Where each of several things that lie end to end begins, and the last ends."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
 class ShardIndex:
@@ -139,13 +186,17 @@ class ShardIndex:
         behind = _HEADER.size + 4 * self.sequences
         return np.memmap(self._path, "<i8", "r", behind, self.sequences)
 
+    def sequence_offsets(self) -> npt.NDArray[np.int64]:
+        """Where sequences begin and the last ends, in tokens, int64 [sequences + 1]."""
+        # The pointers only repeat the sizes' sums: sequences lie one after the other.
+        return _offsets(np.fromfile(self._path, "<i4", self.sequences, offset=_HEADER.size))
+
     def document_offsets(self) -> npt.NDArray[np.int64]:
         """Where documents begin and the last ends, in tokens, int64 [documents + 1]."""
-        sizes = np.fromfile(self._path, "<i4", self.sequences, offset=_HEADER.size)
-        # The pointers only repeat the sizes' sums: sequences lie one after the other.
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
         behind = _HEADER.size + 12 * self.sequences
-        return offsets[np.fromfile(self._path, "<i8", self._documents, offset=behind)]
+        first: Counts = np.fromfile(self._path, "<i8", self._documents, offset=behind)
+        offsets: npt.NDArray[np.int64] = self.sequence_offsets()[first]
+        return offsets
 
 
 class IndexedDataset:
@@ -154,16 +205,21 @@ class IndexedDataset:
     Attributes:
         tokens: every id of the shard, shape [tokens], uint16 or int32.
         document_offsets: as of `ShardIndex`.
+        sequence_offsets: as of `ShardIndex`; the same where documents are not packed.
+        mask: 1 for each token that is predicted, uint8 [tokens]; None where there is no such file.
 
     Raises:
-        ValueError: not an index of this format, or `.bin` is not as long as the index says.
+        ValueError: not an index of this format, or a file is not as long as the index says.
     """
 
     def __init__(self, prefix: Path) -> None:
         index = ShardIndex(idx_path(prefix))
         self.document_offsets = index.document_offsets()
+        self.sequence_offsets = index.sequence_offsets()
         tokens = int(self.document_offsets[-1])
-        self.tokens: Ids = _map_tokens(bin_path(prefix), index.dtype, tokens)
+        self.tokens: Ids = _map(bin_path(prefix), index.dtype, tokens)
+        mask = mask_path(prefix)
+        self.mask: Mask | None = _map(mask, np.dtype(np.uint8), tokens) if mask.exists() else None
 
     def __len__(self) -> int:
         """Documents in the shard."""
@@ -175,7 +231,7 @@ class IndexedDataset:
         return self.tokens[start:stop]
 
 
-def _map_tokens(path: Path, dtype: np.dtype[Any], tokens: int) -> Ids:
+def _map(path: Path, dtype: np.dtype[Any], tokens: int) -> npt.NDArray[Any]:
     size = path.stat().st_size
     if size != tokens * dtype.itemsize:
         raise ValueError(f"{path}: {size} bytes, but its index counts {tokens} tokens")

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.core.records import Shard
+from pipelines.core.storage import md5
 from pipelines.data.token_shards import (
     IndexedDataset,
-    RollingShardWriter,
     ShardWriter,
     bin_path,
     idx_path,
+    mask_path,
 )
 
 
@@ -74,18 +76,88 @@ def test_what_is_written_is_read(
     assert dataset.document_offsets[-1] == len(dataset.tokens)
 
 
-def test_a_shard_ends_before_it_exceeds_its_tokens(tmp_path: Path) -> None:
-    writer = RollingShardWriter(tmp_path, "train", vocab_size=300, shard_tokens=5)
-    for length in (3, 2, 1, 9, 5):  # 3 + 2 fill one exactly; 9 is too long for any
-        writer.add(np.arange(length, dtype=np.uint16))
+def test_blocks_of_documents_make_the_same_shard_as_single_ones(tmp_path: Path) -> None:
+    documents = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
+    write(tmp_path / "single", documents)
+    writer = ShardWriter(tmp_path / "blocks", 1000)
+    writer.add(np.array([1, 2, 3, 4], np.uint16), np.array([3, 1], np.int32))
+    writer.add(np.array([5, 6, 7, 8, 9, 10], np.int64), np.array([2, 4]))
     writer.close()
-    assert {prefix.name: tokens for prefix, tokens in writer.tokens.items()} == {
-        "train-00000": 5,
-        "train-00001": 1,
-        "train-00002": 9,
-        "train-00003": 5,
-    }
-    assert [len(IndexedDataset(prefix)) for prefix in writer.tokens] == [2, 1, 1, 1]
+    for path in (bin_path, idx_path):
+        assert path(tmp_path / "blocks").read_bytes() == path(tmp_path / "single").read_bytes()
+
+
+def test_a_document_of_several_sequences(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path / "x", 1000)
+    writer.add(np.arange(9), np.array([2, 3, 4]), sequences=np.array([2, 1]))
+    writer.close()
+    assert independent_read(tmp_path / "x")[1:4] == ([2, 3, 4], [0, 4, 10], [0, 2, 3])
+    dataset = IndexedDataset(tmp_path / "x")
+    assert dataset.sequence_offsets.tolist() == [0, 2, 5, 9]
+    assert dataset.document_offsets.tolist() == [0, 5, 9]
+    assert dataset.document(1).tolist() == [5, 6, 7, 8]
+    assert dataset.mask is None
+
+
+def test_a_loss_mask_lies_beside_the_tokens(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path / "x", 1000, masked=True)
+    writer.add(np.arange(3), mask=np.array([0, 1, 1], np.uint8))
+    writer.add(np.arange(2), np.array([1, 1]), np.array([0, 1], np.uint8))
+    shard = writer.close()
+    assert mask_path(tmp_path / "x").read_bytes() == b"\0\1\1\0\1"
+    assert shard.mask_md5 == md5(mask_path(tmp_path / "x"))
+    mask = IndexedDataset(tmp_path / "x").mask
+    assert mask is not None
+    assert mask.tolist() == [0, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("vocab_size", [1000, 100_000])
+def test_the_record_says_what_is_on_disk(tmp_path: Path, vocab_size: int) -> None:
+    writer = ShardWriter(tmp_path / "train-00000", vocab_size)
+    writer.add(np.arange(600))
+    shard = writer.close()
+    assert shard == Shard(
+        path="train-00000.bin",
+        md5=md5(tmp_path / "train-00000.bin"),
+        index_md5=md5(tmp_path / "train-00000.idx"),
+        bytes=(tmp_path / "train-00000.bin").stat().st_size,
+        tokens=600,
+    )
+
+
+@pytest.mark.parametrize(
+    ("masked", "mask", "sizes", "sequences", "message"),
+    [
+        (False, None, [2, 2], None, "do not add up"),
+        (False, None, [2, 1], [1], "do not add up"),
+        (False, [1, 1, 1], [3], None, "another none"),
+        (True, None, [3], None, "needs one byte"),
+        (True, [1, 1], [3], None, "needs one byte"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path,
+    masked: bool,
+    mask: list[int] | None,
+    sizes: list[int],
+    sequences: list[int] | None,
+    message: str,
+) -> None:
+    writer = ShardWriter(tmp_path / "x", 1000, masked=masked)
+    with pytest.raises(ValueError, match=message):
+        writer.add(
+            np.arange(3),
+            np.array(sizes),
+            None if mask is None else np.array(mask, np.uint8),
+            None if sequences is None else np.array(sequences),
+        )
+
+
+def test_a_cut_off_mask_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path / "x", [[1, 2, 3]])
+    mask_path(tmp_path / "x").write_bytes(b"\1\1")
+    with pytest.raises(ValueError, match=r"x\.mask: 2 bytes, but its index counts 3 tokens"):
+        IndexedDataset(tmp_path / "x")
 
 
 def test_a_cut_off_bin_file_is_noticed(tmp_path: Path) -> None:

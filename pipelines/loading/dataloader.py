@@ -2,27 +2,36 @@
 
 # ruff: noqa: N815 (names that end in their shape)
 
+import logging
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pipelines.core.errors import UserError
+from pipelines.loading.readers import Numbers, Ranges, Wait
 from pipelines.loading.sampler import samples
 from pipelines.loading.token_dataset import TokenDataset
 
+_log = logging.getLogger(__name__)
+IGNORED = -100  # the target that `cross_entropy` leaves out
+
 
 class Batch(NamedTuple):
-    """One micro-batch; both int64 [B, S], the targets one token later."""
+    """One micro-batch; the targets are one token later, or `IGNORED`."""
 
-    inputs_BS: Tensor
-    targets_BS: Tensor
+    inputs_BS: Tensor  # int64
+    targets_BS: Tensor  # int64
+    documents_BS: Tensor | None = None  # int32: tokens of one number attend to each other
 
 
 class TokenLoader:
-    """What this process trains on at a given step; it has no other state."""
+    """What this process trains on at a given step; it has no other state.
+
+    The next micro-batches, also those of the next steps, are being read while one is in use.
+    """
 
     def __init__(
         self,
@@ -34,13 +43,29 @@ class TokenLoader:
         dp_rank: int,
         dp_world: int,
         device: torch.device,
+        steps: int | None = None,
     ) -> None:
+        """Open the dataset; nothing is read before the first batch is asked for.
+
+        Args:
+            dataset: To read from.
+            seed: Of the order.
+            global_batch: Samples a step over all processes.
+            micro_batch: Samples a batch.
+            dp_rank: This process among the data-parallel ones.
+            dp_world: How many of them there are.
+            device: Where batches are delivered.
+            steps: After how many training ends, so that nothing is read for later ones.
+        """
         if global_batch < dp_world:
             raise UserError(
                 f"train.global_batch_size({global_batch}) is smaller than the number of "
                 f"workers({dp_world}): each needs at least one sample"
             )
         self.tokens_per_step = global_batch * dataset.sequence_length
+        self.has_mask = dataset.has_mask
+        self.reader = dataset.open(device)
+        _log.info("batches of %d samples, reader: %s", micro_batch, self.reader.name)
         self._dataset = dataset
         self._seed = seed
         self._global_batch = global_batch
@@ -48,27 +73,88 @@ class TokenLoader:
         self._dp_rank = dp_rank
         self._dp_world = dp_world
         self._device = device
+        self._steps = steps
+        self._begun: deque[_Begun] = deque()  # in the order in which they will be asked for
+        self._plan: Iterator[_Begun] = iter(())
 
     def micro_batches(self, step: int) -> Iterator[tuple[Batch, bool]]:
         """The micro-batches of one step, each with whether it is the last one.
 
         The last may be smaller: workers need not divide the global batch.
         """
-        indices = samples(
-            self._seed,
-            step,
-            self._dp_rank,
-            self._dp_world,
-            self._global_batch,
-            len(self._dataset),
-        )
-        for start in range(0, len(indices), self._micro_batch):
-            stop = start + self._micro_batch
-            yield self._read(indices[start:stop].tolist()), stop >= len(indices)
+        is_last, number = False, 0
+        while not is_last:
+            begun = self._next(step, number)
+            is_last, number = begun.is_last, number + 1
+            yield begun.batch(), is_last
 
-    def _read(self, indices: list[int]) -> Batch:
-        rows = torch.from_numpy(np.stack([self._dataset[index] for index in indices]))
-        if self._device.type == "cuda":
-            rows = rows.pin_memory()
-        rows = rows.to(self._device, non_blocking=True)
-        return Batch(rows[:, :-1], rows[:, 1:])
+    def _next(self, step: int, number: int) -> "_Begun":
+        """Take the micro-batch that is asked for, and begin to read those behind it."""
+        if not self._begun or self._begun[0].place != (step, number):
+            self._begun.clear()  # the run began here, or went elsewhere
+            self._plan = self._begin_from(step, number)
+            self._begun.append(next(self._plan))
+        for begun in self._plan:
+            self._begun.append(begun)
+            if len(self._begun) > self.reader.ahead:
+                break
+        return self._begun.popleft()
+
+    def _begin_from(self, step: int, number: int) -> Iterator["_Begun"]:
+        """Begin one read after another, each when it is asked for."""
+        while True:
+            share = samples(
+                self._seed,
+                step,
+                self._dp_rank,
+                self._dp_world,
+                self._global_batch,
+                len(self._dataset),
+            )
+            for start in range(number * self._micro_batch, len(share), self._micro_batch):
+                stop = start + self._micro_batch
+                place = (step, start // self._micro_batch)
+                yield self._begin(share[start:stop], place, is_last=stop >= len(share))
+            step, number = step + 1, 0
+            if step == self._steps:
+                return
+
+    def _begin(self, share: Numbers, place: tuple[int, int], *, is_last: bool) -> "_Begun":
+        dataset = self._dataset
+        rows, wait = self._read(dataset.tokens(share))
+        mask, waits = None, [wait]
+        if dataset.has_mask:
+            mask, wait = self._read(dataset.mask(share))
+            waits.append(wait)
+        documents = None
+        if dataset.has_documents:
+            documents = torch.from_numpy(dataset.documents(share))
+            documents = documents.to(self._device, non_blocking=True)
+        ids = rows.view(torch.uint16 if dataset.dtype.itemsize == 2 else torch.int32)
+        return _Begun(place, is_last, ids, mask, documents, waits)
+
+    def _read(self, ranges: Ranges) -> tuple[Tensor, Wait]:
+        shape = (len(ranges.files), ranges.length)
+        out = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        return out, self.reader.read(ranges, out)
+
+
+class _Begun(NamedTuple):
+    """A micro-batch that is being read."""
+
+    place: tuple[int, int]  # its step, and its number there
+    is_last: bool
+    ids: Tensor  # [B, S + 1] as stored
+    mask: Tensor | None  # [B, S]
+    documents: Tensor | None  # [B, S]
+    waits: list[Wait]
+
+    def batch(self) -> Batch:
+        """Wait for the bytes; ids become int64 on the device, so that few travel there."""
+        for wait in self.waits:
+            wait()
+        ids = self.ids.to(torch.int64)
+        targets = ids[:, 1:]
+        if self.mask is not None:
+            targets = targets.masked_fill(self.mask == 0, IGNORED)
+        return Batch(ids[:, :-1], targets, self.documents)

@@ -72,11 +72,10 @@ class MmapReader:
     name = "mmap"
     ahead = 4
 
-    def __init__(self, paths: Sequence[Path], device: torch.device) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         """Map each file as it is now: a later truncation would kill the process (SIGBUS)."""
         self._maps = [_map(path) for path in paths]
         self._views = [np.frombuffer(found, np.uint8) for found in self._maps]
-        self._device = device
         self._advise = 0  # reads for which the kernel is told what comes
 
     def read(self, ranges: Ranges, out: Tensor) -> Wait:
@@ -91,16 +90,22 @@ class MmapReader:
         return partial(self._copy, ranges, out)
 
     def _copy(self, ranges: Ranges, out: Tensor) -> None:
-        on_cpu = out.device.type == "cpu"
-        staging = out if on_cpu else torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
+        staging = on_host(out)
         began = time.perf_counter()
         for row, (file, offset) in zip(staging.numpy(), _pairs(ranges), strict=True):
             row[:] = self._views[file][offset : offset + ranges.length]
         if ranges.length <= mmap.PAGESIZE and not self._advise:
             seconds = time.perf_counter() - began
             self._advise = _ADVISED_READS * (seconds > _COLD_SECONDS * len(ranges.files))
-        if not on_cpu:
+        if staging is not out:
             out.copy_(staging, non_blocking=True)
+
+
+def on_host(out: Tensor) -> Tensor:
+    """Where a processor can fill what is meant for `out`: itself, or pinned memory like it."""
+    if out.device.type == "cpu":
+        return out
+    return torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
 
 
 class ThreadedReader:
@@ -117,8 +122,12 @@ class ThreadedReader:
         begun = [self._pool.submit(self.fill, *piece) for piece in pieces(ranges, out)]
         return partial(_wait_for, begun)
 
-    def fill(self, file: int, offset: int, out: Tensor) -> None:
-        """Fill `out`, uint8 [n <= PIECE], with the bytes at `offset`; runs in any thread."""
+    def fill(self, file: int, offset: int, out: Tensor) -> torch.cuda.Event | None:
+        """Fill `out`, uint8 [n <= PIECE], with the bytes at `offset`; runs in any thread.
+
+        Returns:
+            What the caller's stream must wait for, if anything.
+        """
         raise NotImplementedError
 
 
@@ -137,16 +146,17 @@ def short_read(path: object, offset: int, wanted: int, found: int) -> UserError:
     )
 
 
-def _wait_for(begun: list[Future[None]]) -> None:
+def _wait_for(begun: list[Future[torch.cuda.Event | None]]) -> None:
     for each in begun:
-        each.result()
+        if event := each.result():
+            torch.cuda.current_stream().wait_event(event)
 
 
 def _pairs(ranges: Ranges) -> Iterator[tuple[int, int]]:
     return zip(ranges.files.tolist(), ranges.offsets.tolist(), strict=True)
 
 
-def _map(path: Path) -> "mmap.mmap | bytes":
+def _map(path: Path) -> mmap.mmap | bytes:
     if path.stat().st_size == 0:  # can't be mapped
         return b""
     with path.open("rb") as file:

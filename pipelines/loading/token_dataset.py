@@ -1,67 +1,137 @@
-"""Samples of a fixed length over the token shards of one split."""
+"""Samples of a fixed length over the token shards of one split: which bytes each of them is."""
+
+# ruff: noqa: N806 (names that end in their shape)
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from pipelines.core.errors import UserError
-from pipelines.core.records import Shard, Split
-from pipelines.core.storage import md5
-from pipelines.data.token_shards import IndexedDataset
+from pipelines.core.records import Split
+from pipelines.data.token_shards import ShardIndex
+from pipelines.loading.readers import Numbers, Ranges, Reader
+from pipelines.loading.shard_files import ReaderKind, find
 
 
 class TokenDataset:
     """Sample i is `sequence_length + 1` tokens: its inputs, and each input's successor.
 
-    Samples lie in a shard one behind the other and overlap by one token, so that every token but
-    a shard's first is predicted. What is left at a shard's end, less than a sample, is not read.
+    Of documents laid end to end, samples lie in a shard one behind the other and overlap by one
+    token, so that every token but a shard's first is predicted. What is left at a shard's end,
+    less than a sample, is not read. Of packed documents each sample is one document of the index.
+
+    Attributes:
+        sequence_length: Inputs a sample.
+        dtype: Of a stored token id: uint16 or int32.
+        has_mask: Whether some tokens are not to be predicted.
+        has_documents: Whether `documents` is to be asked for.
     """
 
-    def __init__(self, folder: Path, split: Split, sequence_length: int) -> None:
-        """Check the content of each shard of `split`, then map it; paths are relative to `folder`.
+    def __init__(
+        self,
+        folder: Path,
+        split: Split,
+        sequence_length: int,
+        *,
+        packed_length: int | None = None,
+        documents: bool = False,
+        reader: ReaderKind = "auto",
+        remote: str | None = None,
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
+        """Check the content of each shard of `split`.
+
+        Args:
+            folder: What the shards' paths are relative to.
+            split: Of a dataset.
+            sequence_length: Inputs a sample.
+            packed_length: As in the dataset's record.
+            documents: Whether a token attends to its own document only.
+            reader: How the tokens are to be read; see `shard_files.find`, also for the rest.
+            remote: Where to stream from what `folder` lacks.
+            part: (rank, world), to verify only a part of the shards here.
 
         Raises:
             UserError: a shard is missing or damaged, or all together are not even one sample.
         """
         self.sequence_length = sequence_length
-        for shard in split.shards:
-            verify(folder, shard)
-        self._shards = [
-            IndexedDataset((folder / shard.path).with_suffix("")).tokens for shard in split.shards
-        ]
-        counts = [max(0, len(tokens) - 1) // sequence_length for tokens in self._shards]
-        self._ends = np.cumsum(counts)
+        self.has_documents = documents
+        self._files = find(folder, split, reader, remote, part)
+        # Packed samples stand apart; others share a token: the last target is the next's input.
+        self._stride = sequence_length + (packed_length is not None)
+        if packed_length not in (None, sequence_length):
+            raise UserError(
+                f"data.sequence_length = {sequence_length}, but the dataset was packed for "
+                f"{packed_length}; set it to that"
+            )
+        spare = self._stride == sequence_length
+        counts = [max(0, shard.tokens - spare) // self._stride for shard in split.shards]
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._begins = self._ends - counts
         if sum(counts) == 0:
             raise UserError(
                 f"{split.tokens} training tokens are fewer than one sample of "
                 f"data.sequence_length + 1 = {sequence_length + 1}; give more text or a shorter one"
             )
+        indexes = [ShardIndex(path) for path in self._files.indexes]
+        self.dtype = _one_dtype(indexes, split)
+        self._pointers = [index.pointers() for index in indexes] if documents else []
+        self.has_mask = _all_or_none(split)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
-        """One sample: int64 [sequence_length + 1]."""
-        shard = int(np.searchsorted(self._ends, index, side="right"))
-        before = int(self._ends[shard - 1]) if shard else 0
-        start = (index - before) * self.sequence_length
-        return self._shards[shard][start : start + self.sequence_length + 1].astype(np.int64)
+    def open(self, device: torch.device) -> Reader:
+        """A reader of the files that `tokens` and `mask` speak of."""
+        return self._files.open(device)
+
+    def tokens(self, samples: Numbers) -> Ranges:
+        """Where the token ids of samples lie: `sequence_length + 1` each."""
+        shards, starts = self._places(samples)
+        size = self.dtype.itemsize
+        return Ranges(shards, starts * size, (self.sequence_length + 1) * size)
+
+    def mask(self, samples: Numbers) -> Ranges:
+        """Where the loss mask of the targets of samples lies: `sequence_length` bytes each."""
+        shards, starts = self._places(samples)
+        return Ranges(shards + len(self._ends), starts + 1, self.sequence_length)
+
+    def documents(self, samples: Numbers) -> npt.NDArray[np.int32]:
+        """The number of the document of each input within its sample: [samples, inputs], from 0."""
+        numbers_BS = np.zeros((len(samples), self.sequence_length), np.int32)
+        size = self.dtype.itemsize
+        places = zip(*(each.tolist() for each in self._places(samples)), strict=True)
+        for row_S, (shard, start) in zip(numbers_BS, places, strict=True):
+            begins = self._pointers[shard]
+            bounds = (start * size, (start + self.sequence_length - 1) * size)
+            first, last = np.searchsorted(begins, bounds, side="right")
+            row_S[begins[first:last] // size - start] = 1
+        return np.cumsum(numbers_BS, axis=1, dtype=np.int32)
+
+    def _places(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+        """The shard of each sample, and its first token there."""
+        shards = np.searchsorted(self._ends, samples, side="right")
+        return shards, (samples - self._begins[shards]) * self._stride
 
 
-def verify(folder: Path, shard: Shard) -> None:
-    """Compare the content of a shard's two files with its record.
-
-    Raises:
-        UserError: one is absent, or one of its bits is not what was written.
-    """
-    tokens = folder / shard.path
-    for path, written in ((tokens, shard.md5), (tokens.with_suffix(".idx"), shard.index_md5)):
-        if not path.is_file():
-            raise UserError(f"{path}: a token shard's file is missing; run preprocess again")
-        found = md5(path)
-        if found != written:
+def _one_dtype(indexes: list[ShardIndex], split: Split) -> np.dtype[Any]:
+    for index, shard in zip(indexes, split.shards, strict=True):
+        if shard.tokens * index.dtype.itemsize != shard.bytes:
             raise UserError(
-                f"{path}: the file's md5 is {found}, but {written} was written; it is damaged: "
-                "delete it and run preprocess again"
+                f"{shard.path}: {shard.bytes} bytes can't be {shard.tokens} tokens of "
+                f"{index.dtype}; run preprocess again"
             )
+    first, *others = {index.dtype for index in indexes}
+    if others:
+        raise UserError(f"the shards hold ids of {first} and of {others[0]}; run preprocess again")
+    return first
+
+
+def _all_or_none(split: Split) -> bool:
+    masked = {shard.mask_md5 is not None for shard in split.shards}
+    if len(masked) > 1:
+        raise UserError("some shards have a loss mask and some have none; run preprocess again")
+    return True in masked

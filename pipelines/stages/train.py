@@ -38,6 +38,7 @@ STAGE = TrainRecord.stage
 MODEL = "model"
 CHECKPOINTS = "checkpoints"
 HISTORY = "history.jsonl"
+READER_TAG = "penstock.reader"
 
 
 def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainRecord | None:
@@ -59,6 +60,8 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             loader = build_loader(recipe, dataset, workspace, device)
             model = build_model(recipe, dataset.vocab_size).to(device)
         with tracked_run(workspace) as tracked:
+            if tracked is not None:
+                tracked.set_tags({READER_TAG: loader.reader.name})
             reporter = Reporter(recipe, workspace, history, tracked, report)
             trainer = Trainer(recipe, model, loader, reporter, workspace / CHECKPOINTS)
             position = trainer.fit()
@@ -122,15 +125,26 @@ def build_loader(
     recipe: Recipe, dataset: DatasetRef, workspace: Path, device: torch.device
 ) -> TokenLoader:
     """Batches of the training split for this process."""
-    folder = output_folder(workspace, PreprocessRecord.stage)
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    tokens = TokenDataset(
+        output_folder(workspace, PreprocessRecord.stage),
+        dataset.train,
+        recipe.data.sequence_length,
+        packed_length=dataset.packed_length,
+        documents=recipe.data.document_mask,
+        reader=recipe.data.reader,
+        remote=dataset.remote,
+        part=(rank(), world),
+    )
     return TokenLoader(
-        TokenDataset(folder, dataset.train, recipe.data.sequence_length),
+        tokens,
         seed=recipe.seed,
         global_batch=recipe.train.global_batch_size,
         micro_batch=recipe.train.micro_batch_size,
         dp_rank=rank(),
-        dp_world=dist.get_world_size() if dist.is_initialized() else 1,
+        dp_world=world,
         device=device,
+        steps=recipe.train.steps,
     )
 
 

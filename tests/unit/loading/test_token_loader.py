@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -5,38 +6,45 @@ import pytest
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.core.records import Shard, Split
-from pipelines.core.storage import md5
-from pipelines.data.token_shards import ShardWriter
-from pipelines.loading.dataloader import TokenLoader
+from pipelines.core.records import Split
+from pipelines.loading.dataloader import IGNORED, Batch, TokenLoader
+from pipelines.loading.sampler import samples
 from pipelines.loading.token_dataset import TokenDataset
 
-
-def write_split(folder: Path, shards: list[list[int]]) -> Split:
-    """A split of given tokens, one document a shard."""
-    written = []
-    for number, ids in enumerate(shards):
-        writer = ShardWriter(folder / f"train-{number:05d}", vocab_size=300)
-        writer.add(np.array(ids, dtype=np.uint16))
-        writer.close()
-        path = folder / f"train-{number:05d}.bin"
-        written.append(
-            Shard(
-                path=path.name,
-                md5=md5(path),
-                index_md5=md5(path.with_suffix(".idx")),
-                bytes=path.stat().st_size,
-                tokens=len(ids),
-            )
-        )
-    tokens = sum(map(len, shards))
-    return Split(documents=len(shards), bytes=tokens, tokens=tokens, shards=tuple(written))
+CPU = torch.device("cpu")
 
 
-def test_samples_overlap_by_one_token_and_stay_in_their_shard(tmp_path: Path) -> None:
-    split = write_split(tmp_path, [list(range(10)), [7, 7], list(range(100, 109))])
-    dataset = TokenDataset(tmp_path, split, sequence_length=4)
-    assert [dataset[index].tolist() for index in range(len(dataset))] == [
+def rows(dataset: TokenDataset) -> list[list[int]]:
+    """Every sample by its number: its inputs, and the last target."""
+    loader = load(dataset, len(dataset), 64)
+    order = samples(5, 0, 0, 1, len(dataset), len(dataset))
+    found = [row for batch, _ in loader.micro_batches(0) for row in whole(batch)]
+    return [found[place] for place in np.argsort(order)]
+
+
+def whole(batch: Batch) -> list[list[int]]:
+    return torch.cat([batch.inputs_BS, batch.targets_BS[:, -1:]], 1).tolist()
+
+
+def load(
+    dataset: TokenDataset, global_batch: int, micro_batch: int, rank: int = 0, world: int = 1
+) -> TokenLoader:
+    return TokenLoader(
+        dataset,
+        seed=5,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        dp_rank=rank,
+        dp_world=world,
+        device=CPU,
+    )
+
+
+def test_samples_overlap_by_one_token_and_stay_in_their_shard(
+    tmp_path: Path, write_split: Callable[..., Split]
+) -> None:
+    split = write_split([[[range(10)]], [[[7, 7]]], [[range(100, 109)]]])
+    assert rows(TokenDataset(tmp_path, split, sequence_length=4)) == [
         [0, 1, 2, 3, 4],
         [4, 5, 6, 7, 8],
         [100, 101, 102, 103, 104],
@@ -44,9 +52,94 @@ def test_samples_overlap_by_one_token_and_stay_in_their_shard(tmp_path: Path) ->
     ]
 
 
-@pytest.mark.parametrize("name", ["train-00001.bin", "train-00001.idx"])
-def test_a_flipped_byte_is_named(tmp_path: Path, name: str) -> None:
-    split = write_split(tmp_path, [list(range(50)), list(range(50))])
+@pytest.mark.parametrize(("dtype", "highest"), [("<u2", 65_499), ("<i4", 2_000_000)])
+def test_batches_are_what_the_shards_say(
+    tmp_path: Path, write_split: Callable[..., Split], dtype: str, highest: int
+) -> None:
+    """Against a plain reading of the files, for either type of id and several shards."""
+    ids = np.random.default_rng(1).integers(0, highest + 1, 2000)
+    ids[:3] = highest
+    split = write_split([[[ids[:1200]]], [[ids[1200:]]]], dtype=dtype)
+    plain = [
+        shard[start : start + 33].tolist()
+        for shard in (ids[:1200], ids[1200:])
+        for start in range(0, len(shard) - 32, 32)
+    ]
+    dataset = TokenDataset(tmp_path, split, sequence_length=32)
+    for step in range(6):
+        order = samples(5, step, 0, 1, 14, len(dataset))
+        batches = [batch for batch, _ in load(dataset, 14, 4).micro_batches(step)]
+        assert [len(batch.inputs_BS) for batch in batches] == [4, 4, 4, 2]
+        assert all(batch.inputs_BS.dtype == torch.int64 for batch in batches)
+        assert all(torch.equal(b.inputs_BS[:, 1:], b.targets_BS[:, :-1]) for b in batches)
+        assert [row for b in batches for row in whole(b)] == [plain[number] for number in order]
+
+
+@pytest.mark.parametrize("kind", ["auto", "mmap", "pinned", "gds"])
+def test_every_reader_gives_the_same_batches(tmp_path: Path, random_split: Split, kind) -> None:
+    """Without a GPU, `gds` falls back to the pinned reader."""
+    expected = rows(TokenDataset(tmp_path, random_split, 16))
+    dataset = TokenDataset(tmp_path, random_split, 16, reader=kind)
+    assert rows(dataset) == expected
+
+
+def test_masked_targets_are_ignored(tmp_path: Path, write_split: Callable[..., Split]) -> None:
+    """The mask is of the token that is predicted, not of the one that predicts."""
+    split = write_split([[[range(9)]]], masks=[[1, 0, 1, 1, 0, 0, 1, 0, 1]])
+    dataset = TokenDataset(tmp_path, split, sequence_length=4)
+    loader = load(dataset, 2, 2)
+    assert loader.has_mask
+    batch, _ = next(loader.micro_batches(0))
+    targets = dict(zip(batch.inputs_BS[:, 0].tolist(), batch.targets_BS.tolist(), strict=True))
+    assert targets == {0: [IGNORED, 2, 3, IGNORED], 4: [IGNORED, 6, IGNORED, 8]}
+    assert sorted(batch.inputs_BS.tolist()) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_mask_on_some_shards_only_is_refused(
+    tmp_path: Path, write_split: Callable[..., Split]
+) -> None:
+    split = write_split([[[range(9)]], [[range(9)]]], masks=[[1] * 9, None])
+    with pytest.raises(UserError, match="some shards have a loss mask"):
+        TokenDataset(tmp_path, split, sequence_length=4)
+
+
+def test_a_packed_sample_is_one_document(tmp_path: Path, write_split: Callable[..., Split]) -> None:
+    packed = [[[0, 1, 2], [3, 4]], [[10, 11, 12, 13, 14]], [[20], [21, 22, 23], [24]]]
+    split = write_split([packed[:2], packed[2:]])
+    dataset = TokenDataset(tmp_path, split, 4, packed_length=4, documents=True)
+    assert rows(dataset) == [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14], [20, 21, 22, 23, 24]]
+    assert dataset.documents(np.arange(3)).tolist() == [[0, 0, 0, 1], [0] * 4, [0, 1, 1, 1]]
+
+
+def test_another_packed_length_is_refused(
+    tmp_path: Path, write_split: Callable[..., Split]
+) -> None:
+    split = write_split([[[range(9)]]])
+    with pytest.raises(UserError, match=r"sequence_length = 4, .* packed for 8"):
+        TokenDataset(tmp_path, split, 4, packed_length=8)
+
+
+def test_documents_are_numbered_within_a_sample(
+    tmp_path: Path, write_split: Callable[..., Split]
+) -> None:
+    """A document may begin before its sample and end after it; numbers follow the inputs."""
+    lengths = [3, 1, 7, 2, 12, 5]
+    ends = np.cumsum(lengths)
+    documents = [[range(end - length, end)] for end, length in zip(ends, lengths, strict=True)]
+    split = write_split([documents, documents])
+    dataset = TokenDataset(tmp_path, split, 6, documents=True)
+    batch, _ = next(load(dataset, len(dataset), 64).micro_batches(0))
+    assert batch.documents_BS is not None
+    for inputs, numbers in zip(batch.inputs_BS, batch.documents_BS, strict=True):
+        of = np.searchsorted(ends, inputs.numpy(), side="right")  # tokens are their own positions
+        assert numbers.tolist() == [int((np.diff(of[: i + 1]) > 0).sum()) for i in range(6)]
+
+
+@pytest.mark.parametrize("name", ["train-00001.bin", "train-00001.idx", "train-00001.mask"])
+def test_a_flipped_byte_is_named(
+    tmp_path: Path, write_split: Callable[..., Split], name: str
+) -> None:
+    split = write_split([[[range(50)]], [[range(50)]]], masks=[[1] * 50] * 2)
     content = bytearray((tmp_path / name).read_bytes())
     content[20] ^= 1
     (tmp_path / name).write_bytes(content)
@@ -54,49 +147,81 @@ def test_a_flipped_byte_is_named(tmp_path: Path, name: str) -> None:
         TokenDataset(tmp_path, split, sequence_length=4)
 
 
-@pytest.mark.parametrize("name", ["train-00000.bin", "train-00000.idx"])
-def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    split = write_split(tmp_path, [list(range(50))])
+@pytest.mark.parametrize("name", ["train-00000.bin", "train-00000.idx", "train-00000.mask"])
+def test_a_missing_file_is_named(
+    tmp_path: Path, write_split: Callable[..., Split], name: str
+) -> None:
+    split = write_split([[[range(50)]]], masks=[[1] * 50])
     (tmp_path / name).unlink()
     with pytest.raises(UserError, match=rf"{name}.*missing"):
         TokenDataset(tmp_path, split, sequence_length=4)
 
 
-def test_too_little_text_says_how_much(tmp_path: Path) -> None:
-    split = write_split(tmp_path, [[1, 2, 3]])
+def test_processes_share_the_verification(tmp_path: Path, random_split: Split) -> None:
+    """Each shard is hashed by one of them; a damaged one is found by just that one."""
+    path = tmp_path / "train-00001.bin"
+    path.write_bytes(bytes(path.stat().st_size))
+    for rank in (0, 2):
+        TokenDataset(tmp_path, random_split, 16, part=(rank, 3))
+    with pytest.raises(UserError, match=r"train-00001\.bin.*md5"):
+        TokenDataset(tmp_path, random_split, 16, part=(1, 3))
+
+
+def test_too_little_text_says_how_much(tmp_path: Path, write_split: Callable[..., Split]) -> None:
+    split = write_split([[[[1, 2, 3]]]])
     with pytest.raises(UserError, match=r"3 training tokens are fewer than .* 9"):
         TokenDataset(tmp_path, split, sequence_length=8)
 
 
-def load(dataset: TokenDataset, step: int, rank: int, world: int) -> list[list[int]]:
+@pytest.mark.parametrize("world", [2, 3, 7])
+def test_workers_share_each_step_without_a_rest(
+    tmp_path: Path, write_split: Callable[..., Split], world: int
+) -> None:
+    dataset = TokenDataset(tmp_path, write_split([[[range(256)]]]), sequence_length=4)
+
+    def of_step(step: int, rank: int, world: int) -> list[list[int]]:
+        batches = list(load(dataset, 7, 2, rank, world).micro_batches(step))
+        assert [last for _, last in batches] == [False] * (len(batches) - 1) + [True]
+        return [row for batch, _ in batches for row in whole(batch)]
+
+    for step in (0, 9, 30):  # 63 samples: the second epoch begins at step 9
+        parts = [row for rank in range(world) for row in of_step(step, rank, world)]
+        assert parts == of_step(step, 0, 1)
+
+
+def test_reading_ahead_changes_no_step(tmp_path: Path, random_split: Split) -> None:
+    """Whatever was asked for before: in order, again, backwards, after a jump, half a step."""
+    dataset = TokenDataset(tmp_path, random_split, 16)
+    kept = load(dataset, 7, 2)
+    next(kept.micro_batches(1))
+    for step in (0, 1, 2, 2, 1, 40, 41, 3):
+        fresh = [whole(batch) for batch, _ in load(dataset, 7, 2).micro_batches(step)]
+        assert [whole(batch) for batch, _ in kept.micro_batches(step)] == fresh
+
+
+def test_nothing_is_read_behind_the_last_step(tmp_path: Path, random_split: Split) -> None:
+    dataset = TokenDataset(tmp_path, random_split, 16)
     loader = TokenLoader(
         dataset,
         seed=5,
-        global_batch=7,
-        micro_batch=2,
-        dp_rank=rank,
-        dp_world=world,
-        device=torch.device("cpu"),
+        global_batch=4,
+        micro_batch=1,
+        dp_rank=0,
+        dp_world=1,
+        device=CPU,
+        steps=3,
     )
-    batches = list(loader.micro_batches(step))
-    assert [last for _, last in batches] == [False] * (len(batches) - 1) + [True]
-    for batch, _ in batches:
-        assert len(batch.inputs_BS) <= 2
-        assert torch.equal(batch.inputs_BS[:, 1:], batch.targets_BS[:, :-1])
-    return [row.tolist() for batch, _ in batches for row in batch.inputs_BS]
+    read: list[list[int]] = []
+    tokens = dataset.tokens
+    dataset.tokens = lambda share: read.append(share.tolist()) or tokens(share)  # type: ignore
+    for step in range(3):
+        list(loader.micro_batches(step))
+    assert [one for each in read for one in each] == [
+        one for step in range(3) for one in samples(5, step, 0, 1, 4, len(dataset)).tolist()
+    ]
 
 
-@pytest.mark.parametrize("world", [2, 3, 7])
-def test_workers_share_each_step_without_a_rest(tmp_path: Path, world: int) -> None:
-    split = write_split(tmp_path, [list(range(256))])
-    dataset = TokenDataset(tmp_path, split, sequence_length=4)
-    for step in (0, 9, 30):  # 63 samples: the second epoch begins at step 9
-        parts = [row for rank in range(world) for row in load(dataset, step, rank, world)]
-        assert parts == load(dataset, step, 0, 1)
-
-
-def test_fewer_samples_than_workers_are_refused(tmp_path: Path) -> None:
-    split = write_split(tmp_path, [list(range(256))])
-    dataset = TokenDataset(tmp_path, split, sequence_length=4)
+def test_fewer_samples_than_workers_are_refused(tmp_path: Path, random_split: Split) -> None:
+    dataset = TokenDataset(tmp_path, random_split, sequence_length=4)
     with pytest.raises(UserError, match=r"global_batch_size\(7\).*workers\(8\)"):
-        load(dataset, 0, 0, 8)
+        load(dataset, 7, 2, rank=0, world=8)

@@ -1,0 +1,153 @@
+"""Objects by content hash, in a DVC remote: a folder, or a prefix of an S3 bucket.
+
+DVC lays an object of MD5 `abcdef…` down as `files/md5/ab/cdef…`, so a shard can be read by its
+record alone.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pipelines.core.errors import UserError
+
+_log = logging.getLogger(__name__)
+_TRIES = 8
+_FIRST_PAUSE = 0.1  # seconds, doubled each time: 13 s in all
+CONNECTIONS = 32
+
+T = TypeVar("T")
+
+
+class RemoteFile(NamedTuple):
+    """A file that a record names."""
+
+    md5: str
+    name: str  # for people
+
+
+def object_path(md5: str) -> str:
+    """Where DVC keeps an object, relative to its remote."""
+    return f"files/md5/{md5[:2]}/{md5[2:]}"
+
+
+class TransientError(Exception):
+    """What may go well the next time."""
+
+
+class S3Objects:
+    """The objects of a remote in S3, read by ranges.
+
+    The endpoint is `AWS_ENDPOINT_URL`'s, credentials are those that boto3 finds.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Connect to `s3://bucket/prefix`."""
+        import boto3
+        from botocore.config import Config
+
+        self.url = url.rstrip("/")
+        self._bucket, _, self._prefix = self.url.removeprefix("s3://").partition("/")
+        config = Config(
+            connect_timeout=5,
+            read_timeout=15,
+            max_pool_connections=CONNECTIONS,
+            retries={"max_attempts": 1, "mode": "standard"},  # ours also sees broken bodies
+        )
+        self._client = boto3.session.Session().client("s3", config=config)
+
+    def stat(self, file: RemoteFile) -> tuple[int, str]:
+        """Size and ETag; the latter changes with the content."""
+        found = self._retried(file, lambda: self._client.head_object(**self._place(file)))
+        return found["ContentLength"], found["ETag"]
+
+    def read(
+        self,
+        file: RemoteFile,
+        etag: str,
+        start: int,
+        length: int,
+        is_right: Callable[[bytes], bool] = lambda _: True,
+    ) -> bytes:
+        """A byte range of an object that still is the one `stat` spoke of.
+
+        Args:
+            file: The object.
+            etag: As `stat` told it.
+            start: First byte.
+            length: Bytes.
+            is_right: Whether the content is; where it isn't, it is asked for again.
+
+        Raises:
+            UserError: the object was replaced, or the range can't be had in several tries.
+        """
+        last = start + length - 1
+        asked = self._place(file) | {"Range": f"bytes={start}-{last}", "IfMatch": etag}
+
+        def get() -> bytes:
+            answer = self._client.get_object(**asked)
+            wanted = f"bytes {start}-{last}/"
+            if not answer.get("ContentRange", "").startswith(wanted):
+                raise TransientError(f"asked for {wanted}, given {answer.get('ContentRange')}")
+            if answer["ETag"] != etag:
+                raise self._replaced(file)
+            body: bytes = answer["Body"].read(length + 1)
+            if len(body) != length:
+                raise TransientError(f"{len(body)} bytes of {length}")
+            if not is_right(body):
+                raise TransientError("the content has another checksum")
+            return body
+
+        return self._retried(file, get)
+
+    def _place(self, file: RemoteFile) -> dict[str, str]:
+        prefix = f"{self._prefix}/" if self._prefix else ""
+        return {"Bucket": self._bucket, "Key": prefix + object_path(file.md5)}
+
+    def _retried(self, file: RemoteFile, call: Callable[[], T]) -> T:
+        """Call again after what the network or the server may get right the next time."""
+        from botocore.exceptions import BotoCoreError, ClientError
+        from urllib3.exceptions import HTTPError
+
+        for tried in range(1, _TRIES + 1):
+            try:
+                return call()
+            except ClientError as error:
+                self._raise_if_final(file, error)
+                reason: Exception = error
+            except (TransientError, BotoCoreError, HTTPError, OSError) as error:
+                reason = error
+            if tried < _TRIES:
+                _log.info("%s of %s, try %d: %s", file.name, self.url, tried, reason)
+                time.sleep(_FIRST_PAUSE * 2 ** (tried - 1))
+        raise UserError(
+            f"{self._what(file)} can't be read in {_TRIES} tries: {_one_line(reason)}"
+        ) from reason
+
+    def _raise_if_final(self, file: RemoteFile, error: Any) -> None:
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        what = self._what(file)
+        if status == 412:
+            raise self._replaced(file) from error
+        if status == 404:
+            raise UserError(f"{what} is not there; push the dataset version again") from error
+        if 400 <= status < 500 and status not in (408, 429):
+            raise UserError(f"{what}: {_one_line(error)}") from error
+
+    def _replaced(self, file: RemoteFile) -> UserError:
+        return UserError(f"{self._what(file)} was replaced while it was read; push it again")
+
+    def _what(self, file: RemoteFile) -> str:
+        return f"{self.url}: {file.name} ({object_path(file.md5)})"
+
+
+def folder_of(url: str) -> Path | None:
+    """The folder of a remote that is one."""
+    if "://" in url and not url.startswith("file://"):
+        return None
+    return Path(url.removeprefix("file://"))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,15 +1,16 @@
 """Pass 5: token blocks become shards, in document order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipelines.core.records import Shard
-from pipelines.core.storage import md5
-from pipelines.data.token_shards import Ids, ShardWriter, bin_path, idx_path, token_dtype
-from pipelines.data.tokenization import IDS_FILE, SIZES_FILE
+from pipelines.data.packing import best_fit, write_packed
+from pipelines.data.token_shards import Counts, Ids, Mask, ShardWriter, token_dtype
+from pipelines.data.tokenization import IDS_FILE, MASK_FILE, SIZES_FILE
 
 TOKENS = "tokens"  # where the shards lie in preprocess's output
 
@@ -58,31 +59,61 @@ def plan_shards(split: str, blocks: Sequence[Path], shard_tokens: int) -> list[S
     ]
 
 
-def assemble(plan: ShardPlan, folder: Path, *, vocab_size: int) -> Shard:
-    """Write one shard."""
-    prefix = folder / plan.name
-    writer = ShardWriter(prefix, vocab_size)
-    for piece in plan.pieces:
-        for ids in _documents(piece, vocab_size):
-            writer.add(ids)
-    writer.close()
-    return Shard(
-        path=f"{TOKENS}/{bin_path(prefix).name}",
-        md5=md5(bin_path(prefix)),
-        index_md5=md5(idx_path(prefix)),
-        bytes=bin_path(prefix).stat().st_size,
-        tokens=writer.tokens,
+def assemble(
+    plan: ShardPlan, folder: Path, *, vocab_size: int, end_id: int, capacity: int | None
+) -> Shard:
+    """Write one shard.
+
+    Args:
+        plan: its documents.
+        folder: for its files.
+        vocab_size: of the tokenizer.
+        end_id: the end-of-document token.
+        capacity: tokens a sample, where documents are packed into samples (best fit); else None.
+
+    Returns:
+        Its record, with the path below preprocess's output.
+    """
+    dtype = token_dtype(vocab_size)
+    pieces = [_read(piece, dtype) for piece in plan.pieces]
+    masked = capacity is not None or any(piece.mask is not None for piece in pieces)
+    writer = ShardWriter(folder / plan.name, vocab_size, masked=masked)
+    if capacity is None:
+        for piece in pieces:
+            writer.add(piece.ids, piece.sizes, piece.mask)
+    else:
+        whole = _join(pieces)
+        packing = best_fit(whole.sizes, capacity)
+        write_packed(writer, packing, whole.ids, whole.sizes, whole.mask, end_id)
+    shard = writer.close()
+    return shard.model_copy(update={"path": f"{TOKENS}/{shard.path}"})
+
+
+class _Tokens(NamedTuple):
+    """Documents end to end."""
+
+    ids: Ids  # [tokens]
+    sizes: Counts  # [documents], in tokens
+    mask: Mask | None  # [tokens]
+
+
+def _read(piece: Piece, dtype: np.dtype[Any]) -> _Tokens:
+    """A piece's documents, memory-mapped."""
+    sizes = np.load(piece.block / SIZES_FILE)
+    start = int(sizes[: piece.start].sum(dtype=np.int64))
+    sizes = sizes[piece.start : piece.stop]
+    stop = start + int(sizes.sum(dtype=np.int64))
+    ids = np.memmap(piece.block / IDS_FILE, dtype, "r")[start:stop]
+    mask = piece.block / MASK_FILE
+    return _Tokens(
+        ids, sizes, np.memmap(mask, np.uint8, "r")[start:stop] if mask.exists() else None
     )
 
 
-def _documents(piece: Piece, vocab_size: int) -> Iterator[Ids]:
-    sizes = np.load(piece.block / SIZES_FILE)
-    ends = np.cumsum(sizes, dtype=np.int64)
-    dtype = token_dtype(vocab_size)
-    ids = np.memmap(piece.block / IDS_FILE, dtype, mode="r")
-    for size, end in zip(
-        sizes[piece.start : piece.stop].tolist(),
-        ends[piece.start : piece.stop].tolist(),
-        strict=True,
-    ):
-        yield ids[end - size : end]
+def _join(pieces: Sequence[_Tokens]) -> _Tokens:
+    masks = [piece.mask for piece in pieces if piece.mask is not None]
+    return _Tokens(
+        np.concatenate([piece.ids for piece in pieces]),
+        np.concatenate([piece.sizes for piece in pieces]),
+        np.concatenate(masks) if masks else None,
+    )

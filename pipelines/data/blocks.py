@@ -50,7 +50,6 @@ def _kept(block: Block, data: Data, tally: Tally) -> Iterator[Document]:
     for found in read_batch(block, Fields.of(data)):
         cleaned = cleaner.clean(found, tally)
         if cleaned is not None:
-            tally.keep(cleaned.bytes)
             yield cleaned
 
 

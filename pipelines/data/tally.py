@@ -9,7 +9,7 @@ from pipelines.data.normalize import BINARY, EMPTY, INVALID_UTF8, MALFORMED, Doc
 
 STATS = "stats.json"  # in preprocess's output
 REJECTS = "rejects.jsonl"  # there too: samples of what was dropped
-REJECTS_A_REASON = 20
+_SAMPLES = 20  # of what was dropped, a reason
 _EXAMPLES = 20  # malformed records named in stats.json
 _REMEDIES = {
     BINARY: "it is binary, not text; give UTF-8 text",
@@ -24,7 +24,6 @@ class Reject(NamedTuple):
     """One of the documents that were dropped, for a person to look at."""
 
     source: str
-    reason: str
     excerpt: str  # of its text, personal data masked; or what is wrong with it
 
 
@@ -39,7 +38,7 @@ class Tally:
     dropped: Counter[str] = field(default_factory=Counter)
     pii: Counter[str] = field(default_factory=Counter)  # findings by kind
     malformed: list[str] = field(default_factory=list)  # the first ones, `file:line: what is wrong`
-    rejects: list[Reject] = field(default_factory=list)  # the first ones of each reason
+    rejects: dict[str, list[Reject]] = field(default_factory=dict)  # the first, by reason
 
     def keep(self, size: int) -> None:
         """Count a document of this many bytes that is kept."""
@@ -63,9 +62,13 @@ class Tally:
         if documents:
             self.dropped[reason] += documents
 
-    def wants(self, reason: str) -> bool:
-        """Whether a sample of this reason is still welcome."""
-        return sum(reject.reason == reason for reject in self.rejects) < REJECTS_A_REASON
+    def wants_sample(self, reason: str) -> bool:
+        """Whether there are few samples of what was dropped for this reason."""
+        return len(self.rejects.get(reason, ())) < _SAMPLES
+
+    def add_sample(self, reason: str, reject: Reject) -> None:
+        """Keep one for a person to look at."""
+        self.rejects.setdefault(reason, []).append(reject)
 
     def add(self, other: "Tally") -> None:
         """Take in the tally of a later block."""
@@ -76,9 +79,9 @@ class Tally:
         self.dropped += other.dropped
         self.pii += other.pii
         self.malformed += other.malformed[: _EXAMPLES - len(self.malformed)]
-        for reject in other.rejects:
-            if self.wants(reject.reason):
-                self.rejects.append(reject)
+        for reason, rejects in other.rejects.items():
+            found = self.rejects.setdefault(reason, [])
+            found += rejects[: _SAMPLES - len(found)]
 
     def check(self, where: str, max_malformed_fraction: float) -> None:
         """Raise UserError where the documents are not fit to train on; `where` names the source."""

@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipelines.data.documents import RowGroup
+from pipelines.data.chat_encoder import ChatEncoder
+from pipelines.data.documents import RowGroup, load_messages
 from pipelines.data.passes import block_bytes
 from pipelines.data.splitting import uniform
 from pipelines.data.tokenizer import Encoder
 
 IDS_FILE = "ids.bin"  # of a token block: the ids of its documents, one after the other
 SIZES_FILE = "sizes.npy"  # int32 [documents], in tokens
+MASK_FILE = "mask.bin"  # of conversations: a byte a token, 1 where it is to be predicted
 _EXCERPT = 12  # characters shown before and after what a tokenizer changes
 
 
@@ -50,13 +52,13 @@ def _blocks(groups: Sequence[tuple[RowGroup, int]], limit: int) -> Iterator[Text
         yield TextBlock(tuple(block), total)
 
 
-def tokenize(block: TextBlock, folder: Path, *, tokenizer: Path, tokenizer_md5: str) -> int:
+def tokenize(block: TextBlock, folder: Path, *, tokenizer: Path, tokenizer_hash: str) -> int:
     """Pass 4: write the ids and sizes of a block's documents, each with its end-of-document id.
 
     Returns:
         How many tokens there are.
     """
-    encoder = _encoder(tokenizer, tokenizer_md5)
+    encoder = _encoder(tokenizer, tokenizer_hash)
     sizes: list[int] = []
     with (folder / IDS_FILE).open("wb") as file:
         for group in block.groups:
@@ -67,9 +69,26 @@ def tokenize(block: TextBlock, folder: Path, *, tokenizer: Path, tokenizer_md5: 
     return sum(sizes)
 
 
-def first_loss(group: RowGroup, tokenizer: Path, tokenizer_md5: str) -> str | None:
+def tokenize_conversations(
+    block: TextBlock, folder: Path, *, tokenizer: Path, tokenizer_hash: str
+) -> int:
+    """Pass 4 for conversations: the same, rendered by the chat template, and the loss mask."""
+    encoder = _chat_encoder(tokenizer, tokenizer_hash)
+    sizes: list[int] = []
+    with (folder / IDS_FILE).open("wb") as ids, (folder / MASK_FILE).open("wb") as mask:
+        for group in block.groups:
+            conversations = map(load_messages, group.read("messages").column(0).to_pylist())
+            for chat in encoder.encode(list(conversations)):
+                ids.write(chat.ids.tobytes())
+                mask.write(chat.mask.tobytes())
+                sizes.append(len(chat.ids))
+    np.save(folder / SIZES_FILE, np.array(sizes, np.int32))
+    return sum(sizes)
+
+
+def first_loss(group: RowGroup, tokenizer: Path, tokenizer_hash: str) -> str | None:
     """How the first document of a row group comes back that the tokenizer does not give back."""
-    encoder = _encoder(tokenizer, tokenizer_md5)
+    encoder = _encoder(tokenizer, tokenizer_hash)
     for text in group.read("text").column(0).to_pylist():
         given, back = encoder.round_trip(text)
         if given != back:
@@ -107,6 +126,11 @@ def sample_texts(block: TextBlock, folder: Path, *, fraction: float) -> list[str
 
 
 @lru_cache(maxsize=1)
-def _encoder(folder: Path, tokenizer_md5: str) -> Encoder:  # noqa: ARG001 (keys the cache)
+def _encoder(folder: Path, tokenizer_hash: str) -> Encoder:  # noqa: ARG001 (keys the cache)
     # A worker keeps the tokenizer between tasks; a large one takes half a second to load.
     return Encoder(folder)
+
+
+@lru_cache(maxsize=1)
+def _chat_encoder(folder: Path, tokenizer_hash: str) -> ChatEncoder:  # noqa: ARG001
+    return ChatEncoder(folder)

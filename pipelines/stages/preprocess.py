@@ -15,6 +15,7 @@ import json
 import logging
 import shutil
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_data import Data
 from pipelines.core.records import DatasetRef, PreprocessRecord, Shard, Split, output_folder
-from pipelines.core.storage import fresh_folder, md5, read_json, write_json, write_text
+from pipelines.core.storage import folder_hash, fresh_folder, md5, read_json, write_json, write_text
 from pipelines.data.assembly import TOKENS, assemble, plan_shards
 from pipelines.data.blocks import Block, extract
+from pipelines.data.chat_encoder import make_chat_tokenizer
 from pipelines.data.dedup import join, match
 from pipelines.data.documents import documents_folder, row_groups, split_file
 from pipelines.data.fingerprint import fingerprint_inputs
@@ -36,7 +38,7 @@ from pipelines.data.readers import plan_reads
 from pipelines.data.selection import Part, Selected, plan_parts, select
 from pipelines.data.sources import describe, list_inputs
 from pipelines.data.splitting import SPLITS, TRAIN, VALIDATION
-from pipelines.data.tally import REJECTS, STATS, Reject, Tally
+from pipelines.data.tally import REJECTS, STATS, Tally
 from pipelines.data.tokenization import (
     TextBlock,
     characters,
@@ -44,9 +46,9 @@ from pipelines.data.tokenization import (
     plan_text_blocks,
     sample_texts,
     tokenize,
+    tokenize_conversations,
 )
 from pipelines.data.tokenizer import (
-    TOKENIZER_FILE,
     Encoder,
     byte_tokenizer,
     character_tokenizer,
@@ -67,6 +69,7 @@ _log = logging.getLogger(__name__)
 
 Blocks = dict[Path, Tally]  # folders of documents read, in source order
 Parts = dict[Path, Selected]  # folders with a file of each split, in source order
+TokenBlocks = dict[Path, int]  # folders of token ids, in order, and how many there are
 Shards = dict[Path, Shard]  # folders of token shards, in order
 
 
@@ -89,17 +92,18 @@ def run(
         duplicates = _match(data, blocks, passes)
         parts, tally = _select(data, blocks, duplicates, passes)
         encoder = _make_tokenizer(data, work / "tokenizer", parts, passes, map_ordered)
-        token_blocks = _tokenize(work / "tokenizer", parts, passes)
+        token_blocks = _tokenize(data, work / "tokenizer", parts, passes)
         shards = _assemble(data, token_blocks, encoder, passes)
         _refuse_changed_inputs(data, workspace)
         _publish(output, parts, work / "tokenizer", shards)
     dataset = DatasetRef(
         vocab_size=encoder.vocab_size,
+        packed_length=data.sequence_length if data.packing == "best_fit" else None,
         **{split: _split(split, parts, shards[split]) for split in SPLITS},
     )
     stats = tally.to_dict() | _token_stats(data, dataset)
     write_json(output / STATS, stats)
-    write_text(output / REJECTS, "".join(map(_json_line, tally.rejects)))
+    _write_rejects(output / REJECTS, tally)
     return PreprocessRecord(dataset=dataset, stats=stats).write(workspace)
 
 
@@ -199,6 +203,8 @@ def _make_tokenizer(
                 "characters", characters, training, str, "MiB sampled", _mebibytes
             )
             save_tokenizer(character_tokenizer("".join(found for _, found in alphabets)), target)
+        if data.instruction.kind != "none":
+            make_chat_tokenizer(target, data.instruction)
     if recipe.kind == "pretrained":
         _check_round_trip(str(recipe.path), folder, parts, map_ordered)
     return Encoder(folder)
@@ -210,9 +216,7 @@ def _check_round_trip(name: str, tokenizer: Path, parts: Parts, map_ordered: Map
     for split in SPLITS:
         found = row_groups(_files(parts, split))
         groups += found[:: max(1, len(found) // CHECKED_ROW_GROUPS)]
-    function = partial(
-        first_loss, tokenizer=tokenizer, tokenizer_md5=md5(tokenizer / TOKENIZER_FILE)
-    )
+    function = partial(first_loss, tokenizer=tokenizer, tokenizer_hash=folder_hash(tokenizer))
     for loss in map_ordered(function, groups):
         if loss is not None:
             raise UserError(
@@ -222,33 +226,30 @@ def _check_round_trip(name: str, tokenizer: Path, parts: Parts, map_ordered: Map
             )
 
 
-def _tokenize(tokenizer: Path, parts: Parts, passes: Passes) -> dict[str, list[Path]]:
-    """Pass 4: token ids of every document; the folders of each split's blocks."""
+def _tokenize(data: Data, tokenizer: Path, parts: Parts, passes: Passes) -> dict[str, TokenBlocks]:
+    """Pass 4: the token ids of every document of both splits."""
     plan = {split: plan_text_blocks(_files(parts, split)) for split in SPLITS}
-    task = partial(tokenize, tokenizer=tokenizer, tokenizer_md5=md5(tokenizer / TOKENIZER_FILE))
-    return {
-        split: list(
-            dict(
-                passes.run(f"tokenize-{split}", task, plan[split], int, "MiB tokenized", _mebibytes)
-            )
-        )
-        for split in SPLITS
-    }
+    encode = tokenize if data.instruction.kind == "none" else tokenize_conversations
+    task = partial(encode, tokenizer=tokenizer, tokenizer_hash=folder_hash(tokenizer))
+    blocks = [block for split in SPLITS for block in plan[split]]
+    made = passes.run("tokenize", task, blocks, int, "MiB tokenized", _mebibytes)
+    return {split: dict(islice(made, len(plan[split]))) for split in SPLITS}
 
 
 def _assemble(
-    data: Data, token_blocks: dict[str, list[Path]], encoder: Encoder, passes: Passes
+    data: Data, token_blocks: dict[str, TokenBlocks], encoder: Encoder, passes: Passes
 ) -> dict[str, Shards]:
-    """Pass 5: the shards of each split."""
+    """Pass 5: the shards of both splits."""
     plan = {
-        split: plan_shards(split, blocks, data.shard_tokens)
-        for split, blocks in token_blocks.items()
+        split: plan_shards(split, list(token_blocks[split]), data.shard_tokens) for split in SPLITS
     }
-    task = partial(assemble, vocab_size=encoder.vocab_size)
-    return {
-        split: dict(passes.run(f"assemble-{split}", task, plan[split], Shard, "shards written"))
-        for split in SPLITS
-    }
+    capacity = data.sequence_length + 1 if data.packing == "best_fit" else None
+    task = partial(
+        assemble, vocab_size=encoder.vocab_size, end_id=encoder.end_id, capacity=capacity
+    )
+    shards = [shard for split in SPLITS for shard in plan[split]]
+    made = passes.run("assemble", task, shards, Shard, "shards written")
+    return {split: dict(islice(made, len(plan[split]))) for split in SPLITS}
 
 
 def _refuse_changed_inputs(data: Data, workspace: Path) -> None:
@@ -315,5 +316,10 @@ def _token_stats(data: Data, dataset: DatasetRef) -> dict[str, Any]:
     }
 
 
-def _json_line(reject: Reject) -> str:
-    return json.dumps(reject._asdict(), ensure_ascii=False) + "\n"
+def _write_rejects(path: Path, tally: Tally) -> None:
+    lines = (
+        json.dumps({"reason": reason, **reject._asdict()}, ensure_ascii=False) + "\n"
+        for reason, rejects in sorted(tally.rejects.items())
+        for reject in rejects
+    )
+    write_text(path, "".join(lines))

@@ -2,7 +2,7 @@ import pytest
 
 from pipelines.core.errors import UserError
 from pipelines.data.normalize import drop
-from pipelines.data.tally import REJECTS_A_REASON, Reject, Tally
+from pipelines.data.tally import Reject, Tally
 
 
 def tally(kept: int = 0, malformed: int = 0, **dropped: int) -> Tally:
@@ -50,14 +50,19 @@ def test_the_first_rejects_of_each_reason_are_kept() -> None:
         for number in range(15):
             for reason in ("empty", "length:too_short"):
                 result.drop(drop(f"{name}:{number}", 5, reason), reason)
-                result.rejects.append(Reject(f"{name}:{number}", reason, ""))
+                result.add_sample(reason, Reject(f"{name}:{number}", ""))
         return result
 
     counts = Tally()
     for name in ("a", "b", "c"):
         counts.add(block(name))
-    assert len(counts.rejects) == 2 * REJECTS_A_REASON
-    assert {reject.source[0] for reject in counts.rejects} == {"a", "b"}
+    assert {reason: len(rejects) for reason, rejects in counts.rejects.items()} == {
+        "empty": 20,
+        "length:too_short": 20,
+    }
+    assert {reject.source[0] for reject in counts.rejects["empty"]} == {"a", "b"}
+    assert not counts.wants_sample("empty")
+    assert counts.wants_sample("binary")
 
 
 def test_some_malformed_records_are_tolerated() -> None:

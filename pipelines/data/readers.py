@@ -51,10 +51,10 @@ def plan_reads(
     if source.kind == "huggingface":
         reads = _dataset_shards(source, inputs)
     else:
-        alone = len(inputs) == 1
+        parts = partial(_parts, source, alone=len(inputs) == 1, batch_bytes=batch_bytes)
         with ThreadPoolExecutor(_PLANNING_THREADS) as pool:
-            parts = pool.map(lambda found: list(_parts(source, found, alone, batch_bytes)), inputs)
-            reads = list(chain.from_iterable(parts))
+            ask = pool.map if any(found.is_remote for found in inputs) else map
+            reads = list(chain.from_iterable(ask(parts, inputs)))
     batches: list[tuple[Read, ...]] = []
     batch: list[Read] = []
     weight = 0
@@ -107,7 +107,11 @@ def _dataset_shards(source: Source, inputs: Sequence[Input]) -> list[Read]:
     ]
 
 
-def _parts(source: Source, found: Input, alone: bool, batch_bytes: int) -> Iterator[Read]:
+def _parts(source: Source, found: Input, *, alone: bool, batch_bytes: int) -> list[Read]:
+    return list(_cut(source, found, alone, batch_bytes))
+
+
+def _cut(source: Source, found: Input, alone: bool, batch_bytes: int) -> Iterator[Read]:
     kind = format_of(source, found.path)
     whole = partial(Read, found.path, found.url, kind)
     is_large = found.bytes > batch_bytes

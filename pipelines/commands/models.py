@@ -24,7 +24,7 @@ _ANSWER_WITHIN_S = 3.0
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
     """Name every registered model, its newest version and its champion."""
-    _check_mlflow_answers()
+    check_mlflow_answers()
     from pipelines.tracking import registry
 
     models = registry.list_models()
@@ -41,7 +41,7 @@ def list_models(as_json: Json = False) -> None:
 @app.command()
 def show(name: str, as_json: Json = False) -> None:
     """Print a model's versions: aliases, bits per byte, MLflow run, why it was promoted."""
-    _check_mlflow_answers()
+    check_mlflow_answers()
     from pipelines.tracking import registry
 
     versions = registry.show(name)
@@ -67,7 +67,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Let a registered model continue a text."""
-    _check_mlflow_answers()
+    check_mlflow_answers()
     from pipelines.evaluation.generate import generate as continue_text
     from pipelines.tracking import registry
 
@@ -80,7 +80,7 @@ def generate(
         typer.echo(prompt + text)
 
 
-def _check_mlflow_answers() -> None:
+def check_mlflow_answers() -> None:
     """Ask before MLflow's client does, which tries for 13 s and then raises a page of text."""
     import httpx
 

@@ -54,12 +54,23 @@ class ObjectStore:
         self.remote = remote
 
     def push(self, tree: Tree) -> None:
-        """Copy the objects that are not there yet; the listing of the folder goes last."""
+        """Copy the objects that are not there yet; the listing of the folder goes last.
+
+        Raises:
+            UserError: there is no such bucket, or it is not ours to write to.
+            OSError: some objects were not taken.
+        """
         from dvc_data.hashfile.hash_info import HashInfo
         from dvc_data.hashfile.transfer import transfer
 
         listing = HashInfo("md5", tree.hash)
-        result = transfer(tree.staged, self._objects, {listing}, shallow=False)
+        try:
+            result = transfer(tree.staged, self._objects, {listing}, shallow=False)
+        except (FileNotFoundError, PermissionError) as error:
+            raise UserError(
+                f"{self.remote}: {error}; mend PENSTOCK_DATASETS_REMOTE, AWS_ENDPOINT_URL or the "
+                "keys that AWS's own variables and files give"
+            ) from error
         if result.failed:
             names = ", ".join(sorted(str(failed.value) for failed in result.failed)[:3])
             raise OSError(

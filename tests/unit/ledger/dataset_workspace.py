@@ -10,13 +10,12 @@ from pipelines.core.recipe_files import dump_yaml, load_recipe
 from pipelines.core.records import (
     DatasetRef,
     PreprocessRecord,
-    Shard,
     Split,
     ValidateRecord,
     output_folder,
 )
-from pipelines.core.storage import md5, write_json, write_text
-from pipelines.data.token_shards import RollingShardWriter, bin_path, idx_path
+from pipelines.core.storage import write_json, write_text
+from pipelines.data.token_shards import ShardWriter
 from pipelines.ledger.dataset_objects import hash_folder
 from pipelines.ledger.workspace import Run
 
@@ -54,18 +53,9 @@ def validate(folder: Path) -> None:
 
 def _split(preprocess: Path, split: str, text: str) -> Split:
     tokens = np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
-    writer = RollingShardWriter(preprocess / "tokens", split, 257, 1 << 20)
     (preprocess / "tokens").mkdir(parents=True, exist_ok=True)
+    writer = ShardWriter(preprocess / "tokens" / f"{split}-00000", 257)
     writer.add(tokens)
-    writer.close()
-    shards = tuple(
-        Shard(
-            path=bin_path(prefix).relative_to(preprocess).as_posix(),
-            md5=md5(bin_path(prefix)),
-            index_md5=md5(idx_path(prefix)),
-            bytes=bin_path(prefix).stat().st_size,
-            tokens=count,
-        )
-        for prefix, count in writer.tokens.items()
-    )
-    return Split(documents=1, bytes=len(text), tokens=len(tokens), shards=shards)
+    shard = writer.close()
+    shard = shard.model_copy(update={"path": f"tokens/{shard.path}"})
+    return Split(documents=1, bytes=len(text), tokens=len(tokens), shards=(shard,))

@@ -1,0 +1,139 @@
+"""`penstock data list | show | verify`."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipelines.commands.options import Json
+from pipelines.core.errors import UserError
+
+if TYPE_CHECKING:
+    from pipelines.ledger.datasets import DatasetVersion
+
+app = typer.Typer(help="Dataset versions.", no_args_is_help=True)
+
+Version = Annotated[
+    str, typer.Argument(metavar="NAME[@N]", help="Such as stdlib-code@3; without @N the newest.")
+]
+
+
+@app.command("list")
+def list_versions(
+    name: Annotated[str | None, typer.Argument(help="Of one dataset; without it of all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Name every dataset version: rows, tokens, size, hash, recipe, what the data gate found."""
+    from pipelines.ledger import datasets
+
+    versions = datasets.list_versions(name)
+    if name and not versions:
+        datasets.find(name)  # says what there is
+    if as_json:
+        typer.echo(json.dumps([_facts(version) for version in versions], indent=2))
+        return
+    if not versions:
+        typer.echo("there is no dataset version yet; the DAG data_refresh makes them", err=True)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("version", "made (UTC)", "rows", "tokens", "size", "hash", "recipe", "data gate"):
+        table.add_column(title, justify="right" if title in ("rows", "tokens", "size") else "left")
+    for version in versions:
+        table.add_row(
+            f"[bold]{version.label}[/]",
+            _made(version),
+            f"{version.documents:,}",
+            f"{version.tokens:,}",
+            _size(version.bytes),
+            version.directory_hash[:8],
+            version.recipe["name"],
+            _gate(version),
+        )
+    console = Console(highlight=False)
+    # Through a pipe nothing is cut to a terminal's width.
+    console.print(table, **({} if console.is_terminal else {"width": 160}))
+
+
+@app.command()
+def show(version: Version, as_json: Json = False) -> None:
+    """Print what a version is, how it was made, and which models were trained on it."""
+    from pipelines.ledger import datasets
+
+    found = datasets.find(version)
+    models, no_models = _models(found.label)
+    if as_json:
+        typer.echo(json.dumps({**_facts(found), "models": models}, indent=2))
+        return
+    source, run = found.source, found.run
+    changes = ", with uncommitted changes" if run["dirty"] else ""
+    lines = {
+        "made": f"{_made(found)} UTC by {run['dag_run_id']}",
+        "code": f"commit {run['git_commit'][:12]}{changes}",
+        "recipe": found.recipe["name"],
+        "source": f"{found.recipe['data']['source']['kind']}, {source['files']:,} files, "
+        f"{_size(source['bytes'])}, sha256 {source['sha256'][:12]}",
+        "rows": f"{found.documents:,} ({found.dataset.validation.documents:,} held out)",
+        "tokens": f"{found.tokens:,} ({found.dataset.validation.tokens:,} held out)",
+        "size": f"{_size(found.bytes)} in {found.files:,} files",
+        "hash": found.directory_hash,
+        "git": found.git_revision,
+        "data gate": _gate(found),
+        "models": no_models or ", ".join(models or ["none yet"]),
+    }
+    typer.secho(found.label, bold=True)
+    for title, text in lines.items():
+        typer.echo(f"  {title:<9}  {text}")
+
+
+@app.command()
+def verify(version: Version, as_json: Json = False) -> None:
+    """Hash every file of a version where it is stored; exit code 1 where one is not sound."""
+    from pipelines.ledger import datasets
+
+    found = datasets.find(version)
+    damaged = {file.path: why for file, why in datasets.verify(found)}
+    if as_json:
+        facts = {"version": found.label, "files": found.files, "damaged": damaged}
+        typer.echo(json.dumps(facts, indent=2))
+    elif not damaged:
+        typer.echo(f"{found.label}: {found.files:,} files, {_size(found.bytes)}, all sound")
+    for path, why in damaged.items():
+        typer.echo(f"{found.label}: {path} {why}", err=True)
+    raise typer.Exit(1 if damaged else 0)
+
+
+def _facts(version: "DatasetVersion") -> dict[str, Any]:
+    counts = {"label": version.label, "documents": version.documents, "tokens": version.tokens}
+    return counts | version.model_dump(mode="json", exclude={"dataset"})
+
+
+def _models(label: str) -> tuple[list[str] | None, str | None]:
+    """The models trained on a version; or None, and why they are not known."""
+    from pipelines.commands.models import check_mlflow_answers
+
+    try:
+        check_mlflow_answers()
+    except UserError as error:
+        return None, f"not known: {error}"
+    from pipelines.tracking.search import models_of_dataset
+
+    return [f"{model.name} version {model.version}" for model in models_of_dataset(label)], None
+
+
+def _made(version: "DatasetVersion") -> str:
+    return version.created.strftime("%Y-%m-%d %H:%M") if version.created else ""
+
+
+def _gate(version: "DatasetVersion") -> str:
+    return f"passed {version.validation['expectations']}"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -15,6 +15,7 @@ from pipelines.core.errors import UserError
 _log = logging.getLogger(__name__)
 _TRIES = 8
 _FIRST_PAUSE = 0.1  # seconds, doubled each time: 13 s in all
+_READ_TIMEOUT = 15  # seconds without a byte
 CONNECTIONS = 32
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class S3Objects:
         self._bucket, _, self._prefix = self.url.removeprefix("s3://").partition("/")
         config = Config(
             connect_timeout=5,
-            read_timeout=15,
+            read_timeout=_READ_TIMEOUT,
             max_pool_connections=CONNECTIONS,
             retries={"max_attempts": 1, "mode": "standard"},  # ours also sees broken bodies
         )

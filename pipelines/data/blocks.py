@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pipelines.core.recipe_data import Data
-from pipelines.data.cleaning import Cleaner
+from pipelines.data.cleaning import Cleaner, EvaluationSets
 from pipelines.data.dedup import KEYS_FILE
 from pipelines.data.documents import DocumentWriter, row_groups
 from pipelines.data.instruction import Fields
@@ -19,13 +19,16 @@ Block = Sequence[Read]
 DOCUMENTS_FILE = "documents.parquet"
 
 
-def extract(block: Block, folder: Path, *, data: Data, limit: int | None) -> Tally:
+def extract(
+    block: Block, folder: Path, *, data: Data, evaluation_sets: EvaluationSets, limit: int | None
+) -> Tally:
     """Read a block, normalise and clean it; write the documents to keep and their keys.
 
     Args:
         block: what to read, in order.
         folder: for the documents, and for the keys that duplicates are matched by.
         data: of the recipe.
+        evaluation_sets: whose text is not to be kept.
         limit: read no further than this many documents to keep.
 
     Raises:
@@ -35,7 +38,7 @@ def extract(block: Block, folder: Path, *, data: Data, limit: int | None) -> Tal
     doc_ids: list[str] = []
     path = folder / DOCUMENTS_FILE
     with DocumentWriter(path) as documents:
-        for found in _kept(block, data, tally):
+        for found in _kept(block, data, evaluation_sets, tally):
             documents.add(found)
             doc_ids.append(found.doc_id)
             if tally.kept == limit:
@@ -45,8 +48,10 @@ def extract(block: Block, folder: Path, *, data: Data, limit: int | None) -> Tal
     return tally
 
 
-def _kept(block: Block, data: Data, tally: Tally) -> Iterator[Document]:
-    cleaner = _cleaner(data)
+def _kept(
+    block: Block, data: Data, evaluation_sets: EvaluationSets, tally: Tally
+) -> Iterator[Document]:
+    cleaner = _cleaner(data, evaluation_sets)
     for found in read_batch(block, Fields.of(data)):
         cleaned = cleaner.clean(found, tally)
         if cleaned is not None:
@@ -54,6 +59,6 @@ def _kept(block: Block, data: Data, tally: Tally) -> Iterator[Document]:
 
 
 @lru_cache(maxsize=1)
-def _cleaner(data: Data) -> Cleaner:
+def _cleaner(data: Data, evaluation_sets: EvaluationSets) -> Cleaner:
     # A worker keeps it between tasks: some filters load a model.
-    return Cleaner(data)
+    return Cleaner(data, evaluation_sets)

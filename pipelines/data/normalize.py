@@ -14,6 +14,8 @@ INVALID_UTF8 = "invalid_utf8"
 DUPLICATE = "duplicate"
 NEAR_DUPLICATE = "near_duplicate"
 MALFORMED = "malformed"
+PII = "pii"
+CONTAMINATED = "contaminated:"  # before the evaluation set's name
 
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n+")
 _BOM = "\ufeff"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -38,6 +38,18 @@ Task = Callable[[T, Path], R]
 def block_bytes(total: int) -> int:
     """About how much data is one task's work: depends on the corpus alone, not on the workers."""
     return min(max(total // _BLOCKS, LEAST_BLOCK_BYTES), MOST_BLOCK_BYTES)
+
+
+class Sized(Protocol):
+    """What knows how large it is."""
+
+    @property
+    def bytes(self) -> int: ...  # noqa: D102
+
+
+def mebibytes(item: Sized) -> float:
+    """How large an item is, as `Passes.run` weighs it."""
+    return item.bytes / (1 << 20)
 
 
 class Passes:
@@ -70,6 +82,8 @@ class Passes:
             unit: of the progress lines, such as "MiB read".
             weigh: how many units an item is.
         """
+        if not items:
+            return
         folders = [self._work / name / f"{number:05d}" for number in range(len(items))]
         sizes = dict(zip(folders, map(weigh, items), strict=True))
         known = {folder for folder in folders if (folder / RESULT).is_file()}

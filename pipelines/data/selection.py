@@ -1,7 +1,7 @@
 """Pass 3: blocks of documents become the splits' files, without duplicates."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +68,11 @@ def plan_parts(blocks: Sequence[Path], tallies: Sequence[Tally]) -> list[Part]:
     return [*parts, Part(tuple(group), offset, size)]
 
 
+def part_files(parts: Iterable[Path], split: str) -> list[Path]:
+    """The documents files of a split in the folders of parts."""
+    return [folder / f"{split}.parquet" for folder in parts]
+
+
 def select(
     part: Part,
     folder: Path,
@@ -90,8 +95,9 @@ def select(
     first = part.offset
     with ExitStack() as stack:
         writers = {
-            split: stack.enter_context(DocumentWriter(folder / f"{split}.parquet"))
+            split: stack.enter_context(DocumentWriter(path))
             for split in SPLITS
+            for path in part_files([folder], split)
         }
         for group in row_groups([block / DOCUMENTS_FILE for block in part.blocks]):
             documents = group.read(*SCHEMA.names).to_pylist()
@@ -105,6 +111,19 @@ def select(
                 writers[split].add_row(document)
                 selected.keep(split, document["doc_id"], document["bytes"])
     return selected
+
+
+def misplaced(parts: Collection[Selected]) -> str | None:
+    """The document that must go to the other split, as all others are in one; else None.
+
+    Only a handful of documents can all fall into one split.
+    """
+    counts = sum((part.documents for part in parts), Counter[str]())
+    if counts.total() < 2 or all(counts[split] for split in SPLITS):
+        return None
+    if counts[TRAIN]:
+        return min(part.smallest for part in parts)
+    return max(part.largest for part in parts)
 
 
 def _split(doc_id: str, validation_fraction: float, moved: str | None) -> str:

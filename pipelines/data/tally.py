@@ -1,11 +1,12 @@
 """What came of the documents that were read: the counts, and the mistakes worth a message."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pipelines.core.errors import UserError
-from pipelines.data.normalize import BINARY, EMPTY, INVALID_UTF8, MALFORMED, Document
+from pipelines.data.normalize import BINARY, CONTAMINATED, EMPTY, INVALID_UTF8, MALFORMED, Document
 
 STATS = "stats.json"  # in preprocess's output
 REJECTS = "rejects.jsonl"  # there too: samples of what was dropped
@@ -40,6 +41,14 @@ class Tally:
     malformed: list[str] = field(default_factory=list)  # the first ones, `file:line: what is wrong`
     rejects: dict[str, list[Reject]] = field(default_factory=dict)  # the first, by reason
 
+    @classmethod
+    def of(cls, blocks: Iterable["Tally"]) -> "Tally":
+        """The tally of blocks, given in their order."""
+        tally = cls()
+        for block in blocks:
+            tally.add(block)
+        return tally
+
     def keep(self, size: int) -> None:
         """Count a document of this many bytes that is kept."""
         self.documents += 1
@@ -55,12 +64,11 @@ class Tally:
         if reason == MALFORMED and len(self.malformed) < _EXAMPLES:
             self.malformed.append(f"{found.source}: {found.detail}")
 
-    def drop_kept(self, reason: str, documents: int, size: int) -> None:
-        """Documents that were counted as kept are dropped after all."""
-        self.kept -= documents
-        self.kept_bytes -= size
-        if documents:
-            self.dropped[reason] += documents
+    def drop_kept(self, documents: Counter[str], sizes: Counter[str]) -> None:
+        """Documents that were counted as kept are dropped after all: how many, by reason."""
+        self.kept -= documents.total()
+        self.kept_bytes -= sizes.total()
+        self.dropped += documents
 
     def wants_sample(self, reason: str) -> bool:
         """Whether there are few samples of what was dropped for this reason."""
@@ -101,8 +109,8 @@ class Tally:
                 "validation need one each; give more text"
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        """The counts, as `stats.json` holds them."""
+    def to_dict(self, evaluation_sets: Iterable[str] = ()) -> dict[str, Any]:
+        """The counts, as `stats.json` holds them; of the named evaluation sets also where none."""
         return {
             "documents": {
                 "in": self.documents,
@@ -112,6 +120,9 @@ class Tally:
             "bytes": {"in": self.bytes, "kept": self.kept_bytes},
             "malformed": list(self.malformed),
             "pii": dict(sorted(self.pii.items())),
+            "contaminated": {
+                name: self.dropped[CONTAMINATED + name] for name in sorted(evaluation_sets)
+            },
         }
 
     def _why_nothing(self) -> str:

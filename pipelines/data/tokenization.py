@@ -86,8 +86,17 @@ def tokenize_conversations(
     return sum(sizes)
 
 
-def first_loss(group: RowGroup, tokenizer: Path, tokenizer_hash: str) -> str | None:
-    """How the first document of a row group comes back that the tokenizer does not give back."""
+def first_loss(
+    group: RowGroup,
+    folder: Path,  # noqa: ARG001 (writes nothing)
+    *,
+    tokenizer: Path,
+    tokenizer_hash: str,
+) -> str:
+    """How the first document of a row group comes back that the tokenizer does not give back.
+
+    Empty where it gives back all.
+    """
     encoder = _encoder(tokenizer, tokenizer_hash)
     for text in group.read("text").column(0).to_pylist():
         given, back = encoder.round_trip(text)
@@ -97,7 +106,7 @@ def first_loss(group: RowGroup, tokenizer: Path, tokenizer_hash: str) -> str | N
             same = next((index for index, (a, b) in pairs if a != b), shorter)
             start, stop = max(same - _EXCERPT, 0), same + _EXCERPT
             return f"{given[start:stop]!r} comes back as {back[start:stop]!r}"
-    return None
+    return ""
 
 
 def characters(block: TextBlock, folder: Path) -> str:  # noqa: ARG001 (writes nothing)

@@ -12,65 +12,41 @@ workers there are, and a run that was killed goes on from the tasks that were fi
 
 import hashlib
 import json
-import logging
 import shutil
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_data import Data
-from pipelines.core.records import DatasetRef, PreprocessRecord, Shard, Split, output_folder
-from pipelines.core.storage import folder_hash, fresh_folder, md5, read_json, write_json, write_text
-from pipelines.data.assembly import TOKENS, assemble, plan_shards
+from pipelines.core.records import PreprocessRecord, Shard, output_folder
+from pipelines.core.storage import folder_hash, md5, read_json
+from pipelines.data.assembly import assemble, plan_shards
 from pipelines.data.blocks import Block, extract
-from pipelines.data.chat_encoder import make_chat_tokenizer
+from pipelines.data.cleaning import EvaluationSets, gather_ngrams
 from pipelines.data.dedup import join, match
-from pipelines.data.documents import documents_folder, row_groups, split_file
 from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.data.mapping import MapOrdered, map_in_process
 from pipelines.data.near_duplicates import partitions_for
-from pipelines.data.passes import RESULT, Passes, block_bytes, work_folder
+from pipelines.data.output import Made, describe_dataset, publish, write_statistics
+from pipelines.data.passes import Passes, block_bytes, mebibytes, work_folder
 from pipelines.data.readers import plan_reads
-from pipelines.data.selection import Part, Selected, plan_parts, select
+from pipelines.data.selection import Selected, misplaced, part_files, plan_parts, select
 from pipelines.data.sources import describe, list_inputs
 from pipelines.data.splitting import SPLITS, TRAIN, VALIDATION
-from pipelines.data.tally import REJECTS, STATS, Tally
-from pipelines.data.tokenization import (
-    TextBlock,
-    characters,
-    first_loss,
-    plan_text_blocks,
-    sample_texts,
-    tokenize,
-    tokenize_conversations,
-)
-from pipelines.data.tokenizer import (
-    Encoder,
-    byte_tokenizer,
-    character_tokenizer,
-    copy_pretrained,
-    save_tokenizer,
-    train_bpe,
-)
+from pipelines.data.tally import Tally
+from pipelines.data.tokenization import plan_text_blocks, tokenize, tokenize_conversations
+from pipelines.data.tokenizer import Encoder
+from pipelines.data.tokenizer_making import make_tokenizer
 from pipelines.ledger.dataset_stage import fetch_dataset
 
 STAGE = PreprocessRecord.stage
 WORK = "work"  # in a workspace, while preprocess runs
-# BPE merges hardly change beyond this much text, and training takes some 3 s on two cores.
-BPE_SAMPLE_BYTES = 8_000_000
-CHECKED_ROW_GROUPS = 2  # of each split, at least, where a pretrained tokenizer is tried
-MIB = 1 << 20
 
-_log = logging.getLogger(__name__)
-
-Blocks = dict[Path, Tally]  # folders of documents read, in source order
+Blocks = dict[Path, Tally]  # folders of documents that were read, in source order
 Parts = dict[Path, Selected]  # folders with a file of each split, in source order
-TokenBlocks = dict[Path, int]  # folders of token ids, in order, and how many there are
-Shards = dict[Path, Shard]  # folders of token shards, in order
 
 
 def run(
@@ -88,22 +64,27 @@ def run(
     shutil.rmtree(output, ignore_errors=True)  # nothing of an earlier try looks like this one's
     with work_folder(workspace / WORK, _key(data, workspace)) as work:
         passes = Passes(work, map_ordered, partial(ProgressWriter, workspace, STAGE))
-        blocks = _extract(data, passes)
+        evaluation_sets = _gather(data, passes)
+        blocks = _extract(data, evaluation_sets, passes)
+        tally = Tally.of(blocks.values())
+        tally.check(describe(data.source), data.source.max_malformed_fraction)
         duplicates = _match(data, blocks, passes)
-        parts, tally = _select(data, blocks, duplicates, passes)
-        encoder = _make_tokenizer(data, work / "tokenizer", parts, passes, map_ordered)
-        token_blocks = _tokenize(data, work / "tokenizer", parts, passes)
+        parts = _select(data, blocks, duplicates, passes)
+        for selected in parts.values():
+            tally.drop_kept(selected.dropped, selected.dropped_bytes)
+        tally.check(describe(data.source), data.source.max_malformed_fraction)
+        texts = {split: part_files(parts, split) for split in SPLITS}
+        tokenizer = work / "tokenizer"
+        make_tokenizer(data, tokenizer, texts[TRAIN], texts[VALIDATION], passes)
+        token_blocks = _tokenize(data, tokenizer, texts, passes)
+        encoder = Encoder(tokenizer)
         shards = _assemble(data, token_blocks, encoder, passes)
         _refuse_changed_inputs(data, workspace)
-        _publish(output, parts, work / "tokenizer", shards)
-    dataset = DatasetRef(
-        vocab_size=encoder.vocab_size,
-        packed_length=data.sequence_length if data.packing == "best_fit" else None,
-        **{split: _split(split, parts, shards[split]) for split in SPLITS},
-    )
-    stats = tally.to_dict() | _token_stats(data, dataset)
-    write_json(output / STATS, stats)
-    _write_rejects(output / REJECTS, tally)
+        made = Made(tally, parts, tokenizer, token_blocks, shards)
+        publish(made, output)
+    dataset = describe_dataset(made, data, encoder.vocab_size)
+    names = [name for name, _ in evaluation_sets]
+    stats = write_statistics(made, data, dataset, names, output)
     return PreprocessRecord(dataset=dataset, stats=stats).write(workspace)
 
 
@@ -118,31 +99,42 @@ def _key(data: Data, workspace: Path) -> str | None:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _extract(data: Data, passes: Passes) -> Blocks:
+def _gather(data: Data, passes: Passes) -> EvaluationSets:
+    """Before all passes: the n-grams of the evaluation sets that no document may hold."""
+    paths = data.decontamination.against
+    made = passes.run(
+        "evaluation-sets", partial(gather_ngrams, data=data), paths, int, "evaluation sets read"
+    )
+    names = (Path(path).name for path in paths)
+    return tuple((name, folder) for name, (folder, _) in zip(names, made, strict=True))
+
+
+def _extract(data: Data, evaluation_sets: EvaluationSets, passes: Passes) -> Blocks:
     """Pass 1: read, normalise and clean every block of the source, up to `max_documents`."""
     source, limit = data.source, data.source.max_documents
     inputs = list_inputs(source)
     plan = plan_reads(source, inputs, block_bytes(sum(found.bytes for found in inputs)))
-
-    def mebibytes(block: Block) -> float:
-        return sum(read.bytes for read in block) / MIB
-
     blocks: Blocks = {}
     kept = 0
-    task = partial(extract, data=data, limit=limit)
+    clean = partial(extract, data=data, evaluation_sets=evaluation_sets)
+    task = partial(clean, limit=limit)
     for block, (folder, tally) in zip(
-        plan, passes.run("extract", task, plan, Tally, "MiB read", mebibytes), strict=False
+        plan, passes.run("extract", task, plan, Tally, "MiB read", _mebibytes), strict=False
     ):
         if limit is not None and kept + tally.kept > limit:  # the block that goes beyond, again
-            task = partial(extract, data=data, limit=limit - kept)
+            task = partial(clean, limit=limit - kept)
             ((folder, tally),) = passes.run(
-                "extract-last", task, [block], Tally, "MiB read", mebibytes
+                "extract-last", task, [block], Tally, "MiB read", _mebibytes
             )
         blocks[folder] = tally
         kept += tally.kept
         if kept == limit:
             break
     return blocks
+
+
+def _mebibytes(block: Block) -> float:
+    return sum(map(mebibytes, block))
 
 
 def _match(data: Data, blocks: Blocks, passes: Passes) -> Path:
@@ -155,90 +147,33 @@ def _match(data: Data, blocks: Blocks, passes: Passes) -> Path:
     return folder
 
 
-def _select(data: Data, blocks: Blocks, duplicates: Path, passes: Passes) -> tuple[Parts, Tally]:
-    """Pass 3: drop duplicates, split by content; neither split stays empty."""
-    tally = Tally()
-    for block in blocks.values():
-        tally.add(block)
-    tally.check(describe(data.source), data.source.max_malformed_fraction)
+def _select(data: Data, blocks: Blocks, duplicates: Path, passes: Passes) -> Parts:
+    """Pass 3: drop duplicates, split by content; neither split stays empty where two are left."""
     plan = plan_parts(list(blocks), list(blocks.values()))
     task = partial(select, duplicates=duplicates, validation_fraction=data.validation_fraction)
-    parts = dict(passes.run("select", task, plan, Selected, "MiB selected", _mebibytes))
-    for selected in parts.values():
-        for reason, count in selected.dropped.items():
-            tally.drop_kept(reason, count, selected.dropped_bytes[reason])
-    tally.check(describe(data.source), data.source.max_malformed_fraction)
-    empty = [name for name in SPLITS if not sum(part.documents[name] for part in parts.values())]
-    if empty:
-        # Only a handful of documents can all fall into one split.
-        doc_id = (
-            min(part.smallest for part in parts.values())
-            if empty == [VALIDATION]
-            else max(part.largest for part in parts.values())
-        )
-        task = partial(task, moved=doc_id)
-        parts = dict(passes.run("select-moved", task, plan, Selected, "MiB selected", _mebibytes))
-    return parts, tally
+    parts = dict(passes.run("select", task, plan, Selected, "MiB selected", mebibytes))
+    moved = misplaced(parts.values())
+    if moved:
+        task = partial(task, moved=moved)
+        parts = dict(passes.run("select-moved", task, plan, Selected, "MiB selected", mebibytes))
+    return parts
 
 
-def _make_tokenizer(
-    data: Data, folder: Path, parts: Parts, passes: Passes, map_ordered: MapOrdered
-) -> Encoder:
-    recipe = data.tokenizer
-    # A held-out document must not shape what it is measured with.
-    training = plan_text_blocks(_files(parts, TRAIN))
-    with fresh_folder(folder) as target:
-        if recipe.kind == "pretrained":
-            copy_pretrained(str(recipe.path), target)
-        elif recipe.kind == "bpe":
-            fraction = BPE_SAMPLE_BYTES / sum(part.bytes[TRAIN] for part in parts.values())
-            task = partial(sample_texts, fraction=fraction)
-            found = passes.run("sample", task, training, list[str], "MiB sampled", _mebibytes)
-            texts = (text for _, sample in found for text in sample)
-            save_tokenizer(train_bpe(texts, recipe.vocab_size), target)
-        elif recipe.kind == "byte":
-            save_tokenizer(byte_tokenizer(), target)
-        else:
-            alphabets = passes.run(
-                "characters", characters, training, str, "MiB sampled", _mebibytes
-            )
-            save_tokenizer(character_tokenizer("".join(found for _, found in alphabets)), target)
-        if data.instruction.kind != "none":
-            make_chat_tokenizer(target, data.instruction)
-    if recipe.kind == "pretrained":
-        _check_round_trip(str(recipe.path), folder, parts, map_ordered)
-    return Encoder(folder)
-
-
-def _check_round_trip(name: str, tokenizer: Path, parts: Parts, map_ordered: MapOrdered) -> None:
-    """Refuse a tokenizer that changes text: bits per byte would be had for less text."""
-    groups = []
-    for split in SPLITS:
-        found = row_groups(_files(parts, split))
-        groups += found[:: max(1, len(found) // CHECKED_ROW_GROUPS)]
-    function = partial(first_loss, tokenizer=tokenizer, tokenizer_hash=folder_hash(tokenizer))
-    for loss in map_ordered(function, groups):
-        if loss is not None:
-            raise UserError(
-                f"{name}: this tokenizer does not give text back: {loss}; what it loses would "
-                "count as predicted; give a lossless one, such as a byte-level BPE, in "
-                "data.tokenizer.path, or set data.tokenizer.kind to bpe"
-            )
-
-
-def _tokenize(data: Data, tokenizer: Path, parts: Parts, passes: Passes) -> dict[str, TokenBlocks]:
+def _tokenize(
+    data: Data, tokenizer: Path, texts: dict[str, list[Path]], passes: Passes
+) -> dict[str, dict[Path, int]]:
     """Pass 4: the token ids of every document of both splits."""
-    plan = {split: plan_text_blocks(_files(parts, split)) for split in SPLITS}
+    plan = {split: plan_text_blocks(texts[split]) for split in SPLITS}
     encode = tokenize if data.instruction.kind == "none" else tokenize_conversations
     task = partial(encode, tokenizer=tokenizer, tokenizer_hash=folder_hash(tokenizer))
     blocks = [block for split in SPLITS for block in plan[split]]
-    made = passes.run("tokenize", task, blocks, int, "MiB tokenized", _mebibytes)
+    made = passes.run("tokenize", task, blocks, int, "MiB tokenized", mebibytes)
     return {split: dict(islice(made, len(plan[split]))) for split in SPLITS}
 
 
 def _assemble(
-    data: Data, token_blocks: dict[str, TokenBlocks], encoder: Encoder, passes: Passes
-) -> dict[str, Shards]:
+    data: Data, token_blocks: dict[str, dict[Path, int]], encoder: Encoder, passes: Passes
+) -> dict[str, dict[Path, Shard]]:
     """Pass 5: the shards of both splits."""
     plan = {
         split: plan_shards(split, list(token_blocks[split]), data.shard_tokens) for split in SPLITS
@@ -260,66 +195,3 @@ def _refuse_changed_inputs(data: Data, workspace: Path) -> None:
             f"{describe(data.source)} changed since this run began; start a new run, which reads "
             "it as it is now"
         )
-
-
-def _publish(output: Path, parts: Parts, tokenizer: Path, shards: dict[str, Shards]) -> None:
-    """Give the passes' files their places in the output; hard links, as they are large."""
-    documents_folder(output).mkdir(parents=True)
-    (output / TOKENS).mkdir()
-    for number, part in enumerate(parts):
-        for split in SPLITS:
-            source = part / f"{split}.parquet"
-            split_file(documents_folder(output), split, number).hardlink_to(source)
-    for split in SPLITS:
-        for folder in shards[split]:
-            for path in folder.iterdir():
-                if path.name != RESULT:
-                    (output / TOKENS / path.name).hardlink_to(path)
-    shutil.copytree(tokenizer, output / "tokenizer")
-
-
-def _mebibytes(work: Part | TextBlock) -> float:
-    return work.bytes / MIB
-
-
-def _split(split: str, parts: Parts, shards: Shards) -> Split:
-    return Split(
-        documents=sum(part.documents[split] for part in parts.values()),
-        bytes=sum(part.bytes[split] for part in parts.values()),
-        tokens=sum(shard.tokens for shard in shards.values()),
-        shards=tuple(shards.values()),
-    )
-
-
-def _files(parts: Parts, split: str) -> list[Path]:
-    return [folder / f"{split}.parquet" for folder in parts]
-
-
-def _token_stats(data: Data, dataset: DatasetRef) -> dict[str, Any]:
-    splits = {name: getattr(dataset, name) for name in SPLITS}
-    tokens = sum(split.tokens for split in splits.values())
-    size = sum(split.bytes for split in splits.values())
-    return {
-        "tokens": tokens,
-        "bytes_per_token": round(size / tokens, 4),
-        "tokenizer": {"kind": data.tokenizer.kind, "vocab_size": dataset.vocab_size},
-        "splits": {
-            name: {
-                "documents": split.documents,
-                "bytes": split.bytes,
-                "tokens": split.tokens,
-                "bytes_per_token": round(split.bytes / split.tokens, 4),
-                "shards": len(split.shards),
-            }
-            for name, split in splits.items()
-        },
-    }
-
-
-def _write_rejects(path: Path, tally: Tally) -> None:
-    lines = (
-        json.dumps({"reason": reason, **reject._asdict()}, ensure_ascii=False) + "\n"
-        for reason, rejects in sorted(tally.rejects.items())
-        for reject in rejects
-    )
-    write_text(path, "".join(lines))

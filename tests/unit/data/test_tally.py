@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 
 from pipelines.core.errors import UserError
@@ -30,16 +32,13 @@ def test_counts() -> None:
 
 
 def test_tallies_of_blocks_add_up_in_order() -> None:
-    whole, parts = tally(kept=5, malformed=25, binary=2), Tally()
-    for part in (tally(kept=2, binary=1), tally(malformed=25), tally(kept=3, binary=1)):
-        parts.add(part)
-    assert parts == whole
+    parts = (tally(kept=2, binary=1), tally(malformed=25), tally(kept=3, binary=1))
+    assert Tally.of(parts) == tally(kept=5, malformed=25, binary=2)
 
 
 def test_what_turns_out_a_duplicate_was_not_kept() -> None:
     counts = tally(kept=5)
-    counts.drop_kept("duplicate", 2, 8)
-    counts.drop_kept("near_duplicate", 0, 0)
+    counts.drop_kept(Counter(duplicate=2), Counter(duplicate=8))
     assert counts.to_dict()["documents"] == {"in": 5, "kept": 3, "dropped": {"duplicate": 2}}
     assert counts.to_dict()["bytes"] == {"in": 20, "kept": 12}
 
@@ -53,9 +52,7 @@ def test_the_first_rejects_of_each_reason_are_kept() -> None:
                 result.add_sample(reason, Reject(f"{name}:{number}", ""))
         return result
 
-    counts = Tally()
-    for name in ("a", "b", "c"):
-        counts.add(block(name))
+    counts = Tally.of(map(block, "abc"))
     assert {reason: len(rejects) for reason, rejects in counts.rejects.items()} == {
         "empty": 20,
         "length:too_short": 20,

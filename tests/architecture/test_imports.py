@@ -23,11 +23,12 @@ def imported_by(code: str) -> set[str]:
     "code",
     [
         "import runpy; runpy.run_path('dags/llm_pipeline.py')",
+        "import runpy; runpy.run_path('dags/data_refresh.py')",
         "import pipelines.cli",
         "import pipelines.core.recipe_files",
         "import pipelines.models.presets, pipelines.training.supported",
     ],
-    ids=["dag", "cli", "recipe", "checks"],
+    ids=["llm_pipeline", "data_refresh", "cli", "recipe", "checks"],
 )
 def test_nothing_heavy_is_imported(code):
     assert imported_by(code).isdisjoint(HEAVY)
@@ -39,10 +40,11 @@ def seconds(code: str) -> float:
     return time.perf_counter() - started
 
 
-def test_parsing_the_dag_costs_at_most_a_second_over_airflows_sdk():
+@pytest.mark.parametrize("dag", ["llm_pipeline", "data_refresh"])
+def test_parsing_a_dag_costs_at_most_a_second_over_airflows_sdk(dag):
     # The best of three pairs: a machine that is busy for a moment is no regression.
     pairs = [
-        seconds("import runpy; runpy.run_path('dags/llm_pipeline.py')")
+        seconds(f"import runpy; runpy.run_path('dags/{dag}.py')")
         - seconds("from airflow.sdk import DAG, Param, BaseOperator, CronTriggerTimetable")
         for _ in range(3)
     ]

@@ -2,7 +2,7 @@
 
 Shape suffixes:
     B batch, S sequence, D model width, N heads, K key-value heads, H head width,
-    F width of the feed-forward layer, V vocabulary
+    F width of the feed-forward layer, V vocabulary, 1 for every head
 
 Papers: RMSNorm (Zhang and Sennrich 2019), SwiGLU (Shazeer 2020), rotary positions (Su et al.
 2021), grouped-query attention (Ainslie et al. 2023).
@@ -35,6 +35,12 @@ def rotate(x_BNSH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
     return x_BNSH * cos_SH + turned_BNSH * sin_SH
 
 
+def document_mask(documents_BS: Tensor) -> Tensor:
+    """Which positions [B, 1, S, S] see which: those of the same document that are not later."""
+    same_BSS = documents_BS.unsqueeze(2) == documents_BS.unsqueeze(1)
+    return same_BSS.tril().unsqueeze(1)
+
+
 class Attention(nn.Module):
     """Causal self-attention; several query heads share one key-value head."""
 
@@ -49,8 +55,10 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.width, kv_width, bias=False)
         self.o_proj = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-        """[B, S, D] to [B, S, D]."""
+    def forward(
+        self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor, mask_B1SS: Tensor | None
+    ) -> Tensor:
+        """[B, S, D] to [B, S, D]; without a mask, each position sees itself and all before it."""
         batch, length, width = x_BSD.shape
         q_BNSH = self._heads(self.q_proj(x_BSD), self.heads)
         k_BKSH = self._heads(self.k_proj(x_BSD), self.kv_heads)
@@ -58,7 +66,12 @@ class Attention(nn.Module):
         q_BNSH = rotate(q_BNSH, cos_SH, sin_SH)
         k_BKSH = rotate(k_BKSH, cos_SH, sin_SH)
         out_BNSH = F.scaled_dot_product_attention(
-            q_BNSH, k_BKSH, v_BKSH, is_causal=True, enable_gqa=self.heads != self.kv_heads
+            q_BNSH,
+            k_BKSH,
+            v_BKSH,
+            attn_mask=mask_B1SS,
+            is_causal=mask_B1SS is None,
+            enable_gqa=self.heads != self.kv_heads,
         )
         return self.o_proj(out_BNSH.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
 
@@ -92,9 +105,11 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+    def forward(
+        self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor, mask_B1SS: Tensor | None
+    ) -> Tensor:
         """[B, S, D] to [B, S, D]."""
-        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), cos_SH, sin_SH)
+        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), cos_SH, sin_SH, mask_B1SS)
         return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))  # type: ignore[no-any-return]
 
 
@@ -116,13 +131,19 @@ class Transformer(nn.Module):
         self.cos_SH: Tensor
         self.sin_SH: Tensor
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        """Token ids [B, S], S at most the context, to logits [B, S, V]."""
+    def forward(self, tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
+        """Token ids [B, S], S at most the context, to logits [B, S, V].
+
+        With `documents_BS`, the number of each token's document, a token sees its own document
+        only. Positions go on counting: they are relative, so a document's logits are what they
+        are where it stands alone.
+        """
         length = tokens_BS.shape[1]
+        mask_B1SS = None if documents_BS is None else document_mask(documents_BS)
         cos_SH, sin_SH = self.cos_SH[:length], self.sin_SH[:length]
         x_BSD = self.embed_tokens(tokens_BS)
         for block in self.layers:
-            x_BSD = block(x_BSD, cos_SH, sin_SH)
+            x_BSD = block(x_BSD, cos_SH, sin_SH, mask_B1SS)
         return self.lm_head(self.norm(x_BSD))  # type: ignore[no-any-return]
 
     @torch.no_grad()

@@ -5,8 +5,10 @@
 import logging
 import math
 import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
-from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.dataloader import IGNORED, Batch, TokenLoader
 from pipelines.models.transformer import Transformer
 from pipelines.training import checkpoint
 from pipelines.training.checkpoint import Position
@@ -24,6 +26,14 @@ from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 
 _log = logging.getLogger(__name__)
+
+
+class _Step(NamedTuple):
+    """What came of one step."""
+
+    nats: Tensor  # of this process, summed
+    norm: Tensor  # of the gradient
+    predicted: int | Tensor  # tokens, of all processes
 
 
 class Trainer:
@@ -76,37 +86,53 @@ class Trainer:
         finished = self._finished(position)
         while not finished:
             started = time.perf_counter()
-            nats, norm = self._step(position.step)
+            done = self._step(position.step)
             seconds = position.seconds + time.perf_counter() - started
             position = Position(position.step + 1, seconds)
             finished = self._finished(position)
             saves = finished or position.step % self.train.checkpoint_every == 0
             if saves or position.step % self.train.log_every == 0:
-                self.report(self._metrics(nats, norm, position, since, finished))
+                self.report(self._metrics(done, position, since, finished))
                 since = position
             if saves:
                 checkpoint.save(self.checkpoints, position, self.model, self.optimizer)
         return position
 
-    def _step(self, step: int) -> tuple[Tensor, Tensor]:
-        """One optimizer step: this process's summed loss in nats, and the gradient norm."""
+    def _step(self, step: int) -> "_Step":
+        """One optimizer step over this process's share of the batch."""
         # Seeded by step, randomness resumes by itself and on any number of processes.
         torch.manual_seed(hash((self.recipe.seed, step, self.rank)))
         set_learning_rate(self.optimizer, learning_rate(step, self.train))
         self.optimizer.zero_grad()
         nats = torch.zeros((), device=self.device)
-        for batch, is_last in self.loader.micro_batches(step):
+        batches, predicted = self._batches(step)
+        # Each token weighs the same wherever it is; DDP divides by the world, so undo it.
+        share = self.world / predicted
+        for batch, is_last in batches:
             with self._sync_if(is_last):
                 with self._autocast():
-                    logits_BSV = self.model(batch.inputs_BS)
+                    logits_BSV = self.model(batch.inputs_BS, batch.documents_BS)
                 loss = next_token_loss(logits_BSV, batch.targets_BS)
-                # Each token weighs the same wherever it is; DDP divides by the world, so undo it.
-                share = self.world / self.loader.tokens_per_step
                 torch.autograd.backward(loss * share)
             nats += loss.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.train.grad_clip)
         self.optimizer.step()
-        return nats, norm
+        return _Step(nats, norm, predicted)
+
+    def _batches(self, step: int) -> tuple[Iterable[tuple[Batch, bool]], int | Tensor]:
+        """The micro-batches, and how many tokens all processes predict in this step.
+
+        Where targets are masked, their number is known once all are read: a collective a step.
+        """
+        batches = self.loader.micro_batches(step)
+        if not self.loader.has_mask:
+            return batches, self.loader.tokens_per_step
+        held = list(batches)
+        counts = [(batch.targets_BS != IGNORED).sum() for batch, _ in held]
+        predicted = torch.stack(counts).sum()
+        if self.world > 1:
+            dist.all_reduce(predicted)
+        return held, predicted.clamp(min=1)  # nothing at all is learned from a step without any
 
     def _sync_if(self, is_last: bool) -> AbstractContextManager[None]:
         """Gradients are averaged over processes once a step, in the last backward pass."""
@@ -120,13 +146,13 @@ class Trainer:
         )
 
     def _metrics(
-        self, nats: Tensor, norm: Tensor, position: Position, since: Position, last: bool
+        self, done: "_Step", position: Position, since: Position, last: bool
     ) -> StepMetrics:
         """Note: a collective and a device synchronisation point, so not at every step."""
         if self.world > 1:
-            dist.all_reduce(nats)
+            dist.all_reduce(done.nats)
         tokens = self.loader.tokens_per_step
-        loss = nats.item() / tokens
+        loss = done.nats.item() / int(done.predicted)
         if not math.isfinite(loss):
             raise UserError(
                 f"the loss is {loss} at step {position.step}; lower train.lr({self.train.lr}) or "
@@ -138,7 +164,7 @@ class Trainer:
             tokens=position.step * tokens,
             loss=loss,
             learning_rate=learning_rate(position.step - 1, self.train),
-            gradient_norm=norm.item(),
+            gradient_norm=done.norm.item(),
             step_seconds=seconds / steps,
             tokens_per_second=steps * tokens / seconds,
             last=last,

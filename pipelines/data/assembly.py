@@ -37,25 +37,22 @@ def plan_shards(split: str, blocks: Sequence[Path], shard_tokens: int) -> list[S
 
     A document never spans two shards; one longer than `shard_tokens` has a shard to itself.
     """
-    shards: list[list[Piece]] = [[]]
-    free = shard_tokens
+    shards: list[list[Piece]] = []
+    free = 0  # tokens that the last shard still takes
     for block in blocks:
         ends = np.cumsum(np.load(block / SIZES_FILE), dtype=np.int64)
         start = taken = 0
         while start < len(ends):
             stop = int(np.searchsorted(ends, taken + free, side="right"))
-            if stop == start and shards[-1]:
+            if stop <= start:
                 shards.append([])
                 free = shard_tokens
-                continue
-            stop = max(stop, start + 1)
+                stop = max(start + 1, int(np.searchsorted(ends, taken + free, side="right")))
             shards[-1].append(Piece(block, start, stop))
             free -= int(ends[stop - 1]) - taken
             start, taken = stop, int(ends[stop - 1])
     return [
-        ShardPlan(f"{split}-{number:05d}", tuple(pieces))
-        for number, pieces in enumerate(shards)
-        if pieces
+        ShardPlan(f"{split}-{number:05d}", tuple(pieces)) for number, pieces in enumerate(shards)
     ]
 
 

@@ -1,18 +1,22 @@
 """A block's key file: what matching needs of its documents, laid out for reads of a range of keys.
 
+The space of keys has 65,536 slots, by a key's first 16 bits; a range is a number of slots.
+
 Two tables, `exact` (by the hash of the text) and `near` (by the bands of a MinHash signature), each
 of three arrays:
 
-    keys      uint64 [entries]          sorted; equal keys make two documents worth a comparison
-    rows      uint32 [entries]          of the document in its block; ascending where keys are equal
+    keys      uint64 [entries]          sorted by slot; equal keys make documents worth comparing
+    rows      uint32 [entries]          of the document in its block; ascending within a slot
     features  uint8 [documents, bytes]  what is compared: 16 bytes of the hash, or a MinHash sketch
 
 The file is in the safetensors format, so anything reads it; it appears whole or not at all.
 """
 
 import json
+import mmap
 import os
 import tempfile
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +29,8 @@ EXACT = "exact"
 NEAR = "near"
 ID_BYTES = 16  # of SHA-256: no two of 10^15 texts share them by chance
 
+SLOTS = 1 << 16
+_SLOT_BITS = 16
 _DTYPES = {"U64": "<u8", "I64": "<i8", "U32": "<u4", "U8": "u1"}
 
 
@@ -39,15 +45,19 @@ class KeyTable:
     @classmethod
     def build(cls, keys: npt.NDArray[np.uint64], features: npt.NDArray[np.uint8]) -> Self:
         """From the keys of each document, [documents, keys a document]."""
-        order = np.argsort(keys, axis=None, kind="stable")
+        slots = (keys >> np.uint64(64 - _SLOT_BITS)).astype(np.uint16)
+        order = np.argsort(slots, axis=None, kind="stable")  # of 16 bits: a radix sort
         rows = order // max(keys.shape[1], 1)
         return cls(keys.ravel()[order], rows.astype(np.uint32), features)
 
     def between(self, low: int, high: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Keys and rows of the entries with low <= key < high."""
-        start = int(np.searchsorted(self.keys, np.uint64(low)))
-        stop = int(np.searchsorted(self.keys, np.uint64(high - 1), side="right"))
+        """Keys and rows of the entries in the slots from `low` to before `high`."""
+        start, stop = (bisect_left(self.keys, slot, key=_slot) for slot in (low, high))
         return np.array(self.keys[start:stop]), self.rows[start:stop].astype(np.int64)
+
+
+def _slot(key: np.uint64) -> int:
+    return int(key) >> (64 - _SLOT_BITS)
 
 
 def exact_table(doc_ids: Sequence[str]) -> KeyTable:
@@ -95,7 +105,8 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
 
     A safetensors file is the header's size in 8 bytes, the header as JSON, then the arrays.
     """
-    mapped = np.memmap(path, np.uint8, "r")
+    with path.open("rb") as file:
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     start = 8 + int(mapped[:8].view("<u8")[0])
     header = json.loads(mapped[8:start].tobytes())
     return {

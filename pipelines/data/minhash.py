@@ -11,9 +11,10 @@ The minima are rensa's, in Rust: the same values on every machine.
 """
 
 import hashlib
+import struct
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import chain
+from itertools import starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,7 @@ class Signer:
     def __init__(self, ngram: int, permutations: int) -> None:
         self._ngram = ngram
         self._permutations = permutations
+        self._pack = struct.Struct(f"<{permutations}I").pack
 
     def sign(self, texts: Sequence[str]) -> Signatures:
         """Signatures [texts, permutations] that depend on each text alone, not on the others."""
@@ -72,9 +74,9 @@ class Signer:
         matrix = RMinHash.digest_matrix_from_flat_token_hashes(
             hashes, offsets.astype(np.uint64), self._permutations, _SEED
         )
-        values = chain.from_iterable(matrix.to_rows())
-        count = (len(offsets) - 1) * self._permutations
-        return np.fromiter(values, np.uint32, count).reshape(-1, self._permutations)
+        # The rows are lists of numbers; numpy takes three times as long over them.
+        content = b"".join(starmap(self._pack, matrix.to_rows()))
+        return np.frombuffer(content, "<u4").reshape(-1, self._permutations)
 
 
 def _chunks(texts: Sequence[str]) -> Iterator[slice]:

@@ -32,6 +32,7 @@ from pipelines.core.recipe_cleaning import Dedup
 from pipelines.data.key_files import (
     EXACT,
     NEAR,
+    SLOTS,
     KeyTable,
     exact_table,
     read_arrays,
@@ -95,7 +96,7 @@ def write_keys(path: Path, doc_ids: Sequence[str], texts: Iterable[str], dedup: 
 def partitions_for(documents: int, dedup: Dedup) -> int:
     """Into how many partitions the keys of so many documents are cut."""
     keys = 1 if dedup.kind == "exact" else 1 + bands(dedup.permutations, dedup.jaccard)[0]
-    return max(1, -(-documents * keys // _PARTITION_ENTRIES))
+    return min(SLOTS, max(1, -(-documents * keys // _PARTITION_ENTRIES)))
 
 
 def match_partition(
@@ -107,7 +108,7 @@ def match_partition(
         A file in `folder` with two arrays [edges, 2] of document numbers, `exact` and `near`: a
         duplicate and the document it repeats.
     """
-    low, high = ((part << 64) // partitions for part in (partition, partition + 1))
+    low, high = (part * SLOTS // partitions for part in (partition, partition + 1))
     edges = {EXACT: _match(key_files, EXACT, low, high, _equal), NEAR: _no_edges()}
     if dedup.kind == "minhash":
 
@@ -135,7 +136,7 @@ def find_duplicates(edge_files: Sequence[Path]) -> Duplicates:
 
 
 def _match(key_files: Sequence[Path], table: str, low: int, high: int, same: Same) -> Indices:
-    """Edges [edges, 2], duplicate and first, of the documents with a key in this range.
+    """Edges [edges, 2], duplicate and first, of the documents with a key in these slots.
 
     A bucket of more than _RUN documents is matched run by run; what stays of each run meets in a
     next round, as long as each round halves it. So a page copied a million times is one component
@@ -164,7 +165,7 @@ def _match(key_files: Sequence[Path], table: str, low: int, high: int, same: Sam
 def _read_entries(
     key_files: Sequence[Path], table: str, low: int, high: int
 ) -> tuple[Indices, U64, Indices]:
-    """The first number of each block; keys in the range and their documents' numbers."""
+    """The first number of each block; keys in these slots and their documents' numbers."""
     firsts, keys, numbers = [0], [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
     for path in key_files:
         block = read_table(path, table)
@@ -176,12 +177,26 @@ def _read_entries(
 
 
 def _buckets(keys: U64, numbers: Indices) -> tuple[Indices, Indices]:
-    """Documents that share a key with another, bucket by bucket, and the bucket of each."""
-    order = np.argsort(keys, kind="stable")  # numbers ascend within a bucket
-    keys, numbers = keys[order], numbers[order]
-    repeats = np.append(False, keys[1:] == keys[:-1])[: len(keys)]
-    shared = repeats | np.append(repeats[1:], False)[: len(keys)]
-    return numbers[shared], np.cumsum(~repeats)[shared]
+    """Documents that share a key with another, bucket by bucket, and the bucket of each.
+
+    Keys are sorted by their first bits with their places in the last ones, which numpy does ten
+    times as fast as argsort; the few left where first bits agree are then sorted by the whole key.
+    """
+    bits = np.uint64(len(keys).bit_length())
+    packed = np.sort((keys >> bits << bits) | np.arange(len(keys), dtype=np.uint64))
+    places = packed & ((np.uint64(1) << bits) - np.uint64(1))
+    places = places[_repeated(packed >> bits)]  # ascending where keys are equal, so numbers are
+    places = places[np.argsort(keys[places], kind="stable")]
+    places = places[_repeated(keys[places])]
+    keys = keys[places]
+    return numbers[places], np.cumsum(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
+
+
+def _repeated(ordered: U64) -> npt.NDArray[np.bool_]:
+    """Which values stand beside an equal one."""
+    equal = np.zeros(len(ordered) + 1, bool)
+    equal[1:-1] = ordered[1:] == ordered[:-1]
+    return equal[1:] | equal[:-1]
 
 
 def _chunks(numbers: Indices, starts: Indices) -> Iterator[tuple[int, Indices, Indices]]:

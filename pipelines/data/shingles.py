@@ -18,8 +18,6 @@ import numpy.typing as npt
 U64 = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
 
-_BASE = np.uint64(0x9E3779B97F4A7C15)
-_BASE_INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 _CODE_POINTS = 0x110000
 _ALONE = np.uint32(1 << 31)  # marks a letter that is a word
 _ALONE_RANGES = (
@@ -39,7 +37,9 @@ def words(texts: Sequence[str]) -> tuple[U64, Indices]:
     codes, text_starts = _code_points(texts)
     letters = _letters().take(codes)
     starts = _word_starts(letters)
-    hashes = _hash_spans(letters, starts, np.append(starts[1:], len(letters)))
+    # Zeros do not count, so a word's span may reach to the start of the next.
+    sums = _LETTERS.sums(letters)[np.append(starts, len(letters))]
+    hashes = np.diff(sums) * _LETTERS.inverses(len(letters))[starts]
     return hashes, np.searchsorted(starts, text_starts)
 
 
@@ -49,12 +49,17 @@ def shingles(hashes: U64, offsets: Indices, n: int) -> tuple[U64, Indices]:
     Returns:
         As `words`; a text of fewer words has one shingle, a text without words has none.
     """
-    counts = np.diff(offsets)
-    number = np.arange(len(hashes))
-    end = np.repeat(offsets[1:], counts)  # of each word's text
-    whole = (number + n <= end) | (number == np.repeat(offsets[:-1], counts))
-    found = _hash_spans(hashes, number[whole], np.minimum(number + n, end)[whole])
-    return found, _offsets(np.maximum(counts - n + 1, np.minimum(counts, 1)))
+    starts, ends = offsets[:-1], offsets[1:]
+    counts = ends - starts
+    kept = np.where(counts < n, np.minimum(counts, 1), counts - n + 1)
+    sums = np.pad(_WORDS.sums(hashes), (0, n - 1), mode="edge")
+    spans = sums[n:] - sums[:-n]  # from every word on, over the ends of texts too
+    few = np.flatnonzero((counts < n) & (counts > 0))
+    spans[starts[few]] = sums[ends[few]] - sums[starts[few]]
+    inside = np.ones(len(hashes), bool)
+    last = ends[:, None] - np.arange(1, n)
+    inside[last[last >= (starts + kept)[:, None]]] = False
+    return mix(spans * _WORDS.inverses(len(hashes)))[inside], _offsets(kept)
 
 
 def _code_points(texts: Sequence[str]) -> tuple[npt.NDArray[np.uint32], Indices]:
@@ -80,30 +85,44 @@ def _letters() -> npt.NDArray[np.uint32]:
 
 def _word_starts(letters: npt.NDArray[np.uint32]) -> Indices:
     inside = letters > 0
-    alone = letters >= _ALONE
     start = inside.copy()
-    start[1:] &= ~inside[:-1] | alone[1:] | alone[:-1]
+    start[1:] = inside[1:] > inside[:-1]
+    alone = letters >= _ALONE
+    if alone.any():
+        start |= alone
+        start[1:] |= alone[:-1] & inside[1:]
     return np.flatnonzero(start)
 
 
-def _hash_spans(values: npt.NDArray[np.unsignedinteger], starts: Indices, ends: Indices) -> U64:
-    """A hash of each span of values; zeros at a span's end do not count."""
-    powers, inverses = _powers(1 << len(values).bit_length())
-    sums = np.zeros(len(values) + 1, np.uint64)
-    np.cumsum(values * powers[: len(values)], out=sums[1:])
-    return mix((sums[ends] - sums[starts]) * inverses[starts])
+class _Polynomial:
+    """Hashes spans of values: sums of value times power modulo 2^64 (Karp and Rabin 1987)."""
+
+    def __init__(self, base: int) -> None:
+        self._bases = (np.uint64(base), np.uint64(pow(base, -1, 1 << 64)))
+
+    def sums(self, values: npt.NDArray[np.unsignedinteger]) -> U64:
+        """Running sums from 0 on, [values + 1]; differences are sums over spans."""
+        sums = np.zeros(len(values) + 1, np.uint64)
+        np.multiply(values, self._powers(0, len(values)), out=sums[1:])
+        return np.cumsum(sums, out=sums)
+
+    def inverses(self, count: int) -> U64:
+        """What to multiply the sum over a span by, for its start: the place does not matter."""
+        return self._powers(1, count)
+
+    def _powers(self, base: int, count: int) -> U64:
+        return _powers(self._bases[base], 1 << count.bit_length())[:count]
 
 
 @cache
-def _powers(count: int) -> tuple[U64, U64]:
-    """Powers 0, 1, … of the base modulo 2^64, and their inverses."""
+def _powers(base: np.uint64, count: int) -> U64:
+    factors = np.full(count, base)
+    factors[0] = 1
+    return np.cumprod(factors)
 
-    def powers(base: np.uint64) -> U64:
-        factors = np.full(count, base)
-        factors[0] = 1
-        return np.cumprod(factors)
 
-    return powers(_BASE), powers(_BASE_INVERSE)
+_LETTERS = _Polynomial(0x9E3779B97F4A7C15)
+_WORDS = _Polynomial(0xC2B2AE3D27D4EB4F)  # not the letters' one: "ab c" must not be "ac b"
 
 
 def mix(hashes: U64) -> U64:

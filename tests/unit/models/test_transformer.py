@@ -48,6 +48,19 @@ def test_a_token_sees_no_later_one() -> None:
     assert not torch.allclose(before[:, 12:], after[:, 12:])
 
 
+def test_a_packed_document_is_what_it_is_alone() -> None:
+    """Positions are relative: where a document stands in a sample changes nothing."""
+    model = tiny()
+    documents = [torch.randint(0, 61, (1, length)) for length in (7, 1, 11, 5)]
+    numbers = torch.cat([torch.full((1, d.shape[1]), n) for n, d in enumerate(documents)], 1)
+    packed = model(torch.cat(documents, 1), numbers)
+    alone = torch.cat([model(document) for document in documents], 1)
+    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=0)
+    one = model(torch.cat(documents, 1), torch.zeros_like(numbers))
+    torch.testing.assert_close(one, model(torch.cat(documents, 1)), atol=1e-5, rtol=0)
+    assert not torch.allclose(one[:, 7:], packed[:, 7:], atol=1e-3)
+
+
 def test_the_seed_alone_gives_the_weights() -> None:
     torch.manual_seed(1)
     first = tiny()

@@ -1,8 +1,12 @@
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressReader
 from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_files import dump_yaml
 from pipelines.core.records import PreprocessRecord
 from pipelines.core.storage import folder_hash, md5, write_json
 from pipelines.data import passes
@@ -287,6 +292,156 @@ def test_every_pass_tells_its_progress_to_the_end(corpus: Path, workspace: Path)
     for line in last.values():
         assert line.stage == "preprocess"
         assert line.done == pytest.approx(line.total)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+
+from pipelines.data import passes
+from pipelines.ledger.workspace import read_recipe
+from pipelines.stages import preprocess
+
+passes.LEAST_BLOCK_BYTES = 500
+workspace, name, blocks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+task, done = getattr(preprocess, name), []
+
+def killed(*args, **kwargs):
+    if len(done) == blocks:
+        os.kill(os.getpid(), signal.SIGKILL)
+    done.append(None)
+    return task(*args, **kwargs)
+
+setattr(preprocess, name, killed)
+preprocess.run(read_recipe(workspace), workspace)
+"""
+
+
+def run_killed(asked: Recipe, workspace: Path, task: str, blocks: int) -> None:
+    """Run in a process that is killed within a pass, when so many of its blocks are done."""
+    (workspace / "params.yaml").write_text(dump_yaml(asked))
+    command = [sys.executable, "-c", KILLED, workspace, task, str(blocks)]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("task", "blocks"), [("extract", 3), ("select", 0), ("tokenize", 1), ("assemble", 1)]
+)
+def test_a_killed_run_leaves_nothing_whole_and_the_next_goes_on(
+    corpus: Path,
+    workspace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    task: str,
+    blocks: int,
+) -> None:
+    monkeypatch.setattr(passes, "LEAST_BLOCK_BYTES", 500)
+    asked, undisturbed = recipe(corpus, "bpe", shard_tokens=1024), tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    for path in (workspace, undisturbed):
+        write_json(path / "source.json", fingerprint_inputs(asked.data))
+    run(asked, undisturbed)
+    run(recipe(corpus), workspace)  # what is there already must not pass for this run's
+
+    run_killed(asked, workspace, task, blocks)
+    assert not (workspace / "outputs/preprocess").exists()
+    finished = {path: path.stat().st_mtime_ns for path in workspace.glob("work/*/*/result.json")}
+    assert len([path for path in finished if path.parts[-3] == task]) == blocks
+
+    seen: dict[Path, int] = {}
+
+    def looking(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        seen.update({path: path.stat().st_mtime_ns for path in finished})
+        return map(function, items)
+
+    run(asked, workspace, looking)
+    assert seen == finished  # none of them was made again
+    assert folder_hash(workspace / "outputs") == folder_hash(undisturbed / "outputs")
+    assert not (workspace / "work").exists()
+
+
+def test_what_was_made_for_another_recipe_is_not_taken(corpus: Path, workspace: Path) -> None:
+    asked = recipe(corpus)
+    write_json(workspace / "source.json", fingerprint_inputs(asked.data))
+    run_killed(asked, workspace, "select", 0)
+    assert list(workspace.glob("work/extract/*/result.json"))
+    length = {"enabled": True, "min_characters": 38}  # of "Document 10…"
+    record = run(recipe(corpus, filters={"length": length}), workspace)
+    assert record.stats["documents"]["dropped"]["length:too_short"] == 10
+
+
+def test_the_first_documents_of_several_blocks(
+    corpus: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "LEAST_BLOCK_BYTES", 500)
+    record = run(recipe(corpus, source={"max_documents": 33}), workspace)
+    assert record.stats["documents"] == {"in": 33, "kept": 33, "dropped": {}}
+    kept = texts(workspace, "train") + texts(workspace, "validation")
+    assert {text.split(":")[0] for text in kept} == {f"Document {number}" for number in range(33)}
+
+
+def test_conversations_are_packed_with_the_loss_on_the_answers(
+    tmp_path: Path, workspace: Path
+) -> None:
+    path = tmp_path / "chats.jsonl"
+    chats = [
+        [
+            {"role": "user", "content": f"What is {number} + 1?"},
+            {"role": "assistant", "content": f"It is {number + 1}."},
+        ]
+        for number in range(50)
+    ]
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    record = run(
+        recipe(
+            path,
+            "bpe",
+            instruction={"kind": "messages"},
+            packing="best_fit",
+            sequence_length=255,
+        ),
+        workspace,
+    )
+    output = workspace / "outputs/preprocess"
+    encoder = Encoder(output / "tokenizer")
+    assert record.dataset.packed_length == 255
+    predicted = ""
+    for split in (record.dataset.train, record.dataset.validation):
+        (shard,) = split.shards
+        dataset = IndexedDataset((output / shard.path).with_suffix(""))
+        assert shard.mask_md5 == md5((output / shard.path).with_suffix(".mask"))
+        assert set(np.diff(dataset.document_offsets)) == {256}
+        predicted += encoder.decode(dataset.tokens[dataset.mask == 1])
+    assert all(f"It is {number + 1}." in predicted for number in range(50))
+    assert "What" not in predicted
+    assert 0.5 < record.stats["packing"]["fill"] <= 1
+
+
+def test_cleaning_is_reported(corpus: Path, workspace: Path, tmp_path: Path) -> None:
+    with corpus.open("a", encoding="utf-8") as file:
+        for text in ("call jane.roe@corp.net, " * 3, "quiz " * 20, "x"):
+            file.write(json.dumps({"text": text}) + "\n")
+    write_jsonl(tmp_path / "quiz.jsonl", ["quiz " * 20])
+    record = run(
+        recipe(
+            corpus,
+            filters={"length": {"enabled": True, "min_characters": 5}},
+            pii={"action": "mask"},
+            decontamination={"against": [str(tmp_path / "quiz.jsonl")]},
+            dedup={"kind": "minhash"},
+        ),
+        workspace,
+    )
+    dropped = record.stats["documents"]["dropped"]
+    assert dropped["contaminated:quiz.jsonl"] == dropped["length:too_short"] == 1
+    assert record.stats["contaminated"] == {"quiz.jsonl": 1}
+    assert record.stats["pii"] == {"email": 3}
+    kept = texts(workspace, "train") + texts(workspace, "validation")
+    assert "call <EMAIL>, call <EMAIL>, call <EMAIL>, " in kept
+    lines = (workspace / "outputs/preprocess/rejects.jsonl").read_text().splitlines()
+    rejects = {reject["reason"]: reject for reject in map(json.loads, lines)}
+    assert rejects["length:too_short"]["excerpt"] == "x"
+    assert rejects["contaminated:quiz.jsonl"]["source"] == "corpus.jsonl:64"
 
 
 def test_a_source_that_changed_since_the_run_began_is_refused(

@@ -367,7 +367,7 @@ def test_what_was_made_for_another_recipe_is_not_taken(corpus: Path, workspace: 
     assert list(workspace.glob("work/extract/*/result.json"))
     length = {"enabled": True, "min_characters": 38}  # of "Document 10…"
     record = run(recipe(corpus, filters={"length": length}), workspace)
-    assert record.stats["documents"]["dropped"]["length:too_short"] == 10
+    assert record.stats["documents"]["dropped"]["length:too_short"] == 11
 
 
 def test_the_first_documents_of_several_blocks(

@@ -185,14 +185,18 @@ def _repeated(ngrams: Hashes, positions: NDArray[np.int64]) -> _Repeated:
 
 
 def _characters_in_top(found: _Repeated, ends: NDArray[np.int64], n: int) -> int:
-    """Characters in all occurrences of the most frequent n-gram; of several, the longest."""
+    """Characters in all occurrences of the most frequent n-gram; of several, the longest.
+
+    Occurrences that overlap are counted each, but never to more than there are characters.
+    """
     firsts = np.flatnonzero(found.first)
     counts = np.empty_like(firsts)
     np.subtract(firsts[1:], firsts[:-1], out=counts[:-1])
     counts[-1] = len(found.first) - firsts[-1]
     most = counts.max()
     positions = found.positions[firsts[counts == most]]
-    return int(most * (ends[positions + n] - ends[positions]).max())
+    characters = most * (ends[positions + n] - ends[positions]).max()
+    return int(min(characters, ends[-1]))
 
 
 def _characters_in_duplicates(found: _Repeated, ends: NDArray[np.int64], n: int) -> int:

@@ -20,6 +20,7 @@ _EMAIL_NAME = re.compile(r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9_%+][A-Za-z0-9._%+-]*$
 _EMAIL_DOMAIN = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}[A-Za-z]{2,24}"
 )
+_CODE_AFTER = re.compile(r"[(\[\w@=]|:[\w/~]", re.ASCII)
 _LONGEST_NAME = 64  # RFC 5321
 # Reserved by RFC 2606 and RFC 6761: nobody's.
 _RESERVED = re.compile(
@@ -88,7 +89,7 @@ def find_emails(text: str) -> Iterator[Span]:
 def _is_address(text: str, domain: re.Match[str]) -> bool:
     """Not `a@b.dot(c)`, `git@host.com:path`, `logo@2x.png` or someone@example.com."""
     following = text[domain.end() : domain.end() + 2]
-    if re.match(r"[(\[\w@=]|:[\w/~]", following):
+    if _CODE_AFTER.match(following):
         return False
     host = domain[0].lower()
     return host.rpartition(".")[2] not in _FILE_ENDINGS and not _RESERVED.fullmatch(host)

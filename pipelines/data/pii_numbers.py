@@ -10,8 +10,9 @@ from pipelines.core.errors import UserError
 from pipelines.core.recipe_cleaning import PiiKind
 from pipelines.data.pii_spans import Span
 
+# `\w` is ASCII in these patterns: Korean particles follow a number with no space.
 # Five digits or more with little between them: nothing else is looked at.
-_RUN = re.compile(r"\d(?:[ .()/-]{0,2}\d){4,}")
+_RUN = re.compile(r"\d(?:[ .()/-]{0,2}\d){4,}", re.ASCII)
 _BEFORE, _AFTER = 3, 4  # characters around a run that the patterns look at
 
 # Numbers beside it, as in a table, say that a group of digits is neither a card nor a phone number.
@@ -20,7 +21,8 @@ _ALONE_AFTER = r"(?![\w-]|[.,:/]\d|[ .-]\d{3})"
 
 _CARD = re.compile(
     rf"{_ALONE_BEFORE}(?:\d{{4}}([ -]?)\d{{4}}\1\d{{4}}\1\d{{4}}(?:\1?\d{{1,3}})?"
-    rf"|3\d{{3}}([ -]?)\d{{6}}\2\d{{4,5}}){_ALONE_AFTER}"
+    rf"|3\d{{3}}([ -]?)\d{{6}}\2\d{{4,5}}){_ALONE_AFTER}",
+    re.ASCII,
 )
 _ISSUED = re.compile(
     r"4\d{15}"  # Visa
@@ -31,21 +33,22 @@ _ISSUED = re.compile(
     r"|3(?:0[0-5]|[68]\d)\d{11}"  # Diners Club
     r"|62\d{14,17}"  # UnionPay
 )
-_US_SSN = re.compile(r"(?<![\w.-])\d{3}-\d{2}-\d{4}(?![\w-]|\.\d)")
-_KR_RRN = re.compile(r"(?<![\w.-])\d{6}-[1-8]\d{6}(?![\w-]|\.\d)")
-_IPV4 = re.compile(r"(?<![\w.+=~^<>-])\d{1,3}(?:\.\d{1,3}){3}(?![\w-]|\.\w)")
+_US_SSN = re.compile(r"(?<![\w.-])\d{3}-\d{2}-\d{4}(?![\w-]|\.\d)", re.ASCII)
+_KR_RRN = re.compile(r"(?<![\w.-])\d{6}-[1-8]\d{6}(?![\w-]|\.\d)", re.ASCII)
+_IPV4 = re.compile(r"(?<![\w.+=~^<>-])\d{1,3}(?:\.\d{1,3}){3}(?![\w-]|\.\w)", re.ASCII)
 _VERSION_BEFORE = re.compile(
     r"(?:\b(?:version|ver|v|release|build|firmware|revision|rev|section|chapter|§)\b\W{0,3}|[A-Za-z]/)$",
     re.IGNORECASE,
 )
-_IPV6 = re.compile(r"[23][0-9a-fA-F]{3}(?<![\w:.].{4}):[0-9a-fA-F:]{2,34}(?![\w:])")
+_IPV6 = re.compile(r"[23][0-9a-fA-F]{3}(?<![\w:.].{4}):[0-9a-fA-F:]{2,34}(?![\w:])", re.ASCII)
 _GLOBAL_IPV6 = ipaddress.ip_network("2000::/3")  # all that is routed
 _PHONE = re.compile(
     r"(?<![\w+])\+\d(?:[ .()/-]{0,2}\d){6,14}(?!\w|[.,-]\d)"
     rf"|{_ALONE_BEFORE}(?:"
     r"(?:1[ .-])?\(?\d{2,4}\)?[ .-]{1,2}\d{3,4}[ .-]\d{3,4}"
     r"|0\d{1,4}[ /-]\d{5,8}"
-    rf"|\d{{9,11}}){_ALONE_AFTER}"
+    rf"|\d{{9,11}}){_ALONE_AFTER}",
+    re.ASCII,
 )
 _DECIMAL = re.compile(r"\+?\d+\.\d+")
 _PHONE_WORD = re.compile(

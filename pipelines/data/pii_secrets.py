@@ -15,13 +15,13 @@ from pipelines.data.pii_spans import Span
 _KEY_NAME = r"[A-Z0-9 ]{0,24}PRIVATE KEY(?: BLOCK)?-----"
 _PRIVATE_KEY = re.compile(
     rf"-----BEGIN {_KEY_NAME}"
-    rf"(?:[^<>]{{16,20000}}?-----END {_KEY_NAME}|(?:\s+[A-Za-z0-9+/=]{{32,}})+)"
+    rf"(?:(?:[^<>-]|-(?!-)){{16,20000}}+-----END {_KEY_NAME}|(?:\s+[A-Za-z0-9+/=]{{32,}}+)+)"
 )
 _URL_PASSWORD = re.compile(r"://[^\s:/?#@<>\"']{1,64}:([^\s:/?#@<>\"'{}$]{3,64})@[\w.-]")
 _PLACEHOLDER = re.compile(
     r"\w*(?:pass|passwd|password|pwd|secret|token|key|guest)|x+", re.IGNORECASE
 )
-_VALUE = re.compile(r"[=:]\s{0,4}([\"']?)([\w+/=-]{16,200})\1(?=[\s,;)\]}]|$)")
+_VALUE = re.compile(r"[=:]\s{0,4}([\"']?)([\w+/=-]{16,200})\1(?=[\s,;)\]}]|$)", re.ASCII)
 _SECRET_NAME = re.compile(
     r"(?:(?:api|access|auth|secret|private|account|encryption|signing|client|service)[_-]?key"
     r"|token|secret|passw(?:or)?d|pwd|credentials?)(?:[_-]\w{1,16})?[\"'\]]{0,2}\s*$",
@@ -30,7 +30,7 @@ _SECRET_NAME = re.compile(
 _NAME_CHARACTERS = 32  # before an assignment, in which its name is looked for
 _LEAST_DIGITS = 3  # in a random value whose letters are all of one case
 _LEAST_ENTROPY = 3.3  # bits a character; 16 random hexadecimal digits have about 3.5
-_JWT = re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{16,}")
+_JWT = re.compile(r"\beyJ[\w-]{8,}+\.eyJ[\w-]{8,}+\.[\w-]{16,}", re.ASCII)
 _OWN_TOKENS = {
     "github_pat_": r"github_pat_\w{22,}",
     "AIza": r"\bAIza[\w-]{35}",
@@ -72,7 +72,7 @@ def _token_patterns() -> tuple[tuple[str, tuple[re.Pattern[str], ...]], ...]:
     from detect_secrets.plugins.stripe import StripeDetector
 
     github, slack = tuple(GitHubTokenDetector.denylist), tuple(SlackDetector.denylist)
-    aws = (re.compile(rf"\b{AWSKeyDetector.denylist[0].pattern}\b"),)
+    aws = (re.compile(rf"\b{AWSKeyDetector.denylist[0].pattern}\b", re.ASCII),)
     gitlab = tuple(GitLabTokenDetector.denylist[:1])
     return (
         *((prefix, aws) for prefix in ("AKIA", "ASIA")),
@@ -86,7 +86,7 @@ def _token_patterns() -> tuple[tuple[str, tuple[re.Pattern[str], ...]], ...]:
         ("sq0csp-", tuple(SquareOAuthDetector.denylist)),
         ("k_live_", tuple(StripeDetector.denylist)),
         ("eyJ", (_JWT,)),
-        *((prefix, (re.compile(pattern),)) for prefix, pattern in _OWN_TOKENS.items()),
+        *((prefix, (re.compile(pattern, re.ASCII),)) for prefix, pattern in _OWN_TOKENS.items()),
     )
 
 

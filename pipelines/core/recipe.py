@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from pipelines.core.recipe_cleaning import Share
 from pipelines.core.recipe_data import Data
 from pipelines.core.recipe_section import Section, form_field
 
@@ -22,6 +23,35 @@ class Validation(Section):
     min_documents: int = Field(2, ge=2, description="Kept documents, both splits together")
     min_characters: int = Field(1, ge=1, description="In each kept document")
     max_characters: int = Field(50_000_000, ge=1, description="In each kept document")
+    sample_documents: int = Field(
+        2000, ge=1, description="About so many texts are looked at for all that follows"
+    )
+    tokens_per_word: tuple[float, float] = Field(
+        (0.5, 20.0), description="Least and most of the tokenizer, on average"
+    )
+    bytes_per_token: tuple[float, float] = Field(
+        (0.5, 50.0), description="Least and most of the tokenizer, on average"
+    )
+    max_near_duplicates: Share | None = Field(
+        None,
+        description="Share nearly the same as an earlier text; null: 0.02 behind data.dedup.kind "
+        "minhash, else 0.2",
+    )
+    max_pii: Share = Field(
+        0.001, description="Share with personal data, where data.pii masks or drops them"
+    )
+    max_contaminated: Share = Field(0.0, description="Share with text of an evaluation set")
+    max_malformed_conversations: Share = Field(
+        0.01, description="Share whose roles take no turns, or that the chat template refuses"
+    )
+    languages: dict[str, tuple[Share, Share]] = Field(
+        {}, description="By ISO 639 code, least and most share of the texts; empty: any"
+    )
+    max_length_drift: float = Field(
+        0.25,
+        gt=0,
+        description="Population Stability Index of lengths in tokens against the version before",
+    )
 
 
 class Model(Section):

@@ -94,12 +94,25 @@ class PreprocessRecord(Record):
     stats: dict[str, Any]
 
 
+class ExpectationResult(BaseModel):
+    """What one expectation, which holds, observed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    check: str
+    expectation: str
+    columns: tuple[str, ...]
+    observed: str
+
+
 class ValidateRecord(Record):
     """The data gate was passed."""
 
     stage: ClassVar[str] = "validate"
     expectations: int
-    data_docs: str  # index page, relative to the stage's output
+    data_docs: str  # its page, relative to the stage's output
+    results: tuple[ExpectationResult, ...] = ()
+    quarantined: int = 0  # bad documents named in `quarantine.jsonl`, within what is tolerated
 
 
 class TrainRecord(Record):

@@ -15,11 +15,12 @@ LENGTH_HISTOGRAM = "length_histogram"  # its key in a dataset's statistics
 def document_lengths(folder: Path, dataset: DatasetRef) -> npt.NDArray[np.int64]:
     """Tokens of each document of both splits, end-of-document token included, shape [documents].
 
-    Only the shards' indexes are read; they lie below `folder`, the output of preprocess.
+    Of packed samples, each piece and each padding counts as one. Only the shards' indexes are read;
+    they lie below `folder`, the output of preprocess.
     """
     shards = (shard for name in SPLITS for shard in getattr(dataset, name).shards)
     indexes = [ShardIndex((folder / shard.path).with_suffix(".idx")) for shard in shards]
-    lengths = [np.diff(index.document_offsets()) for index in indexes]
+    lengths = [np.diff(index.sequence_offsets()) for index in indexes]
     return np.concatenate([np.zeros(0, np.int64), *lengths])
 
 

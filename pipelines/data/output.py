@@ -12,6 +12,7 @@ from pipelines.core.records import DatasetRef, Shard, Split
 from pipelines.core.storage import write_json, write_text
 from pipelines.data.assembly import TOKENS
 from pipelines.data.documents import documents_folder, split_file
+from pipelines.data.lengths import LENGTH_HISTOGRAM, document_lengths, length_histogram
 from pipelines.data.passes import RESULT
 from pipelines.data.selection import Selected, part_files
 from pipelines.data.splitting import SPLITS
@@ -82,6 +83,7 @@ def write_statistics(
             for name, split in splits.items()
         },
     }
+    stats[LENGTH_HISTOGRAM] = length_histogram(document_lengths(output, dataset))
     write_json(output / STATS, stats)
     lines = (
         json.dumps({"reason": reason, **reject._asdict()}, ensure_ascii=False) + "\n"

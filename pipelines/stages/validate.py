@@ -2,42 +2,84 @@
 
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
-from pipelines.core.records import PreprocessRecord, ValidateRecord, output_folder
-from pipelines.core.storage import read_json
-from pipelines.data.tally import STATS
-from pipelines.validation import frames, suites
-from pipelines.validation.runner import INDEX, SITE, Check, run_checks
+from pipelines.core.records import (
+    ExpectationResult,
+    PreprocessRecord,
+    ValidateRecord,
+    output_folder,
+)
+from pipelines.core.storage import write_text
+from pipelines.validation.checks import build_checks, read_ngrams
+from pipelines.validation.frames import measure_documents
+from pipelines.validation.page import render_page
+from pipelines.validation.quarantine import QUARANTINE, write_quarantine
+from pipelines.validation.runner import Finding, run_check
+
+DATA_DOCS = "data_docs/index.html"
 
 
 def run(recipe: Recipe, workspace: Path) -> ValidateRecord:
-    """Check documents, shards, statistics and their record; leave Data Docs either way.
+    """Check documents, shards, statistics and their record.
+
+    Leaves Data Docs, and a file of bad documents where there are any, whether or not all holds.
 
     Raises:
         UserError: an expectation failed; nothing after this stage may use the data.
     """
-    output = output_folder(workspace, "validate")
+    output = output_folder(workspace, ValidateRecord.stage)
     shutil.rmtree(output, ignore_errors=True)
-    progress = ProgressWriter(workspace, "validate")
-    checks = _checks(recipe, workspace)
+    with TemporaryDirectory() as scratch:
+        findings, quarantined = _hold(recipe, workspace, output, Path(scratch))
+        _refuse(findings, output, quarantined)
+    return ValidateRecord(
+        expectations=len(findings),
+        data_docs=DATA_DOCS,
+        results=tuple(_result(finding) for finding in findings),
+        quarantined=quarantined,
+    ).write(workspace)
+
+
+def _hold(
+    recipe: Recipe, workspace: Path, output: Path, scratch: Path
+) -> tuple[list[Finding], int]:
+    """Run every check; leave the bad documents, which are counted, and Data Docs."""
+    progress = ProgressWriter(workspace, ValidateRecord.stage)
+    preprocess = output_folder(workspace, PreprocessRecord.stage)
+    documents = measure_documents(preprocess, recipe.validation.sample_documents)
+    checks = build_checks(recipe, workspace, documents, read_ngrams(recipe.data, scratch))
     total = sum(len(check.expectations) for check in checks)
-    progress.write(0, total, "expectations", force=True)
-    passed = run_checks(checks, output / SITE)
-    progress.write(passed, total, "expectations", force=True)
-    return ValidateRecord(expectations=passed, data_docs=f"{SITE}/{INDEX}").write(workspace)
+    findings: list[Finding] = []
+    results = []
+    for check in checks:
+        progress.write(len(findings), total, "expectations", force=True)
+        found, result = run_check(check)
+        findings += found
+        results.append((check, result))
+    progress.write(total, total, "expectations", force=True)
+    quarantined = write_quarantine(findings, documents, output / QUARANTINE)
+    note = f"{QUARANTINE} names {quarantined} bad documents." if quarantined else ""
+    write_text(output / DATA_DOCS, render_page(results, note))
+    return findings, quarantined
 
 
-def _checks(recipe: Recipe, workspace: Path) -> list[Check]:
-    preprocess = output_folder(workspace, "preprocess")
-    dataset = PreprocessRecord.read(workspace).dataset
-    stats = read_json(preprocess / STATS)
-    documents = frames.document_frame(preprocess)
-    shards = frames.shard_frame(preprocess, dataset)
-    splits = frames.split_frame(dataset, stats, documents, shards)
-    return [
-        Check("documents", documents, suites.documents_suite(recipe.validation)),
-        Check("shards", shards, suites.shards_suite(dataset.vocab_size)),
-        Check("splits", splits, suites.splits_suite()),
-    ]
+def _refuse(findings: list[Finding], output: Path, quarantined: int) -> None:
+    failures = [finding.describe() for finding in findings if not finding.success]
+    if not failures:
+        return
+    more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    bad = f"; bad documents: {output / QUARANTINE}" if quarantined else ""
+    raise UserError(f"{failures[0]}{more}; see {output / DATA_DOCS}{bad}")
+
+
+def _result(finding: Finding) -> ExpectationResult:
+    return ExpectationResult(
+        check=finding.check.name,
+        expectation=finding.expectation.expectation_type,
+        columns=finding.columns,
+        observed=finding.observed,
+    )

@@ -1,66 +1,121 @@
-"""What the data gate looks at: one small table of documents, one of shards, one of splits."""
+"""What the data gate looks at: tables of documents, of a sample of texts, of shards, of splits."""
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
-from pipelines.core.records import DatasetRef, Shard, Split
-from pipelines.data.documents import RowGroup, documents_path, row_groups
-from pipelines.data.splitting import SPLITS
-from pipelines.data.token_shards import IndexedDataset
+from pipelines.core.records import DatasetRef, Split
+from pipelines.data.documents import (
+    SCHEMA,
+    RowGroup,
+    documents_folder,
+    row_groups,
+    split_files,
+)
+from pipelines.data.lengths import document_lengths
+from pipelines.data.splitting import SPLITS, uniform
+from pipelines.data.token_shards import ShardIndex
+from pipelines.validation.sampling import content_draws
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+MAX_ROWS = 5_000_000  # of the documents' frame, some 120 bytes each
+SAMPLE_CHARACTERS = 50_000  # of a sampled text at most
+_READ = ("doc_id", "bytes", "source", "text", "messages")
 
-def document_frame(preprocess: Path) -> "pd.DataFrame":
-    """One row a kept document of either split, without its text: no more than one row group of
-    text is held at once.
 
-    Columns: split, doc_id and bytes as preprocess wrote them; as found in the text characters and
-    text_bytes, null where the text is null; and mistaken_id, a doc_id that is not the text's
-    SHA-256, else null.
+@dataclass(frozen=True)
+class Documents:
+    """The kept documents of both splits, measured in one pass.
+
+    Attributes:
+        frame: one row a document, without its text, in the order of the files; of more than
+            `MAX_ROWS` documents about so many, chosen by doc_id, so that equal ones stay together.
+            Columns: split, doc_id and bytes as preprocess wrote them; as found in the text
+            characters and text_bytes, null where the text is null; mistaken_id, a doc_id that is
+            not the text's SHA-256, else null; group, the row group in `groups`.
+        sample: one row a sampled document, chosen by `content_draws`. Columns: split, doc_id,
+            source, text (its first `SAMPLE_CHARACTERS`), messages (null but of conversations).
+        splits: of each split, documents and bytes of text.
+        groups: all row groups.
     """
-    import pyarrow as pa
 
-    tables = [
-        _measured(group, name)
-        for name in SPLITS
-        for group in row_groups(documents_path(preprocess, name))
-    ]
+    frame: "pd.DataFrame"
+    sample: "pd.DataFrame"
+    splits: dict[str, tuple[int, int]]
+    groups: list[RowGroup]
+
+    @property
+    def total(self) -> int:
+        """Documents of both splits."""
+        return sum(documents for documents, _ in self.splits.values())
+
+
+def measure_documents(preprocess: Path, sample_size: int) -> Documents:
+    """Read every document once; no more than one row group of text, and the sample, are held."""
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    paths = {name: split_files(documents_folder(preprocess), name) for name in SPLITS}
+    groups = [(name, group) for name in SPLITS for group in row_groups(paths[name])]
+    rows = sum(pq.read_metadata(path).num_rows for name in SPLITS for path in paths[name])
+    totals = dict.fromkeys(SPLITS, (0, 0))
+    measured, sampled = [_measured(_no_rows(), "", 0)], [_sampled(_no_rows(), "", 0)]
+    for number, (name, group) in enumerate(groups):
+        table = group.read(*_READ)
+        found = _measured(table, name, number)
+        documents, size = totals[name]
+        totals[name] = (documents + len(found), size + (pc.sum(found["text_bytes"]).as_py() or 0))
+        measured.append(_by_doc_id(found, MAX_ROWS / rows))
+        sampled.append(_sampled(table, name, sample_size / rows))
     # Arrow-backed columns: the ids are not copied into Python objects.
-    return pa.concat_tables(tables).to_pandas(types_mapper=_arrow_backed)
+    frame = pa.concat_tables(measured).to_pandas(types_mapper=pd.ArrowDtype)
+    sample = pa.concat_tables(sampled).to_pandas()
+    return Documents(frame, sample, totals, [group for _, group in groups])
+
+
+def length_frame(preprocess: Path, dataset: DatasetRef) -> "pd.DataFrame":
+    """One row a document of the shards, of either split: column tokens."""
+    import pandas as pd
+
+    return pd.DataFrame({"tokens": document_lengths(preprocess, dataset)})
 
 
 def shard_frame(preprocess: Path, dataset: DatasetRef) -> "pd.DataFrame":
-    """One row a token shard: what its record says beside what its two files hold.
-
-    Columns: split, shard, recorded_tokens, recorded_bytes, bytes; broken, the reason why the files
-    cannot be read as a shard; and, null for a broken one, documents, tokens, shortest_document
-    (in tokens), smallest_id, largest_id.
+    """One row a token shard: columns split, and as its record says path, md5, index_md5, mask_md5
+    and tokens. Of a dataset version whose tokens are streamed from its remote, md5 is null.
     """
     import pandas as pd
 
-    rows = [
-        _shard_row(preprocess, name, shard)
-        for name in SPLITS
-        for shard in _split(dataset, name).shards
-    ]
-    return pd.DataFrame(rows, columns=list(_ShardRow.__annotations__))
+    rows: list[dict[str, Any]] = []
+    for name in SPLITS:
+        for shard in _split(dataset, name).shards:
+            path = preprocess / shard.path
+            recorded = shard.model_dump(include={"md5", "index_md5", "mask_md5", "tokens"})
+            rows.append({"split": name, "path": str(path), **recorded})
+            if dataset.remote and not path.exists():
+                rows[-1]["md5"] = None
+    columns = ["split", "path", "md5", "index_md5", "mask_md5", "tokens"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def split_frame(
+    preprocess: Path,
     dataset: DatasetRef,
     stats: dict[str, Any],
-    documents: "pd.DataFrame",
-    shards: "pd.DataFrame",
+    found: Documents,
 ) -> "pd.DataFrame":
-    """One row a split: what its record and the statistics state beside the other frames' sums.
+    """One row a split: what its record and the statistics state beside what the files hold.
 
     Columns: split, recorded_documents, recorded_bytes, recorded_tokens; stated_documents,
     stated_bytes, stated_tokens of the statistics, null where they lack the split; documents and
-    bytes of text as in the Parquet files; indexed_documents and tokens as in the shards.
+    bytes of text as in the Parquet files; indexed_documents and tokens as in the shards' indexes,
+    null where one cannot be read.
     """
     import pandas as pd
 
@@ -68,7 +123,8 @@ def split_frame(
     for name in SPLITS:
         split = _split(dataset, name)
         stated = stats.get("splits", {}).get(name, {})
-        texts, files = documents[documents["split"] == name], shards[shards["split"] == name]
+        documents, size = found.splits[name]
+        indexed, tokens = _indexed(preprocess, split)
         rows.append(
             {
                 "split": name,
@@ -78,50 +134,13 @@ def split_frame(
                 "stated_documents": stated.get("documents"),
                 "stated_bytes": stated.get("bytes"),
                 "stated_tokens": stated.get("tokens"),
-                "documents": len(texts),
-                "bytes": int(texts["text_bytes"].sum()),
-                "indexed_documents": int(files["documents"].sum()),
-                "tokens": int(files["tokens"].sum()),
+                "documents": documents,
+                "bytes": size,
+                "indexed_documents": indexed,
+                "tokens": tokens,
             }
         )
     return pd.DataFrame(rows)
-
-
-class _ShardRow(TypedDict, total=False):
-    split: str
-    shard: str
-    recorded_tokens: int
-    recorded_bytes: int
-    bytes: int | None
-    broken: str | None
-    documents: int
-    tokens: int
-    shortest_document: int
-    smallest_id: int
-    largest_id: int
-
-
-def _shard_row(preprocess: Path, split: str, shard: Shard) -> _ShardRow:
-    path = preprocess / shard.path
-    row: _ShardRow = {
-        "split": split,
-        "shard": shard.path,
-        "recorded_tokens": shard.tokens,
-        "recorded_bytes": shard.bytes,
-        "bytes": path.stat().st_size if path.is_file() else None,
-    }
-    try:
-        dataset = IndexedDataset(path.with_suffix(""))
-    except (OSError, ValueError) as error:
-        return row | _ShardRow(broken=str(error))
-    lengths = dataset.document_offsets[1:] - dataset.document_offsets[:-1]
-    return row | _ShardRow(
-        documents=len(dataset),
-        tokens=len(dataset.tokens),
-        shortest_document=int(lengths.min(initial=shard.tokens)),
-        smallest_id=int(dataset.tokens.min(initial=0)),
-        largest_id=int(dataset.tokens.max(initial=0)),
-    )
 
 
 def _split(dataset: DatasetRef, name: str) -> Split:
@@ -129,31 +148,70 @@ def _split(dataset: DatasetRef, name: str) -> Split:
     return split
 
 
-def _measured(group: RowGroup, split: str) -> "pa.Table":
+def _indexed(preprocess: Path, split: Split) -> tuple[int | None, int | None]:
+    documents = tokens = 0
+    for shard in split.shards:
+        try:
+            offsets = ShardIndex((preprocess / shard.path).with_suffix(".idx")).document_offsets()
+        except (OSError, ValueError):  # which of them and why, the shards' own check says
+            return None, None
+        documents += len(offsets) - 1
+        tokens += int(offsets[-1])
+    return documents, tokens
+
+
+def _no_rows() -> "pa.Table":
+    return SCHEMA.empty_table().select(_READ)
+
+
+def _measured(table: "pa.Table", split: str, group: int) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    table = group.read("doc_id", "text", "bytes")
-    text = table["text"]
-    ids = zip(table["doc_id"].to_pylist(), text.to_pylist(), strict=True)
-    mistaken = [None if text is None or _sha256(text) == doc_id else doc_id for doc_id, text in ids]
+    ids, texts = (table[name].to_pylist() for name in ("doc_id", "text"))
+    pairs = zip(ids, texts, strict=True)
+    mistaken = [
+        None if text is None or _sha256(text) == doc_id else doc_id for doc_id, text in pairs
+    ]
     return pa.table(
         {
             "split": pa.repeat(split, len(table)),
             "doc_id": table["doc_id"],
             "bytes": table["bytes"],
-            "characters": pc.utf8_length(text),
-            "text_bytes": pc.binary_length(text),
+            "characters": pc.utf8_length(table["text"]),
+            "text_bytes": pc.binary_length(table["text"]),
             "mistaken_id": pa.array(mistaken, pa.string()),
+            "group": pa.repeat(group, len(table)),
+        }
+    )
+
+
+def _by_doc_id(table: "pa.Table", fraction: float) -> "pa.Table":
+    if fraction >= 1:
+        return table
+    ids = table["doc_id"].to_pylist()
+    return table.filter([doc_id is None or uniform(doc_id, part=2) < fraction for doc_id in ids])
+
+
+def _sampled(table: "pa.Table", split: str, fraction: float) -> "pa.Table":
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = table.filter(pc.is_valid(table["text"]))
+    texts = pc.utf8_slice_codeunits(table["text"], 0, SAMPLE_CHARACTERS)
+    table = table.set_column(table.column_names.index("text"), "text", texts)
+    if fraction < 1:
+        table = table.filter(content_draws(texts.to_pylist()) < fraction)
+    return pa.table(
+        {
+            "split": pa.repeat(split, len(table)),
+            "doc_id": table["doc_id"],
+            "source": table["source"],
+            "text": table["text"],
+            "messages": table["messages"],
         }
     )
 
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _arrow_backed(kind: "pa.DataType") -> "pd.ArrowDtype":
-    import pandas as pd
-
-    return pd.ArrowDtype(kind)

@@ -1,12 +1,15 @@
 """What must hold of a dataset before a model is trained on it, as Great Expectations suites.
 
-Each function belongs to the frame of the same name in `frames.py`.
+Each function belongs to the frame of the same name in `frames.py`. What does not apply is left
+out: personal data where the recipe does nothing about them, contamination where it names no
+evaluation sets, conversations in plain text, drift where there is no earlier version.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.core.recipe import Validation
-from pipelines.data.splitting import SPLITS
+from pipelines.core.recipe import Recipe, Validation
 
 if TYPE_CHECKING:
     from great_expectations.expectations import Expectation
@@ -16,9 +19,10 @@ def documents_suite(demands: Validation) -> "list[Expectation]":
     """Enough documents, none empty, each once: in one split and not in the other."""
     from great_expectations import expectations as gxe
 
+    from pipelines.validation.expectations.duplicates import ExpectColumnValuesToNotBeDuplicates
+
     return [
         gxe.ExpectTableRowCountToBeBetween(min_value=demands.min_documents),
-        gxe.ExpectColumnDistinctValuesToEqualSet(column="split", value_set=list(SPLITS)),
         gxe.ExpectColumnValuesToNotBeNull(column="characters"),  # null where the text is
         gxe.ExpectColumnValuesToBeBetween(
             column="characters",
@@ -30,33 +34,126 @@ def documents_suite(demands: Validation) -> "list[Expectation]":
         # With ids that are hashes of the text, unique over both splits means: no duplicates are
         # left, and the splits are disjoint.
         gxe.ExpectColumnValuesToBeNull(column="mistaken_id"),
-        gxe.ExpectColumnValuesToBeUnique(column="doc_id"),
+        ExpectColumnValuesToNotBeDuplicates(column="doc_id"),
+    ]
+
+
+def texts_suite(
+    recipe: Recipe, preprocess: Path, evaluation_sets: Mapping[str, Path]
+) -> "list[Expectation]":
+    """What may be in the texts of the sample, and how the tokenizer fares with them.
+
+    `evaluation_sets` are files of n-grams by the sets' names.
+    """
+    from pipelines.validation.expectations import (
+        contamination,
+        conversations,
+        duplicates,
+        languages,
+        personal_data,
+        tokens,
+    )
+
+    data, demands = recipe.data, recipe.validation
+    tokenizer = str(preprocess / "tokenizer")
+    suite: list[Expectation] = [
+        tokens.ExpectColumnTokensPerWordToBeBetween(
+            column="text",
+            tokenizer=tokenizer,
+            min_value=demands.tokens_per_word[0],
+            max_value=demands.tokens_per_word[1],
+        ),
+        tokens.ExpectColumnBytesPerTokenToBeBetween(
+            column="text",
+            tokenizer=tokenizer,
+            min_value=demands.bytes_per_token[0],
+            max_value=demands.bytes_per_token[1],
+        ),
+        duplicates.ExpectColumnValuesToNotBeNearDuplicates(
+            column="text",
+            ngram=data.dedup.ngram,
+            permutations=data.dedup.permutations,
+            jaccard=data.dedup.jaccard,
+            mostly=1 - _max_near_duplicates(recipe),
+        ),
+    ]
+    if demands.languages:
+        suite += [
+            languages.ExpectColumnLanguageMixToBeWithin(column="text", bounds=demands.languages)
+        ]
+    suite += [
+        contamination.ExpectColumnValuesToNotHoldEvaluationText(
+            column="text",
+            ngrams=str(path),
+            name=name,
+            min_shared=data.decontamination.min_shared,
+            mostly=1 - demands.max_contaminated,
+        )
+        for name, path in evaluation_sets.items()
+    ]
+    if data.pii.action in ("mask", "drop"):
+        suite += [
+            personal_data.ExpectColumnValuesToHoldNoPii(
+                column="text",
+                kinds=data.pii.kinds,
+                phone_region=data.pii.phone_region,
+                mostly=1 - demands.max_pii,
+            )
+        ]
+    if data.instruction.kind != "none":
+        suite += [
+            conversations.ExpectColumnValuesToBeWellFormedConversations(
+                column="messages",
+                tokenizer=tokenizer,
+                mostly=1 - demands.max_malformed_conversations,
+            )
+        ]
+    return suite
+
+
+def _max_near_duplicates(recipe: Recipe) -> float:
+    if (given := recipe.validation.max_near_duplicates) is not None:
+        return given
+    return 0.02 if recipe.data.dedup.kind == "minhash" else 0.2
+
+
+def lengths_suite(demands: Validation, previous: list[int]) -> "list[Expectation]":
+    """Documents as long as those of the previous version, whose histogram this is."""
+    from pipelines.validation.expectations.tokens import ExpectColumnLengthDriftToBeAtMost
+
+    return [
+        ExpectColumnLengthDriftToBeAtMost(
+            column="tokens", reference=previous, max_value=demands.max_length_drift
+        )
     ]
 
 
 def shards_suite(vocab_size: int) -> "list[Expectation]":
-    """Files as large as recorded, an index that fits its tokens, ids that the model knows."""
+    """A shard of each split at least, each whole."""
     from great_expectations import expectations as gxe
+
+    from pipelines.validation.expectations.shards import ExpectTokenShardsToBeIntact
 
     return [
         gxe.ExpectTableRowCountToBeBetween(min_value=2),
-        gxe.ExpectColumnValuesToNotBeNull(column="bytes"),
-        gxe.ExpectColumnPairValuesToBeEqual(column_A="bytes", column_B="recorded_bytes"),
-        gxe.ExpectColumnValuesToBeNull(column="broken"),
-        gxe.ExpectColumnPairValuesToBeEqual(column_A="tokens", column_B="recorded_tokens"),
-        gxe.ExpectColumnValuesToBeBetween(column="shortest_document", min_value=1),
-        gxe.ExpectColumnValuesToBeBetween(column="smallest_id", min_value=0),
-        gxe.ExpectColumnValuesToBeBetween(column="largest_id", max_value=vocab_size - 1),
+        ExpectTokenShardsToBeIntact(vocab_size=vocab_size),
     ]
 
 
-def splits_suite() -> "list[Expectation]":
-    """The sums of a split agree: its record, the statistics, its documents and its shards."""
+def splits_suite(*, packed: bool) -> "list[Expectation]":
+    """No split is empty, and its sums agree: in its record, statistics, documents and shards.
+
+    A document of a packed shard's index is a sample, of which there may be any number.
+    """
     from great_expectations import expectations as gxe
 
+    indexed = gxe.ExpectColumnPairValuesToBeEqual(
+        column_A="indexed_documents", column_B="documents"
+    )
     return [
+        gxe.ExpectColumnValuesToBeBetween(column="documents", min_value=1),
         gxe.ExpectColumnPairValuesToBeEqual(column_A="documents", column_B="recorded_documents"),
-        gxe.ExpectColumnPairValuesToBeEqual(column_A="indexed_documents", column_B="documents"),
+        *([] if packed else [indexed]),
         gxe.ExpectColumnPairValuesToBeEqual(column_A="bytes", column_B="recorded_bytes"),
         gxe.ExpectColumnPairValuesToBeEqual(column_A="tokens", column_B="recorded_tokens"),
         gxe.ExpectColumnPairValuesToBeEqual(column_A="documents", column_B="stated_documents"),

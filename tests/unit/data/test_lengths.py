@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipelines.core.records import DatasetRef, Shard, Split
+from pipelines.core.records import DatasetRef, Split
 from pipelines.data.lengths import document_lengths, length_histogram
 from pipelines.data.token_shards import ShardWriter
 
@@ -21,16 +21,7 @@ def test_lengths_are_those_of_every_shard_of_both_splits(tmp_path):
             writer = ShardWriter(tmp_path / f"{name}-{number}.5", vocab_size=300)
             for length in part:
                 writer.add(np.arange(length))
-            writer.close()
-            shards.append(
-                Shard(
-                    path=f"{name}-{number}.5.bin",
-                    md5="",
-                    index_md5="",
-                    bytes=2 * sum(part),
-                    tokens=sum(part),
-                )
-            )
+            shards.append(writer.close())
         tokens = sum(shard.tokens for shard in shards)
         splits[name] = Split(documents=1, bytes=1, tokens=tokens, shards=tuple(shards))
     dataset = DatasetRef(vocab_size=300, **splits)

@@ -1,6 +1,7 @@
 """The whole gate on small data: every fault is found and named in one line."""
 
 import hashlib
+import json
 
 import numpy as np
 import pyarrow as pa
@@ -9,13 +10,25 @@ import pytest
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
-from pipelines.core.records import DatasetRef, PreprocessRecord, Shard, Split, ValidateRecord
-from pipelines.core.storage import folder_hash, md5, read_json, write_json
+from pipelines.core.recipe_data import Instruction
+from pipelines.core.records import DatasetRef, PreprocessRecord, Split, ValidateRecord
+from pipelines.core.storage import folder_hash, read_json, write_json
 from pipelines.data import documents
-from pipelines.data.documents import DocumentWriter, documents_path
+from pipelines.data.chat_encoder import make_chat_tokenizer
+from pipelines.data.documents import (
+    SCHEMA,
+    DocumentWriter,
+    documents_folder,
+    row_groups,
+    split_file,
+)
+from pipelines.data.lengths import LENGTH_HISTOGRAM
+from pipelines.data.normalize import document
 from pipelines.data.token_shards import ShardWriter
+from pipelines.data.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.stages import validate
-from pipelines.validation.frames import document_frame
+from pipelines.validation import frames
+from pipelines.validation.frames import measure_documents
 
 END = 256  # the end-of-document token of a byte vocabulary
 TRAIN = [f"document {number}: été" for number in range(20)]
@@ -24,37 +37,27 @@ RECIPE = Recipe(name="small")
 
 
 def write_split(preprocess, name, texts):
-    path = documents_path(preprocess, name)
-    prefix = preprocess / "tokens" / f"{name}-00000"
-    for folder in (path.parent, prefix.parent):
+    path = split_file(documents_folder(preprocess), name)
+    tokens = preprocess / "tokens"
+    for folder in (path.parent, tokens):
         folder.mkdir(parents=True, exist_ok=True)
-    shard = ShardWriter(prefix, vocab_size=257)
-    with DocumentWriter(path) as writer:
+    writer = ShardWriter(tokens / f"{name}-00000", vocab_size=257)
+    with DocumentWriter(path) as documents:
         for number, text in enumerate(texts):
-            encoded = text.encode()
-            digest = hashlib.sha256(encoded).hexdigest()
-            row = {"doc_id": digest, "source": f"{number}.txt", "text": text}
-            writer.add_row(row | {"bytes": len(encoded)})
-            shard.add(np.array([*encoded, END], np.uint16))
-    shard.close()
-    path = prefix.with_suffix(".bin")
-    written = Shard(
-        path=f"tokens/{path.name}",
-        md5=md5(path),
-        index_md5=md5(path.with_suffix(".idx")),
-        bytes=path.stat().st_size,
-        tokens=shard.tokens,
-    )
+            documents.add(document(f"{number}.txt", text))
+            writer.add(np.array([*text.encode(), END], np.uint16))
+    shard = writer.close()
     return Split(
         documents=len(texts),
         bytes=sum(len(text.encode()) for text in texts),
         tokens=shard.tokens,
-        shards=(written,),
+        shards=(shard.model_copy(update={"path": f"tokens/{shard.path}"}),),
     )
 
 
 def write_dataset(workspace, train, validation):
     preprocess = workspace / "outputs" / "preprocess"
+    save_tokenizer(byte_tokenizer(), preprocess / "tokenizer")
     dataset = DatasetRef(
         vocab_size=257,
         train=write_split(preprocess, "train", train),
@@ -81,33 +84,56 @@ def fails(workspace, recipe=RECIPE):
         validate.run(recipe, workspace)
     message = str(caught.value)
     assert "\n" not in message
-    assert message.endswith(f"see {workspace}/outputs/validate/data_docs/index.html")
+    assert f"see {workspace}/outputs/validate/data_docs/index.html" in message
     assert (workspace / "outputs/validate/data_docs/index.html").is_file()
     assert not (workspace / "outputs/validate/record.json").exists()
     return message
 
 
+def quarantined(workspace):
+    path = workspace / "outputs/validate/quarantine.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def rewrite_documents(preprocess, split, **columns):
-    path = documents_path(preprocess, split)
+    path = split_file(documents_folder(preprocess), split)
     table = pq.read_table(path).to_pydict() | columns
-    pq.write_table(pa.table(table), path)
+    schema = pa.schema([field.with_nullable(True) for field in SCHEMA])
+    pq.write_table(pa.table(table, schema), path)
 
 
 def test_good_data_passes_and_the_same_data_gives_the_same_bytes(tmp_path, preprocess, capfd):
     record = validate.run(RECIPE, tmp_path)
     assert record == ValidateRecord.read(tmp_path)
-    assert record.expectations == 23
+    assert record.expectations == len(record.results) == 20
+    assert record.quarantined == 0
+    assert not (tmp_path / "outputs/validate/quarantine.jsonl").exists()
+    (fertility,) = (each for each in record.results if "per_word" in each.expectation)
+    texts = [*TRAIN, *VALIDATION]
+    tokens_per_word = len("".join(texts).encode()) / len(" ".join(texts).split())
+    assert fertility.observed == f"observed {tokens_per_word:.4g}"
     first = folder_hash(tmp_path / "outputs/validate")
     validate.run(RECIPE, tmp_path)
     assert folder_hash(tmp_path / "outputs/validate") == first
     page = (tmp_path / "outputs/validate" / record.data_docs).read_text()
-    assert "documents" in page
+    assert "20 of 20 expectations hold" in page
+    assert "a word must be 0.5 to 20 tokens on average." in page
+    for fetched in ("http:", "https:", "<script", "<link", "src="):
+        assert fetched not in page
     assert "Calculating Metrics" not in capfd.readouterr().err
 
 
 def test_a_document_in_both_splits_is_found(tmp_path):
     write_dataset(tmp_path, TRAIN, [*VALIDATION, TRAIN[0]])
-    assert "expect_column_values_to_be_unique of doc_id: 2 of 23 rows" in fails(tmp_path)
+    line = fails(tmp_path)
+    assert "expect_column_values_to_not_be_duplicates of doc_id" in line
+    digest = hashlib.sha256(TRAIN[0].encode()).hexdigest()
+    assert f"1 of 23 rows, such as {digest[:12]}: the same as an earlier row" in line
+    assert line.endswith(f"; bad documents: {tmp_path}/outputs/validate/quarantine.jsonl")
+    row, also_near = quarantined(tmp_path)
+    assert row["doc_id"] == also_near["doc_id"] == digest
+    assert (row["split"], row["source"]) == ("validation", "2.txt")
+    assert row["excerpt"] == TRAIN[0]
 
 
 def test_a_null_text_is_found(tmp_path, preprocess):
@@ -120,17 +146,33 @@ def test_a_null_text_is_found(tmp_path, preprocess):
 def test_a_text_that_is_not_its_hash_is_found(tmp_path, preprocess):
     rewrite_documents(preprocess, "validation", text=["held-out", "отложено"])
     digest = hashlib.sha256(VALIDATION[0].encode()).hexdigest()
-    assert f"of mistaken_id: 1 of 22 rows, such as {digest}" in fails(tmp_path)
+    assert f"of mistaken_id: 1 of 22 rows, such as {digest[:12]}: mistaken_id is " in fails(
+        tmp_path
+    )
 
 
 def test_no_text_is_kept_beyond_its_row_group(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 50)
     preprocess = write_dataset(tmp_path, TRAIN, VALIDATION)
-    assert len(documents.row_groups(documents.documents_path(preprocess, "train"))) > 1
-    frame = document_frame(preprocess)
+    assert len(row_groups([split_file(documents_folder(preprocess), "train")])) > 1
+    frame = measure_documents(preprocess, sample_size=5).frame
     assert "text" not in frame
     assert frame["characters"].tolist() == [len(text) for text in [*TRAIN, *VALIDATION]]
     assert frame["split"].tolist() == ["train"] * len(TRAIN) + ["validation"] * len(VALIDATION)
+
+
+def test_of_many_documents_a_part_is_held_which_is_the_same_in_every_run(tmp_path, monkeypatch):
+    texts = [f"document {number}" for number in range(1000)]
+    preprocess = write_dataset(tmp_path, texts, VALIDATION)
+    monkeypatch.setattr(frames, "MAX_ROWS", 300)
+    found = measure_documents(preprocess, sample_size=100)
+    assert 200 < len(found.frame) < 400
+    assert 60 < len(found.sample) < 140
+    assert found.total == 1002
+    assert found.splits["train"] == (1000, sum(map(len, texts)))
+    again = measure_documents(preprocess, sample_size=100)
+    assert again.sample.equals(found.sample)
+    assert again.frame.equals(found.frame)
 
 
 @pytest.mark.parametrize("count", ["documents", "bytes", "tokens"])
@@ -151,7 +193,9 @@ def test_statistics_without_a_split_are_found(tmp_path, preprocess):
 
 def test_an_empty_split_is_found(tmp_path):
     write_dataset(tmp_path, TRAIN, [])
-    assert "expect_column_distinct_values_to_equal_set of split" in fails(tmp_path)
+    line = fails(tmp_path)
+    assert "splits: expect_column_values_to_be_between of documents (min_value=1.0): 1 of 2" in line
+    assert "such as documents is 0" in line
 
 
 @pytest.mark.parametrize(
@@ -171,18 +215,103 @@ def test_a_cut_token_file_is_found(tmp_path, preprocess):
     path = preprocess / "tokens" / "train-00000.bin"
     path.write_bytes(path.read_bytes()[:-2])
     message = fails(tmp_path)
-    assert "shards: expect_column_pair_values_to_be_equal of bytes and recorded_bytes" in message
-    assert "more)" in message
+    assert "shards: expect_token_shards_to_be_intact" in message
+    assert "observed train-00000.bin: train-00000.bin has the md5" in message
 
 
-def test_a_missing_token_file_is_found(tmp_path, preprocess):
-    (preprocess / "tokens" / "train-00000.bin").unlink()
-    assert "expect_column_values_to_not_be_null of bytes" in fails(tmp_path)
+def test_a_missing_index_is_found_and_its_sums_are_unknown(tmp_path, preprocess):
+    (preprocess / "tokens" / "train-00000.idx").unlink()
+    message = fails(tmp_path)
+    assert "train-00000.idx is missing" in message
+    assert "(and 3 more)" in message
 
 
-def test_an_id_outside_the_vocabulary_is_found(tmp_path, preprocess):
-    path = preprocess / "tokens" / "train-00000.bin"
-    ids = np.fromfile(path, np.uint16)
-    ids[5] = 300
-    ids.tofile(path)
-    assert "of largest_id (max_value=256" in fails(tmp_path)
+def test_longer_documents_than_in_the_previous_version_are_found(tmp_path):
+    write_dataset(tmp_path, [f"{number} " * 100 for number in range(100)], VALIDATION)
+    write_json(tmp_path / "previous.json", {LENGTH_HISTOGRAM: [0, 0, 0, 0, 100]})
+    message = fails(tmp_path)
+    assert "lengths: expect_column_length_drift_to_be_at_most of tokens" in message
+
+
+def test_a_version_before_that_lacks_the_histogram_is_not_compared_with(tmp_path, preprocess):
+    write_json(tmp_path / "previous.json", {})
+    assert {each.check for each in validate.run(RECIPE, tmp_path).results} == {
+        "documents",
+        "texts",
+        "shards",
+        "splits",
+    }
+
+
+def test_personal_data_are_quarantined_masked_and_named_by_kind(tmp_path):
+    write_dataset(tmp_path, [*TRAIN, "write to jane.roe@acme-corp.com today"], VALIDATION)
+    recipe = Recipe.model_validate({"name": "small", "data": {"pii": {"action": "mask"}}})
+    line = fails(tmp_path, recipe)
+    assert "texts: expect_column_values_to_hold_no_pii of text" in line
+    assert "1 of 23 rows, such as " in line
+    assert ": holds 1 email; see " in line
+    (row,) = quarantined(tmp_path)
+    assert row["reason"] == "holds 1 email"
+    assert row["excerpt"] == "write to <EMAIL> today"
+    page = (tmp_path / "outputs/validate/data_docs/index.html").read_text()
+    assert "values must hold no personal data" in page
+    assert "jane" not in page
+    tolerant = recipe.model_copy(
+        update={"validation": recipe.validation.model_copy(update={"max_pii": 0.1})}
+    )
+    assert validate.run(tolerant, tmp_path).quarantined == 1
+
+
+def test_the_quarantine_is_capped_and_shared_among_the_expectations(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.validation.quarantine.MAX_LINES", 6)
+    texts = [f"mail {number}@acme-corp.com" for number in range(20)]
+    write_dataset(tmp_path, texts, VALIDATION)
+    recipe = Recipe.model_validate(
+        {
+            "name": "small",
+            "data": {"pii": {"action": "mask"}},
+            "validation": {"min_characters": 100},
+        }
+    )
+    fails(tmp_path, recipe)
+    rows = quarantined(tmp_path)
+    assert len(rows) == 6
+    assert {row["expectation"] for row in rows} == {
+        "expect_column_values_to_be_between",
+        "expect_column_values_to_hold_no_pii",
+    }
+    assert rows[0]["reason"] == f"characters is {len(texts[0])}"
+    assert rows[0]["excerpt"] == "mail <EMAIL>"
+
+
+def test_text_of_an_evaluation_set_is_quarantined_with_the_set_it_is_from(tmp_path):
+    leaked = " ".join(f"question{number}" for number in range(30))
+    exam = tmp_path / "exam.jsonl"
+    exam.write_text(json.dumps({"text": leaked}) + "\n")
+    write_dataset(tmp_path, [*TRAIN, f"before {leaked} behind"], VALIDATION)
+    data = {"decontamination": {"against": [str(exam)]}}
+    recipe = Recipe.model_validate({"name": "small", "data": data})
+    assert "texts: expect_column_values_to_not_hold_evaluation_text of text" in fails(
+        tmp_path, recipe
+    )
+    (row,) = quarantined(tmp_path)
+    assert row["reason"] == "shares 18 13-grams with exam.jsonl"
+    page = (tmp_path / "outputs/validate/data_docs/index.html").read_text()
+    assert "values must not share 13 words in a row with exam.jsonl." in page
+    assert str(tmp_path) not in page
+
+
+def test_conversations_are_held_against_the_chat_template(tmp_path):
+    good = (("user", "2+2?"), ("assistant", "4"))
+    bad = (("user", "2+2?"), ("user", "well?"), ("assistant", "4"))
+    preprocess = write_dataset(tmp_path, TRAIN[:2], VALIDATION[:1])
+    make_chat_tokenizer(preprocess / "tokenizer", Instruction())
+    rewrite_documents(
+        preprocess, "train", messages=[json.dumps(messages) for messages in (good, bad)]
+    )
+    data = {"instruction": {"kind": "messages"}}
+    recipe = Recipe.model_validate({"name": "small", "data": data})
+    line = fails(tmp_path, recipe)
+    assert "texts: expect_column_values_to_be_well_formed_conversations of messages" in line
+    (row,) = quarantined(tmp_path)
+    assert row["reason"] == "has the roles user, user, assistant, which do not take turns"

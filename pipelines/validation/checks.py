@@ -1,0 +1,93 @@
+"""Which frames the data gate holds against which suites."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_data import Data
+from pipelines.core.records import PreprocessRecord, output_folder
+from pipelines.core.storage import read_json
+from pipelines.data.cleaning import NGRAMS_FILE, gather_ngrams
+from pipelines.data.lengths import LENGTH_HISTOGRAM
+from pipelines.data.tally import STATS
+from pipelines.validation import frames, suites
+from pipelines.validation.runner import Check
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PREVIOUS = "previous.json"  # in a workspace: statistics of the dataset version before
+
+
+def build_checks(
+    recipe: Recipe,
+    workspace: Path,
+    documents: frames.Documents,
+    evaluation_sets: Mapping[str, Path],
+) -> list[Check]:
+    """The checks of what preprocess left in a workspace; `evaluation_sets` as `read_ngrams`."""
+    preprocess = output_folder(workspace, PreprocessRecord.stage)
+    dataset = PreprocessRecord.read(workspace).dataset
+    checks = [
+        Check(
+            "documents",
+            f"{_count(documents.frame, documents)}, measured as they lie on disk.",
+            documents.frame,
+            suites.documents_suite(recipe.validation),
+        ),
+        Check(
+            "texts",
+            f"{_count(documents.sample, documents)}, chosen by a hash of their content; of each "
+            f"the first {frames.SAMPLE_CHARACTERS:,} characters.",
+            documents.sample,
+            suites.texts_suite(recipe, preprocess, evaluation_sets),
+        ),
+        Check(
+            "shards",
+            "Each token shard: its files, its index and its ids.",
+            frames.shard_frame(preprocess, dataset),
+            suites.shards_suite(dataset.vocab_size),
+        ),
+        Check(
+            "splits",
+            "Training and validation: what the record, the statistics and the files say.",
+            frames.split_frame(preprocess, dataset, read_json(preprocess / STATS), documents),
+            suites.splits_suite(packed=dataset.packed_length is not None),
+        ),
+    ]
+    if previous := _previous_lengths(workspace):
+        about = "Documents' lengths in tokens, beside those of the version before."
+        frame = frames.length_frame(preprocess, dataset)
+        checks.append(
+            Check("lengths", about, frame, suites.lengths_suite(recipe.validation, previous))
+        )
+    return checks
+
+
+def read_ngrams(data: Data, folder: Path) -> dict[str, Path]:
+    """Write the n-grams of the recipe's evaluation sets into `folder`; the files, by name.
+
+    None of a dataset version: it was held against them when it was made, and they may lie where
+    this run can't read.
+    """
+    if data.source.kind == "dataset":
+        return {}
+    files = {}
+    for number, path in enumerate(data.decontamination.against):
+        own = folder / str(number)
+        own.mkdir()
+        gather_ngrams(path, own, data=data)
+        files[Path(path).name] = own / NGRAMS_FILE
+    return files
+
+
+def _count(frame: "pd.DataFrame", documents: frames.Documents) -> str:
+    of = "All" if len(frame) == documents.total else f"{len(frame):,} of"
+    return f"{of} {documents.total:,} documents"
+
+
+def _previous_lengths(workspace: Path) -> list[int]:
+    path = workspace / PREVIOUS
+    lengths: list[int] = read_json(path).get(LENGTH_HISTOGRAM, []) if path.is_file() else []
+    return lengths

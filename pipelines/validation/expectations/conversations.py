@@ -1,0 +1,94 @@
+"""The expectation that conversations can be trained on."""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from great_expectations.execution_engine import PandasExecutionEngine
+from great_expectations.expectations.metrics.map_metric_provider import (
+    ColumnMapMetricProvider,
+    column_condition_partial,
+)
+
+from pipelines.core.errors import UserError
+from pipelines.data.chat_encoder import ChatEncoder
+from pipelines.data.instruction import ASSISTANT, SYSTEM, USER
+from pipelines.validation.expectations.sentence import ReasonedRows
+
+
+class ValuesWellFormedConversations(ColumnMapMetricProvider):
+    """Whether nothing is wrong with a conversation."""
+
+    condition_metric_name = "column_values.well_formed_conversations"
+    condition_value_keys = ("tokenizer",)
+
+    @column_condition_partial(engine=PandasExecutionEngine)
+    def _pandas(cls, column: Any, tokenizer: str, **_: Any) -> Any:
+        return column.map(lambda value: _fault(value, tokenizer) is None)
+
+
+class ExpectColumnValuesToBeWellFormedConversations(ReasonedRows):
+    """Expect conversations that a tokenizer's chat template takes, with something to learn in each.
+
+    After a system's message, if there is one, user and assistant take turns and the assistant
+    speaks; the template renders it; and its loss mask is not empty.
+
+        chats = pd.DataFrame({"messages": ['[["user", "2+2?"], ["assistant", "4"]]']})
+        batch = whole.get_batch({"dataframe": chats})
+        batch.validate(
+            ExpectColumnValuesToBeWellFormedConversations(column="messages", tokenizer="my-model")
+        )
+
+    Args:
+        column: of conversations, as JSON or as they are: lists of (role, content), or of
+            {"role": …, "content": …}. Null is no conversation, and passed over.
+        tokenizer: a folder that holds a `tokenizer.json` and a chat template.
+        mostly: the share of conversations that must be well-formed.
+    """
+
+    tokenizer: str
+
+    map_metric = "column_values.well_formed_conversations"
+    success_keys = ("tokenizer", "mostly")
+
+    def sentence(self) -> str:
+        """What is demanded."""
+        return (
+            "user and assistant must take turns, the chat template must render it, and something "
+            f"must be left to predict{self._almost()}"
+        )
+
+    def reason(self, value: Any) -> str | None:
+        """What is wrong with a conversation."""
+        return _fault(value, self.tokenizer)
+
+
+def _fault(value: Any, tokenizer: str) -> str | None:
+    try:
+        turns = json.loads(value) if isinstance(value, str) else value
+        messages = tuple(
+            (turn["role"], turn["content"]) if isinstance(turn, Mapping) else tuple(turn)
+            for turn in turns
+        )
+        roles = [role for role, _ in messages]
+    except (ValueError, KeyError, TypeError) as error:
+        return f"is no list of turns ({type(error).__name__}: {error})"
+    spoken = roles[1:] if roles[:1] == [SYSTEM] else roles
+    for role, expected in zip(spoken, cycle((USER, ASSISTANT)), strict=False):
+        if role != expected:
+            return f"has the roles {', '.join(map(str, roles))}, which do not take turns"
+    if ASSISTANT not in spoken:
+        return "has no turn of the assistant"
+    try:
+        (encoded,) = _encoder(tokenizer).encode([messages])
+    except UserError as error:
+        return str(error)
+    return None if encoded.mask.any() else "leaves nothing to predict"
+
+
+@lru_cache(maxsize=1)
+def _encoder(folder: str) -> ChatEncoder:
+    return ChatEncoder(Path(folder))

@@ -43,6 +43,7 @@ class EncodedChat(NamedTuple):
 
     ids: Ids  # [tokens], the end-of-document id last
     mask: Mask  # [tokens], 1 where the token is the assistant's
+    said: str  # the text of those tokens
 
 
 def make_chat_tokenizer(folder: Path, instruction: Instruction) -> None:
@@ -60,14 +61,12 @@ def make_chat_tokenizer(folder: Path, instruction: Instruction) -> None:
 
 
 class ChatEncoder:
-    """A saved tokenizer folder with a chat template, ready to encode conversations."""
+    """A saved tokenizer folder, ready to encode conversations; ChatML if it has no template."""
 
     def __init__(self, folder: Path) -> None:
         plain = Encoder(folder)
-        template = own_template(folder)
-        if template is None:
-            raise UserError(f"{folder}: the tokenizer has no chat template")
-        self._end_id = plain.end_id
+        template = own_template(folder) or CHATML
+        self._end_id, self._end = plain.end_id, plain.decode([plain.end_id])
         self._dtype = token_dtype(plain.vocab_size)
         self._tokenizer = _load(folder)
         self._tokenizer.no_truncation()
@@ -138,10 +137,12 @@ class ChatEncoder:
         mask = np.zeros(len(ids), np.uint8)
         for start, stop in chat.answers:
             mask[(ends > start) & (begins < stop)] = 1
+        said = "".join(chat.text[start:stop] for start, stop in chat.answers)
         if ids[-1] != self._end_id:
             ids.append(self._end_id)
             mask = np.append(mask, np.uint8(messages[-1][0] == ASSISTANT))
-        return EncodedChat(np.array(ids, self._dtype), mask)
+            said += self._end * int(mask[-1])
+        return EncodedChat(np.array(ids, self._dtype), mask, said)
 
     def _check_marks(self, ids: list[int], text: str, spelled_out: int) -> None:
         """No tokenizer known does this; a mark that a message wrote would be a way in."""

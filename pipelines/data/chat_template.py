@@ -88,7 +88,7 @@ def own_template(folder: Path) -> str | None:
 def template_characters(instruction: Instruction) -> str:
     """What a character tokenizer must know beside the conversations' own characters."""
     template = find_template(instruction)
-    return "".join(sorted({*template, *"".join(ROLES)}))
+    return "".join(sorted({*template, *"".join(ROLES), "\n", "\t"}))  # Jinja may escape those two
 
 
 def save_template(template: str, folder: Path) -> None:

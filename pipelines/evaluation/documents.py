@@ -7,7 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from pipelines.data.documents import split_files
+from pipelines.data.documents import load_messages, split_files
+from pipelines.data.instruction import ASSISTANT
+from pipelines.data.normalize import Messages
 
 
 def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:
@@ -17,14 +19,31 @@ def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:
     same one on every machine.
 
     Returns:
-        Columns doc_id, source, text, bytes.
+        Columns doc_id, source, text, bytes, and messages, which is null but for conversations.
     """
     dataset = ds.dataset(split_files(folder, split))
     sizes = dataset.to_table(columns=["doc_id", "bytes"]).sort_by("doc_id")
     fitting = int((np.cumsum(sizes["bytes"]) <= max_bytes).sum())
     last = sizes["doc_id"][max(fitting, 1) - 1]
-    columns = ["doc_id", "source", "text", "bytes"]
+    columns = ["doc_id", "source", "text", "bytes", "messages"]
     return dataset.to_table(columns, filter=pc.field("doc_id") <= last).sort_by("doc_id")
+
+
+def conversations(documents: pa.Table) -> list[Messages]:
+    """The turns of each document, none where it is a plain text."""
+    if "messages" not in documents.column_names:
+        return [()] * len(documents)
+    return [load_messages(column) for column in documents["messages"].to_pylist()]
+
+
+def scored_texts(documents: pa.Table) -> list[str]:
+    """What of each document a model has to predict: all of it, or what the assistant says."""
+    return [
+        "".join(content for role, content in messages if role == ASSISTANT) if messages else text
+        for text, messages in zip(
+            documents["text"].to_pylist(), conversations(documents), strict=True
+        )
+    ]
 
 
 def part_documents(documents: pa.Table, part_bytes: int) -> list[pa.Table]:

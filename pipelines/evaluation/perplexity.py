@@ -3,7 +3,8 @@
 A document is scored as it was trained: after `<|endoftext|>`, every token once. Documents longer
 than the context are cut into windows that overlap by a quarter: a window's first quarter is context
 only, so that no token but a document's first ones is predicted from less than that. Overlapping
-by half costs half as much again, and little is gained.
+by half costs half as much again, and little is gained. Of a conversation, only what the assistant
+says is scored.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,12 @@ import pyarrow as pa
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from pipelines.data.token_shards import Ids
-from pipelines.evaluation.text_codec import TextCodec
+from pipelines.evaluation.documents import conversations, scored_texts
+from pipelines.evaluation.text_codec import EncodedText, TextCodec
+from pipelines.loading.dataloader import IGNORED
 from pipelines.models.huggingface import load_pretrained
 from pipelines.models.transformer import Transformer
 
-_NOT_SCORED = -100  # cross_entropy's ignore_index
 _CPU_BATCH_TOKENS = 2048  # more falls out of a core's cache; measured with 1M parameters
 _BATCH_TOKENS = 32_768
 _LOGITS = 1 << 26  # numbers in a batch's logits at most, unless one window alone has more
@@ -33,7 +34,7 @@ class Window:
 
     document: int
     inputs: npt.NDArray[np.int64]  # [S]
-    targets: npt.NDArray[np.int64]  # [S], the token after each input or _NOT_SCORED
+    targets: npt.NDArray[np.int64]  # [S], the token after each input or IGNORED
 
 
 def score_documents(model_folder: Path, documents: pa.Table) -> pa.Table:
@@ -41,22 +42,23 @@ def score_documents(model_folder: Path, documents: pa.Table) -> pa.Table:
 
     Args:
         model_folder: Weights, config.json and tokenizer files.
-        documents: With columns doc_id and text.
+        documents: With columns doc_id and text, and messages where there are conversations.
 
     Returns:
-        Columns doc_id, bytes (of UTF-8), tokens and nats, one row a document, in the given order.
+        Columns doc_id, bytes (of UTF-8, what is scored), tokens (the same) and nats, one row a
+        document, in the given order.
     """
     codec = TextCodec(model_folder)
     model = load_pretrained(model_folder).eval().to(inference_device())
-    texts: list[str] = documents["text"].to_pylist()
-    encoded = codec.encode_texts(texts)
-    nats = _document_nats(model, [document.ids for document in encoded], codec.end_id)
+    encoded = _encode(codec, documents)
+    nats = _document_nats(model, encoded, codec.end_id)
     nats += [document.spelling_nats for document in encoded]
+    sizes = [len(text.encode()) for text in scored_texts(documents)]
     return pa.table(
         {
             "doc_id": documents["doc_id"],
-            "bytes": pa.array([len(text.encode()) for text in texts], pa.int64()),
-            "tokens": pa.array([len(document.ids) for document in encoded], pa.int64()),
+            "bytes": pa.array(sizes, pa.int64()),
+            "tokens": pa.array([document.scored.sum() for document in encoded], pa.int64()),
             "nats": pa.array(nats, pa.float64()),
         }
     )
@@ -67,16 +69,27 @@ def inference_device() -> torch.device:
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
+def _encode(codec: TextCodec, documents: pa.Table) -> list[EncodedText]:
+    """Texts and conversations, each kind in one go, in the documents' order."""
+    texts: list[str] = documents["text"].to_pylist()
+    messages = conversations(documents)
+    plain = iter(
+        codec.encode_texts([text for text, m in zip(texts, messages, strict=True) if not m])
+    )
+    talks = iter(codec.encode_conversations([m for m in messages if m]))
+    return [next(talks) if m else next(plain) for m in messages]
+
+
 @torch.inference_mode()
 def _document_nats(
-    model: Transformer, documents: Sequence[Ids], end_of_text: int
+    model: Transformer, documents: Sequence[EncodedText], end_of_text: int
 ) -> npt.NDArray[np.float64]:
-    """Nats of each document's tokens, [documents]."""
+    """Nats of each document's scored tokens, [documents]."""
     context = model.config.context_length
     windows = [
         window
-        for index, ids in enumerate(documents)
-        for window in _windows(index, ids, end_of_text, context)
+        for index, document in enumerate(documents)
+        for window in _windows(index, document, end_of_text, context)
     ]
     nats = np.zeros(len(documents))
     for batch in _batches(windows, _batch_tokens(model)):
@@ -85,18 +98,22 @@ def _document_nats(
     return nats
 
 
-def _windows(document: int, ids: Ids, end_of_text: int, context: int) -> Iterator[Window]:
-    """Cut a document so that each of its tokens is a target in exactly one window."""
-    sequence = np.array([end_of_text, *ids], np.int64)
+def _windows(
+    number: int, document: EncodedText, end_of_text: int, context: int
+) -> Iterator[Window]:
+    """Cut a document so that each token to be scored is a target in exactly one window."""
+    sequence = np.array([end_of_text, *document.ids], np.int64)
+    successors = np.where(document.scored, sequence[1:], IGNORED)
     overlap = context // 4
-    scored = 0
-    while scored < len(ids):
-        start = max(scored - overlap, 0)
-        end = min(start + context, len(ids))
-        targets = sequence[start + 1 : end + 1].copy()
-        targets[: scored - start] = _NOT_SCORED
-        yield Window(document, sequence[start:end], targets)
-        scored = end
+    done = 0
+    while done < len(successors):
+        start = max(done - overlap, 0)
+        end = min(start + context, len(successors))
+        targets = successors[start:end].copy()
+        targets[: done - start] = IGNORED
+        if (targets != IGNORED).any():
+            yield Window(number, sequence[start:end], targets)
+        done = end
 
 
 def _batch_tokens(model: Transformer) -> int:
@@ -117,7 +134,7 @@ def _batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]
 def _window_nats(model: Transformer, batch: list[Window], padding: int) -> npt.NDArray[np.float64]:
     """Nats of each window's targets, [B]. Padding is on the right, where causality hides it."""
     shape = (len(batch), len(batch[0].inputs))  # the longest comes first
-    inputs, targets = np.full(shape, padding), np.full(shape, _NOT_SCORED)
+    inputs, targets = np.full(shape, padding), np.full(shape, IGNORED)
     for row, window in enumerate(batch):
         inputs[row, : len(window.inputs)] = window.inputs
         targets[row, : len(window.targets)] = window.targets
@@ -126,7 +143,7 @@ def _window_nats(model: Transformer, batch: list[Window], padding: int) -> npt.N
     nats_BS = F.cross_entropy(  # noqa: N806
         logits_BSV.float().transpose(1, 2),
         torch.from_numpy(targets).to(device),
-        ignore_index=_NOT_SCORED,
+        ignore_index=IGNORED,
         reduction="none",
     )
     sums: npt.NDArray[np.float64] = nats_BS.sum(dim=1, dtype=torch.float64).cpu().numpy()

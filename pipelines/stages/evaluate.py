@@ -43,7 +43,7 @@ def run(
     import pyarrow as pa
 
     from pipelines.data.documents import documents_folder
-    from pipelines.evaluation.documents import part_documents, read_documents
+    from pipelines.evaluation.documents import part_documents, read_documents, scored_texts
 
     workspace = workspace.absolute()
     texts = documents_folder(output_folder(workspace, PreprocessRecord.stage))
@@ -52,16 +52,17 @@ def run(
     documents = read_documents(texts, VALIDATION, recipe.evaluate.max_bytes)
 
     progress = ProgressWriter(workspace, STAGE)
-    progress.write(0, _kib(documents), "KiB scored")
+    total = sum(len(text.encode()) for text in scored_texts(documents)) / 1024
+    progress.write(0, total, "KiB scored")
 
     # The longest task first; scoring fills the other workers meanwhile.
-    parts = part_documents(documents.select(["doc_id", "text", "bytes"]), PART_BYTES)
+    parts = part_documents(documents.drop_columns("source"), PART_BYTES)
     baseline = partial(_baselines, texts, recipe.evaluate.max_bytes)
     writing = partial(_write_samples, model, recipe)
     tasks: list[_Task] = [baseline, writing, *(partial(_score, model, part) for part in parts)]
     results = map_ordered(_call, tasks)
     (baselines, fitted_bytes), samples = next(results), next(results)
-    scores = pa.concat_tables(_reported(results, _kib(documents), progress))
+    scores = pa.concat_tables(_reported(results, total, progress))
 
     record = _record(scores, baselines, samples)
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
@@ -107,10 +108,10 @@ def _baselines(texts: Path, max_bytes: int) -> tuple[dict[str, float], int]:
     And how many bytes of training text the n-grams were fitted on.
     """
     from pipelines.evaluation.baselines import ngram_bits_per_byte, xz_bits_per_byte
-    from pipelines.evaluation.documents import read_documents
+    from pipelines.evaluation.documents import read_documents, scored_texts
 
     training, held_out = (
-        [text.encode() for text in read_documents(texts, split, limit)["text"].to_pylist()]
+        [text.encode() for text in scored_texts(read_documents(texts, split, limit))]
         for split, limit in ((TRAIN, BASELINE_TRAINING_BYTES), (VALIDATION, max_bytes))
     )
     ngrams = ngram_bits_per_byte(training, held_out)
@@ -124,14 +125,9 @@ def _reported(
     """Pass the parts on as they come, and say how much text is scored."""
     done = 0.0
     for part in scored:
-        done += _kib(part)
+        done += sum(part["bytes"].to_pylist()) / 1024
         progress.write(done, total, "KiB scored", force=done == total)
         yield part
-
-
-def _kib(table: "pa.Table") -> float:
-    size: int = sum(table["bytes"].to_pylist())
-    return size / 1024
 
 
 def _record(

@@ -1,5 +1,6 @@
 """Scores equal a plain loop's and transformers' own loss, however the work is batched."""
 
+import json
 import math
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from pipelines.core.errors import UserError
+from pipelines.core.recipe_data import Instruction
+from pipelines.data.chat_encoder import ChatEncoder, make_chat_tokenizer
 from pipelines.data.tokenizer import byte_tokenizer, character_tokenizer, save_tokenizer
 from pipelines.evaluation import perplexity
 from pipelines.evaluation.perplexity import score_documents
 from pipelines.evaluation.scores import bits_per_byte, token_perplexity
+from pipelines.evaluation.text_codec import EncodedText
 from pipelines.models.huggingface import load_pretrained, save_pretrained
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
@@ -104,10 +108,34 @@ def test_a_model_that_knows_nothing_needs_eight_bits_a_byte(tmp_path: Path) -> N
 def test_every_token_is_a_target_once() -> None:
     for length in range(1, 70):
         ids = np.arange(length)
-        windows = list(perplexity._windows(0, ids, end_of_text=END, context=CONTEXT))
-        targets = np.concatenate([w.targets for w in windows])
-        assert targets[targets >= 0].tolist() == ids.tolist()
-        assert max(len(w.inputs) for w in windows) <= CONTEXT
+        for scored in (np.ones(length, bool), ids % 23 > 19):
+            document = EncodedText(ids, scored, 0.0)
+            windows = list(perplexity._windows(0, document, end_of_text=END, context=CONTEXT))
+            targets = [target for w in windows for target in w.targets if target >= 0]
+            assert targets == ids[scored].tolist()
+            assert all(len(w.inputs) <= CONTEXT for w in windows)
+
+
+def test_of_a_conversation_what_the_assistant_says_is_scored(tmp_path: Path) -> None:
+    """And it is what a model of everything says of those tokens."""
+    save_tokenizer(byte_tokenizer(), tmp_path)
+    make_chat_tokenizer(tmp_path, Instruction(kind="messages"))
+    model = Transformer(preset("llama-100k").sized(259, 256))
+    model.init_weights(0)
+    save_pretrained(model, tmp_path, end_of_text=END)
+    talk = (("user", "How many?"), ("assistant", "zwölf"), ("user", "Sure?"), ("assistant", "ja"))
+    documents = table(["plain", "\n\n".join(content for _, content in talk), "text"])
+    messages = [None, json.dumps(talk), None]
+    scores = score_documents(tmp_path, documents.append_column("messages", pa.array(messages)))
+    ((ids, mask, _),) = ChatEncoder(tmp_path).encode([talk])
+    with torch.inference_mode():
+        logits = model(torch.tensor([[END, *ids[:-1].tolist()]]))[0].double()
+    losses = F.cross_entropy(logits, torch.tensor(ids.tolist()), reduction="none")
+    assert scores["nats"][1].as_py() == pytest.approx(losses[mask == 1].sum().item(), rel=1e-5)
+    assert scores["bytes"].to_pylist() == [5, len("zwölfja".encode()), 4]
+    assert scores["tokens"].to_pylist() == [5, int(mask.sum()), 4]
+    alone = score_documents(tmp_path, table(["plain", "text"]))
+    assert alone["nats"].to_pylist() == pytest.approx(scores["nats"].take([0, 2]).to_pylist())
 
 
 def test_an_unknown_character_is_charged_its_bytes(tmp_path: Path) -> None:

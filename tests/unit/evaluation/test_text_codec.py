@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from pipelines.data.tokenizer import save_tokenizer
+from pipelines.core.recipe_data import Instruction
+from pipelines.data.chat_encoder import make_chat_tokenizer
+from pipelines.data.chat_template import template_characters
+from pipelines.data.tokenizer import character_tokenizer, save_tokenizer
 from pipelines.evaluation.text_codec import TextCodec
 
 
@@ -33,3 +36,14 @@ def test_the_unknown_of_a_unigram_model_is_charged(tmp_path: Path) -> None:
     known, unknown = codec(tokenizer, tmp_path).encode_texts(["a a", "a a☃☃"])
     assert known.spelling_nats == 0.0
     assert unknown.spelling_nats == pytest.approx(6 * math.log(256))
+
+
+def test_only_an_answer_pays_for_what_it_loses(tmp_path: Path) -> None:
+    known = template_characters(Instruction(kind="messages"))
+    save_tokenizer(character_tokenizer(known), tmp_path)
+    make_chat_tokenizer(tmp_path, Instruction(kind="messages"))
+    (asked, said) = TextCodec(tmp_path).encode_conversations(
+        [(("user", "\u2603"), ("assistant", "a")), (("user", "a"), ("assistant", "\u2603s"))]
+    )
+    assert asked.spelling_nats == 0.0
+    assert said.spelling_nats == pytest.approx(3 * math.log(256))

@@ -57,10 +57,13 @@ class Scrubber:
         """
         counts: Counter[str] = Counter()
         masked = text
-        while spans := _without_overlaps([span for find in self._find for span in find(masked)]):
+        while spans := self._spans(masked):
             counts.update(span.kind for span in spans)
             masked = _mask(masked, spans)
         return Scrubbed(masked if self._masks else text, counts)
+
+    def _spans(self, text: str) -> list[Span]:
+        return _without_overlaps([span for find in self._find for span in find(text)], len(text))
 
 
 def _finders(recipe: Pii) -> list[Callable[[str], Iterator[Span]]]:
@@ -95,11 +98,13 @@ def _is_address(text: str, domain: re.Match[str]) -> bool:
     return host.rpartition(".")[2] not in _FILE_ENDINGS and not _RESERVED.fullmatch(host)
 
 
-def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
+def _without_overlaps(spans: Sequence[Span], characters: int) -> list[Span]:
     """In text order; of two that overlap, the one whose kind was looked for first."""
+    taken = bytearray(characters if spans else 0)
     kept: list[Span] = []
     for span in spans:
-        if all(span.end <= other.start or other.end <= span.start for other in kept):
+        if taken.find(1, span.start, span.end) < 0:
+            taken[span.start : span.end] = b"\1" * (span.end - span.start)
             kept.append(span)
     return sorted(kept)
 

@@ -158,3 +158,9 @@ HOSTILE = [
 @pytest.mark.timeout(60)
 def test_no_text_makes_the_search_slow(text):
     assert scrub(text).counts == {}
+
+
+@pytest.mark.timeout(60)
+def test_a_directory_of_many_people_is_masked_whole():
+    text = "".join(f"Person {n}: person{n}@mail.com, 93.184.{n % 200}.34\n" for n in range(20_000))
+    assert scrub(text).counts == {"email": 20_000, "ip": 20_000}

@@ -60,10 +60,12 @@ class Reader(Protocol):
         ...
 
 
-def read_now(reader: Reader, file: int, offset: int, out: Tensor) -> None:
-    """Fill `out`, uint8 [n], with the bytes at one offset, and wait for them."""
-    one = Ranges(np.array([file]), np.array([offset]), len(out))
-    reader.read(one, out.unsqueeze(0))()
+def read_whole(reader: Reader, file: int, offset: int, out: Tensor) -> Wait:
+    """Begin to fill all of a contiguous tensor of any type with the bytes at an offset."""
+    if not out.numel():
+        return lambda: None
+    into = out.view(-1).view(torch.uint8).unsqueeze(0)
+    return reader.read(Ranges(np.array([file]), np.array([offset]), into.shape[1]), into)
 
 
 class MmapReader:
@@ -74,6 +76,7 @@ class MmapReader:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Map each file as it is now: a later truncation would kill the process (SIGBUS)."""
+        self._paths = list(paths)
         self._maps = [_map(path) for path in paths]
         self._views = [np.frombuffer(found, np.uint8) for found in self._maps]
         self._advise = 0  # reads for which the kernel is told what comes
@@ -93,7 +96,12 @@ class MmapReader:
         staging = on_host(out)
         began = time.perf_counter()
         for row, (file, offset) in zip(staging.numpy(), _pairs(ranges), strict=True):
-            row[:] = self._views[file][offset : offset + ranges.length]
+            view = self._views[file]
+            if len(view) < offset + ranges.length:
+                raise short_read(
+                    self._paths[file], offset, ranges.length, max(0, len(view) - offset)
+                )
+            row[:] = view[offset : offset + ranges.length]
         if ranges.length <= mmap.PAGESIZE and not self._advise:
             seconds = time.perf_counter() - began
             self._advise = _ADVISED_READS * (seconds > _COLD_SECONDS * len(ranges.files))

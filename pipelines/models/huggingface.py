@@ -5,11 +5,12 @@
 
 from pathlib import Path
 
-from torch import Tensor
+import torch
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json
 from pipelines.models.folder import WEIGHTS, load_config, to_llama, weight_files
+from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.models.transformer import Transformer
 
 _HEAD = "lm_head.weight"
@@ -39,36 +40,42 @@ def save_pretrained(model: Transformer, folder: Path, end_of_text: int | None = 
     write_json(folder / "generation_config.json", special)
 
 
-def load_pretrained(folder: Path) -> Transformer:
-    """Read a Llama folder, ours or another's, into fp32 weights on the CPU.
+def load_pretrained(folder: Path, device: torch.device | None = None) -> Transformer:
+    """Read a Llama folder, ours or another's, into fp32 weights.
+
+    Args:
+        folder: In Hugging Face's format.
+        device: Where each tensor is read to, straight from its file; the CPU by default.
 
     Raises:
         UserError: not a folder with safetensors weights of a Llama, or a tensor is missing.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    model = Transformer(load_config(folder))
-    try:
-        files = weight_files(folder)
-        tensors = {name: t for file in files for name, t in load_file(file).items()}
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{folder}: the weights can't be read: {error}") from error
-    weights = {name.removeprefix(_PREFIX): tensor.float() for name, tensor in tensors.items()}
-    if model.config.tie_embeddings and "embed_tokens.weight" in weights:
+    device = device or torch.device("cpu")
+    model = Transformer(load_config(folder)).to(device)
+    files = SafetensorsFiles(weight_files(folder))
+    weights = {_ours(name): place.shape for name, place in files.places.items()}
+    wanted = model.state_dict()
+    tied = model.config.tie_embeddings
+    if tied and "embed_tokens.weight" in weights:
         weights[_HEAD] = weights["embed_tokens.weight"]
-    _check_shapes(folder, model, weights)
-    model.load_state_dict(weights)
+    _check_shapes(folder, {name: tuple(each.shape) for name, each in wanted.items()}, weights)
+    for name, tensor in files.read(device):
+        if not (tied and name == _HEAD):  # a copy of the embeddings
+            wanted[_ours(name)].copy_(tensor)
     return model
 
 
-def _check_shapes(folder: Path, model: Transformer, weights: dict[str, Tensor]) -> None:
-    wanted = model.state_dict()
-    for name in wanted.keys() - weights.keys():
+def _ours(name: str) -> str:
+    return name.removeprefix(_PREFIX)
+
+
+def _check_shapes(
+    folder: Path, wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]
+) -> None:
+    for name in wanted.keys() - found.keys():
         raise UserError(f"{folder}: the tensor {name} is missing from the weights")
-    for name in weights.keys() - wanted.keys():
+    for name in found.keys() - wanted.keys():
         raise UserError(f"{folder}: the tensor {name} is not one of this model")
-    for name, tensor in weights.items():
-        if tensor.shape != wanted[name].shape:
-            found, want = tuple(tensor.shape), tuple(wanted[name].shape)
-            raise UserError(f"{folder}: {name} has shape {found}, config.json says {want}")
+    for name, shape in found.items():
+        if shape != wanted[name]:
+            raise UserError(f"{folder}: {name} has shape {shape}, config.json says {wanted[name]}")

@@ -58,7 +58,7 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             dataset = PreprocessRecord.read(workspace).dataset
             history = prepare(recipe, dataset, workspace)
             loader = build_loader(recipe, dataset, workspace, device)
-            model = build_model(recipe, dataset.vocab_size).to(device)
+            model = build_model(recipe, dataset.vocab_size, device)
         with tracked_run(workspace) as tracked:
             if tracked is not None:
                 tracked.set_tags({READER_TAG: loader.reader.name})
@@ -148,14 +148,14 @@ def build_loader(
     )
 
 
-def build_model(recipe: Recipe, vocab_size: int) -> Transformer:
-    """A decoder with seeded weights, or with those of `model.init_from`."""
+def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Transformer:
+    """A decoder on a device, with seeded weights or with those of `model.init_from`."""
     if recipe.model.init_from is None:
         shape = preset(recipe.model.preset).sized(vocab_size, recipe.data.sequence_length)
         model = Transformer(shape)
         model.init_weights(recipe.seed)
-        return model
-    model = load_pretrained(Path(recipe.model.init_from))
+        return model.to(device)
+    model = load_pretrained(Path(recipe.model.init_from), device)
     if model.config.vocab_size < vocab_size:
         raise UserError(
             f"model.init_from = {recipe.model.init_from}: its vocabulary is "

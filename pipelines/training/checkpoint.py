@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from pipelines.core.errors import UserError
 from pipelines.core.storage import MARKER, is_complete, mark_complete, read_json, write_text
 
 KEEP = 2
@@ -61,12 +62,26 @@ def save(folder: Path, position: Position, model: nn.Module, optimizer: Optimize
 
 
 def load(path: Path, model: nn.Module, optimizer: Optimizer) -> Position:
-    """Put a checkpoint's weights and moments in place, and return where the run was."""
+    """Put a checkpoint's weights and moments in place, and return where the run was.
+
+    Raises:
+        UserError: a file of it is damaged.
+    """
     from torch.distributed.checkpoint import state_dict_loader as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
+    from pipelines.training.checkpoint_reader import CheckpointReader
+
     state = _state(model, optimizer)
-    dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
+    try:
+        dcp.load(state, storage_reader=CheckpointReader(path), no_dist=not dist.is_initialized())
+    except CheckpointException as error:
+        reason = " ".join(str(next(iter(error.failures.values()))[0]).split())
+        raise UserError(
+            f"{path}: the checkpoint can't be read: {reason}; delete it, and the run goes on from "
+            "the one before it"
+        ) from error
     set_state_dict(
         model,
         optimizer,

@@ -1,6 +1,5 @@
-"""Shards streamed from a DVC remote: a folder, or a real S3 server behind a proxy that misbehaves."""
+"""Shards from a DVC remote: a folder, or a real S3 server behind a proxy that misbehaves."""
 
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from pipelines.loading.token_dataset import TokenDataset
 from tests.unit.loading.misbehaving_proxy import FAULTS, STALL_SECONDS, MisbehavingProxy
 
 URL = "s3://store/dvc"
-BATCH = 12
+BATCH = 4
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,6 @@ def proxy(bucket: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
     monkeypatch.setenv(shard_cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(remote, "_READ_TIMEOUT", STALL_SECONDS / 3)
     monkeypatch.setattr(object_store, "PIECE", 2048)  # a shard is several requests
     monkeypatch.setattr(object_store, "_BLOCK", 512)
     yield made
@@ -61,7 +59,7 @@ def proxy(bucket: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
 @pytest.fixture
 def split(tmp_path: Path, write_split: Callable[..., Split]) -> Split:
     ids = np.random.default_rng(3).integers(0, 60_000, 6000)
-    parts = np.split(ids, [2500, 4000])
+    parts = np.split(ids, [3500])
     masks = [np.arange(len(part)) % 3 > 0 for part in parts]
     return write_split([[[part]] for part in parts], masks=masks)
 
@@ -81,7 +79,7 @@ def pushed(bucket: Any, tmp_path: Path, split: Split) -> Split:
     return split
 
 
-def batches(dataset: TokenDataset, steps: int = 3) -> tuple[str, list[Any]]:
+def batches(dataset: TokenDataset, steps: int = 2) -> tuple[str, list[Any]]:
     """The reader's name, and what some steps deliver."""
     loader = TokenLoader(
         dataset,
@@ -126,7 +124,7 @@ def test_from_s3_without_room(
     no_room(monkeypatch, pushed)
     local = batches(TokenDataset(tmp_path, pushed, 64))[1]
     name, found = streamed(pushed)
-    assert name == f"object_store ({URL}, 5 of 6 files not cached)"
+    assert name == f"object_store ({URL}, 3 of 4 files not cached)"
     assert found == local
     assert cache_bytes(tmp_path / "cache") <= pushed.shards[0].bytes + 1000
 
@@ -165,6 +163,8 @@ def test_a_fault_that_passes_is_tried_again(
     cached: bool,
 ) -> None:
     """The first two requests of each object go wrong, and each tenth after that."""
+    if fault == "stalled":
+        monkeypatch.setattr(remote, "_READ_TIMEOUT", STALL_SECONDS / 2)
     if not cached:
         no_room(monkeypatch, pushed)
     elif fault == "garbled":
@@ -175,7 +175,7 @@ def test_a_fault_that_passes_is_tried_again(
     def sometimes(_path: str, number: int) -> str | None:
         if fault == "garbled" and not verified:
             return None  # only what is read after the whole was checked
-        return fault if number < 2 or number % 10 == 0 else None
+        return fault if number < 2 or (number % 10 == 0 and fault != "stalled") else None
 
     proxy.fault = sometimes
     dataset = TokenDataset(Path("absent"), pushed, 64, reader="object_store", remote=URL)
@@ -190,7 +190,9 @@ def test_a_fault_that_passes_is_tried_again(
 def test_a_fault_that_stays_is_one_line(
     proxy: Any, pushed: Split, monkeypatch: pytest.MonkeyPatch, fault: str, cached: bool
 ) -> None:
-    monkeypatch.setattr(remote, "_TRIES", 3)
+    monkeypatch.setattr(remote, "_TRIES", 2)
+    if fault == "stalled":
+        monkeypatch.setattr(remote, "_READ_TIMEOUT", STALL_SECONDS / 2)
     bad = f"/store/dvc/{object_path(pushed.shards[1].md5)}"
     if not cached:
         no_room(monkeypatch, pushed)
@@ -210,7 +212,7 @@ def test_garbled_after_it_was_verified(
     reader = dataset.open(torch.device("cpu"))
     dataset.open = lambda _device: reader  # type: ignore[method-assign]
     proxy.fault = lambda _path, _number: "garbled"
-    with pytest.raises(UserError, match=r"train-0000[12]\.bin .* another checksum"):
+    with pytest.raises(UserError, match=r"train-0000[01]\.bin .* another checksum"):
         batches(dataset)
 
 
@@ -233,9 +235,9 @@ def test_another_object_under_its_name(
 ) -> None:
     if not cached:
         no_room(monkeypatch, pushed)
-    shard = pushed.shards[2]
+    shard = pushed.shards[1]
     bucket.put_object(Key=f"dvc/{object_path(shard.md5)}", Body=bytes(shard.bytes))
-    with pytest.raises(UserError, match=rf"train-00002\.bin.*md5.*\n?.*damaged|damaged") as raised:
+    with pytest.raises(UserError, match=r"train-00001\.bin.* damaged") as raised:
         streamed(pushed)
     assert "\n" not in str(raised.value)
 
@@ -272,18 +274,15 @@ def files_of(split: Split) -> list[RemoteFile]:
     return [RemoteFile(shard.md5, shard.path) for shard in split.shards]
 
 
-def test_a_damaged_cached_shard_is_fetched_again(
-    proxy: Any, pushed: Split, tmp_path: Path
-) -> None:
+def test_a_damaged_cached_shard_is_fetched_again(proxy: Any, pushed: Split, tmp_path: Path) -> None:
     local = batches(TokenDataset(tmp_path, pushed, 64))[1]
     streamed(pushed)
     flip(tmp_path / "cache" / object_path(pushed.shards[0].md5))
     assert streamed(pushed)[1] == local
 
 
-@pytest.mark.parametrize("suffix", ["", "second"])
 def test_a_full_drive_costs_no_token(
-    proxy: Any, pushed: Split, tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
+    proxy: Any, pushed: Split, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A real ENOSPC: the file that the download goes to is /dev/full."""
     local = batches(TokenDataset(tmp_path, pushed, 64))[1]
@@ -291,7 +290,7 @@ def test_a_full_drive_costs_no_token(
     path.parent.mkdir(parents=True)
     path.with_name(path.name + ".part").symlink_to("/dev/full")
     name, found = streamed(pushed)
-    assert name == f"object_store ({URL}, 1 of 6 files not cached)"
+    assert name == f"object_store ({URL}, 1 of 4 files not cached)"
     assert found == local
     assert "No space left on device" in caplog.text
 
@@ -300,17 +299,18 @@ def test_no_room_for_an_index_is_one_line(proxy: Any, pushed: Split, tmp_path: P
     path = tmp_path / "cache" / object_path(pushed.shards[1].index_md5)
     path.parent.mkdir(parents=True)
     path.with_name(path.name + ".part").symlink_to("/dev/full")
-    with pytest.raises(UserError, match="no room in the shard cache: .*No space left"):
+    with pytest.raises(UserError, match=r"no room in the shard cache: .*No space left"):
         streamed(pushed)
 
 
 def test_what_was_not_used_for_longest_goes_first(
     proxy: Any, pushed: Split, tmp_path: Path
 ) -> None:
-    sizes = [shard.bytes for shard in pushed.shards]
+    masks = [RemoteFile(str(shard.mask_md5), "a mask") for shard in pushed.shards]
+    files = [*masks, files_of(pushed)[1]]
+    sizes = [3500, 2500, pushed.shards[1].bytes]
     cache = ShardCache(tmp_path / "cache", sum(sizes) - 1)
     store = S3Store(S3Objects(URL), cache)
-    files = files_of(pushed)
     for number in (0, 1, 0, 2):
         store.fetch([files[number]])
     kept = [(tmp_path / "cache" / object_path(file.md5)).exists() for file in files]
@@ -323,15 +323,15 @@ def test_many_that_want_one_shard_download_it_once(
 ) -> None:
     """Each with a store of its own, as processes of a machine have."""
     file = files_of(pushed)[0]
-    barrier = threading.Barrier(6)
+    barrier = threading.Barrier(4)
 
     def fetch(_number: int) -> bytes:
         store = open_store(URL)
         barrier.wait()
         return store.fetch([file])[0].read_bytes()
 
-    with ThreadPoolExecutor(6) as pool:
-        contents = set(pool.map(fetch, range(6)))
+    with ThreadPoolExecutor(4) as pool:
+        contents = set(pool.map(fetch, range(4)))
     assert contents == {(tmp_path / pushed.shards[0].path).read_bytes()}
     assert sum(proxy.gets.values()) == -(-pushed.shards[0].bytes // object_store.PIECE)
 
@@ -356,5 +356,5 @@ def test_a_bad_cache_setting_is_one_line(
     monkeypatch.delenv(shard_cache.SIZE_VARIABLE)
     (tmp_path / "file").touch()
     monkeypatch.setenv(shard_cache.FOLDER_VARIABLE, str(tmp_path / "file" / "cache"))
-    with pytest.raises(UserError, match="PENSTOCK_SHARD_CACHE=.* can't be used"):
+    with pytest.raises(UserError, match=r"PENSTOCK_SHARD_CACHE=.* can't be used"):
         streamed(pushed)

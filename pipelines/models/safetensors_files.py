@@ -1,0 +1,111 @@
+"""Safetensors files, read by byte ranges: each tensor goes straight to its device.
+
+A file is: the length of its header, 8 bytes little-endian; the header, JSON: by tensor name its
+type, shape and place; then the tensors' bytes, end to end.
+"""
+
+import json
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pipelines.core.errors import UserError
+from pipelines.loading.choice import open_for_bulk
+from pipelines.loading.readers import Wait, read_whole
+
+_LONGEST_HEADER = 100_000_000  # the format's own limit
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+class TensorPlace(NamedTuple):
+    """Where a tensor lies, and what it is."""
+
+    file: int  # the number of its file
+    offset: int  # of its first byte
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class SafetensorsFiles:
+    """The tensors of one or several files.
+
+    Attributes:
+        places: of each tensor, by its name.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Read the headers only.
+
+        Raises:
+            UserError: one is no safetensors file, or not as long as its header says.
+        """
+        self._paths = paths
+        self.places: dict[str, TensorPlace] = {}
+        for number, path in enumerate(paths):
+            try:
+                self.places |= _read_header(path, number)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UserError(f"{path}: the weights can't be read: {error}") from error
+
+    def read(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor, in the order of the files; the next ones are on their way meanwhile."""
+        reader = open_for_bulk(self._paths, device)
+        begun: deque[tuple[str, Tensor, Wait]] = deque()
+        for name, place in sorted(self.places.items(), key=lambda each: each[1][:2]):
+            tensor = torch.empty(place.shape, dtype=place.dtype, device=device)
+            wait = read_whole(reader, place.file, place.offset, tensor)
+            begun.append((name, tensor, wait))
+            if len(begun) > reader.ahead:
+                yield _finish(begun)
+        while begun:
+            yield _finish(begun)
+
+
+def _finish(begun: deque[tuple[str, Tensor, Wait]]) -> tuple[str, Tensor]:
+    name, tensor, wait = begun.popleft()
+    wait()
+    return name, tensor
+
+
+def _read_header(path: Path, number: int) -> dict[str, TensorPlace]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
+            raise ValueError(f"a header of {length} bytes in a file of {size}")
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    behind = 8 + length
+    places = {}
+    end = 0
+    for name, entry in sorted(header.items(), key=lambda each: each[1]["data_offsets"]):
+        dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+        start, stop = entry["data_offsets"]
+        if start != end or stop - start != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name} is {entry}, but the tensor before it ends at {end}")
+        places[name] = TensorPlace(number, behind + start, shape, dtype)
+        end = stop
+    if behind + end != size:
+        raise ValueError(f"the file has {size} bytes, its header says {behind + end}")
+    return places

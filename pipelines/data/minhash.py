@@ -58,7 +58,7 @@ class Signer:
     def _sign_long(self, text: str) -> tuple[Signatures, Indices]:
         """The signature of a text, [1, permutations], in pieces: words take 50 bytes a letter."""
         least = np.full((1, self._permutations), np.iinfo(np.uint32).max, np.uint32)
-        hashes, count = np.empty(0, np.uint64), 0
+        hashes, count = np.empty(0, np.uint32), 0
         for piece in cut(text, _PIECE_CHARACTERS):
             found, _ = words([piece])
             count += len(found)

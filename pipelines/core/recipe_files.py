@@ -12,11 +12,18 @@ from pydantic.fields import FieldInfo
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_data import Source
 from pipelines.core.settings import DEFAULT_RECIPE
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 RESOLVED = "resolved"  # the key of a whole recipe in a DAG run's `conf`
-PATH_KEYS = ("data.source.path", "data.tokenizer.path", "model.init_from")
+PATH_KEYS = (
+    "data.source.path",
+    "data.tokenizer.path",
+    "data.instruction.chat_template",
+    "data.decontamination.against",
+    "model.init_from",
+)
 
 
 def shipped_recipes() -> list[str]:
@@ -71,13 +78,29 @@ def override_values(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
 
 def with_absolute_paths(recipe: Recipe, base: Path) -> Recipe:
     """A copy that works from any directory: local paths are resolved against `base`."""
+    values = recipe.to_dict()
     absolute = {}
     for key in PATH_KEYS:
-        value = get_dotted(recipe.to_dict(), key)
-        names_a_dataset = key == "data.source.path" and recipe.data.source.kind == "dataset"
-        if value and "://" not in value and not names_a_dataset:
-            absolute[key] = str(base / Path(value).expanduser())
+        value = get_dotted(values, key)
+        if not value or (key == "data.source.path" and _is_a_name(recipe.data.source, base)):
+            continue
+        if isinstance(value, str):
+            absolute[key] = _absolute(value, base)
+        else:
+            absolute[key] = [_absolute(path, base) for path in value]
     return override_values(recipe, absolute)
+
+
+def _is_a_name(source: Source, base: Path) -> bool:
+    """Of a dataset version, or of a dataset on the hub, and so no path."""
+    if source.kind == "huggingface":
+        return not (base / Path(str(source.path)).expanduser()).is_dir()
+    return source.kind == "dataset"
+
+
+def _absolute(path: str, base: Path) -> str:
+    is_url = "://" in path
+    return path if is_url else str(base / Path(path).expanduser())
 
 
 def dump_yaml(recipe: Recipe) -> str:

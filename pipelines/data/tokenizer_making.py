@@ -8,6 +8,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.recipe_data import Data
 from pipelines.core.storage import folder_hash, fresh_folder
 from pipelines.data.chat_encoder import make_chat_tokenizer
+from pipelines.data.chat_template import template_characters
 from pipelines.data.documents import row_groups, sizes
 from pipelines.data.passes import Passes, mebibytes
 from pipelines.data.tokenization import (
@@ -53,7 +54,7 @@ def make_tokenizer(
         elif recipe.kind == "byte":
             save_tokenizer(byte_tokenizer(), target)
         else:
-            save_tokenizer(character_tokenizer(_alphabet(training, passes)), target)
+            save_tokenizer(character_tokenizer(_alphabet(data, training, passes)), target)
         if data.instruction.kind != "none":
             make_chat_tokenizer(target, data.instruction)
     if recipe.kind == "pretrained":
@@ -69,11 +70,14 @@ def _sample(training: Sequence[Path], passes: Passes) -> list[str]:
     return [text for _, texts in found for text in texts]
 
 
-def _alphabet(training: Sequence[Path], passes: Passes) -> set[str]:
+def _alphabet(data: Data, training: Sequence[Path], passes: Passes) -> set[str]:
+    """The characters of the texts, and those that a chat template puts around them."""
     found = passes.run(
         "characters", characters, plan_text_blocks(training), str, "MiB looked through", mebibytes
     )
-    return set().union(*(alphabet for _, alphabet in found))
+    is_chat = data.instruction.kind != "none"
+    around = template_characters(data.instruction) if is_chat else ""
+    return set(around).union(*(alphabet for _, alphabet in found))
 
 
 def _check_round_trip(

@@ -104,6 +104,24 @@ def test_paths_become_absolute_and_addresses_stay(tmp_path):
     assert with_absolute_paths(remote, tmp_path) == remote
 
 
+def test_every_path_becomes_absolute_but_a_dataset_of_the_hub_keeps_its_name(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for path, expected in (("owner/name", "owner/name"), ("mine", str(tmp_path / "mine"))):
+        recipe = load_recipe(
+            "debug",
+            [
+                "data.source.kind=huggingface",
+                f"data.source.path={path}",
+                "data.instruction.chat_template=a.jinja",
+                "data.decontamination.against=[b.jsonl, s3://c/d]",
+            ],
+        )
+        data = with_absolute_paths(recipe, tmp_path).data
+        assert data.source.path == expected
+        assert data.instruction.chat_template == str(tmp_path / "a.jinja")
+        assert data.decontamination.against == (str(tmp_path / "b.jsonl"), "s3://c/d")
+
+
 def test_the_forms_set_field_takes_lines_and_semicolons():
     assert parse_overrides("train.lr=1\n seed = 2 ;\n") == {"train.lr": 1, "seed": 2}
     assert parse_overrides("") == {}

@@ -79,7 +79,7 @@ def override_values(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
 def with_absolute_paths(recipe: Recipe, base: Path) -> Recipe:
     """A copy that works from any directory: local paths are resolved against `base`."""
     values = recipe.to_dict()
-    absolute = {}
+    absolute: dict[str, str | list[str]] = {}
     for key in PATH_KEYS:
         value = get_dotted(values, key)
         if not value or (key == "data.source.path" and _is_a_name(recipe.data.source, base)):

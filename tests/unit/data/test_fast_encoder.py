@@ -166,6 +166,38 @@ def test_any_text_has_the_ids_of_tokenizers(pair: tuple[Encoder, Tokenizer]) -> 
     same()
 
 
+@st.composite
+def made_up(draw: st.DrawFn) -> Tokenizer:
+    """Any vocabulary over three letters, with any of the merges that could make its tokens."""
+    tokens = draw(st.lists(st.text("abc", min_size=2, max_size=5), min_size=1, unique=True))
+    vocabulary = {name: id_ for id_, name in enumerate([*byte_alphabet(), *tokens])}
+    merges = [
+        (token[:cut], token[cut:])
+        for token in tokens
+        for cut in draw(st.permutations(range(1, len(token))))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary and draw(st.integers(0, 3))
+    ]
+    model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=draw(st.booleans()))
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = cutters.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+@settings(max_examples=400, deadline=None)
+@given(made_up(), st.lists(st.text("abc", max_size=30), max_size=5))
+def test_whatever_the_merges_what_tiktoken_encodes_is_right(
+    tokenizer: Tokenizer, words: list[str]
+) -> None:
+    try:
+        fast = TiktokenBpe(json.loads(tokenizer.to_str()))
+    except UnsuitedError as reason:
+        assert "made after it" in str(reason)
+        return
+    for word in words:
+        ids = fast.encode(word)
+        assert ids is None or ids.tolist() == tokenizer.encode(word).ids
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 def test_all_of_unicode_is_cut_alike(name: str) -> None:
     """Every assigned character and some others, after and before those that patterns name."""

@@ -1,4 +1,4 @@
-"""Links from a task's page to its Ray job and its MLflow run.
+"""Links from a task's page to its Ray job, its MLflow run and its Data Docs.
 
 Airflow stores a link at a task's end only; `show` stores it at once, so that a running task has it.
 """
@@ -42,3 +42,9 @@ class MlflowRunLink(_StageLink):
     """The run's page in MLflow."""
 
     name = "MLflow run"
+
+
+class DataDocsLink(_StageLink):
+    """What the data gate found, as MLflow shows it."""
+
+    name = "Data Docs"

@@ -13,17 +13,17 @@ from airflow.providers.standard.hooks.subprocess import SubprocessHook
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipelines.core.records import RUN_FILE, record_path
+from pipelines.core.records import RUN_FILE, ValidateRecord, record_path
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.ledger import stage_cache
 from pipelines.ledger.datasets import find
 from pipelines.ledger.run_source import recipe_of, settle
 from pipelines.ledger.workspace import Run, open_workspace, workspace_path
 from pipelines.orchestration.dataset_refresh import triggering_version
-from pipelines.orchestration.links import MlflowRunLink, RayJobLink
+from pipelines.orchestration.links import DataDocsLink, MlflowRunLink, RayJobLink
 from pipelines.orchestration.opening import PREPARED, asked_recipe, mistakes_fail_the_task
 from pipelines.orchestration.ray_job import RayJobOperator
-from pipelines.stages.publishing import PUBLISHED
+from pipelines.stages.publishing import PUBLISHED, data_docs_address
 from pipelines.stages.run_tracking import close_tracking, open_tracking
 from pipelines.stages.runner import forget_error, stage_environment, user_error
 from pipelines.training.supported import supported
@@ -60,15 +60,21 @@ class StageOperator(BaseOperator):
     """A light stage: a child process of the Airflow worker, in the workspace."""
 
     template_fields = ("workspace",)
+    operator_extra_links = (DataDocsLink(), MlflowRunLink())
 
     def __init__(self, *, workspace: str = PREPARED, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.workspace = workspace
+        self.links: dict[str, str] = {}
         self._hook = SubprocessHook()
 
-    def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002 (Airflow's signature)
+    def execute(self, context: "Context") -> dict[str, Any]:
         """Restore the stage, or run and record it."""
         workspace = Path(self.workspace)
+        if address := Run.read(workspace).mlflow_address:
+            MlflowRunLink().show(self, context, address)
+            if self.task_id == ValidateRecord.stage:
+                DataDocsLink().show(self, context, data_docs_address(address))
         forget_error(workspace)
         if _restored(workspace, self.task_id):
             return {"stage": self.task_id, "cached": True}

@@ -9,12 +9,23 @@ from pathlib import Path
 from pipelines.core.records import TrainRecord
 from pipelines.ledger.workspace import Run
 
-PUBLISHED = ("train", "evaluate")
+PUBLISHED = ("validate", "train", "evaluate")
+DATA_DOCS = "data_docs/index.html"  # among the outputs of validate, and the run's artifacts
+DATA_DOCS_TAG = "penstock.data_docs"
+
+
+def data_docs_address(run_address: str) -> str:
+    """Where MLflow shows the Data Docs of the run with this page."""
+    return f"{run_address}/artifacts/{DATA_DOCS}"
 
 
 def publish_cached(workspace: Path, stage: str) -> None:
     """Log a restored stage's results to the workspace's MLflow run."""
     match stage:
+        case "validate":
+            from pipelines.stages.validate import publish
+
+            publish(workspace)
         case "train":
             _publish_train(workspace)
         case "evaluate":

@@ -14,13 +14,14 @@ from pipelines.core.records import (
     output_folder,
 )
 from pipelines.core.storage import write_text
+from pipelines.ledger.workspace import Run
+from pipelines.stages.publishing import DATA_DOCS, DATA_DOCS_TAG, data_docs_address
+from pipelines.tracking.run import open_run
 from pipelines.validation.checks import build_checks, read_ngrams
 from pipelines.validation.frames import measure_documents
 from pipelines.validation.page import render_page
 from pipelines.validation.quarantine import QUARANTINE, write_quarantine
 from pipelines.validation.runner import Finding, run_check
-
-DATA_DOCS = "data_docs/index.html"
 
 
 def run(recipe: Recipe, workspace: Path) -> ValidateRecord:
@@ -35,6 +36,7 @@ def run(recipe: Recipe, workspace: Path) -> ValidateRecord:
     shutil.rmtree(output, ignore_errors=True)
     with TemporaryDirectory() as scratch:
         findings, quarantined = _hold(recipe, workspace, output, Path(scratch))
+        publish(workspace)
         _refuse(findings, output, quarantined)
     return ValidateRecord(
         expectations=len(findings),
@@ -42,6 +44,22 @@ def run(recipe: Recipe, workspace: Path) -> ValidateRecord:
         results=tuple(_result(finding) for finding in findings),
         quarantined=quarantined,
     ).write(workspace)
+
+
+def publish(workspace: Path) -> None:
+    """Log Data Docs, and the bad documents, to the workspace's MLflow run; the page is a tag of it.
+
+    Also called for restored outputs.
+    """
+    output = output_folder(workspace, ValidateRecord.stage)
+    with open_run(workspace) as tracked:
+        if tracked.run_id is None:
+            return
+        tracked.log_artifact(output / DATA_DOCS, str(Path(DATA_DOCS).parent))
+        if (output / QUARANTINE).is_file():
+            tracked.log_artifact(output / QUARANTINE, ValidateRecord.stage)
+        if page := Run.read(workspace).mlflow_address:
+            tracked.set_tags({DATA_DOCS_TAG: data_docs_address(page)})
 
 
 def _hold(

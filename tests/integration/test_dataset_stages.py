@@ -1,0 +1,109 @@
+"""A version made by the real stages, and a training on it: fetched, or streamed from the remote."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_files import dump_yaml, load_recipe
+from pipelines.core.records import PreprocessRecord, output_folder
+from pipelines.core.storage import write_json, write_text
+from pipelines.data.fingerprint import fingerprint_inputs
+from pipelines.ledger.dataset_objects import hash_folder
+from pipelines.ledger.dataset_publishing import make
+from pipelines.ledger.run_source import settle
+from pipelines.ledger.workspace import Run
+from pipelines.stages import preprocess, train, validate
+
+
+def open_folder(folder: Path, recipe: Recipe, source: dict) -> Path:
+    """As `open_workspace`, without the clone."""
+    write_text(folder / "params.yaml", dump_yaml(recipe))
+    write_json(folder / "source.json", source)
+    write_json(folder / "previous.json", {})
+    run = Run(dag_run_id=folder.name, git_commit="0" * 40, dirty=False, recipe_fingerprint="0")
+    run.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_HOME", str(home))
+        for variable in ("PENSTOCK_DATASETS_URL", "PENSTOCK_DATASETS_REMOTE"):
+            patch.delenv(variable, raising=False)
+        yield home
+
+
+@pytest.fixture(scope="module")
+def version(home):
+    (home / "corpus").mkdir()
+    for number in range(30):
+        lines = (f"document {number} has a line {line} of its own" for line in range(40))
+        (home / "corpus" / f"{number:02}.txt").write_text("\n".join(lines))
+    recipe = load_recipe(
+        "debug",
+        ["data.source.kind=files", f"data.source.path={home / 'corpus'}", "data.name=tiny"],
+    )
+    workspace = open_folder(home / "made", recipe, fingerprint_inputs(recipe.data))
+    preprocess.run(recipe, workspace)
+    validate.run(recipe, workspace)
+    seen = hash_folder(output_folder(workspace, "preprocess")).hash
+    deps = [{"path": "outputs/preprocess", "md5": seen}]
+    write_text(workspace / "dvc.lock", yaml.safe_dump({"stages": {"validate": {"deps": deps}}}))
+    return make(workspace)
+
+
+def open_training(folder: Path, *overrides: str) -> tuple[Recipe, Path]:
+    """A run on the version up to its training, by the stages themselves."""
+    on = ["data.source.kind=dataset", "data.source.path=tiny"]
+    recipe, source = settle(load_recipe("debug", [*on, "train.steps=4", *overrides]))
+    workspace = open_folder(folder, recipe, source)
+    preprocess.run(recipe, workspace)
+    validate.run(recipe, workspace)
+    return recipe, workspace
+
+
+def test_streamed_and_fetched_shards_train_the_same_model(version, tmp_path):
+    models = []
+    for reader in ("mmap", "object_store"):
+        recipe, workspace = open_training(tmp_path / reader, f"data.reader={reader}")
+        dataset = PreprocessRecord.read(workspace).dataset
+        assert f"{dataset.name}@{dataset.version}" == version.label
+        models.append(train.run(recipe, workspace).model_hash)
+    assert not list((tmp_path / "object_store/outputs").rglob("*.bin"))
+    assert models[0] == models[1]
+
+
+def flip_a_byte(path: Path) -> None:
+    path.chmod(0o644)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_one_flipped_byte_of_a_fetched_shard_stops_training_before_a_step(version, tmp_path):
+    recipe, workspace = open_training(tmp_path / "run")
+    shard = PreprocessRecord.read(workspace).dataset.train.shards[0]
+    flip_a_byte(output_folder(workspace, "preprocess") / shard.path)
+    with pytest.raises(UserError, match=f"{shard.path}.*damaged"):
+        train.run(recipe, workspace)
+    assert not (workspace / "outputs/train").exists()
+    assert not list((workspace / "checkpoints").glob("step*"))
+
+
+def test_one_flipped_byte_of_a_streamed_shard_stops_training(version, home, tmp_path):
+    recipe, workspace = open_training(tmp_path / "run", "data.reader=object_store")
+    md5 = PreprocessRecord.read(workspace).dataset.train.shards[0].md5
+    stored = home / "dataset-store/files/md5" / md5[:2] / md5[2:]
+    sound = stored.read_bytes()
+    flip_a_byte(stored)
+    try:
+        with pytest.raises(UserError, match="tokens/train"):
+            train.run(recipe, workspace)
+    finally:
+        stored.write_bytes(sound)
+    assert not (workspace / "outputs/train").exists()

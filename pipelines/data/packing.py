@@ -41,7 +41,7 @@ def best_fit(sizes: Counts, capacity: int) -> Packing:
     """Pack documents of `sizes` tokens, [documents], into samples of `capacity` tokens.
 
     A document longer than a sample is first cut into pieces of that length and a rest. The longest
-    piece comes first, into the sample that it fills best. A million documents take some seconds.
+    piece comes first, into the sample that it fills best. A million documents take a second.
     """
     count = -(-sizes.astype(np.int64) // capacity)  # pieces of each document
     documents = np.repeat(np.arange(len(sizes)), count)
@@ -64,38 +64,54 @@ def _samples(lengths: Numbers, capacity: int) -> Numbers:
     """
     placed = np.empty(len(lengths), np.int64)
     order = np.argsort(-lengths, kind="stable")
-    open_with: dict[int, list[int]] = defaultdict(list)  # samples by the room that is left
-    rooms = 0  # bit r is set where a sample has room for r tokens
-    opened = 0
+    samples = _OpenSamples(capacity)
     at = 0
     for length, left in zip(*_runs(lengths[order]), strict=True):
         while left:
-            fitting = rooms >> length
-            if fitting:
-                room = length + (fitting & -fitting).bit_length() - 1
-                each = room // length
-                chosen = open_with[room][-left // each :]
-                del open_with[room][-len(chosen) :]
-                if not open_with[room]:
-                    rooms ^= 1 << room
-            else:
-                room = capacity
-                each = room // length
-                chosen = list(range(opened, opened - (-left // each)))
-                opened += len(chosen)
+            chosen, room = samples.take(length, left)
+            each = room // length
             taken = min(left, each * len(chosen))
             placed[order[at : at + taken]] = np.repeat(chosen, each)[:taken]
+            full, last = divmod(taken, each)
+            samples.put_back(chosen[:full], room - each * length)
+            samples.put_back(chosen[full:], room - last * length)
             at += taken
             left -= taken
-            full, last = divmod(taken, each)
-            for now_room, samples in (
-                (room - each * length, chosen[:full]),
-                (room - last * length, chosen[full:]),
-            ):
-                if now_room and samples:
-                    open_with[now_room] += samples
-                    rooms |= 1 << now_room
     return placed
+
+
+class _OpenSamples:
+    """Samples by the room that is left in them, in tokens."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._with_room: dict[int, list[int]] = defaultdict(list)
+        self._rooms = 0  # bit r is set where a sample has room for r tokens
+        self._opened = 0
+
+    def take(self, length: int, pieces: int) -> tuple[list[int], int]:
+        """The fullest samples with room for a piece, as many as `pieces` need, and their room.
+
+        There may be fewer of them; where there are none, new ones are opened.
+        """
+        fitting = self._rooms >> length
+        if not fitting:
+            first = self._opened
+            self._opened += -(-pieces // (self._capacity // length))
+            return list(range(first, self._opened)), self._capacity
+        room = length + (fitting & -fitting).bit_length() - 1
+        samples = self._with_room[room]
+        chosen = samples[-pieces // (room // length) :]
+        del samples[-len(chosen) :]
+        if not samples:
+            self._rooms ^= 1 << room
+        return chosen, room
+
+    def put_back(self, samples: list[int], room: int) -> None:
+        """Samples that have this much room now."""
+        if samples and room:
+            self._with_room[room] += samples
+            self._rooms |= 1 << room
 
 
 def _runs(values: Numbers) -> tuple[list[int], list[int]]:

@@ -76,7 +76,7 @@ class ChatEncoder:
             for id_, token in self._tokenizer.get_added_tokens_decoder().items()
             if token.special and id_ != plain.unknown_id
         }
-        self._special_ids = frozenset(special.values())
+        self.special_ids = frozenset(special.values())
         longest_first = sorted(special, key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._template = ChatTemplate(template, template_variables(folder), self._markers)
@@ -99,6 +99,13 @@ class ChatEncoder:
             self._encoded(messages, chat, bounds, encodings)
             for messages, chat, bounds in zip(conversations, chats, cuts, strict=True)
         ]
+
+    def encode_prompt(self, messages: Messages) -> Ids:
+        """The ids of a conversation up to where the assistant is to answer."""
+        (chat,) = self.encode([(*messages, (ASSISTANT, "."))])
+        begins = np.flatnonzero(np.diff(chat.mask.astype(np.int8), prepend=0) == 1)
+        answered = sum(role == ASSISTANT for role, _ in messages)
+        return chat.ids[: begins[answered]]
 
     def _cuts(self, messages: Messages, chat: Rendered) -> list[int]:
         """0, the text's end, and between them a place within each mark that a message spells out.
@@ -147,7 +154,7 @@ class ChatEncoder:
     def _check_marks(self, ids: list[int], text: str, spelled_out: int) -> None:
         """No tokenizer known does this; a mark that a message wrote would be a way in."""
         written = sum(1 for _ in self._markers.finditer(text)) - spelled_out
-        if sum(id_ in self._special_ids for id_ in ids) > written:
+        if sum(id_ in self.special_ids for id_ in ids) > written:
             raise UserError(
                 "the tokenizer makes special tokens of what a message spells out; use another in "
                 f"data.tokenizer.path (in {text[:80]!r})"

@@ -18,6 +18,7 @@ def generate(
     *,
     temperature: float = 0.0,
     seed: int = 0,
+    chat: bool = False,
 ) -> list[str]:
     """Continue each prompt by at most `max_tokens` tokens, fewer where the model ends the text.
 
@@ -27,17 +28,21 @@ def generate(
         max_tokens: Of each continuation.
         temperature: 0 takes the likeliest token; 1 samples from the model's own distribution.
         seed: Of the sampling; a prompt's text depends on no other prompt.
+        chat: A prompt is what a user says, and the continuation is the assistant's answer.
 
     Returns:
         The continuations, without their prompts.
     """
     codec = TextCodec(model_folder)
     model = load_pretrained(model_folder).eval().to(inference_device())
+    stops = {codec.end_id, *(codec.special_ids if chat else ())}
     texts = []
     for prompt in prompts:
         generator = torch.Generator().manual_seed(seed)
-        start = codec.encode([prompt])[0][:-1].tolist()
-        ids = _continue(model, start, codec.end_id, max_tokens, temperature, generator)
+        start = codec.encode_question(prompt) if chat else codec.encode([prompt])[0][:-1]
+        # What stood before every document in training comes first.
+        ids = [codec.end_id, *start.tolist()]
+        ids = _continue(model, ids, stops, max_tokens, temperature, generator)
         texts.append(codec.decode(ids))
     return texts
 
@@ -46,22 +51,22 @@ def generate(
 def _continue(
     model: Transformer,
     prompt: list[int],
-    end_of_text: int,
+    stops: set[int],
     max_tokens: int,
     temperature: float,
     generator: torch.Generator,
 ) -> list[int]:
     """New ids after `prompt`; past the context's length the oldest are forgotten."""
-    ids = [end_of_text, *prompt]  # what stood before every document in training
+    ids = list(prompt)
     device = next(model.parameters()).device
     for _ in range(max_tokens):
         window_BS = torch.tensor([ids[-model.config.context_length :]], device=device)  # noqa: N806
         # Drawn on the CPU, so that a seed means the same on every device.
         token = _choose(model(window_BS)[0, -1].float().cpu(), temperature, generator)
-        if token == end_of_text:
+        if token in stops:
             break
         ids.append(token)
-    return ids[1 + len(prompt) :]
+    return ids[len(prompt) :]
 
 
 def _choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:  # noqa: N803

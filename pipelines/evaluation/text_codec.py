@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.data.chat_encoder import ChatEncoder
+from pipelines.data.instruction import USER
 from pipelines.data.normalize import Messages
 from pipelines.data.token_shards import Ids
 from pipelines.data.tokenizer import Encoder
@@ -52,6 +53,15 @@ class TextCodec(Encoder):
             EncodedText(ids, mask == 1, self._spelling_nats(said, ids[mask == 1]))
             for ids, mask, said in self._chats.encode(conversations)
         ]
+
+    def encode_question(self, text: str) -> Ids:
+        """What a model reads before it answers a user who says this."""
+        return self._chats.encode_prompt(((USER, text),))
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Of tokens that no text makes."""
+        return self._chats.special_ids
 
     @cached_property
     def _chats(self) -> ChatEncoder:

@@ -98,7 +98,14 @@ def _write_samples(model: Path, recipe: Recipe) -> list[dict[str, str]]:
     from pipelines.evaluation.generate import generate
 
     prompts, length = recipe.evaluate.prompts, recipe.evaluate.sample_tokens
-    made = generate(model, prompts, length, temperature=SAMPLE_TEMPERATURE, seed=recipe.seed)
+    made = generate(
+        model,
+        prompts,
+        length,
+        temperature=SAMPLE_TEMPERATURE,
+        seed=recipe.seed,
+        chat=recipe.data.instruction.kind != "none",
+    )
     return [{"prompt": p, "continuation": text} for p, text in zip(prompts, made, strict=True)]
 
 

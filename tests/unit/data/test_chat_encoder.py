@@ -117,6 +117,15 @@ def test_the_prompt_of_an_answer_is_what_the_library_asks_with(folder: Path) -> 
     assert found.mask[len(prompt["input_ids"]) :].all()
 
 
+@pytest.mark.parametrize("template", [CHATML, LLAMA_2])
+def test_a_prompt_ends_where_the_assistant_begins(tmp_path: Path, template: str) -> None:
+    folder = save(tmp_path / "tokenizer", template)
+    encoder, tokenizer = ChatEncoder(folder), hf(folder)
+    for messages in (TALK[1:2], TALK[1:4]):
+        asked = tokenizer.apply_chat_template(dialogue(messages), add_generation_prompt=True)
+        assert encoder.encode_prompt(messages).tolist() == asked["input_ids"]
+
+
 def test_an_open_question_at_the_end_is_not_the_assistants(folder: Path) -> None:
     assert answers(folder, TALK[:4]) == " Fine, thanks.<|im_end|>"
 

@@ -71,3 +71,25 @@ def test_stops_where_the_model_ends_the_text(tmp_path: Path) -> None:
     save_pretrained(model, tmp_path, end_of_text=END)
     save_tokenizer(byte_tokenizer(), tmp_path)
     assert generate(tmp_path, ["a"], 50) == [""]
+
+
+def test_an_answer_ends_with_the_turn(tmp_path: Path) -> None:
+    """A model that has learned one answer by heart gives it, and no more."""
+    from pipelines.core.recipe_data import Instruction
+    from pipelines.data.chat_encoder import ChatEncoder, make_chat_tokenizer
+
+    save_tokenizer(byte_tokenizer(), tmp_path)
+    make_chat_tokenizer(tmp_path, Instruction(kind="messages"))
+    ((ids, _, _),) = ChatEncoder(tmp_path).encode([(("user", "hm?"), ("assistant", "Yes."))])
+    torch.manual_seed(0)
+    model = Transformer(preset("llama-100k").sized(259, 128))
+    model.init_weights(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    tokens = torch.tensor([[END, *ids.tolist()]])
+    for _ in range(60):
+        optimizer.zero_grad()
+        logits = model(tokens[:, :-1])
+        torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:]).backward()
+        optimizer.step()
+    save_pretrained(model, tmp_path, end_of_text=END)
+    assert generate(tmp_path, ["hm?"], 20, chat=True) == ["Yes."]

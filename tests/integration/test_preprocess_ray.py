@@ -6,6 +6,7 @@ Each test's Ray is a process of its own: Ray reads its environment when it is im
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,37 @@ ray.init(log_to_driver=False)
 assert list(map_on_ray(str, range(40))) == [str(number) for number in range(40)]
 assert list(map_on_ray(str, [])) == []
 """
-# Other tasks than in one process, the same documents.
-SMALL_BATCHES = """
+# Other tasks than in one process, the same documents; so many of them at once.
+SMALL_BLOCKS = """
+import ray
+from ray.data import DataContext, ExecutionResources
+
 from pipelines.data import passes
 from ray_jobs.preprocess import main
 
 passes.LEAST_BLOCK_BYTES = 100_000
+DataContext.get_current().execution_options.resource_limits = ExecutionResources(cpu={tasks})
 main()
+"""
+# The process of one task of the first pass is killed, once; each task notes that it began.
+KILL_ONE = """
+import os, signal
+from pathlib import Path
+
+from pipelines.stages import preprocess
+
+extract, begun = preprocess.extract, Path("begun.txt").absolute()
+
+def killed_once(block, folder, **arguments):
+    number = folder.name.split(".")[1]
+    is_first = number not in (begun.read_text() if begun.exists() else "")
+    with begun.open("a") as file:
+        file.write(number + " ")
+    if number == "00003" and is_first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return extract(block, folder, **arguments)
+
+preprocess.extract = killed_once
 """
 
 
@@ -72,17 +97,31 @@ def test_results_come_in_order(platform, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("tokenizer", ["bpe", "char"])
+@pytest.mark.parametrize(("tokenizer", "tasks"), [("bpe", 1), ("char", 2)])
 def test_outputs_are_the_same_bytes_as_in_process(
-    platform, corpus: Path, tmp_path: Path, tokenizer: str
+    platform, corpus: Path, tmp_path: Path, tokenizer: str, tasks: int
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for workspace in (here, there):
         workspace.mkdir()
         (workspace / "params.yaml").write_text(dump_yaml(recipe(corpus, tokenizer)))
     run(recipe(corpus, tokenizer), here)
-    done = on_ray(platform, SMALL_BATCHES, there)
+    done = on_ray(platform, SMALL_BLOCKS.format(tasks=tasks), there)
     assert done.returncode == 0, done.stderr
+    assert folder_hash(here / "outputs") == folder_hash(there / "outputs")
+
+
+def test_a_killed_worker_costs_its_own_blocks_only(platform, corpus: Path, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for workspace in (here, there):
+        workspace.mkdir()
+        (workspace / "params.yaml").write_text(dump_yaml(recipe(corpus)))
+    run(recipe(corpus), here)
+    done = on_ray(platform, KILL_ONE + SMALL_BLOCKS.format(tasks=2), there)
+    assert done.returncode == 0, done.stderr
+    begun = Counter((there / "begun.txt").read_text().split())
+    assert len(begun) > 10
+    assert begun - Counter(set(begun)) == {"00003": 1}
     assert folder_hash(here / "outputs") == folder_hash(there / "outputs")
 
 
@@ -90,7 +129,7 @@ def test_a_persons_mistake_is_one_line_and_exit_code_2(platform, tmp_path: Path)
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"text": "good"}\n{"text": \n')
     (tmp_path / "params.yaml").write_text(dump_yaml(recipe(broken)))
-    done = on_ray(platform, SMALL_BATCHES, tmp_path)
+    done = on_ray(platform, SMALL_BLOCKS.format(tasks=2), tmp_path)
     assert done.returncode == 2
     message = read_json(tmp_path / "error.json")["message"]
     assert "broken.jsonl" in message

@@ -68,7 +68,7 @@ def _hold(
     """Run every check; leave the bad documents, which are counted, and Data Docs."""
     progress = ProgressWriter(workspace, ValidateRecord.stage)
     preprocess = output_folder(workspace, PreprocessRecord.stage)
-    documents = measure_documents(preprocess, recipe.validation.sample_documents)
+    documents = measure_documents(preprocess, recipe.validation)
     checks = build_checks(recipe, workspace, documents, read_ngrams(recipe.data, scratch))
     total = sum(len(check.expectations) for check in checks)
     findings: list[Finding] = []

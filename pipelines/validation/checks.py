@@ -38,8 +38,8 @@ def build_checks(
         ),
         Check(
             "texts",
-            f"{_count(documents.sample, documents)}, chosen by a hash of their content; of each "
-            f"the first {frames.SAMPLE_CHARACTERS:,} characters.",
+            f"{_count(documents.sample, documents)}; of each the first "
+            f"{frames.SAMPLE_CHARACTERS:,} characters.",
             documents.sample,
             suites.texts_suite(recipe, preprocess, evaluation_sets),
         ),
@@ -53,7 +53,7 @@ def build_checks(
             "splits",
             "Training and validation: what the record, the statistics and the files say.",
             frames.split_frame(preprocess, dataset, read_json(preprocess / STATS), documents),
-            suites.splits_suite(packed=dataset.packed_length is not None),
+            suites.splits_suite(recipe.validation, packed=dataset.packed_length is not None),
         ),
     ]
     if previous := _previous_lengths(workspace):
@@ -83,8 +83,9 @@ def read_ngrams(data: Data, folder: Path) -> dict[str, Path]:
 
 
 def _count(frame: "pd.DataFrame", documents: frames.Documents) -> str:
-    of = "All" if len(frame) == documents.total else f"{len(frame):,} of"
-    return f"{of} {documents.total:,} documents"
+    if len(frame) == documents.total:
+        return f"All {documents.total:,} documents"
+    return f"{len(frame):,} of {documents.total:,} documents, chosen by a hash of their content"
 
 
 def _previous_lengths(workspace: Path) -> list[int]:

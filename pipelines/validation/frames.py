@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.core.recipe import Validation
 from pipelines.core.records import DatasetRef, Split
 from pipelines.data.documents import (
     SCHEMA,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-MAX_ROWS = 5_000_000  # of the documents' frame, some 120 bytes each
+MAX_ROWS = 1_000_000  # of the documents' frame: about 0.5 GB and 20 s of expectations
 SAMPLE_CHARACTERS = 50_000  # of a sampled text at most
 _READ = ("doc_id", "bytes", "source", "text", "messages")
 
@@ -33,7 +34,8 @@ class Documents:
 
     Attributes:
         frame: one row a document, without its text, in the order of the files; of more than
-            `MAX_ROWS` documents about so many, chosen by doc_id, so that equal ones stay together.
+            `MAX_ROWS` documents about so many, chosen by doc_id, so that equal ones stay together,
+            and each that is wrong by itself: no document escapes what is asked of every row.
             Columns: split, doc_id and bytes as preprocess wrote them; as found in the text
             characters and text_bytes, null where the text is null; mistaken_id, a doc_id that is
             not the text's SHA-256, else null; group, the row group in `groups`.
@@ -54,7 +56,7 @@ class Documents:
         return sum(documents for documents, _ in self.splits.values())
 
 
-def measure_documents(preprocess: Path, sample_size: int) -> Documents:
+def measure_documents(preprocess: Path, demands: Validation) -> Documents:
     """Read every document once; no more than one row group of text, and the sample, are held."""
     import pandas as pd
     import pyarrow as pa
@@ -71,8 +73,8 @@ def measure_documents(preprocess: Path, sample_size: int) -> Documents:
         found = _measured(table, name, number)
         documents, size = totals[name]
         totals[name] = (documents + len(found), size + (pc.sum(found["text_bytes"]).as_py() or 0))
-        measured.append(_by_doc_id(found, MAX_ROWS / rows))
-        sampled.append(_sampled(table, name, sample_size / rows))
+        measured.append(_held(found, MAX_ROWS / rows, demands))
+        sampled.append(_sampled(table, name, demands.sample_documents / rows))
     # Arrow-backed columns: the ids are not copied into Python objects.
     frame = pa.concat_tables(measured).to_pandas(types_mapper=pd.ArrowDtype)
     sample = pa.concat_tables(sampled).to_pandas()
@@ -186,11 +188,23 @@ def _measured(table: "pa.Table", split: str, group: int) -> "pa.Table":
     )
 
 
-def _by_doc_id(table: "pa.Table", fraction: float) -> "pa.Table":
+def _held(table: "pa.Table", fraction: float, demands: Validation) -> "pa.Table":
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     if fraction >= 1:
         return table
+    size = table["characters"]
+    good = pc.is_null(table["mistaken_id"])
+    for holds in (
+        pc.equal(table["bytes"], table["text_bytes"]),
+        pc.greater_equal(size, demands.min_characters),
+        pc.less_equal(size, demands.max_characters),
+    ):
+        good = pc.and_(good, pc.fill_null(holds, False))
     ids = table["doc_id"].to_pylist()
-    return table.filter([doc_id is None or uniform(doc_id, part=2) < fraction for doc_id in ids])
+    chosen = [doc_id is None or uniform(doc_id, part=2) < fraction for doc_id in ids]
+    return table.filter(pc.or_(pc.invert(good), pa.chunked_array([pa.array(chosen, pa.bool_())])))
 
 
 def _sampled(table: "pa.Table", split: str, fraction: float) -> "pa.Table":

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 
 def documents_suite(demands: Validation) -> "list[Expectation]":
-    """Enough documents, none empty, each once: in one split and not in the other."""
+    """No document empty, each once: in one split and not in the other."""
     from great_expectations import expectations as gxe
 
     from pipelines.validation.expectations.duplicates import ExpectColumnValuesToNotBeDuplicates
 
     return [
-        gxe.ExpectTableRowCountToBeBetween(min_value=demands.min_documents),
         gxe.ExpectColumnValuesToNotBeNull(column="characters"),  # null where the text is
         gxe.ExpectColumnValuesToBeBetween(
             column="characters",
@@ -140,8 +139,8 @@ def shards_suite(vocab_size: int) -> "list[Expectation]":
     ]
 
 
-def splits_suite(*, packed: bool) -> "list[Expectation]":
-    """No split is empty, and its sums agree: in its record, statistics, documents and shards.
+def splits_suite(demands: Validation, *, packed: bool) -> "list[Expectation]":
+    """Enough documents, some in each split; its record, statistics, files and shards agree.
 
     A document of a packed shard's index is a sample, of which there may be any number.
     """
@@ -151,6 +150,7 @@ def splits_suite(*, packed: bool) -> "list[Expectation]":
         column_A="indexed_documents", column_B="documents"
     )
     return [
+        gxe.ExpectColumnSumToBeBetween(column="documents", min_value=demands.min_documents),
         gxe.ExpectColumnValuesToBeBetween(column="documents", min_value=1),
         gxe.ExpectColumnPairValuesToBeEqual(column_A="documents", column_B="recorded_documents"),
         *([] if packed else [indexed]),

@@ -53,7 +53,7 @@ class ExpectColumnLanguageMixToBeWithin(Sentence, ColumnAggregateExpectation):
             f"{code} {percent(least)} to {percent(most)}"
             for code, (least, most) in self.bounds.items()
         )
-        return f"of the texts must be in each language: {', '.join(shares)}."
+        return f"the languages of the texts must have these shares: {', '.join(shares)}."
 
     @classmethod
     def shown(cls, observed: Any) -> str:

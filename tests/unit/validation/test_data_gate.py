@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Recipe
+from pipelines.core.recipe import Recipe, Validation
 from pipelines.core.recipe_data import Instruction
 from pipelines.core.records import DatasetRef, PreprocessRecord, Split, ValidateRecord
 from pipelines.core.storage import folder_hash, read_json, write_json
@@ -155,7 +155,7 @@ def test_no_text_is_kept_beyond_its_row_group(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 50)
     preprocess = write_dataset(tmp_path, TRAIN, VALIDATION)
     assert len(row_groups([split_file(documents_folder(preprocess), "train")])) > 1
-    frame = measure_documents(preprocess, sample_size=5).frame
+    frame = measure_documents(preprocess, Validation(sample_documents=5)).frame
     assert "text" not in frame
     assert frame["characters"].tolist() == [len(text) for text in [*TRAIN, *VALIDATION]]
     assert frame["split"].tolist() == ["train"] * len(TRAIN) + ["validation"] * len(VALIDATION)
@@ -165,14 +165,27 @@ def test_of_many_documents_a_part_is_held_which_is_the_same_in_every_run(tmp_pat
     texts = [f"document {number}" for number in range(1000)]
     preprocess = write_dataset(tmp_path, texts, VALIDATION)
     monkeypatch.setattr(frames, "MAX_ROWS", 300)
-    found = measure_documents(preprocess, sample_size=100)
+    demands = Validation(sample_documents=100)
+    found = measure_documents(preprocess, demands)
     assert 200 < len(found.frame) < 400
     assert 60 < len(found.sample) < 140
     assert found.total == 1002
     assert found.splits["train"] == (1000, sum(map(len, texts)))
-    again = measure_documents(preprocess, sample_size=100)
+    again = measure_documents(preprocess, demands)
     assert again.sample.equals(found.sample)
     assert again.frame.equals(found.frame)
+
+
+def test_of_however_many_documents_each_that_is_wrong_by_itself_is_held(tmp_path, monkeypatch):
+    texts = [f"document {number}" for number in range(50)]
+    preprocess = write_dataset(tmp_path, texts, VALIDATION)
+    changed = [None, "another", *texts[2:]]
+    rewrite_documents(preprocess, "train", text=changed)
+    monkeypatch.setattr(frames, "MAX_ROWS", 0)
+    demands = Validation(max_characters=10)
+    assert len(measure_documents(preprocess, Validation()).frame) == 2
+    long = [text for text in changed if text and len(text) > 10]
+    assert len(measure_documents(preprocess, demands).frame) == 2 + len(long)
 
 
 @pytest.mark.parametrize("count", ["documents", "bytes", "tokens"])
@@ -201,7 +214,7 @@ def test_an_empty_split_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("demand", "said"),
     [
-        ({"min_documents": 23}, "expect_table_row_count_to_be_between (min_value=23"),
+        ({"min_documents": 23}, "expect_column_sum_to_be_between of documents (min_value=23"),
         ({"min_characters": 10}, "of characters (min_value=10"),
         ({"max_characters": 15}, "max_value=15"),
     ],

@@ -54,7 +54,7 @@ def list_versions(
         )
     console = Console(highlight=False)
     # Through a pipe nothing is cut to a terminal's width.
-    console.print(table, **({} if console.is_terminal else {"width": 160}))
+    console.print(table, width=None if console.is_terminal else 160)
 
 
 @app.command()

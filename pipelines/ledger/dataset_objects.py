@@ -7,6 +7,7 @@ the environment or AWS's own files; none of them is written anywhere.
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -66,16 +67,17 @@ class ObjectStore:
         listing = HashInfo("md5", tree.hash)
         try:
             result = transfer(tree.staged, self._objects, {listing}, shallow=False)
-        except (FileNotFoundError, PermissionError) as error:
-            raise UserError(
-                f"{self.remote}: {error}; mend PENSTOCK_DATASETS_REMOTE, AWS_ENDPOINT_URL or the "
-                "keys that AWS's own variables and files give"
-            ) from error
+        except FileNotFoundError as error:  # no such bucket
+            raise self._refused(error) from error
+        except _refusals() as error:
+            raise self._refused(error) from error
         if result.failed:
             names = ", ".join(sorted(str(failed.value) for failed in result.failed)[:3])
             raise OSError(
                 f"{self.remote}: {len(result.failed)} objects were not taken, such as {names}"
             )
+        if result.transferred and self.remote.startswith("/"):
+            os.sync()  # a power cut after the tag must not leave half an object
 
     def listing(self, tree_hash: str) -> list[File]:
         """The files of a version.
@@ -119,6 +121,8 @@ class ObjectStore:
                     digest.update(chunk)
         except FileNotFoundError:
             return "is missing"
+        except _refusals() as error:
+            raise self._refused(error) from error
         return _compared(digest.hexdigest(), oid)
 
     def _fetch(self, file: File, target: Path) -> None:
@@ -127,10 +131,18 @@ class ObjectStore:
             self._fs.get_file(self._objects.oid_to_path(file.oid), str(target))
         except FileNotFoundError:
             raise UserError(self._complaint(file, "is missing")) from None
+        except _refusals() as error:
+            raise self._refused(error) from error
         target.chmod(0o644)  # the store's own copy is read-only
         if reason := _compared(md5(target), file.oid):
             target.unlink()
             raise UserError(self._complaint(file, reason))
+
+    def _refused(self, error: Exception) -> UserError:
+        return UserError(
+            f"{self.remote}: {error}; mend PENSTOCK_DATASETS_REMOTE, AWS_ENDPOINT_URL or the keys "
+            "that AWS's own variables and files give"
+        )
 
     def _complaint(self, file: File, reason: str) -> str:
         return f"{file.path}: its object {file.oid} in {self.remote} {reason}"
@@ -165,6 +177,13 @@ def hash_folder(folder: Path) -> Tree:
     staged, meta, tree = build(objects, str(folder), localfs, "md5")
     files = tuple(File("/".join(key), info.value) for key, _, info in tree)
     return Tree(tree.hash_info.value, meta.size, files, staged)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What S3's client raises for a person to mend; asked for only once something was raised."""
+    from botocore.exceptions import NoCredentialsError
+
+    return (PermissionError, NoCredentialsError)
 
 
 def _compared(found: str, oid: str) -> str | None:

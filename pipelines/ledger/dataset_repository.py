@@ -86,11 +86,21 @@ class DatasetRepository:
         return sorted(found, key=lambda tag: (tag.name, tag.version))
 
     def read(self, tags: Sequence[Tag], file: str) -> list[bytes]:
-        """A file of each version's folder, in one call of git."""
+        """A file of each version's folder, in one call of git.
+
+        Raises:
+            UserError: a tag that looks like a version's is on something else.
+        """
         names = "".join(f"{tag.commit}:{tag.name}/{file}\n" for tag in tags)
-        found = BytesIO(self._git("cat-file", "--batch", given=names.encode())) if tags else None
+        found = BytesIO(self._git("cat-file", "--batch", given=names.encode()))
         contents = []
-        while found and (header := found.readline()):
+        for tag in tags:
+            header = found.readline()
+            if header.endswith(b" missing\n"):
+                raise UserError(
+                    f"{self.url}: the tag {tag.label} is no dataset version, as its commit has no "
+                    f"{tag.name}/{file}; delete it"
+                )
             contents.append(found.read(int(header.split()[-1])))
             found.readline()
         return contents

@@ -86,6 +86,8 @@ def list_versions(name: str | None = None) -> list[DatasetVersion]:
 
 def read_versions(repository: DatasetRepository, tags: list[Tag]) -> list[DatasetVersion]:
     """The records of versions."""
+    if not tags:
+        return []
     versions = []
     for tag, content in zip(tags, repository.read(tags, VERSION_FILE), strict=True):
         version = DatasetVersion.model_validate_json(content)

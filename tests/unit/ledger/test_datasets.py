@@ -240,6 +240,18 @@ def test_a_recipe_without_a_name_for_its_data_gives_its_own(tmp_path):
         make(make_workspace(tmp_path / "next", TEXT, "data.name=null", "name=odd."))
 
 
+def test_tags_of_other_kinds_are_no_versions(tmp_path, home):
+    made = make(make_workspace(tmp_path / "run", TEXT))
+    repository = home / "datasets.git"
+    for tag in ("small@2", "v1.0", "Small@3", "small@04"):  # the first is not annotated
+        git("-C", repository, "tag", tag, "small@1^{commit}")
+    assert datasets.list_versions() == [made]
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.invalid")
+    git("-C", repository, *identity, "tag", "-a", "-m", "x", "other@1", "small@1^{commit}")
+    with pytest.raises(UserError, match="the tag other@1 is no dataset version"):
+        datasets.list_versions()
+
+
 # Many makers, and killed ones.
 
 

@@ -92,3 +92,25 @@ def test_a_bucket_that_is_not_there_makes_no_version(home, tmp_path, monkeypatch
     with pytest.raises(UserError, match=r"s3://no-such-bucket/x: .* does not exist"):
         make(make_workspace(tmp_path / "run", "text\n" * 20))
     assert datasets.list_versions() == []
+
+
+def test_no_keys_are_one_line(home, tmp_path, monkeypatch):
+    made = make(make_workspace(tmp_path / "run", "text\n" * 20))
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable)
+    for variable in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(variable, str(tmp_path / "nothing"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    drop_clients()
+    try:
+        with pytest.raises(UserError, match="the keys that AWS's own variables"):
+            list(datasets.verify(made))
+    finally:
+        drop_clients()
+
+
+def drop_clients() -> None:
+    """fsspec keeps a client, with the keys it found, for the life of a process."""
+    from s3fs import S3FileSystem
+
+    S3FileSystem.clear_instance_cache()

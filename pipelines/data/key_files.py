@@ -87,13 +87,13 @@ def read_table(path: Path, name: str) -> KeyTable:
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """Write named arrays so that a reader sees all of them or no file."""
-    from safetensors.numpy import save
+    from safetensors.numpy import save_file
 
-    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary)
+        Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -26,8 +26,8 @@ Signatures = npt.NDArray[np.uint32]  # [texts, permutations]
 Sketches = npt.NDArray[np.uint8]  # [texts, permutations]
 
 _SEED = 42  # of the permutations
-_CHUNK_CHARACTERS = 1 << 16  # signed at once: its arrays fit a core's cache
-_PIECE_CHARACTERS = 1 << 20  # of a longer text are signed at once
+_CHUNK_CHARACTERS = 100_000  # of texts that are signed at once: the arrays fit a core's cache
+_PIECE_CHARACTERS = 1_000_000  # of a longer text, which is by itself, are signed at once
 # A band that wrongly agrees costs a comparison, one that wrongly differs a duplicate that stays.
 _MISS_WEIGHT = 0.95
 _CHANCE = 1 / 256  # that the sketches of two different minima agree
@@ -120,8 +120,8 @@ def bands(permutations: int, jaccard: float) -> tuple[int, int]:
 def band_keys(signatures: Signatures, bands: int, rows: int) -> U64:
     """A hash of each band of each signature, and of the band's number: [texts, bands]."""
     factors = mix(np.arange(1, bands * rows + 1, dtype=np.uint64)) | np.uint64(1)
-    values = signatures[:, : bands * rows] * factors
-    return mix(values.reshape(len(signatures), bands, rows).sum(axis=2, dtype=np.uint64))
+    values = signatures[:, : bands * rows].reshape(-1, bands, rows)
+    return mix(np.einsum("tbr,br->tb", values, factors.reshape(bands, rows)))
 
 
 def sketches(signatures: Signatures) -> Sketches:

@@ -66,3 +66,12 @@ def test_the_training_task_links_to_its_ray_job(page, platform, first_run):
     )
     address = page.get_by_role("link", name="Ray job").get_attribute("href")
     assert address.startswith(f"{platform.settings.ray_url}/#/jobs/penstock-")
+
+
+def test_the_data_gate_links_to_its_data_docs(page, platform, first_run):
+    page.goto(
+        f"{platform.settings.airflow_url}/dags/llm_pipeline/runs/"
+        f"{first_run['dag_run_id']}/tasks/validate/details"
+    )
+    page.goto(page.get_by_role("link", name="Data Docs").get_attribute("href"))
+    page.frame_locator("iframe").get_by_text("expectations hold").wait_for()

@@ -328,3 +328,15 @@ def test_conversations_are_held_against_the_chat_template(tmp_path):
     assert "texts: expect_column_values_to_be_well_formed_conversations of messages" in line
     (row,) = quarantined(tmp_path)
     assert row["reason"] == "has the roles user, user, assistant, which do not take turns"
+
+
+def test_of_a_streamed_dataset_version_the_indexes_are_checked(tmp_path, preprocess):
+    record = PreprocessRecord.read(tmp_path)
+    for path in (preprocess / "tokens").glob("*.bin"):
+        path.unlink()
+    assert "train-00000.bin is missing" in fails(tmp_path)
+    streamed = record.dataset.model_copy(update={"remote": "s3://bucket/datasets"})
+    record.model_copy(update={"dataset": streamed}).write(tmp_path)
+    validate.run(RECIPE, tmp_path)
+    (preprocess / "tokens/train-00000.idx").write_bytes(b"another")
+    assert "train-00000.idx has the md5" in fails(tmp_path)

@@ -1,5 +1,7 @@
 """Each expectation by itself, as a user of Great Expectations has it: a frame and a suite."""
 
+import textwrap
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,6 +18,7 @@ from pipelines.data.decontaminate import EvaluationNgrams
 from pipelines.data.lengths import length_histogram
 from pipelines.data.token_shards import ShardWriter
 from pipelines.data.tokenizer import byte_tokenizer, save_tokenizer, train_bpe
+from pipelines.validation import expectations
 from pipelines.validation.expectations.contamination import (
     ExpectColumnValuesToNotHoldEvaluationText,
 )
@@ -295,6 +298,12 @@ def test_conversations_take_turns_and_leave_something_to_predict(
 
 
 # All of them
+
+
+def test_the_packages_example_runs():
+    example = expectations.__doc__.split("\n\n    ", 1)[1].rsplit("\n\n", 1)[0]
+    exec(textwrap.dedent("    " + example), {})
+
 
 EXAMPLES = [
     ExpectColumnValuesToNotBeDuplicates(column="text", mostly=0.99),

@@ -7,14 +7,16 @@ whole. Each range is tried several times, and has to come with every byte.
 import io
 import shutil
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from pipelines.core.errors import UserError
 from pipelines.data.inputs import Input
 
 WILDCARDS = frozenset("*?[")
 RANGE_BYTES = 8 << 20
+_BUFFER_BYTES = 1 << 18
 _TRIES = 5
 _MOST_SECONDS = 8  # between two tries
 _LISTING_THREADS = 16
@@ -22,6 +24,9 @@ _LISTING_THREADS = 16
 _CHECKSUMS = ("contentmd5", "md5hash", "md5", "sha256", "digest", "checksum", "blobid", "etag")
 _VERSIONS = {"versionid": "version", "generation": "version"}
 _TIMES = ("lastmodified", "mtime", "modified", "modificationtime", "updated")
+
+
+T = TypeVar("T")
 
 
 class RemoteError(OSError):
@@ -35,16 +40,10 @@ def list_remote(url: str) -> list[Input]:
         UserError: nothing lies there, it may not be listed, or fsspec lacks the protocol.
     """
     store, address = _store(url)
-    try:
-        root, found = _find(store, address)
-        with ThreadPoolExecutor(_LISTING_THREADS) as pool:
-            facts = list(pool.map(lambda item: _facts(store, *item), found.items()))
-    except (FileNotFoundError, PermissionError) as error:
-        raise UserError(f"{url}: cannot be listed ({error}); check the address and keys") from error
-    inputs = [_input(store, root, info) for info in facts]
-    if not inputs:
+    root, facts = _tried(f"{url}: cannot be listed", _list, store, address)
+    if not facts:
         raise UserError(f"{url}: no file lies there; mend data.source.path")
-    return inputs
+    return [_input(store, root, info) for info in facts]
 
 
 def open_remote(url: str, stop: int | None = None) -> IO[bytes]:
@@ -55,14 +54,17 @@ def open_remote(url: str, stop: int | None = None) -> IO[bytes]:
     """
     store, address = _store(url)
     file = RemoteFile(store, address, url, stop)
-    if file.size > RANGE_BYTES and not _has_ranges(store, address):
-        return _spooled(store, address, file)
-    return io.BufferedReader(file, io.DEFAULT_BUFFER_SIZE)
+    if file.size > RANGE_BYTES and not has_ranges(url):
+        return _tried(f"{url}: cannot be read", _spooled, store, address, file.size)
+    return io.BufferedReader(file, _BUFFER_BYTES)
 
 
 def has_ranges(url: str) -> bool:
     """Whether a part of the file can be had without what lies before it."""
-    return _has_ranges(*_store(url))
+    store, address = _store(url)
+    return "https" not in store.protocol or _tried(
+        f"{url}: cannot be read", _sends_ranges, store, address
+    )
 
 
 class RemoteFile(io.RawIOBase):
@@ -129,8 +131,8 @@ class RemoteFile(io.RawIOBase):
     def _fetch(self, start: int) -> bytes:
         is_small = self.size <= RANGE_BYTES
         limit = self._stop if start < self._stop and not is_small else self.size
-        data: bytes = self._attempt(self._fetch_once, start, min(start + RANGE_BYTES, limit))
-        return data
+        stop = min(start + RANGE_BYTES, limit)
+        return _tried(f"{self.url}: cannot be read", self._fetch_once, start, stop)
 
     def _fetch_once(self, start: int, stop: int) -> bytes:
         data: bytes = self._store.cat_file(self._address, start=start, end=stop)
@@ -139,27 +141,43 @@ class RemoteFile(io.RawIOBase):
         return data
 
     def _known_size(self) -> int:
-        info = self._attempt(self._store.info, self._address)
+        info = _tried(f"{self.url}: cannot be read", self._store.info, self._address)
         if info.get("size") is None:
             raise UserError(f"{self.url}: its length is not known beforehand; copy it to a folder")
         return int(info["size"])
 
-    def _attempt(self, function: Any, *arguments: Any) -> Any:
-        from tenacity import Retrying, retry_if_exception, stop_after_attempt
-        from tenacity import wait_random_exponential as wait
 
-        retrying = Retrying(
-            stop=stop_after_attempt(_TRIES),
-            wait=wait(0.2, max=_MOST_SECONDS),
-            retry=retry_if_exception(_may_pass),
-            reraise=True,
-        )
-        try:
-            return retrying(function, *arguments)
-        except (FileNotFoundError, PermissionError) as error:
-            raise UserError(f"{self.url}: cannot be read ({error})") from error
-        except Exception as error:
-            raise RemoteError(f"{self.url}: cannot be read: {error!r}") from error
+def _tried(what: str, function: Callable[..., T], *arguments: Any) -> T:
+    """Call until it succeeds, a few times at most where it fails as networks do.
+
+    Raises:
+        UserError: nothing lies there, or it may not be had; `what` begins the line.
+        RemoteError: anything else.
+    """
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt
+    from tenacity import wait_random_exponential as wait
+
+    retrying = Retrying(
+        stop=stop_after_attempt(_TRIES),
+        wait=wait(0.2, max=_MOST_SECONDS),
+        retry=retry_if_exception(_may_pass),
+        reraise=True,
+    )
+    try:
+        return retrying(function, *arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        raise _explained(what, error) from error
+
+
+def _explained(what: str, error: Exception) -> Exception:
+    """A person's mistake, or a store's failure: that is for the caller to try again later."""
+    # Each vendor's library has a class of its own for keys that are not there.
+    lacks_keys = "Credential" in type(error).__name__
+    if lacks_keys or isinstance(error, FileNotFoundError | PermissionError):
+        return UserError(f"{what} ({error or type(error).__name__}); check the address and keys")
+    return RemoteError(f"{what}: {error!r}")
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -184,6 +202,12 @@ def _store(url: str) -> tuple[Any, str]:
     # A listing cached by an earlier call in this process would hide a changed object.
     store.invalidate_cache()
     return store, address
+
+
+def _list(store: Any, address: str) -> tuple[str, list[dict[str, Any]]]:
+    root, found = _find(store, address)
+    with ThreadPoolExecutor(_LISTING_THREADS) as pool:
+        return root, list(pool.map(lambda item: _facts(store, *item), found.items()))
 
 
 def _find(store: Any, address: str) -> tuple[str, dict[str, dict[str, Any]]]:
@@ -239,9 +263,7 @@ def _identity(info: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return (*checksums, *versions) or tuple(times)
 
 
-def _has_ranges(store: Any, address: str) -> bool:
-    if "https" not in store.protocol:
-        return True
+def _sends_ranges(store: Any, address: str) -> bool:
     try:
         with store.open(address, "rb", cache_type="none") as file:
             file.seek(1)
@@ -251,12 +273,12 @@ def _has_ranges(store: Any, address: str) -> bool:
     return True
 
 
-def _spooled(store: Any, address: str, file: RemoteFile) -> IO[bytes]:
+def _spooled(store: Any, address: str, size: int) -> IO[bytes]:
     """The whole file on a local disk, for a server that sends nothing less."""
     copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
-    with file, store.open(address, "rb", block_size=0) as stream:
+    with store.open(address, "rb", block_size=0) as stream:
         shutil.copyfileobj(stream, copy, RANGE_BYTES)
-    if copy.tell() != file.size:
-        raise RemoteError(f"{file.url}: only {copy.tell()} of its {file.size} bytes came")
+    if copy.tell() != size:
+        raise EOFError(f"{copy.tell()} of its {size} bytes")
     copy.seek(0)
     return copy

@@ -167,6 +167,15 @@ def test_a_server_without_ranges_is_read_whole(
     assert len(plan_reads(source, list_inputs(source), 20_000)) == 1
 
 
+def test_a_server_without_ranges_is_asked_again(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Handler, "ranges", False)
+    Handler.failures += ["torn", "503", "503"]
+    assert [text for _, text in read(files(f"{server}/a.jsonl"))] == TEXTS
+    assert not Handler.failures
+
+
 @pytest.mark.parametrize("failure", ["503", "short", "torn"])
 def test_what_passes_is_tried_again(server: str, failure: str) -> None:
     with open_input(f"{server}/a.jsonl") as file:

@@ -75,7 +75,8 @@ def _parts(file: IO[bytes], read: Read) -> Iterator[tuple[int, bytes, bool]]:
         data += file.read(nominal + _WINDOW - position - len(data))
         size = nominal - position
         if len(data) <= size:
-            yield position, data, position == 0
+            if data or position == 0:
+                yield position, data, position == 0
             return
         size += _end(data[size : size + _WINDOW])
         yield position, data[:size], False

@@ -123,16 +123,19 @@ def match_partition(
 
 def find_duplicates(edge_files: Sequence[Path]) -> Duplicates:
     """All that `match_partition` found, as the documents to drop."""
-    exact = np.unique(np.concatenate([read_arrays(path)[EXACT][:, 0] for path in edge_files]))
-    folded, waiting, count = _no_edges(), [_no_edges()], 0
+    exact, folded, count = [np.empty(0, np.int64)], _no_edges(), 0
+    waiting: list[Indices] = []
     for path in edge_files:
-        arrays = read_arrays(path)
-        waiting += [arrays[EXACT], arrays[NEAR]]
-        count += len(arrays[EXACT]) + len(arrays[NEAR])
+        # Copies: a view would keep its file open.
+        edges = {name: np.array(found) for name, found in read_arrays(path).items()}
+        exact.append(edges[EXACT][:, 0])
+        waiting += edges.values()
+        count += sum(map(len, edges.values()))
         if count > max(_FOLDED, len(folded)):
             folded, waiting, count = components(np.concatenate([folded, *waiting])), [], 0
     folded = components(np.concatenate([folded, *waiting]))
-    return Duplicates(folded[:, 0], folded[:, 1], np.isin(folded[:, 0], exact))
+    repeats = np.isin(folded[:, 0], np.concatenate(exact))
+    return Duplicates(folded[:, 0], folded[:, 1], repeats)
 
 
 def _match(key_files: Sequence[Path], table: str, low: int, high: int, same: Same) -> Indices:

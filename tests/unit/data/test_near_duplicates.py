@@ -1,5 +1,6 @@
 import hashlib
 import random
+import resource
 import tracemalloc
 from collections.abc import Sequence
 from functools import partial
@@ -167,6 +168,21 @@ def test_a_partition_needs_memory_for_its_own_keys_only(tmp_path: Path) -> None:
         return used
 
     assert peak(20) < peak(1) / 4
+
+
+def test_more_files_than_may_be_open_at_once(tmp_path: Path) -> None:
+    files = []
+    for number in range(150):
+        files.append(tmp_path / f"keys-{number}")
+        write_keys(files[-1], ids_of(["a b c"]), ["a b c"], NEAR)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    try:
+        edges = match_partition(0, partitions=1, key_files=files, dedup=NEAR, folder=tmp_path)
+        found = find_duplicates([edges] * 150)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found.numbers.tolist() == list(range(1, 150))
 
 
 def test_a_retried_task_writes_the_same_bytes_and_leaves_nothing_else(tmp_path: Path) -> None:

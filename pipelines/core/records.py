@@ -14,6 +14,7 @@ from pipelines.core.storage import read_json, write_json
 STAGES = ("preprocess", "validate", "train", "evaluate", "register")
 OUTPUTS = "outputs"
 RUN_FILE = "run.json"  # in a workspace: which run it belongs to
+DATA_DOCS = "data_docs/index.html"  # among the outputs of validate, and the run's artifacts
 PATCH_FILE = "uncommitted.diff"  # in a workspace of uncommitted code
 
 

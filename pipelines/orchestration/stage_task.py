@@ -23,9 +23,10 @@ from pipelines.orchestration.dataset_refresh import triggering_version
 from pipelines.orchestration.links import DataDocsLink, MlflowRunLink, RayJobLink
 from pipelines.orchestration.opening import PREPARED, asked_recipe, mistakes_fail_the_task
 from pipelines.orchestration.ray_job import RayJobOperator
-from pipelines.stages.publishing import PUBLISHED, data_docs_address
+from pipelines.stages.publishing import PUBLISHED
 from pipelines.stages.run_tracking import close_tracking, open_tracking
 from pipelines.stages.runner import forget_error, stage_environment, user_error
+from pipelines.tracking.run import data_docs_address
 from pipelines.training.supported import supported
 
 if TYPE_CHECKING:

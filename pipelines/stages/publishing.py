@@ -10,13 +10,6 @@ from pipelines.core.records import TrainRecord
 from pipelines.ledger.workspace import Run
 
 PUBLISHED = ("validate", "train", "evaluate")
-DATA_DOCS = "data_docs/index.html"  # among the outputs of validate, and the run's artifacts
-DATA_DOCS_TAG = "penstock.data_docs"
-
-
-def data_docs_address(run_address: str) -> str:
-    """Where MLflow shows the Data Docs of the run with this page."""
-    return f"{run_address}/artifacts/{DATA_DOCS}"
 
 
 def publish_cached(workspace: Path, stage: str) -> None:

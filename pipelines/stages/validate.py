@@ -8,6 +8,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import (
+    DATA_DOCS,
     ExpectationResult,
     PreprocessRecord,
     ValidateRecord,
@@ -15,8 +16,7 @@ from pipelines.core.records import (
 )
 from pipelines.core.storage import write_text
 from pipelines.ledger.workspace import Run
-from pipelines.stages.publishing import DATA_DOCS, DATA_DOCS_TAG, data_docs_address
-from pipelines.tracking.run import open_run
+from pipelines.tracking.run import DATA_DOCS_TAG, data_docs_address, open_run
 from pipelines.validation.checks import build_checks, read_ngrams
 from pipelines.validation.frames import measure_documents
 from pipelines.validation.page import render_page

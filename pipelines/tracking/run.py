@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pipelines.core.records import RUN_FILE
+from pipelines.core.records import DATA_DOCS, RUN_FILE
 from pipelines.core.settings import Settings
 from pipelines.core.storage import read_json
 from pipelines.tracking.client import open_client
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 DAG_RUN_TAG = "penstock.dag_run_id"
 DATASET_TAG = "penstock.dataset"  # name@N
 CACHED_FROM_TAG = "penstock.cached_from"
+DATA_DOCS_TAG = "penstock.data_docs"
 KIND_TAG = "mlflow.experimentKind"  # MLflow's pages show training curves first, not chats
 
 _log = logging.getLogger(__name__)
@@ -74,6 +75,11 @@ def copy_final_metrics(from_run: str, to_run: str) -> None:
     results = {key: value for key, value in metrics.items() if not key.startswith("system/")}
     _send(client, to_run, _points(results, step=0))
     client.set_tag(to_run, CACHED_FROM_TAG, from_run)
+
+
+def data_docs_address(run_address: str) -> str:
+    """Where MLflow shows the Data Docs of the run with this page."""
+    return f"{run_address}/artifacts/{DATA_DOCS}"
 
 
 def open_run(workspace: Path) -> "TrackedRun":

@@ -11,6 +11,7 @@ import zstandard
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_data import Source
+from pipelines.data import read_parquet
 from pipelines.data.instruction import Fields
 from pipelines.data.normalize import Document
 from pipelines.data.readers import BATCH_BYTES, format_of, plan_reads, read_batch
@@ -101,6 +102,36 @@ def test_malformed_lines_are_named(tmp_path: Path) -> None:
     assert problems["a.jsonl:6"] == "field 'text' is null"
     assert problems["a.jsonl:7"] == "field 'text' is int"
     assert problems["a.jsonl:8"] == "not UTF-8"
+
+
+def test_what_one_parser_refuses_and_others_write_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'{"text": "not a number", "score": NaN}\n'
+        b'{"text": "half a pair", "tag": "\\ud83d"}\n'
+        b'{"text": "\\ud83d"}\n'
+    )
+    documents = read(path)
+    assert kept(documents) == [("a.jsonl:1", "not a number"), ("a.jsonl:2", "half a pair")]
+    assert documents[2].dropped == "invalid_utf8"
+
+
+def test_a_line_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.data.read_jsonl.LINE_BYTES", 1000)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(jsonl({"text": "one"}, {"text": "x" * 9000}, {"text": "three"}))
+    one, two, three = read(path)
+    assert (one.text, three.text, three.source) == ("one", "three", "a.jsonl:3")
+    assert two.detail == f"a line of {two.bytes} bytes, not a record a line"
+    assert two.bytes == len(jsonl({"text": "x" * 9000}))
+
+
+def test_rows_that_are_long_are_read_few_at_a_time(tmp_path: Path) -> None:
+    texts = [str(number) * 100_000 for number in range(100, 190)]
+    pq.write_table(pa.table({"text": texts, "id": range(90)}), tmp_path / "a.parquet")
+    with read_parquet.open_parquet(str(tmp_path / "a.parquet")) as file:
+        assert read_parquet._batch_rows(file, [0], Fields()) < 40
+    assert [text for _, text in kept(read(tmp_path))] == texts
 
 
 def test_a_large_jsonl_file_is_read_in_parts_with_true_line_numbers(tmp_path: Path) -> None:

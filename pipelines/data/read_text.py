@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from pipelines.data.normalize import Document, cut, decode, document, normalize
-from pipelines.data.reads import Read, decompressed
+from pipelines.data.reads import Read, compression_of, decompressed
 
 PIECE_CHARACTERS = 1 << 14
 WHOLE_CHARACTERS = 1 << 18
@@ -65,6 +65,9 @@ def _parts(file: IO[bytes], read: Read) -> Iterator[tuple[int, bytes, bool]]:
     line's end, or space, within 64 KiB. Where, the bytes there say alone, so a part that is read
     on its own is the one that is read after all before it.
     """
+    if read.stop is None and read.bytes <= PART_BYTES and not compression_of(read.path):
+        yield 0, file.read(), True
+        return
     nominal = read.start
     position = file.seek(read.start) if read.start else 0
     data = file.read(_WINDOW) if read.start else b""

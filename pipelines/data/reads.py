@@ -4,7 +4,6 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from pipelines.core.errors import UserError
@@ -30,7 +29,8 @@ class Read:
 
 def compression_of(path: str) -> str | None:
     """`gzip` or `zstd`, by a file's name."""
-    return COMPRESSIONS.get(Path(path).suffix.lower())
+    name = path.lower()
+    return next((kind for suffix, kind in COMPRESSIONS.items() if name.endswith(suffix)), None)
 
 
 @contextmanager

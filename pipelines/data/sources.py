@@ -11,6 +11,7 @@ import platform
 import sysconfig
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +22,6 @@ from pipelines.data.inputs import Input, is_url
 from pipelines.data.remote import WILDCARDS, list_remote, open_remote
 
 LOCAL = "file://"
-_CHUNK = 1 << 20
 _HASHING_THREADS = 4
 # Installed packages are not the standard library, and compiled files are not text.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
@@ -127,8 +127,6 @@ def _identity(found: Input) -> dict[str, str]:
     """What follows the content: a store's word for it, else the content's MD5."""
     if found.identity:
         return dict(found.identity)
-    digest = hashlib.md5(usedforsecurity=False)
     with open_input(found.url) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+        digest = hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False))  # type: ignore[arg-type]
     return {"md5": digest.hexdigest()}

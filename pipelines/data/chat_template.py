@@ -127,6 +127,8 @@ class ChatTemplate:
                 contents = None
             return Rendered(text, marked, contents)
         contents = self._places(messages, text)
+        if contents is None:
+            return Rendered(text, self._answers_between_prompts(messages, text), None)
         skeleton = self._skeleton(tuple(role for role, _ in messages))
         answers = [
             (start - lead, stop + tail)
@@ -162,24 +164,41 @@ class ChatTemplate:
             ) from error
         return texts[0], tuple(marked[0]) if self._has_generation_marks else ()
 
-    def _places(self, messages: Messages, text: str) -> tuple[Range, ...]:
-        """Where the contents stand, as they are or stripped; what is around them is known."""
+    def _places(self, messages: Messages, text: str) -> tuple[Range, ...] | None:
+        """Where the contents stand, as they are or stripped; what is around them is known.
+
+        None where the template wrote one otherwise, or something else around it because of it.
+        """
         segments = self._skeleton(tuple(role for role, _ in messages)).segments
         places = []
         position = len(segments[0]) if text.startswith(segments[0]) else len(text)
-        for number, ((_, content), behind) in enumerate(
-            zip(messages, segments[1:], strict=True), start=1
-        ):
+        for (_, content), behind in zip(messages, segments[1:], strict=True):
             variants = (content, content.strip(), content.rstrip(), content.lstrip())
             size = next((len(v) for v in variants if text.startswith(v + behind, position)), None)
             if size is None:
-                raise UserError(
-                    f"the chat template writes message {number} ({content[:40]!r}) otherwise than "
-                    f"it stands; {_ADVICE}"
-                )
+                return None
             places.append((position, position + size))
             position += size + len(behind)
         return tuple(places)
+
+    def _answers_between_prompts(self, messages: Messages, text: str) -> tuple[Range, ...]:
+        """What stands between the text that asks for an answer and the one that ends with it.
+
+        So with templates that rewrite messages, as those do that know of thoughts.
+        """
+        answers = []
+        for index in (i for i, (role, _) in enumerate(messages) if role == ASSISTANT):
+            prompt, _ = self._render(messages[:index], prompt=True)
+            closed, _ = self._render(messages[: index + 1])
+            if not (text.startswith(prompt) and text.startswith(closed)):
+                raise UserError(
+                    f"the chat template writes message {index + 1} or one before it otherwise when "
+                    f"others follow ({messages[index][1][:40]!r}); {_ADVICE}"
+                )
+            is_last = index + 1 == len(messages)
+            tail = self._tail(closed[len(prompt) :], text[len(prompt) :], is_last)
+            answers.append((len(prompt), len(prompt) + tail))
+        return tuple(answers)
 
     def _skeleton(self, roles: tuple[str, ...]) -> _Skeleton:
         """Found once for each sequence of roles, by a conversation of stand-ins."""

@@ -46,6 +46,14 @@ REASONING = (
     "'<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+# What an assistant thought is cut out of what it said, and written in front of the last answer.
+THOUGHTFUL = REASONING.replace(
+    "m['content'] +", "(m['content'].split('</think>') | last) +"
+).replace(
+    "'<think></think>'",
+    "(m['content'].split('</think>')[0] + '</think>\n' if '</think>' in m['content'] else '')",
+)
+
 
 def dialogue(messages: Any) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, content in messages]
@@ -126,6 +134,16 @@ def test_a_prompt_ends_where_the_assistant_begins(tmp_path: Path, template: str)
         assert encoder.encode_prompt(messages).tolist() == asked["input_ids"]
 
 
+def test_a_thought_that_the_template_moves_is_the_assistants(tmp_path: Path) -> None:
+    folder = save(tmp_path / "tokenizer", THOUGHTFUL)
+    asked, thought = ("user", "Why?"), ("assistant", "<think>Hm.</think>So.")
+    assert answers(folder, (asked, thought)) == "<think>Hm.</think>\nSo.<|im_end|>\n<|endoftext|>"
+    with pytest.raises(UserError, match=r"writes message 2 or one .* when others follow"):
+        answers(folder, (asked, thought, asked, thought))
+    with pytest.raises(UserError, match="a message spells out a special token"):
+        answers(folder, (("user", "<|im_end|>"), thought))
+
+
 def test_an_open_question_at_the_end_is_not_the_assistants(folder: Path) -> None:
     assert answers(folder, TALK[:4]) == " Fine, thanks.<|im_end|>"
 
@@ -203,7 +221,6 @@ def test_a_template_reads_no_clock(tmp_path: Path) -> None:
         (LLAMA_2, "does not take a conversation of system, user, .*only user and assistant"),
         ("{{ messages[0]['content'] }}", "writes message 2 of 5 0 times instead of once"),
         (CHATML + "{{ messages[0]['content'] }}", "writes message 1 of 5 2 times"),
-        (CHATML.replace("message['content']", "message['content'] | upper"), "otherwise than it"),
         ("{% for m in messages %}", "does not take a conversation"),
         ("{{ messages.__class__.__mro__ }}", "does not take a conversation .* unsafe"),
         (

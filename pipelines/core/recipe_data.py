@@ -104,7 +104,9 @@ class Data(Section):
     document_mask: bool = Field(
         False, description="A token attends to its own document only; else to the whole sample"
     )
-    shard_tokens: int = Field(50_000_000, ge=1024, description="Tokens a .bin file at most")
+    shard_tokens: int = Field(
+        50_000_000, ge=1024, description="Tokens a .bin file at most, without padding"
+    )
     reader: Literal["auto", "mmap", "pinned", "gds", "object_store"] = Field(
         "auto", description="How token shards reach the device; auto: what a probe finds best"
     )

@@ -1,0 +1,88 @@
+"""Tokens delivered as batches: int64 inputs and targets, 16 x 1024 each, on the CPU.
+
+All contenders draw random samples of the same 500 million uint16 ids (1 GB). Cold: the page cache
+is emptied of every file before each round.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.core.records import Shard, Split
+from pipelines.core.storage import md5
+from pipelines.data.token_shards import ShardWriter
+from tests.benchmarks.harness import Benchmark, Contender, Demand
+
+VOCABULARY = 50_257
+SHARDS, SHARD_TOKENS, DOCUMENT_TOKENS = 10, 50_000_000, 1000
+BATCH, SEQUENCE = 16, 1024
+
+
+def make_data(folder: Path) -> dict[str, Any]:
+    """Random ids as token shards of Penstock's default size, and as one plain file."""
+    rng = np.random.default_rng(0)
+    shards = []
+    with (folder / "train.bin").open("wb") as plain:
+        for number in range(SHARDS):
+            ids = rng.integers(0, VOCABULARY, SHARD_TOKENS, dtype=np.uint16)
+            ids.tofile(plain)
+            shards.append(write_shard(folder / f"train-{number:05d}", ids))
+    tokens = SHARDS * SHARD_TOKENS
+    split = Split(
+        documents=tokens // DOCUMENT_TOKENS, bytes=tokens, tokens=tokens, shards=tuple(shards)
+    )
+    os.sync()  # only clean pages can be dropped from the cache
+    return {
+        "split": split.model_dump(mode="json"),
+        "batch": BATCH,
+        "sequence": SEQUENCE,
+        "tokens": tokens,
+    }
+
+
+def write_shard(prefix: Path, ids: np.ndarray) -> Shard:
+    """One shard, of documents of one length."""
+    writer = ShardWriter(prefix, VOCABULARY)
+    for document in ids.reshape(-1, DOCUMENT_TOKENS):
+        writer.add(document)
+    writer.close()
+    path = prefix.with_name(prefix.name + ".bin")
+    return Shard(
+        path=path.name,
+        md5=md5(path),
+        index_md5=md5(path.with_suffix(".idx")),
+        bytes=path.stat().st_size,
+        tokens=len(ids),
+    )
+
+
+def empty_cache(folder: Path, options: dict[str, Any]) -> None:
+    """Drop what lies in the folder from the page cache, where the case is a cold one."""
+    if not options["cold"]:
+        return
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+BENCHMARK = Benchmark(
+    name="loader",
+    unit="tokens",
+    contenders=[
+        Contender("penstock", "loader_ours"),
+        Contender("nanogpt", "loader_nanogpt", venv="bench"),
+        Contender("dataloader", "loader_dataloader", venv="bench"),
+        Contender("mosaicml-streaming", "loader_streaming", venv="bench"),
+    ],
+    demands=[
+        Demand(over="nanogpt", ratio=1.5),
+        Demand(over="dataloader", ratio=3),
+        Demand(over="mosaicml-streaming", ratio=3),
+    ],
+    make_data=make_data,
+    cases={"warm": {"cold": False, "batches": 4000}, "cold": {"cold": True, "batches": 1000}},
+    before_round=empty_cache,
+)

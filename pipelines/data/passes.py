@@ -84,9 +84,12 @@ class Passes:
         """
         if not items:
             return
-        folders = [self._work / name / f"{number:05d}" for number in range(len(items))]
+        parent = self._work / name
+        parent.mkdir(parents=True, exist_ok=True)
+        folders = [parent / f"{number:05d}" for number in range(len(items))]
         sizes = dict(zip(folders, map(weigh, items), strict=True))
-        known = {folder for folder in folders if (folder / RESULT).is_file()}
+        # Listed, as a network file system may go on denying a name that was asked for too early.
+        known = set(parent.iterdir()) & set(folders)
         if known:
             _log.info("%s: %d of %d tasks are done already", name, len(known), len(folders))
         done, total = sum(sizes[folder] for folder in known), sum(sizes.values())
@@ -122,7 +125,6 @@ class _InFolder(Generic[T, R]):
 @contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
     """An empty folder that becomes `folder` when the block ends without an error."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         yield unfinished

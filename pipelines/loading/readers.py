@@ -28,7 +28,7 @@ Wait = Callable[[], None]
 
 PIECE = 8 << 20  # bytes a thread reads at a time: enough for a drive's or a network's full rate
 _COLD_SECONDS = 20e-6  # a row that takes longer was not in the page cache
-_ADVISED_READS = 256  # that go by until it is measured again
+_ADVISED_READS = 100  # that go by until it is measured again
 
 
 class Ranges(NamedTuple):
@@ -72,7 +72,7 @@ class MmapReader:
     """Copies out of memory maps; pages that aren't in memory are asked for ahead of time."""
 
     name = "mmap"
-    ahead = 4
+    ahead = 16
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Map each file as it is now: a later truncation would kill the process (SIGBUS)."""

@@ -4,7 +4,11 @@ Epoch after epoch, the samples are read in the order of a keyed permutation: a F
 the smallest even number of bits that holds every index, walked again from any value beyond the
 last index ("cycle walking", Black and Rogaway 2002). It takes no memory, whatever the number of
 samples. The global order knows nothing of the number of processes: each takes its slice.
+
+Positions are worked out a block at a time, for a few cost as much as many; the last blocks are kept.
 """
+
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +16,7 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
+_BLOCK = 4096  # positions
 _ROUNDS = 8  # Also the order of a handful of samples should look shuffled.
 
 
@@ -33,13 +38,22 @@ def samples(
         Indices in [0, total).
     """
     start, stop = share(dp_rank, dp_world, global_batch)
-    first = step * global_batch
-    positions = np.arange(first + start, first + stop, dtype=np.int64)
-    indices = np.empty_like(positions)
-    for epoch in np.unique(positions // total):
-        here = positions // total == epoch
-        indices[here] = permute(positions[here] % total, total, (seed, int(epoch)))
-    return indices
+    position, last = step * global_batch + start, step * global_batch + stop
+    found = []
+    while position < last:
+        epoch, place = divmod(position, total)
+        block, skip = divmod(place, _BLOCK)
+        part = _block(seed, epoch, block, total)[skip : skip + last - position]
+        found.append(part)
+        position += len(part)
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+@lru_cache(maxsize=4)
+def _block(seed: int, epoch: int, block: int, total: int) -> Indices:
+    """The samples at a block of an epoch's positions."""
+    positions = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, total), dtype=np.int64)
+    return permute(positions, total, (seed, epoch))
 
 
 def share(dp_rank: int, dp_world: int, global_batch: int) -> tuple[int, int]:

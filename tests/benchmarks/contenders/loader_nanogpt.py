@@ -17,9 +17,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
         # Mapped anew each time, as there: a map that is kept is said to leak memory.
         data = np.memmap(folder / "train.bin", dtype=np.uint16, mode="r")
         starts = torch.randint(len(data) - sequence, (batch,))
-        x = torch.stack(
-            [torch.from_numpy(data[i : i + sequence].astype(np.int64)) for i in starts]
-        )
+        x = torch.stack([torch.from_numpy(data[i : i + sequence].astype(np.int64)) for i in starts])
         y = torch.stack(
             [torch.from_numpy(data[i + 1 : i + 1 + sequence].astype(np.int64)) for i in starts]
         )

@@ -20,10 +20,8 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
     micro_batches = GLOBAL_BATCH // options["batch"]
     step = 0
 
-    def run_round() -> tuple[float, dict[str, Any]]:
-        nonlocal step
-        # A loader a round: what one has mapped could not be dropped from the page cache.
-        loader = TokenLoader(
+    def build() -> TokenLoader:
+        return TokenLoader(
             dataset,
             seed=1,
             global_batch=GLOBAL_BATCH,
@@ -32,6 +30,13 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
             dp_world=1,
             device=torch.device("cpu"),
         )
+
+    kept = build()
+
+    def run_round() -> tuple[float, dict[str, Any]]:
+        nonlocal step
+        # What one has mapped can't be dropped from the page cache: where cold, a new one.
+        loader = build() if options["cold"] else kept
         tokens = 0
         for _ in range(options["batches"] // micro_batches):
             for batch, _last in loader.micro_batches(step):

@@ -36,6 +36,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
     sequence = options["sequence"]
     if not (folder / FOLDER / "index.json").exists():
         write(folder, sequence)
+
     def collate(samples: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
         ids = torch.from_numpy(np.stack([each["ids"] for each in samples]).astype(np.int64))
         return ids[:, :-1], ids[:, 1:]

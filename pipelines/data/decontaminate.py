@@ -13,6 +13,7 @@ whitespace. What differs, and why:
 - A Han character is a word, as Chinese and Japanese put no spaces between theirs.
 """
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -24,8 +25,28 @@ from pipelines.core.errors import UserError
 from pipelines.data.characters import Kind, code_points, kinds
 from pipelines.data.words import Hashes, find_words, hash_ngrams, hash_words
 
+EVALUATION_SETS = "evaluation_sets"  # in preprocess's output: the n-grams of each, by its name
 _BITS_PER_NGRAM = 8  # of the bit set in front of the search, which one n-gram in eight then passes
 _HAN = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
+
+
+def set_names(paths: Iterable[str]) -> list[str]:
+    """What each evaluation set is called: its path's last part, numbered where that is taken."""
+    names: list[str] = []
+    for path in paths:
+        name = last = re.sub(r"[^\w.-]", "_", Path(path).name)
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{last}-{number}"
+        names.append(name)
+    return names
+
+
+def set_files(preprocess: Path) -> dict[str, Path]:
+    """The evaluation sets' files of n-grams in preprocess's output, by name."""
+    files = sorted((preprocess / EVALUATION_SETS).glob("*.npy"))
+    return {path.stem: path for path in files}
 
 
 class Overlap(NamedTuple):

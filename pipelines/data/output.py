@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from pipelines.core.recipe_data import Data
 from pipelines.core.records import DatasetRef, Shard, Split
 from pipelines.core.storage import write_json, write_text
 from pipelines.data.assembly import TOKENS
+from pipelines.data.cleaning import NGRAMS_FILE, EvaluationSets
+from pipelines.data.decontaminate import EVALUATION_SETS
 from pipelines.data.documents import documents_folder, split_file
 from pipelines.data.lengths import LENGTH_HISTOGRAM, document_lengths, length_histogram
 from pipelines.data.passes import RESULT
@@ -24,6 +25,7 @@ class Made:
     """The results of the passes, by the folders of their tasks, in order."""
 
     tally: Tally
+    evaluation_sets: EvaluationSets
     parts: dict[Path, Selected]  # a file of each split in each folder
     tokenizer: Path
     token_blocks: dict[str, dict[Path, int]]  # tokens by split
@@ -41,6 +43,10 @@ def publish(made: Made, output: Path) -> None:
             for path in folder.iterdir():
                 if path.name != RESULT:
                     (output / TOKENS / path.name).hardlink_to(path)
+    for name, folder in made.evaluation_sets:
+        target = output / EVALUATION_SETS / f"{name}.npy"
+        target.parent.mkdir(exist_ok=True)
+        target.hardlink_to(folder / NGRAMS_FILE)
     shutil.copytree(made.tokenizer, output / "tokenizer")
 
 
@@ -59,15 +65,13 @@ def describe_dataset(made: Made, data: Data, vocab_size: int) -> DatasetRef:
     return DatasetRef(vocab_size=vocab_size, packed_length=packed_length, **splits)
 
 
-def write_statistics(
-    made: Made, data: Data, dataset: DatasetRef, evaluation_sets: Sequence[str], output: Path
-) -> dict[str, Any]:
+def write_statistics(made: Made, data: Data, dataset: DatasetRef, output: Path) -> dict[str, Any]:
     """Write `stats.json` and samples of what was dropped; returns the former."""
     splits = {name: getattr(dataset, name) for name in SPLITS}
     of_text = {name: sum(made.token_blocks[name].values()) for name in SPLITS}  # without padding
     tokens = sum(split.tokens for split in splits.values())
     size = sum(split.bytes for split in splits.values())
-    stats = made.tally.to_dict(evaluation_sets) | {
+    stats = made.tally.to_dict(name for name, _ in made.evaluation_sets) | {
         "tokens": tokens,
         "bytes_per_token": round(size / sum(of_text.values()), 4),
         "packing": {"kind": data.packing, "fill": round(sum(of_text.values()) / tokens, 4)},

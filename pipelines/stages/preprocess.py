@@ -26,6 +26,7 @@ from pipelines.core.storage import folder_hash, md5, read_json
 from pipelines.data.assembly import assemble, plan_shards
 from pipelines.data.blocks import Block, extract
 from pipelines.data.cleaning import EvaluationSets, gather_ngrams
+from pipelines.data.decontaminate import set_names
 from pipelines.data.dedup import join, match
 from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.data.mapping import MapOrdered, map_in_process
@@ -80,11 +81,10 @@ def run(
         encoder = Encoder(tokenizer)
         shards = _assemble(data, token_blocks, encoder, passes)
         _refuse_changed_inputs(data, workspace)
-        made = Made(tally, parts, tokenizer, token_blocks, shards)
+        made = Made(tally, evaluation_sets, parts, tokenizer, token_blocks, shards)
         publish(made, output)
     dataset = describe_dataset(made, data, encoder.vocab_size)
-    names = [name for name, _ in evaluation_sets]
-    stats = write_statistics(made, data, dataset, names, output)
+    stats = write_statistics(made, data, dataset, output)
     return PreprocessRecord(dataset=dataset, stats=stats).write(workspace)
 
 
@@ -105,8 +105,7 @@ def _gather(data: Data, passes: Passes) -> EvaluationSets:
     made = passes.run(
         "evaluation-sets", partial(gather_ngrams, data=data), paths, int, "evaluation sets read"
     )
-    names = (Path(path).name for path in paths)
-    return tuple((name, folder) for name, (folder, _) in zip(names, made, strict=True))
+    return tuple((name, folder) for name, (folder, _) in zip(set_names(paths), made, strict=True))
 
 
 def _extract(data: Data, evaluation_sets: EvaluationSets, passes: Passes) -> Blocks:

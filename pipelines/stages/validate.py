@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressWriter
@@ -17,7 +16,7 @@ from pipelines.core.records import (
 from pipelines.core.storage import write_text
 from pipelines.ledger.workspace import Run
 from pipelines.tracking.run import DATA_DOCS_TAG, data_docs_address, open_run
-from pipelines.validation.checks import build_checks, read_ngrams
+from pipelines.validation.checks import build_checks
 from pipelines.validation.frames import measure_documents
 from pipelines.validation.page import render_page
 from pipelines.validation.quarantine import QUARANTINE, write_quarantine
@@ -34,10 +33,9 @@ def run(recipe: Recipe, workspace: Path) -> ValidateRecord:
     """
     output = output_folder(workspace, ValidateRecord.stage)
     shutil.rmtree(output, ignore_errors=True)
-    with TemporaryDirectory() as scratch:
-        findings, quarantined = _hold(recipe, workspace, output, Path(scratch))
-        publish(workspace)
-        _refuse(findings, output, quarantined)
+    findings, quarantined = _hold(recipe, workspace, output)
+    publish(workspace)
+    _refuse(findings, output, quarantined)
     return ValidateRecord(
         expectations=len(findings),
         data_docs=DATA_DOCS,
@@ -62,14 +60,12 @@ def publish(workspace: Path) -> None:
             tracked.set_tags({DATA_DOCS_TAG: data_docs_address(page)})
 
 
-def _hold(
-    recipe: Recipe, workspace: Path, output: Path, scratch: Path
-) -> tuple[list[Finding], int]:
+def _hold(recipe: Recipe, workspace: Path, output: Path) -> tuple[list[Finding], int]:
     """Run every check; leave the bad documents, which are counted, and Data Docs."""
     progress = ProgressWriter(workspace, ValidateRecord.stage)
     preprocess = output_folder(workspace, PreprocessRecord.stage)
     documents = measure_documents(preprocess, recipe.validation)
-    checks = build_checks(recipe, workspace, documents, read_ngrams(recipe.data, scratch))
+    checks = build_checks(recipe, workspace, documents)
     total = sum(len(check.expectations) for check in checks)
     findings: list[Finding] = []
     results = []

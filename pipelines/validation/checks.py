@@ -1,14 +1,11 @@
 """Which frames the data gate holds against which suites."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_data import Data
 from pipelines.core.records import PreprocessRecord, output_folder
 from pipelines.core.storage import read_json
-from pipelines.data.cleaning import NGRAMS_FILE, gather_ngrams
 from pipelines.data.lengths import LENGTH_HISTOGRAM
 from pipelines.data.tally import STATS
 from pipelines.validation import frames, suites
@@ -20,13 +17,8 @@ if TYPE_CHECKING:
 PREVIOUS = "previous.json"  # in a workspace: statistics of the dataset version before
 
 
-def build_checks(
-    recipe: Recipe,
-    workspace: Path,
-    documents: frames.Documents,
-    evaluation_sets: Mapping[str, Path],
-) -> list[Check]:
-    """The checks of what preprocess left in a workspace; `evaluation_sets` as `read_ngrams`."""
+def build_checks(recipe: Recipe, workspace: Path, documents: frames.Documents) -> list[Check]:
+    """The checks of what preprocess left in a workspace."""
     preprocess = output_folder(workspace, PreprocessRecord.stage)
     dataset = PreprocessRecord.read(workspace).dataset
     checks = [
@@ -41,7 +33,7 @@ def build_checks(
             f"{_count(documents.sample, documents)}; of each the first "
             f"{frames.SAMPLE_CHARACTERS:,} characters.",
             documents.sample,
-            suites.texts_suite(recipe, preprocess, evaluation_sets),
+            suites.texts_suite(recipe, preprocess),
         ),
         Check(
             "shards",
@@ -63,23 +55,6 @@ def build_checks(
             Check("lengths", about, frame, suites.lengths_suite(recipe.validation, previous))
         )
     return checks
-
-
-def read_ngrams(data: Data, folder: Path) -> dict[str, Path]:
-    """Write the n-grams of the recipe's evaluation sets into `folder`; the files, by name.
-
-    None of a dataset version: it was held against them when it was made, and they may lie where
-    this run can't read.
-    """
-    if data.source.kind == "dataset":
-        return {}
-    files = {}
-    for number, path in enumerate(data.decontamination.against):
-        own = folder / str(number)
-        own.mkdir()
-        gather_ngrams(path, own, data=data)
-        files[Path(path).name] = own / NGRAMS_FILE
-    return files
 
 
 def _count(frame: "pd.DataFrame", documents: frames.Documents) -> str:

@@ -5,11 +5,11 @@ out: personal data where the recipe does nothing about them, contamination where
 evaluation sets, conversations in plain text, drift where there is no earlier version.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.core.recipe import Recipe, Validation
+from pipelines.data.decontaminate import set_files
 
 if TYPE_CHECKING:
     from great_expectations.expectations import Expectation
@@ -37,13 +37,8 @@ def documents_suite(demands: Validation) -> "list[Expectation]":
     ]
 
 
-def texts_suite(
-    recipe: Recipe, preprocess: Path, evaluation_sets: Mapping[str, Path]
-) -> "list[Expectation]":
-    """What may be in the texts of the sample, and how the tokenizer fares with them.
-
-    `evaluation_sets` are files of n-grams by the sets' names.
-    """
+def texts_suite(recipe: Recipe, preprocess: Path) -> "list[Expectation]":
+    """What may be in the texts of the sample, and how the tokenizer fares with them."""
     from pipelines.validation.expectations import (
         contamination,
         conversations,
@@ -88,7 +83,7 @@ def texts_suite(
             min_shared=data.decontamination.min_shared,
             mostly=1 - demands.max_contaminated,
         )
-        for name, path in evaluation_sets.items()
+        for name, path in set_files(preprocess).items()
     ]
     if data.pii.action in ("mask", "drop"):
         suite += [

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.errors import UserError
-from pipelines.data.decontaminate import EvaluationNgrams, Overlap
+from pipelines.data.decontaminate import EvaluationNgrams, Overlap, set_names
 
 QUESTION = (
     "A train leaves the station at nine in the morning and travels north at sixty miles an hour; "
@@ -112,3 +112,8 @@ def test_an_array_of_something_else_is_refused(tmp_path):
     np.save(tmp_path / "file.npy", np.zeros(3))
     with pytest.raises(UserError, match="float64"):
         EvaluationNgrams.load(tmp_path / "file.npy")
+
+
+def test_evaluation_sets_of_one_name_stay_two():
+    paths = ["a/test.jsonl", "s3://bucket/b/test.jsonl", "c/*.jsonl", "folder/"]
+    assert set_names(paths) == ["test.jsonl", "test.jsonl-2", "_.jsonl", "folder"]

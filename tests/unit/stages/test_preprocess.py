@@ -16,9 +16,10 @@ from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressReader
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml
-from pipelines.core.records import PreprocessRecord
+from pipelines.core.records import PreprocessRecord, output_folder
 from pipelines.core.storage import folder_hash, md5, write_json
 from pipelines.data import passes
+from pipelines.data.decontaminate import EvaluationNgrams, set_files
 from pipelines.data.fingerprint import fingerprint_inputs
 from pipelines.data.token_shards import IndexedDataset
 from pipelines.data.tokenizer import Encoder
@@ -435,6 +436,9 @@ def test_cleaning_is_reported(corpus: Path, workspace: Path, tmp_path: Path) -> 
     dropped = record.stats["documents"]["dropped"]
     assert dropped["contaminated:quiz.jsonl"] == dropped["length:too_short"] == 1
     assert record.stats["contaminated"] == {"quiz.jsonl": 1}
+    (kept,) = set_files(output_folder(workspace, "preprocess")).items()  # for the data gate
+    assert kept[0] == "quiz.jsonl"
+    assert len(EvaluationNgrams.load(kept[1])) > 0
     assert record.stats["pii"] == {"email": 3}
     kept = texts(workspace, "train") + texts(workspace, "validation")
     assert "call <EMAIL>, call <EMAIL>, call <EMAIL>, " in kept

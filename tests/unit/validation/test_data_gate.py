@@ -15,6 +15,7 @@ from pipelines.core.records import DatasetRef, PreprocessRecord, Split, Validate
 from pipelines.core.storage import folder_hash, read_json, write_json
 from pipelines.data import documents
 from pipelines.data.chat_encoder import make_chat_tokenizer
+from pipelines.data.decontaminate import EVALUATION_SETS, EvaluationNgrams
 from pipelines.data.documents import (
     SCHEMA,
     DocumentWriter,
@@ -299,14 +300,10 @@ def test_the_quarantine_is_capped_and_shared_among_the_expectations(tmp_path, mo
 
 def test_text_of_an_evaluation_set_is_quarantined_with_the_set_it_is_from(tmp_path):
     leaked = " ".join(f"question{number}" for number in range(30))
-    exam = tmp_path / "exam.jsonl"
-    exam.write_text(json.dumps({"text": leaked}) + "\n")
-    write_dataset(tmp_path, [*TRAIN, f"before {leaked} behind"], VALIDATION)
-    data = {"decontamination": {"against": [str(exam)]}}
-    recipe = Recipe.model_validate({"name": "small", "data": data})
-    assert "texts: expect_column_values_to_not_hold_evaluation_text of text" in fails(
-        tmp_path, recipe
-    )
+    preprocess = write_dataset(tmp_path, [*TRAIN, f"before {leaked} behind"], VALIDATION)
+    (preprocess / EVALUATION_SETS).mkdir()
+    EvaluationNgrams.build([leaked], 13).save(preprocess / EVALUATION_SETS / "exam.jsonl.npy")
+    assert "texts: expect_column_values_to_not_hold_evaluation_text of text" in fails(tmp_path)
     (row,) = quarantined(tmp_path)
     assert row["reason"] == "shares 18 13-grams with exam.jsonl"
     page = (tmp_path / "outputs/validate/data_docs/index.html").read_text()

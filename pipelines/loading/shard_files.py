@@ -11,7 +11,7 @@ import torch
 from pipelines.core.errors import UserError
 from pipelines.core.records import Shard, Split
 from pipelines.core.storage import md5
-from pipelines.data.token_shards import idx_path
+from pipelines.data.tokens.token_shards import idx_path
 from pipelines.loading.choice import LocalKind, open_reader
 from pipelines.loading.object_store import open_store
 from pipelines.loading.readers import Reader

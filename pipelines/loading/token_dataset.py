@@ -11,7 +11,7 @@ import torch
 
 from pipelines.core.errors import UserError
 from pipelines.core.records import Split
-from pipelines.data.token_shards import ShardIndex
+from pipelines.data.tokens.token_shards import ShardIndex
 from pipelines.loading.readers import Numbers, Ranges, Reader
 from pipelines.loading.shard_files import ReaderKind, find
 

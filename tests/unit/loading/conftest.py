@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.core.records import Shard, Split
 from pipelines.core.storage import md5
-from pipelines.data.token_shards import MAGIC, VERSION, bin_path, idx_path
+from pipelines.data.tokens.token_shards import MAGIC, VERSION, bin_path, idx_path
 from pipelines.loading.shard_files import MASK_SUFFIX
 
 Documents = Sequence[Sequence[Sequence[int]]]  # a shard's: documents of sequences of token ids

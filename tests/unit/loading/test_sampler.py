@@ -1,4 +1,5 @@
 import itertools
+import tracemalloc
 
 import numpy as np
 from hypothesis import given, settings
@@ -45,6 +46,68 @@ def test_the_order_is_the_same_for_any_number_of_processes(
     assert np.concatenate(parts).tolist() == whole.tolist()
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
+
+
+@quick
+@given(
+    seed=seeds,
+    total=st.integers(1, 10**12),
+    batch=st.integers(1, 300),
+    start=st.integers(0, 10**10),
+    worlds=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+)
+def test_a_run_that_resumes_sees_what_it_would_have_seen(
+    seed: int, total: int, batch: int, start: int, worlds: list[int]
+) -> None:
+    """At any step, each time on another number of processes, against one that was never cut."""
+    resumed = [
+        samples(seed, start + done, rank, world, batch, total)
+        for done, world in enumerate(worlds)
+        for rank in range(world)
+    ]
+    first, last = start * batch, (start + len(worlds)) * batch
+    expected = [
+        int(permute(np.array([position % total]), total, (seed, position // total))[0])
+        for position in {first, (first + last) // 2, last - 1}
+    ]
+    stream = np.concatenate(resumed)
+    assert len(stream) == last - first
+    places = [position - first for position in {first, (first + last) // 2, last - 1}]
+    assert stream[places].tolist() == expected
+
+
+@quick
+@given(
+    seed=seeds,
+    total=st.integers(10**6, 10**12),
+    step=st.integers(0, 10**6),
+    world=st.integers(1, 64),
+)
+def test_ranks_share_no_sample_within_an_epoch(
+    seed: int, total: int, step: int, world: int
+) -> None:
+    batch = 2000
+    step %= total // batch - 3  # so that the steps are of one epoch
+    seen = [
+        sample
+        for each in range(step, step + 3)
+        for rank in range(world)
+        for sample in samples(seed, each, rank, world, batch, total).tolist()
+    ]
+    assert len(set(seen)) == 3 * batch
+    assert 0 <= min(seen)
+    assert max(seen) < total
+
+
+def test_memory_does_not_grow_with_the_data() -> None:
+    """A resumed run's first step: the peak is the same at 10^12 samples as at 10^6."""
+    peaks = []
+    for total in (10**6, 10**12):
+        tracemalloc.start()
+        samples(11, 10**9, 3, 8, 512, total)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0] < 1_000_000
 
 
 @quick

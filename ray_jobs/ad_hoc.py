@@ -20,7 +20,7 @@ from pipelines.core.recipe_files import dump_yaml, load_recipe, with_absolute_pa
 from pipelines.core.records import record_path
 from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
 from pipelines.core.storage import write_json, write_text
-from pipelines.data.fingerprint import fingerprint_inputs
+from pipelines.data.reading.fingerprint import fingerprint_inputs
 from pipelines.ledger.workspace import Run
 from pipelines.stages import preprocess
 from pipelines.stages.run_tracking import close_tracking, open_tracking

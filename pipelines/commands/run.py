@@ -78,7 +78,7 @@ def stage(
 
 def _resolve(name: str, overrides: list[str]) -> "Recipe":
     from pipelines.core.recipe_files import load_recipe, with_absolute_paths
-    from pipelines.data.sources import list_inputs
+    from pipelines.data.reading.sources import list_inputs
     from pipelines.ledger.run_source import settle
     from pipelines.training.supported import supported
 

@@ -5,14 +5,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from pipelines.core.recipe_data import Data
-from pipelines.data.cleaning import Cleaner, EvaluationSets
-from pipelines.data.dedup import KEYS_FILE
+from pipelines.data.cleaning.cleaner import Cleaner, EvaluationSets
 from pipelines.data.documents import DocumentWriter, row_groups
-from pipelines.data.instruction import Fields
-from pipelines.data.near_duplicates import write_keys
+from pipelines.data.duplicates.dedup import KEYS_FILE
+from pipelines.data.duplicates.near_duplicates import write_keys
 from pipelines.data.normalize import Document
-from pipelines.data.readers import read_batch
-from pipelines.data.reads import Read
+from pipelines.data.reading.instruction import Fields
+from pipelines.data.reading.readers import read_batch
+from pipelines.data.reading.reads import Read
 from pipelines.data.tally import Tally
 
 Block = Sequence[Read]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.data.blocks import DOCUMENTS_FILE
-from pipelines.data.dedup import read_duplicates, reasons
 from pipelines.data.documents import SCHEMA, DocumentWriter, row_groups
+from pipelines.data.duplicates.dedup import read_duplicates, reasons
 from pipelines.data.splitting import SPLITS, TRAIN, VALIDATION, split_of
 from pipelines.data.tally import Tally
 

@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from pipelines.data.documents import load_messages, split_files
-from pipelines.data.instruction import ASSISTANT
 from pipelines.data.normalize import Messages
+from pipelines.data.reading.instruction import ASSISTANT
 
 
 def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:

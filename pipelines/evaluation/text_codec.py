@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.data.chat_encoder import ChatEncoder
-from pipelines.data.instruction import USER
 from pipelines.data.normalize import Messages
-from pipelines.data.token_shards import Ids
-from pipelines.data.tokenizer import Encoder
+from pipelines.data.reading.instruction import USER
+from pipelines.data.tokens.chat_encoder import ChatEncoder
+from pipelines.data.tokens.token_shards import Ids
+from pipelines.data.tokens.tokenizer import Encoder
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import yaml
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import get_dotted, parse_recipe
 from pipelines.core.records import PreprocessRecord
-from pipelines.data.fingerprint import fingerprint_inputs
+from pipelines.data.reading.fingerprint import fingerprint_inputs
 from pipelines.ledger.dataset_publishing import source_summary
 from pipelines.ledger.datasets import STREAMED, DatasetVersion, find
 

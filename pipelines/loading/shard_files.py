@@ -11,13 +11,12 @@ import torch
 from pipelines.core.errors import UserError
 from pipelines.core.records import Shard, Split
 from pipelines.core.storage import md5
-from pipelines.data.tokens.token_shards import idx_path
+from pipelines.data.tokens.token_shards import idx_path, mask_path
 from pipelines.loading.choice import LocalKind, open_reader
 from pipelines.loading.object_store import open_store
 from pipelines.loading.readers import Reader
 from pipelines.loading.remote import RemoteFile
 
-MASK_SUFFIX = ".mask"
 ReaderKind = LocalKind | Literal["object_store"]
 
 
@@ -139,8 +138,7 @@ def _index(folder: Path, shard: Shard) -> Path:
 
 
 def _mask(folder: Path, shard: Shard) -> Path:
-    prefix = _prefix(folder, shard)
-    return prefix.with_name(prefix.name + MASK_SUFFIX)
+    return mask_path(_prefix(folder, shard))
 
 
 def _prefix(folder: Path, shard: Shard) -> Path:

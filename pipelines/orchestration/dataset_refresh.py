@@ -8,7 +8,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.data.sources import describe
+from pipelines.data.reading.sources import describe
 from pipelines.ledger import datasets
 from pipelines.ledger.dataset_publishing import dataset_name, make
 from pipelines.ledger.run_source import settle, unchanged

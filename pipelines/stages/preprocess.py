@@ -23,24 +23,24 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_data import Data
 from pipelines.core.records import PreprocessRecord, Shard, output_folder
 from pipelines.core.storage import folder_hash, md5, read_json
-from pipelines.data.assembly import assemble, plan_shards
 from pipelines.data.blocks import Block, extract
-from pipelines.data.cleaning import EvaluationSets, gather_ngrams
-from pipelines.data.decontaminate import set_names
-from pipelines.data.dedup import join, match
-from pipelines.data.fingerprint import fingerprint_inputs
+from pipelines.data.cleaning.cleaner import EvaluationSets, gather_ngrams
+from pipelines.data.cleaning.decontaminate import set_names
+from pipelines.data.duplicates.dedup import join, match
+from pipelines.data.duplicates.near_duplicates import partitions_for
 from pipelines.data.mapping import MapOrdered, map_in_process
-from pipelines.data.near_duplicates import partitions_for
 from pipelines.data.output import Made, describe_dataset, publish, write_statistics
 from pipelines.data.passes import Passes, block_bytes, mebibytes, work_folder
-from pipelines.data.readers import plan_reads
+from pipelines.data.reading.fingerprint import fingerprint_inputs
+from pipelines.data.reading.readers import plan_reads
+from pipelines.data.reading.sources import describe, list_inputs
 from pipelines.data.selection import Selected, misplaced, part_files, plan_parts, select
-from pipelines.data.sources import describe, list_inputs
 from pipelines.data.splitting import SPLITS, TRAIN, VALIDATION
 from pipelines.data.tally import Tally
-from pipelines.data.tokenization import plan_text_blocks, tokenize, tokenize_conversations
-from pipelines.data.tokenizer import Encoder
-from pipelines.data.tokenizer_making import make_tokenizer
+from pipelines.data.tokens.assembly import assemble, plan_shards
+from pipelines.data.tokens.tokenization import plan_text_blocks, tokenize, tokenize_conversations
+from pipelines.data.tokens.tokenizer import Encoder
+from pipelines.data.tokens.tokenizer_making import make_tokenizer
 from pipelines.ledger.dataset_stage import fetch_dataset
 
 STAGE = PreprocessRecord.stage
@@ -94,7 +94,7 @@ def _key(data: Data, workspace: Path) -> str | None:
     if not source.is_file():
         return None
     package = Path(__file__).parent.parent
-    code = [Path(__file__), *sorted((package / "data").glob("*.py"))]
+    code = [Path(__file__), *sorted((package / "data").rglob("*.py"))]
     facts = [data.model_dump(mode="json"), read_json(source), [md5(path) for path in code]]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

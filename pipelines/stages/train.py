@@ -19,7 +19,7 @@ from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef, PreprocessRecord, TrainRecord, output_folder
 from pipelines.core.storage import folder_hash
-from pipelines.data.tokenizer import Encoder
+from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.huggingface import load_pretrained, save_pretrained

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import PreprocessRecord, output_folder
 from pipelines.core.storage import read_json
-from pipelines.data.lengths import LENGTH_HISTOGRAM
 from pipelines.data.tally import STATS
+from pipelines.data.tokens.lengths import LENGTH_HISTOGRAM
 from pipelines.validation import frames, suites
 from pipelines.validation.runner import Check
 

@@ -14,9 +14,9 @@ from pipelines.data.documents import (
     row_groups,
     split_files,
 )
-from pipelines.data.lengths import document_lengths
 from pipelines.data.splitting import SPLITS, uniform
-from pipelines.data.token_shards import ShardIndex
+from pipelines.data.tokens.lengths import document_lengths
+from pipelines.data.tokens.token_shards import ShardIndex
 from pipelines.validation.sampling import content_draws
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.core.recipe_cleaning import Pii
 from pipelines.core.storage import write_text
-from pipelines.data.pii import Scrubber
+from pipelines.data.cleaning.pii import Scrubber
 from pipelines.validation.frames import Documents
 from pipelines.validation.runner import Finding
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.data.shingles import mix, shingles, words
+from pipelines.data.duplicates.shingles import mix, shingles, words
 
 _SHINGLE_WORDS = 5
 

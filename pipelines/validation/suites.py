@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.core.recipe import Recipe, Validation
-from pipelines.data.decontaminate import set_files
+from pipelines.data.cleaning.decontaminate import set_files
 
 if TYPE_CHECKING:
     from great_expectations.expectations import Expectation

@@ -50,7 +50,7 @@ def test_params_exist_in_the_recipe():
 
 
 # A change of these alone changes no stage's result: paths and revisions stand for content that
-# source.json holds, the number of workers is environment.json's world_size, every reader reads alike.
+# source.json holds, the number of workers is environment.json's world_size, readers read alike.
 KEYS_OF_NO_STAGE = {
     "description",
     "data.decontamination.against",

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.core.records import Shard, Split
-from pipelines.core.storage import md5
-from pipelines.data.token_shards import ShardWriter
+from pipelines.data.tokens.token_shards import ShardWriter
 from tests.benchmarks.harness import Benchmark, Contender, Demand
 
 VOCABULARY = 50_257
@@ -45,17 +44,8 @@ def make_data(folder: Path) -> dict[str, Any]:
 def write_shard(prefix: Path, ids: np.ndarray) -> Shard:
     """One shard, of documents of one length."""
     writer = ShardWriter(prefix, VOCABULARY)
-    for document in ids.reshape(-1, DOCUMENT_TOKENS):
-        writer.add(document)
-    writer.close()
-    path = prefix.with_name(prefix.name + ".bin")
-    return Shard(
-        path=path.name,
-        md5=md5(path),
-        index_md5=md5(path.with_suffix(".idx")),
-        bytes=path.stat().st_size,
-        tokens=len(ids),
-    )
+    writer.add(ids, np.full(len(ids) // DOCUMENT_TOKENS, DOCUMENT_TOKENS))
+    return writer.close()
 
 
 def empty_cache(folder: Path, options: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ _SAMPLE = 4000  # documents that the tokenizer is trained on
 
 def make_data(folder: Path) -> dict[str, Any]:
     """Write the corpus and a tokenizer trained on a part of it."""
-    from pipelines.data.tokenizer import save_tokenizer, train_bpe
+    from pipelines.data.tokens.tokenizer import save_tokenizer, train_bpe
 
     (folder / "corpus").mkdir()
     files = [(folder / "corpus" / f"{n:02d}.jsonl").open("w") for n in range(FILES)]

@@ -26,8 +26,8 @@ _CHANGED = 8  # one in so many of the longer words
 
 def make_data(folder: Path) -> dict[str, Any]:
     """Write the documents, a tokenizer trained on a part of them, and its table for tiktoken."""
-    from pipelines.data.fast_encoder import byte_alphabet
-    from pipelines.data.tokenizer import save_tokenizer, train_bpe
+    from pipelines.data.tokens.fast_encoder import byte_alphabet
+    from pipelines.data.tokens.tokenizer import save_tokenizer, train_bpe
 
     library = list(_standard_library())
     tokenizer = train_bpe(library[::TRAINING_DOCUMENTS], VOCABULARY)

@@ -10,7 +10,7 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml, load_recipe
 from pipelines.core.records import PreprocessRecord, output_folder
 from pipelines.core.storage import write_json, write_text
-from pipelines.data.fingerprint import fingerprint_inputs
+from pipelines.data.reading.fingerprint import fingerprint_inputs
 from pipelines.ledger.dataset_objects import hash_folder
 from pipelines.ledger.dataset_publishing import make
 from pipelines.ledger.run_source import settle

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pipelines.core.settings import PROJECT
-from pipelines.data.packing import best_fit, write_packed
-from pipelines.data.token_shards import IndexedDataset, ShardWriter, bin_path, idx_path
+from pipelines.data.tokens.packing import best_fit, write_packed
+from pipelines.data.tokens.token_shards import IndexedDataset, ShardWriter, bin_path, idx_path
 
 PYTHON = PROJECT / ".venv-bench" / "bin" / "python"
 PEER = Path(__file__).with_name("megatron_peer.py")

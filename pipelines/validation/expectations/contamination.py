@@ -10,7 +10,7 @@ from great_expectations.expectations.metrics.map_metric_provider import (
     column_condition_partial,
 )
 
-from pipelines.data.decontaminate import EvaluationNgrams
+from pipelines.data.cleaning.decontaminate import EvaluationNgrams
 from pipelines.validation.expectations.sentence import ReasonedRows
 
 

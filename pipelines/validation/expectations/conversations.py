@@ -14,8 +14,8 @@ from great_expectations.expectations.metrics.map_metric_provider import (
 )
 
 from pipelines.core.errors import UserError
-from pipelines.data.chat_encoder import ChatEncoder
-from pipelines.data.instruction import ASSISTANT, SYSTEM, USER
+from pipelines.data.reading.instruction import ASSISTANT, SYSTEM, USER
+from pipelines.data.tokens.chat_encoder import ChatEncoder
 from pipelines.validation.expectations.sentence import ReasonedRows
 
 

@@ -10,7 +10,7 @@ from great_expectations.expectations.metrics.map_metric_provider import (
     column_condition_partial,
 )
 
-from pipelines.data.minhash import Signer, band_keys, bands, similar, sketches
+from pipelines.data.duplicates.minhash import Signer, band_keys, bands, similar, sketches
 from pipelines.validation.expectations.sentence import ReasonedRows, percent
 
 

@@ -10,7 +10,7 @@ from great_expectations.expectations.metrics.map_metric_provider import (
 )
 
 from pipelines.core.recipe_cleaning import Pii
-from pipelines.data.pii import Scrubber
+from pipelines.data.cleaning.pii import Scrubber
 from pipelines.validation.expectations.sentence import ReasonedRows
 
 _ALL = Pii()

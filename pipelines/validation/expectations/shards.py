@@ -11,7 +11,7 @@ from great_expectations.expectations.metrics.metric_provider import metric_value
 from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
 
 from pipelines.core.storage import md5
-from pipelines.data.token_shards import ShardIndex
+from pipelines.data.tokens.token_shards import ShardIndex
 from pipelines.validation.expectations.sentence import Sentence
 
 _CHUNK = 1 << 24  # ids looked at together

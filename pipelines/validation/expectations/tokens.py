@@ -17,8 +17,8 @@ from great_expectations.expectations.metrics import (
 )
 from scipy.stats import chi2
 
-from pipelines.data.lengths import length_histogram
-from pipelines.data.tokenizer import Encoder
+from pipelines.data.tokens.lengths import length_histogram
+from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.validation.expectations.sentence import Sentence
 
 # Han, Hiragana and Katakana are written without spaces: there a character counts as a word.
@@ -153,7 +153,7 @@ class ExpectColumnLengthDriftToBeAtMost(Sentence, ColumnAggregateExpectation):
 
     Args:
         column: of lengths, one a document.
-        reference: `pipelines.data.lengths.length_histogram` of the earlier version.
+        reference: `pipelines.data.tokens.lengths.length_histogram` of the earlier version.
         max_value: the largest index that is no drift.
     """
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipelines.core.recipe_cleaning import Dedup
-from pipelines.data.near_duplicates import (
+from pipelines.data.duplicates.near_duplicates import (
     Duplicates,
     find_duplicates,
     match_partition,

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pipelines.data.tokenizer import Encoder
+from pipelines.data.tokens.tokenizer import Encoder
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.contenders.tokenize_check import check, documents
 

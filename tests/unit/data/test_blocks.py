@@ -12,12 +12,12 @@ import pytest
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_data import Data
 from pipelines.data.blocks import DOCUMENTS_FILE, extract
-from pipelines.data.cleaning import gather_ngrams
-from pipelines.data.dedup import join, match
+from pipelines.data.cleaning.cleaner import gather_ngrams
 from pipelines.data.documents import load_messages
-from pipelines.data.readers import plan_reads
+from pipelines.data.duplicates.dedup import join, match
+from pipelines.data.reading.readers import plan_reads
+from pipelines.data.reading.sources import list_inputs
 from pipelines.data.selection import Part, Selected, misplaced, part_files, plan_parts, select
-from pipelines.data.sources import list_inputs
 from pipelines.data.splitting import SPLITS, TRAIN, VALIDATION
 from pipelines.data.tally import Tally
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.data.tokenizer import byte_tokenizer, save_tokenizer
+from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.evaluation.generate import generate
 from pipelines.models.huggingface import load_pretrained, save_pretrained
 from pipelines.models.presets import preset
@@ -76,7 +76,7 @@ def test_stops_where_the_model_ends_the_text(tmp_path: Path) -> None:
 def test_an_answer_ends_with_the_turn(tmp_path: Path) -> None:
     """A model that has learned one answer by heart gives it, and no more."""
     from pipelines.core.recipe_data import Instruction
-    from pipelines.data.chat_encoder import ChatEncoder, make_chat_tokenizer
+    from pipelines.data.tokens.chat_encoder import ChatEncoder, make_chat_tokenizer
 
     save_tokenizer(byte_tokenizer(), tmp_path)
     make_chat_tokenizer(tmp_path, Instruction(kind="messages"))

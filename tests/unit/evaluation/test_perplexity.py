@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_data import Instruction
-from pipelines.data.chat_encoder import ChatEncoder, make_chat_tokenizer
-from pipelines.data.tokenizer import byte_tokenizer, character_tokenizer, save_tokenizer
+from pipelines.data.tokens.chat_encoder import ChatEncoder, make_chat_tokenizer
+from pipelines.data.tokens.tokenizer import byte_tokenizer, character_tokenizer, save_tokenizer
 from pipelines.evaluation import perplexity
 from pipelines.evaluation.perplexity import score_documents
 from pipelines.evaluation.scores import bits_per_byte, token_perplexity

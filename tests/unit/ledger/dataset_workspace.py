@@ -15,7 +15,7 @@ from pipelines.core.records import (
     output_folder,
 )
 from pipelines.core.storage import write_json, write_text
-from pipelines.data.token_shards import ShardWriter
+from pipelines.data.tokens.token_shards import ShardWriter
 from pipelines.ledger.dataset_objects import hash_folder
 from pipelines.ledger.workspace import Run
 

@@ -80,7 +80,7 @@ def test_one_byte_of_the_source_reruns_everything(project):
 @pytest.mark.parametrize(
     ("module", "stages"),
     [
-        ("pipelines/data/readers.py", ["preprocess"]),
+        ("pipelines/data/reading/readers.py", ["preprocess"]),
         ("ray_jobs/preprocess.py", ["preprocess"]),
         ("pipelines/validation/suites.py", ["validate"]),
         ("pipelines/training/trainer.py", ["train"]),

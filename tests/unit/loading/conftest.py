@@ -8,8 +8,7 @@ import pytest
 
 from pipelines.core.records import Shard, Split
 from pipelines.core.storage import md5
-from pipelines.data.tokens.token_shards import MAGIC, VERSION, bin_path, idx_path
-from pipelines.loading.shard_files import MASK_SUFFIX
+from pipelines.data.tokens.token_shards import MAGIC, VERSION, bin_path, idx_path, mask_path
 
 Documents = Sequence[Sequence[Sequence[int]]]  # a shard's: documents of sequences of token ids
 WriteSplit = Callable[..., Split]
@@ -32,14 +31,13 @@ def write_shard(
     pointers = (ends - sizes * ids.itemsize).astype("<i8")
     index = (header, counts.tobytes(), sizes.tobytes(), pointers.tobytes(), firsts.astype("<i8"))
     idx_path(prefix).write_bytes(b"".join(bytes(part) for part in index))
-    mask_path = prefix.with_name(prefix.name + MASK_SUFFIX)
     if mask is not None:
-        np.array(mask, np.uint8).tofile(mask_path)
+        np.array(mask, np.uint8).tofile(mask_path(prefix))
     return Shard(
         path=bin_path(prefix).name,
         md5=md5(bin_path(prefix)),
         index_md5=md5(idx_path(prefix)),
-        mask_md5=None if mask is None else md5(mask_path),
+        mask_md5=None if mask is None else md5(mask_path(prefix)),
         bytes=ids.nbytes,
         tokens=len(ids),
     )

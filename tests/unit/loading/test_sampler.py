@@ -95,7 +95,7 @@ def test_ranks_share_no_sample_within_an_epoch(
         for sample in samples(seed, each, rank, world, batch, total).tolist()
     ]
     assert len(set(seen)) == 3 * batch
-    assert 0 <= min(seen)
+    assert min(seen) >= 0
     assert max(seen) < total
 
 

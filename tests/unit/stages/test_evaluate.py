@@ -21,7 +21,7 @@ from pipelines.core.records import (
 )
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.normalize import Document
-from pipelines.data.tokenizer import byte_tokenizer, save_tokenizer
+from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.evaluation.perplexity import score_documents
 from pipelines.models.huggingface import save_pretrained
 from pipelines.models.presets import preset

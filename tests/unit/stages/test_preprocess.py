@@ -19,10 +19,10 @@ from pipelines.core.recipe_files import dump_yaml
 from pipelines.core.records import PreprocessRecord, output_folder
 from pipelines.core.storage import folder_hash, md5, write_json
 from pipelines.data import passes
-from pipelines.data.decontaminate import EvaluationNgrams, set_files
-from pipelines.data.fingerprint import fingerprint_inputs
-from pipelines.data.token_shards import IndexedDataset
-from pipelines.data.tokenizer import Encoder
+from pipelines.data.cleaning.decontaminate import EvaluationNgrams, set_files
+from pipelines.data.reading.fingerprint import fingerprint_inputs
+from pipelines.data.tokens.token_shards import IndexedDataset
+from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.stages.preprocess import run
 
 T = TypeVar("T")

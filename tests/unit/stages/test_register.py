@@ -18,7 +18,7 @@ from pipelines.core.records import (
 )
 from pipelines.core.storage import folder_hash, read_json, write_json
 from pipelines.data.documents import DocumentWriter
-from pipelines.data.tokenizer import byte_tokenizer, save_tokenizer
+from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.evaluation.documents import read_documents
 from pipelines.evaluation.gate import bits_per_byte
 from pipelines.evaluation.perplexity import score_documents

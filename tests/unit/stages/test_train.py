@@ -22,7 +22,7 @@ from pipelines.core.records import (
     output_folder,
 )
 from pipelines.core.storage import folder_hash, md5
-from pipelines.data.token_shards import ShardWriter
+from pipelines.data.tokens.token_shards import ShardWriter
 
 VOCABULARY = 60
 RECIPE = Recipe.model_validate(
@@ -174,6 +174,7 @@ def test_no_step_is_logged_twice(workspace: Path, mlflow_client: Any, mlflow_run
     points = mlflow_client.get_metric_history(mlflow_run, "train/loss")
     assert [point.step for point in points] == [1, 2, 3, 4, 5, 6]
     assert [point.value for point in points] == [point["loss"] for point in history(workspace)]
+    assert mlflow_client.get_run(mlflow_run).data.tags["penstock.reader"] == "mmap"
 
 
 PROCESSES = """

@@ -11,7 +11,7 @@ import torch
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import Shard, Split
 from pipelines.core.storage import md5
-from pipelines.data.token_shards import ShardWriter
+from pipelines.data.tokens.token_shards import ShardWriter
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.presets import DecoderConfig

@@ -13,7 +13,7 @@ import torch
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import Split
-from pipelines.data.token_shards import ShardWriter
+from pipelines.data.tokens.token_shards import ShardWriter
 from pipelines.loading.dataloader import IGNORED, TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.presets import DecoderConfig

@@ -14,8 +14,7 @@ from pipelines.core.recipe_data import Instruction
 from pipelines.core.records import DatasetRef, PreprocessRecord, Split, ValidateRecord
 from pipelines.core.storage import folder_hash, read_json, write_json
 from pipelines.data import documents
-from pipelines.data.chat_encoder import make_chat_tokenizer
-from pipelines.data.decontaminate import EVALUATION_SETS, EvaluationNgrams
+from pipelines.data.cleaning.decontaminate import EVALUATION_SETS, EvaluationNgrams
 from pipelines.data.documents import (
     SCHEMA,
     DocumentWriter,
@@ -23,10 +22,11 @@ from pipelines.data.documents import (
     row_groups,
     split_file,
 )
-from pipelines.data.lengths import LENGTH_HISTOGRAM
 from pipelines.data.normalize import document
-from pipelines.data.token_shards import ShardWriter
-from pipelines.data.tokenizer import byte_tokenizer, save_tokenizer
+from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
+from pipelines.data.tokens.lengths import LENGTH_HISTOGRAM
+from pipelines.data.tokens.token_shards import ShardWriter
+from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.stages import validate
 from pipelines.validation import frames
 from pipelines.validation.frames import measure_documents

@@ -1,0 +1,110 @@
+"""Whether a document that was read may be trained on, and what is masked in it."""
+
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe_cleaning import Pii
+from pipelines.core.recipe_data import Data
+from pipelines.data.cleaning.decontaminate import EvaluationNgrams
+from pipelines.data.cleaning.filters import build_filters, first_rejection
+from pipelines.data.cleaning.pii import Scrubber
+from pipelines.data.normalize import CONTAMINATED, PII, Document, conversation, document
+from pipelines.data.reading.fingerprint import evaluation_source
+from pipelines.data.reading.instruction import Fields
+from pipelines.data.reading.readers import plan_reads, read_batch
+from pipelines.data.reading.sources import list_inputs
+from pipelines.data.tally import Reject, Tally
+
+NGRAMS_FILE = "ngrams.npy"  # of an evaluation set, in its folder
+_EXCERPT = 200  # characters of a rejected document that a person is shown
+
+
+EvaluationSets = tuple[tuple[str, Path], ...]  # name, and folder with its n-grams
+
+
+def gather_ngrams(path: str, folder: Path, *, data: Data) -> int:
+    """Write the n-grams of the evaluation set at a path; returns how many there are.
+
+    Raises:
+        UserError: nothing lies there, or nothing readable.
+    """
+    source, fields = evaluation_source(data, path), Fields.of(data)
+    plan = plan_reads(source, list_inputs(source))
+    documents = chain.from_iterable(read_batch(block, fields) for block in plan)
+    ngrams = EvaluationNgrams.build(
+        (document.text for document in documents if not document.dropped),
+        data.decontamination.ngram,
+    )
+    if not len(ngrams):
+        raise UserError(
+            f"{path}: holds no text to decontaminate against; mend data.decontamination"
+        )
+    ngrams.save(folder / NGRAMS_FILE)
+    return len(ngrams)
+
+
+class Cleaner:
+    """Filters and decontaminates documents, and looks for personal data in those that pass."""
+
+    def __init__(self, data: Data, evaluation_sets: EvaluationSets) -> None:
+        self._filters = build_filters(data.filters)
+        self._ngrams = {
+            CONTAMINATED + name: EvaluationNgrams.load(folder / NGRAMS_FILE)
+            for name, folder in evaluation_sets
+        }
+        self._min_shared = data.decontamination.min_shared
+        self._pii = data.pii
+
+    @cached_property
+    def _scrubber(self) -> Scrubber:
+        return Scrubber(self._pii)
+
+    @cached_property
+    def _masker(self) -> Scrubber:
+        return Scrubber(Pii(action="mask", phone_region=self._pii.phone_region))
+
+    def clean(self, found: Document, tally: Tally) -> Document | None:
+        """The document as it is to be kept, or None; either way it is tallied."""
+        reason = (
+            found.dropped
+            or first_rejection(self._filters, found.text)
+            or self._contamination(found.text)
+        )
+        # Last, as it is the dearest, and as a masked text no longer matches an evaluation set.
+        if reason is None and self._pii.action != "off":
+            found, reason = self._scrub(found, tally)
+        if reason is None:
+            tally.keep(found.bytes)
+            return found
+        tally.drop(found, reason)
+        if tally.wants_sample(reason):
+            tally.add_sample(reason, Reject(found.source, found.detail or self._excerpt(found)))
+        return None
+
+    def _contamination(self, text: str) -> str | None:
+        for reason, ngrams in self._ngrams.items():
+            if ngrams.overlap(text).shared >= self._min_shared:
+                return reason
+        return None
+
+    def _scrub(self, found: Document, tally: Tally) -> tuple[Document, str | None]:
+        turns = found.messages or (("", found.text),)
+        scrubbed = [(role, self._scrubber.scrub(content)) for role, content in turns]
+        for _, part in scrubbed:
+            tally.pii.update(part.counts)
+        if not any(part.counts for _, part in scrubbed):
+            return found, None
+        if self._pii.action == "drop":
+            return found, PII
+        if self._pii.action == "mask":
+            masked = tuple((role, part.text) for role, part in scrubbed)
+            if found.messages:
+                return conversation(found.source, masked), None
+            return document(found.source, masked[0][1]), None
+        return found, None
+
+    def _excerpt(self, found: Document) -> str:
+        # Beyond the cut, too: half an address is not known as one.
+        return self._masker.scrub(found.text[: 2 * _EXCERPT]).text[:_EXCERPT]

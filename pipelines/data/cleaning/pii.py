@@ -1,0 +1,117 @@
+"""Personal data and secrets in text: found, counted, and masked by placeholders.
+
+Every kind has cheap tests in front (a literal, a digit), so that clean text costs little, and
+what they let through is validated: by `ipaddress`, a check digit, or a library that knows the
+numbers of the world. Precision goes before recall: what looks like a version, a date, a hash or an
+example domain is left alone.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from pipelines.core.recipe_cleaning import Pii
+from pipelines.data.cleaning.pii_numbers import NumberRules
+from pipelines.data.cleaning.pii_secrets import find_secrets
+from pipelines.data.cleaning.pii_spans import Span
+
+_EMAIL_NAME = re.compile(r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9_%+][A-Za-z0-9._%+-]*$")
+_EMAIL_DOMAIN = re.compile(
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}[A-Za-z]{2,24}"
+)
+_CODE_AFTER = re.compile(r"[(\[\w@=]|:[\w/~]", re.ASCII)
+_LONGEST_NAME = 64  # RFC 5321
+# Reserved by RFC 2606 and RFC 6761: nobody's.
+_RESERVED = re.compile(
+    r"(?:.*\.)?(?:example(?:\.\w+)?|test|invalid|localhost|local)", re.IGNORECASE
+)
+_FILE_ENDINGS = frozenset(
+    ("png", "jpg", "jpeg", "gif", "svg", "webp", "ico", "css", "js", "json", "html", "pdf", "mp4")
+)
+
+
+class Scrubbed(NamedTuple):
+    """A text after a scrub, and how often each kind was found in it."""
+
+    text: str
+    counts: Counter[str]
+
+
+class Scrubber:
+    """Finds what a recipe's `data.pii` names.
+
+    Raises:
+        UserError: `phone_region` is no country.
+    """
+
+    def __init__(self, recipe: Pii) -> None:
+        self._masks = recipe.action == "mask"
+        self._find = _finders(recipe)
+
+    def scrub(self, text: str) -> Scrubbed:
+        """Count what is found and, under `mask`, put `<EMAIL>`, `<PHONE>`, … in its place.
+
+        A masked text is clean: another scrub finds nothing. What is no longer hidden by its
+        neighbour, once that is masked, is found in a further pass.
+        """
+        counts: Counter[str] = Counter()
+        masked = text
+        while spans := self._spans(masked):
+            counts.update(span.kind for span in spans)
+            masked = _mask(masked, spans)
+        return Scrubbed(masked if self._masks else text, counts)
+
+    def _spans(self, text: str) -> list[Span]:
+        return _without_overlaps([span for find in self._find for span in find(text)], len(text))
+
+
+def _finders(recipe: Pii) -> list[Callable[[str], Iterator[Span]]]:
+    finders: list[Callable[[str], Iterator[Span]]] = []
+    if "secret" in recipe.kinds:
+        finders.append(find_secrets)
+    if "email" in recipe.kinds:
+        finders.append(find_emails)
+    numbers = NumberRules(recipe.kinds, recipe.phone_region)
+    if numbers:
+        finders.append(numbers.find)
+    return finders
+
+
+def find_emails(text: str) -> Iterator[Span]:
+    """E-mail addresses; not those of example domains, nor what only looks like one in code."""
+    at = text.find("@")
+    while at >= 0:
+        name = _EMAIL_NAME.search(text, max(0, at - _LONGEST_NAME), at)
+        domain = _EMAIL_DOMAIN.match(text, at + 1)
+        if name and domain and _is_address(text, domain):
+            yield Span(name.start(), domain.end(), "email")
+        at = text.find("@", at + 1)
+
+
+def _is_address(text: str, domain: re.Match[str]) -> bool:
+    """Not `a@b.dot(c)`, `git@host.com:path`, `logo@2x.png` or someone@example.com."""
+    following = text[domain.end() : domain.end() + 2]
+    if _CODE_AFTER.match(following):
+        return False
+    host = domain[0].lower()
+    return host.rpartition(".")[2] not in _FILE_ENDINGS and not _RESERVED.fullmatch(host)
+
+
+def _without_overlaps(spans: Sequence[Span], characters: int) -> list[Span]:
+    """In text order; of two that overlap, the one whose kind was looked for first."""
+    taken = bytearray(characters if spans else 0)
+    kept: list[Span] = []
+    for span in spans:
+        if taken.find(1, span.start, span.end) < 0:
+            taken[span.start : span.end] = b"\1" * (span.end - span.start)
+            kept.append(span)
+    return sorted(kept)
+
+
+def _mask(text: str, spans: Sequence[Span]) -> str:
+    parts, position = [], 0
+    for span in spans:
+        parts += [text[position : span.start], f"<{span.kind.upper()}>"]
+        position = span.end
+    return "".join([*parts, text[position:]])

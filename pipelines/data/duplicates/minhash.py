@@ -1,0 +1,136 @@
+"""MinHash signatures and the bands of locality-sensitive hashing, for batches of texts.
+
+A signature is the least value of each of many hash functions over a text's shingles; two texts
+agree in as large a part of it as their sets of shingles overlap (Broder 1997). Cut into bands of
+some rows, two texts are worth a comparison if one band is equal in both (Indyk and Motwani 1998).
+
+    Signer.sign(texts) ─▶ signatures ─▶ band_keys: which to compare
+                                     └▶ sketches ─▶ similar: the comparison
+
+The minima are rensa's, in Rust: the same values on every machine.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import starmap
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.data.duplicates.shingles import U64, Indices, mix, shingles, words
+from pipelines.data.normalize import cut
+
+Signatures = npt.NDArray[np.uint32]  # [texts, permutations]
+Sketches = npt.NDArray[np.uint8]  # [texts, permutations]
+
+_SEED = 42  # of the permutations
+_CHUNK_CHARACTERS = 100_000  # of texts that are signed at once: the arrays fit a core's cache
+_PIECE_CHARACTERS = 1_000_000  # of a longer text, which is by itself, are signed at once
+# A band that wrongly agrees costs a comparison, one that wrongly differs a duplicate that stays.
+_MISS_WEIGHT = 0.95
+_CHANCE = 1 / 256  # that the sketches of two different minima agree
+
+
+class Signer:
+    """Signs texts: `permutations` minima over their shingles of `ngram` words."""
+
+    def __init__(self, ngram: int, permutations: int) -> None:
+        self._ngram = ngram
+        self._permutations = permutations
+        self._pack = struct.Struct(f"<{permutations}I").pack
+
+    def sign(self, texts: Sequence[str]) -> Signatures:
+        """Signatures [texts, permutations] that depend on each text alone, not on the others."""
+        signatures = np.empty((len(texts), self._permutations), np.uint32)
+        for part in _chunks(texts):
+            if len(texts[part.start]) > _PIECE_CHARACTERS:
+                signatures[part], offsets = self._sign_long(texts[part.start])
+            else:
+                hashes, offsets = words(texts[part])
+                signatures[part] = self._minima(*shingles(hashes, offsets, self._ngram))
+            for i in part.start + np.flatnonzero(offsets[1:] == offsets[:-1]):
+                # What has no words, such as a row of dashes, is like nothing but itself.
+                signatures[i] = self._minima(_hash_text(texts[i]), np.array([0, 1]))
+        return signatures
+
+    def _sign_long(self, text: str) -> tuple[Signatures, Indices]:
+        """The signature of a text, [1, permutations], in pieces: words take 50 bytes a letter."""
+        least = np.full((1, self._permutations), np.iinfo(np.uint32).max, np.uint32)
+        hashes, count = np.empty(0, np.uint32), 0
+        for piece in cut(text, _PIECE_CHARACTERS):
+            found, _ = words([piece])
+            count += len(found)
+            hashes = np.concatenate([hashes[max(0, len(hashes) - self._ngram + 1) :], found])
+            offsets = np.array([0, len(hashes)])
+            least = np.minimum(least, self._minima(*shingles(hashes, offsets, self._ngram)))
+        return least, np.array([0, count])
+
+    def _minima(self, hashes: U64, offsets: Indices) -> Signatures:
+        """Of each row's hashes; the greatest value where a row has none."""
+        from rensa import RMinHash  # `penstock --help` must not pay for it
+
+        matrix = RMinHash.digest_matrix_from_flat_token_hashes(
+            hashes, offsets.astype(np.uint64), self._permutations, _SEED
+        )
+        # The rows are lists of numbers; numpy takes three times as long over them.
+        content = b"".join(starmap(self._pack, matrix.to_rows()))
+        return np.frombuffer(content, "<u4").reshape(-1, self._permutations)
+
+
+def _chunks(texts: Sequence[str]) -> Iterator[slice]:
+    """Texts that are signed at once; a long one is by itself."""
+    start = characters = 0
+    for stop, text in enumerate(texts):
+        if start < stop and characters + len(text) > _CHUNK_CHARACTERS:
+            yield slice(start, stop)
+            start, characters = stop, 0
+        characters += len(text)
+    if texts:
+        yield slice(start, len(texts))
+
+
+def _hash_text(text: str) -> U64:
+    """A hash of all of a text, [1]."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return np.frombuffer(digest, "<u8")
+
+
+@cache
+def bands(permutations: int, jaccard: float) -> tuple[int, int]:
+    """How many bands of how many rows find texts of at least this similarity.
+
+    The chance that texts of similarity s share one of b bands of r rows is 1 - (1 - s^r)^b. As in
+    datasketch, b and r make least the weighted sum of that chance below the threshold and of its
+    complement above; misses weigh more, because what is found is compared before it counts.
+    """
+    s = (np.arange(1000) + 0.5) / 1000
+    below, above = s[s < jaccard], s[s >= jaccard]
+
+    def error(count: int, rows: int) -> float:
+        wrong = (1 - (1 - below**rows) ** count).sum()
+        missed = ((1 - above**rows) ** count).sum()
+        return float((1 - _MISS_WEIGHT) * wrong + _MISS_WEIGHT * missed)
+
+    choices = ((b, r) for b in range(1, permutations + 1) for r in range(1, permutations // b + 1))
+    return min(choices, key=lambda choice: error(*choice))
+
+
+def band_keys(signatures: Signatures, bands: int, rows: int) -> U64:
+    """A hash of each band of each signature, and of the band's number: [texts, bands]."""
+    factors = mix(np.arange(1, bands * rows + 1, dtype=np.uint64)) | np.uint64(1)
+    values = signatures[:, : bands * rows].reshape(-1, bands, rows)
+    return mix(np.einsum("tbr,br->tb", values, factors.reshape(bands, rows)))
+
+
+def sketches(signatures: Signatures) -> Sketches:
+    """The lowest byte of each minimum: enough to compare by (Li and König 2010)."""
+    return signatures.astype(np.uint8)
+
+
+def similar(left: Sketches, right: Sketches, jaccard: float) -> npt.NDArray[np.bool_]:
+    """Whether the estimated similarity of each pair of rows reaches `jaccard`: [pairs]."""
+    agreeing = np.count_nonzero(left == right, axis=1) / left.shape[1]
+    similarity = (agreeing - _CHANCE) / (1 - _CHANCE)
+    return np.asarray(similarity >= jaccard)

@@ -1,0 +1,116 @@
+"""Hugging Face datasets: what the `datasets` library reads, as a stream and without remote code.
+
+A folder or a name of the hub is read shard by shard, where a shard is what the library makes of
+one of its files. A dataset that `save_to_disk` wrote is read by ranges of rows.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import UserError
+from pipelines.data.normalize import Document
+from pipelines.data.reading.inputs import Input
+from pipelines.data.reading.instruction import Fields, record_document
+
+SHARD_ROWS = 4096  # of a saved dataset
+_BATCH_ROWS = 256
+_SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves
+_REVISION = "@"
+
+
+def hub_input(name: str, revision: str | None) -> Input:
+    """A dataset of the hub at a commit, by which all later reads find it.
+
+    Raises:
+        UserError: the hub has no such dataset or revision.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        found = HfApi().dataset_info(name, revision=revision, files_metadata=True)
+    except (HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"{name}: neither a folder nor a dataset of the hub ({reason}); "
+            "mend data.source.path or data.source.revision"
+        ) from error
+    size = sum(file.size or 0 for file in found.siblings or ())
+    return Input(name, f"{name}{_REVISION}{found.sha}", size, (("revision", str(found.sha)),))
+
+
+def root_of(found: Sequence[Input], path: str) -> str:
+    """What the library opens: the local folder, or `name@commit` of the hub."""
+    folder = Path(path).expanduser()
+    return str(folder.absolute()) if folder.is_dir() else found[0].url
+
+
+def shard_count(root: str, split: str) -> int:
+    """How many parts of a split can be read on their own.
+
+    Raises:
+        UserError: the library finds no dataset there, or no such split.
+    """
+    dataset = _open(root, split)
+    if _is_saved(root):
+        return -(-len(dataset) // SHARD_ROWS)
+    return int(dataset.num_shards)
+
+
+def documents(root: str, split: str, shard: int, fields: Fields) -> Iterator[Document]:
+    """The documents of one shard, in order, named `split:row` or `split/shard:row`.
+
+    Raises:
+        UserError: a column is not there.
+    """
+    for source, record in _records(root, split, shard, fields):
+        yield record_document(source, 0, record, fields)
+
+
+def _records(
+    root: str, split: str, shard: int, fields: Fields
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    dataset = _open(root, split)
+    chosen = dataset
+    if dataset.column_names is not None:  # None where only reading will tell
+        fields.check_columns(root.partition(_REVISION)[0], dataset.column_names)
+        chosen = dataset.select_columns(list(fields.columns))
+    if _is_saved(root):
+        start = shard * SHARD_ROWS
+        part = chosen.select(range(start, min(start + SHARD_ROWS, len(dataset))))
+        label, row = split, start
+    else:
+        part = chosen.shard(dataset.num_shards, shard)
+        label, row = f"{split}/{shard}", 0
+    for table in part.with_format("arrow").iter(_BATCH_ROWS):
+        for record in table.to_pylist():
+            row += 1
+            yield f"{label}:{row}", record
+
+
+def _is_saved(root: str) -> bool:
+    return any((Path(root) / name).is_file() for name in _SAVED)
+
+
+@lru_cache(maxsize=4)
+def _open(root: str, split: str) -> Any:
+    """The split: rows on disk where `save_to_disk` wrote it, else a stream."""
+    import datasets
+
+    name, _, commit = root.partition(_REVISION)
+    try:
+        if _is_saved(root):
+            found = datasets.load_from_disk(root)
+            return found[split] if isinstance(found, datasets.DatasetDict) else found
+        if Path(root).is_dir():
+            return datasets.load_dataset(root, split=split, streaming=True)
+        return datasets.load_dataset(name, split=split, revision=commit, streaming=True)
+    except KeyError as error:
+        raise UserError(
+            f"{root}: no split {split!r} among {', '.join(found)}; set data.source.split"
+        ) from error
+    except (FileNotFoundError, ValueError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{root}: `datasets` cannot read it: {reason}") from error

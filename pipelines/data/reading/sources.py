@@ -1,0 +1,132 @@
+"""Where text lies: the files behind a recipe's source, and the fingerprint of their content.
+
+Inputs are named relative to the source's root, so that the same data fingerprints alike wherever
+it lies: a file by its name, a folder's files relative to the folder, a glob's relative to the last
+folder without a wildcard, a store's relative to their prefix.
+"""
+
+import hashlib
+import os
+import platform
+import sysconfig
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe_data import Source
+from pipelines.data.reading import huggingface
+from pipelines.data.reading.inputs import Input, is_url
+from pipelines.data.reading.remote import WILDCARDS, list_remote, open_remote
+
+LOCAL = "file://"
+_HASHING_THREADS = 4
+# Installed packages are not the standard library, and compiled files are not text.
+_NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
+
+
+def list_inputs(source: Source) -> list[Input]:
+    """The source's files, sorted by path.
+
+    Raises:
+        UserError: the path does not exist, or nothing lies there.
+    """
+    if source.kind == "stdlib":
+        return _library_files()
+    path = str(source.path).removeprefix(LOCAL)
+    if source.kind == "huggingface" and not Path(path).expanduser().is_dir():
+        return [huggingface.hub_input(path, source.revision)]
+    inputs = list_remote(path) if is_url(path) else _local_files(path)
+    return sorted(inputs, key=lambda found: found.path)
+
+
+def fingerprint(source: Source) -> dict[str, Any]:
+    """What preprocess will read, by content: the source's part of the stage cache's key.
+
+    Depends on nothing but relative paths and content: no absolute path, no modification time.
+    """
+    found = list_inputs(source)
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        identities = list(pool.map(_identity, found))
+    inputs = [
+        {"path": each.path, "bytes": each.bytes, **identity}
+        for each, identity in zip(found, identities, strict=True)
+    ]
+    facts: dict[str, Any] = {"kind": source.kind, "inputs": inputs}
+    if source.kind == "stdlib":
+        facts["python"] = platform.python_version()
+    return facts
+
+
+def describe(source: Source) -> str:
+    """What an error message calls the source."""
+    return "the standard library" if source.kind == "stdlib" else str(source.path)
+
+
+def open_input(url: str, stop: int | None = None) -> IO[bytes]:
+    """Open an input's raw bytes, seekable; a remote one is read ahead to the byte `stop` at most.
+
+    Raises:
+        UserError: the file may not be read, or is gone.
+    """
+    if is_url(url):
+        return open_remote(url, stop)
+    try:
+        return Path(url).open("rb")
+    except (PermissionError, FileNotFoundError) as error:
+        raise UserError(f"{url}: cannot be read ({error.strerror})") from error
+
+
+def _library_files() -> list[Input]:
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [path for path in _walk(root, _NOT_LIBRARY) if path.suffix == ".py"]
+    if not files:
+        raise UserError(f"{root} holds no .py file; use data.source.kind=files with your own text")
+    return sorted((_local(path, root) for path in files), key=lambda found: found.path)
+
+
+def _local_files(path: str) -> list[Input]:
+    given = Path(path).expanduser().absolute()
+    if given.is_dir():
+        files = list(_walk(given, {"__pycache__"}))
+        if not files:
+            raise UserError(f"{given}: the folder holds no file; put text, JSONL or Parquet there")
+        return [_local(file, given) for file in files]
+    if given.exists():
+        return [_local(given, given.parent)]
+    if WILDCARDS.isdisjoint(path):
+        raise UserError(f"{given}: no such file or folder; mend data.source.path")
+    return _matches(given)
+
+
+def _matches(pattern: Path) -> list[Input]:
+    parts = pattern.parts
+    depth = next(i for i, part in enumerate(parts) if not WILDCARDS.isdisjoint(part))
+    root, rest = Path(*parts[:depth]), str(Path(*parts[depth:]))
+    files = [path for path in root.glob(rest) if path.is_file()]
+    if not files:
+        raise UserError(f"{pattern}: the pattern matches no file; mend data.source.path")
+    return [_local(path, root) for path in files]
+
+
+def _walk(root: Path, skipped: set[str]) -> Iterator[Path]:
+    """Regular files below `root`; hidden ones (.git, .DS_Store) are not data."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in skipped and name[0] != "."]
+        paths = (Path(folder, name) for name in names if name[0] != ".")
+        yield from (path for path in paths if path.is_file())
+
+
+def _local(path: Path, root: Path) -> Input:
+    return Input(path.relative_to(root).as_posix(), str(path), path.stat().st_size)
+
+
+def _identity(found: Input) -> dict[str, str]:
+    """What follows the content: a store's word for it, else the content's MD5."""
+    if found.identity:
+        return dict(found.identity)
+    with open_input(found.url) as file:
+        digest = hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False))  # type: ignore[arg-type]
+    return {"md5": digest.hexdigest()}

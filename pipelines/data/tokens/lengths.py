@@ -1,0 +1,30 @@
+"""How long documents are in tokens: the histogram that a dataset version is compared by."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.core.records import DatasetRef
+from pipelines.data.splitting import SPLITS
+from pipelines.data.tokens.token_shards import ShardIndex
+
+LENGTH_HISTOGRAM = "length_histogram"  # its key in a dataset's statistics
+
+
+def document_lengths(folder: Path, dataset: DatasetRef) -> npt.NDArray[np.int64]:
+    """Tokens of each document of both splits, end-of-document token included, shape [documents].
+
+    Of packed samples, each piece and each padding counts as one. Only the shards' indexes are read;
+    they lie below `folder`, the output of preprocess.
+    """
+    shards = (shard for name in SPLITS for shard in getattr(dataset, name).shards)
+    indexes = [ShardIndex((folder / shard.path).with_suffix(".idx")) for shard in shards]
+    lengths = [np.diff(index.sequence_offsets()) for index in indexes]
+    return np.concatenate([np.zeros(0, np.int64), *lengths])
+
+
+def length_histogram(lengths: npt.ArrayLike) -> list[int]:
+    """Documents of 1, 2 to 3, 4 to 7, … tokens: entry k counts those of 2^k up to 2^(k+1) - 1."""
+    _, exponents = np.frexp(np.maximum(np.asarray(lengths, np.float64), 1))
+    return [int(count) for count in np.bincount(exponents - 1)]

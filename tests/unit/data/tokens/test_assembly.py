@@ -1,0 +1,84 @@
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.core.storage import md5
+from pipelines.data.tokens.assembly import Piece, assemble, plan_shards
+from pipelines.data.tokens.token_shards import IndexedDataset
+from pipelines.data.tokens.tokenization import IDS_FILE, MASK_FILE, SIZES_FILE
+
+END = 256
+
+
+def write_blocks(folder: Path, blocks: list[list[int]], masked: bool = False) -> list[Path]:
+    """Token blocks whose documents have these sizes; every token has a value of its own."""
+    paths, token = [], 0
+    for number, sizes in enumerate(blocks):
+        path = folder / f"block-{number}"
+        path.mkdir(parents=True)
+        count = sum(sizes)
+        ids = np.arange(token, token + count, dtype=np.uint16)
+        ids.tofile(path / IDS_FILE)
+        np.save(path / SIZES_FILE, np.array(sizes, np.int32))
+        if masked:
+            (ids % 2).astype(np.uint8).tofile(path / MASK_FILE)
+        paths.append(path)
+        token += count
+    return paths
+
+
+def documents(piece: Piece) -> list[int]:
+    return list(np.load(piece.block / SIZES_FILE)[piece.start : piece.stop].tolist())
+
+
+def rolled(sizes: list[int], shard_tokens: int) -> list[list[int]]:
+    """What a writer would do that takes one document after the other."""
+    shards: list[list[int]] = []
+    for size in sizes:
+        if not shards or sum(shards[-1]) + size > shard_tokens:
+            shards.append([])
+        shards[-1].append(size)
+    return shards
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    blocks=st.lists(st.lists(st.integers(1, 40), max_size=8), max_size=6),
+    shard_tokens=st.integers(1, 60),
+)
+def test_shards_hold_as_many_whole_documents_as_fit(tmp_path_factory, blocks, shard_tokens) -> None:
+    paths = write_blocks(tmp_path_factory.mktemp("blocks"), blocks)
+    plan = plan_shards("train", paths, shard_tokens)
+    planned = [[size for piece in shard.pieces for size in documents(piece)] for shard in plan]
+    assert planned == rolled([size for block in blocks for size in block], shard_tokens)
+    assert [shard.name for shard in plan] == [f"train-{n:05d}" for n in range(len(plan))]
+
+
+def test_shards_hold_the_documents_in_order(tmp_path: Path) -> None:
+    paths = write_blocks(tmp_path, [[3, 4], [5], [6, 2]], masked=True)
+    plan = plan_shards("train", paths, 13)
+    tokens = []
+    for shard_plan in plan:
+        made = assemble(shard_plan, tmp_path, vocab_size=END + 1, end_id=END, capacity=None)
+        path = tmp_path / Path(made.path).name
+        assert made.path == f"tokens/{shard_plan.name}.bin"
+        assert made.md5 == md5(path)
+        dataset = IndexedDataset(path.with_suffix(""))
+        assert dataset.mask.tolist() == [token % 2 for token in dataset.tokens]
+        tokens += dataset.tokens.tolist()
+    assert len(plan) == 2
+    assert tokens == list(range(20))
+
+
+def test_packed_shards_hold_all_tokens_in_samples_of_one_length(tmp_path: Path) -> None:
+    paths = write_blocks(tmp_path, [[3, 4, 9], [5, 5], [6, 2]])
+    (plan,) = plan_shards("train", paths, 100)
+    made = assemble(plan, tmp_path, vocab_size=END + 1, end_id=END, capacity=8)
+    dataset = IndexedDataset(tmp_path / plan.name)
+    assert set(np.diff(dataset.document_offsets)) == {8}
+    assert made.mask_md5 == md5(tmp_path / f"{plan.name}.mask")
+    predicted = dataset.tokens[dataset.mask == 1]
+    assert sorted(predicted.tolist()) == list(range(34))
+    assert set(dataset.tokens[dataset.mask == 0].tolist()) <= {END}

@@ -76,21 +76,19 @@ class Passes:
         Args:
             name: of the pass; with the item's number it names the task, so the items of a pass
                 must be the same in each run of the same work.
-            task: picklable.
-            items: picklable.
+            task: picklable, as its items are.
+            items: in order.
             result: the type of the results, one that pydantic reads back from JSON.
             unit: of the progress lines, such as "MiB read".
             weigh: how many units an item is.
         """
         if not items:
             return
-        parent = self._work / name
-        parent.mkdir(parents=True, exist_ok=True)
+        (parent := self._work / name).mkdir(parents=True, exist_ok=True)
         folders = [parent / f"{number:05d}" for number in range(len(items))]
         sizes = dict(zip(folders, map(weigh, items), strict=True))
         # Listed, as a network file system may go on denying a name that was asked for too early.
-        known = set(parent.iterdir()) & set(folders)
-        if known:
+        if known := set(parent.iterdir()) & set(folders):
             _log.info("%s: %d of %d tasks are done already", name, len(known), len(folders))
         done, total = sum(sizes[folder] for folder in known), sum(sizes.values())
         progress = self._new_progress()
@@ -100,11 +98,11 @@ class Passes:
         for folder in folders:
             if folder in known:
                 yield folder, TypeAdapter(result).validate_python(read_json(folder / RESULT))
-                continue
-            found = next(made)
-            done += sizes[folder]
-            progress.write(done, total, unit, force=folder is folders[-1])
-            yield folder, found
+            else:
+                found = next(made)
+                done += sizes[folder]
+                progress.write(done, total, unit, force=folder is folders[-1])
+                yield folder, found
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,14 @@ def work_folder(folder: Path, key: str | None) -> Iterator[Path]:
     """
     kept = folder / _KEY
     if key is None or not kept.is_file() or read_json(kept) != key:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         write_json(kept, key)
     yield folder
-    shutil.rmtree(folder)
+    _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """The key first: what is left by a removal that was killed is nobody's work."""
+    (folder / _KEY).unlink(missing_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)

@@ -83,9 +83,9 @@ def run(
         _refuse_changed_inputs(data, workspace)
         made = Made(tally, evaluation_sets, parts, tokenizer, token_blocks, shards)
         publish(made, output)
-    dataset = describe_dataset(made, data, encoder.vocab_size)
-    stats = write_statistics(made, data, dataset, output)
-    return PreprocessRecord(dataset=dataset, stats=stats).write(workspace)
+        dataset = describe_dataset(made, data, encoder.vocab_size)
+        stats = write_statistics(made, data, dataset, output)
+        return PreprocessRecord(dataset=dataset, stats=stats).write(workspace)
 
 
 def _key(data: Data, workspace: Path) -> str | None:

@@ -133,6 +133,28 @@ def test_a_works_folder_stays_for_the_same_key_and_goes_at_its_end(tmp_path: Pat
     assert not work.exists()
 
 
+def test_what_a_killed_removal_left_is_nobodys_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+
+    def killed(folder: Path) -> None:
+        (folder / "squares/00000/data").unlink()
+        raise KeyboardInterrupt
+
+    for key in ("a", "another"):  # at the work's end, and where another key wipes it
+        with pytest.raises(KeyboardInterrupt), work_folder(work, "a") as folder:
+            list(run(folder))
+            raise KeyboardInterrupt
+        with monkeypatch.context() as patch:
+            patch.setattr("shutil.rmtree", killed)
+            with pytest.raises(KeyboardInterrupt), work_folder(work, key):
+                pass
+        with work_folder(work, "a") as folder:
+            assert all((made / "data").exists() for made, _ in run(folder))
+    assert not work.exists()
+
+
 def test_blocks_are_small_of_small_corpora_and_never_large() -> None:
     assert block_bytes(0) == block_bytes(60 << 20) == 1 << 20
     assert block_bytes(640 << 20) == 10 << 20

@@ -31,7 +31,7 @@ def list_inputs(source: Source) -> list[Input]:
     """The source's files, sorted by path.
 
     Raises:
-        UserError: the path does not exist, or nothing lies there.
+        UserError: the path does not exist, nothing lies there, or not all of it can be reached.
     """
     if source.kind == "stdlib":
         return _library_files()
@@ -81,7 +81,7 @@ def open_input(url: str, stop: int | None = None) -> IO[bytes]:
 
 def _library_files() -> list[Input]:
     root = Path(sysconfig.get_path("stdlib"))
-    files = [path for path in _walk(root, _NOT_LIBRARY) if path.suffix == ".py"]
+    files = [path for path in _walk(root, _NOT_LIBRARY) if path.suffix == ".py" and path.is_file()]
     if not files:
         raise UserError(f"{root} holds no .py file; use data.source.kind=files with your own text")
     return sorted((_local(path, root) for path in files), key=lambda found: found.path)
@@ -90,7 +90,7 @@ def _library_files() -> list[Input]:
 def _local_files(path: str) -> list[Input]:
     given = Path(path).expanduser().absolute()
     if given.is_dir():
-        files = list(_walk(given, {"__pycache__"}))
+        files = list(filter(_is_file, _walk(given, {"__pycache__"})))
         if not files:
             raise UserError(f"{given}: the folder holds no file; put text, JSONL or Parquet there")
         return [_local(file, given) for file in files]
@@ -105,22 +105,55 @@ def _matches(pattern: Path) -> list[Input]:
     parts = pattern.parts
     depth = next(i for i, part in enumerate(parts) if not WILDCARDS.isdisjoint(part))
     root, rest = Path(*parts[:depth]), str(Path(*parts[depth:]))
-    files = [path for path in root.glob(rest) if path.is_file()]
+    files = [path for path in root.glob(rest) if _is_file(path)]
     if not files:
         raise UserError(f"{pattern}: the pattern matches no file; mend data.source.path")
     return [_local(path, root) for path in files]
 
 
-def _walk(root: Path, skipped: set[str]) -> Iterator[Path]:
-    """Regular files below `root`; hidden ones (.git, .DS_Store) are not data."""
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in skipped and name[0] != "."]
-        paths = (Path(folder, name) for name in names if name[0] != ".")
-        yield from (path for path in paths if path.is_file())
+def _walk(root: Path, skipped: set[str], above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """What lies below `root`, also behind links; hidden names (.git, .DS_Store) are not data.
+
+    Raises:
+        UserError: a folder may not be listed, or links lead round in a circle.
+    """
+    if (real := root.resolve()) in above:
+        raise UserError(f"{root}: links lead from here back to here; remove the one that does")
+    try:
+        with os.scandir(root) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(f"{root}: cannot be listed ({error.strerror})") from error
+    for entry in entries:
+        if entry.name[0] == ".":
+            continue
+        if entry.is_dir():
+            if entry.name not in skipped:
+                yield from _walk(Path(entry.path), skipped, (*above, real))
+        else:
+            yield Path(entry.path)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a file, and no pipe or device.
+
+    Raises:
+        UserError: it is a link to nothing: to a disk that is not mounted, perhaps.
+    """
+    if path.is_file():
+        return True
+    if path.is_symlink() and not path.exists():
+        raise UserError(f"{path}: this link leads to nothing; mend or remove it")
+    return False
 
 
 def _local(path: Path, root: Path) -> Input:
-    return Input(path.relative_to(root).as_posix(), str(path), path.stat().st_size)
+    name = path.relative_to(root).as_posix()
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{root}: the name {name!r} is not UTF-8; rename that file") from error
+    return Input(name, str(path), path.stat().st_size)
 
 
 def _identity(found: Input) -> dict[str, str]:

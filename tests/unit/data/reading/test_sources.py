@@ -32,6 +32,42 @@ def test_a_folder_is_read_recursively_without_hidden_files(folder: Path) -> None
     assert paths(files(folder)) == ["a.txt", "b.txt", "sub/c.txt", "sub/d.jsonl"]
 
 
+def test_what_lies_behind_links_is_read(folder: Path) -> None:
+    (folder.parent / "disk").mkdir()
+    (folder.parent / "disk/e.txt").write_text("e")
+    (folder / "linked").symlink_to(folder.parent / "disk")
+    (folder / "sub/again").symlink_to(folder.parent / "disk")
+    (folder / "f.txt").symlink_to(folder.parent / "disk/e.txt")
+    linked = {"linked/e.txt", "sub/again/e.txt", "f.txt"}
+    assert set(paths(files(folder))) == {"a.txt", "b.txt", "sub/c.txt", "sub/d.jsonl", *linked}
+
+
+@pytest.mark.parametrize("pattern", ["", "sub/*"])
+def test_a_link_to_nothing_is_not_passed_over(folder: Path, pattern: str) -> None:
+    (folder / "sub/lost.txt").symlink_to(folder.parent / "not mounted")
+    with pytest.raises(UserError, match=r"lost\.txt: this link leads to nothing"):
+        list_inputs(files(folder / pattern))
+
+
+def test_links_in_a_circle_end(folder: Path) -> None:
+    (folder / "sub/up").symlink_to(folder)
+    with pytest.raises(UserError, match=r"sub/up: links lead from here back to here"):
+        list_inputs(files(folder))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root lists everything")
+def test_a_folder_that_may_not_be_listed_is_not_passed_over(folder: Path) -> None:
+    (folder / "sub").chmod(0)
+    with pytest.raises(UserError, match=r"sub: cannot be listed \(Permission denied\)"):
+        list_inputs(files(folder))
+
+
+def test_a_name_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("text")
+    with pytest.raises(UserError, match=r"the name 'caf\\udce9\.txt' is not UTF-8"):
+        list_inputs(files(tmp_path))
+
+
 def test_a_glob_names_files_from_its_last_plain_folder(folder: Path) -> None:
     assert paths(files(folder / "**/*.txt")) == ["a.txt", "b.txt", "sub/c.txt"]
     assert paths(files(folder / "sub" / "*.jsonl")) == ["d.jsonl"]

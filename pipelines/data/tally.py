@@ -93,6 +93,17 @@ class Tally:
 
     def check(self, where: str, max_malformed_fraction: float) -> None:
         """Raise UserError where the documents are not fit to train on; `where` names the source."""
+        self.check_malformed(where, max_malformed_fraction)
+        if not self.kept:
+            raise UserError(f"{where}: nothing to train on: {self._why_nothing()}")
+        if self.kept < 2:
+            raise UserError(
+                f"{where}: only 1 document is left of {self.documents}{self._losses()}; train and "
+                "validation need one each; give more text"
+            )
+
+    def check_malformed(self, where: str, max_malformed_fraction: float) -> None:
+        """Raise UserError where too many records could not be read."""
         malformed = self.dropped[MALFORMED]
         if malformed > max_malformed_fraction * self.documents:
             raise UserError(
@@ -100,13 +111,6 @@ class Tally:
                 f"malformed, more than data.source.max_malformed_fraction="
                 f"{max_malformed_fraction:g}; mend them, set data.source.text_field, "
                 "or raise the limit"
-            )
-        if not self.kept:
-            raise UserError(f"{where}: nothing to train on: {self._why_nothing()}")
-        if self.kept < 2:
-            raise UserError(
-                f"{where}: only 1 document is left of {self.documents}{self._losses()}; train and "
-                "validation need one each; give more text"
             )
 
     def to_dict(self, evaluation_sets: Iterable[str] = ()) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Whether a document that was read may be trained on, and what is masked in it."""
 
+from collections.abc import Iterator
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_cleaning import Pii
-from pipelines.core.recipe_data import Data
+from pipelines.core.recipe_data import Data, Source
 from pipelines.data.cleaning.decontaminate import EvaluationNgrams
 from pipelines.data.cleaning.filters import build_filters, first_rejection
 from pipelines.data.cleaning.pii import Scrubber
@@ -28,21 +28,28 @@ def gather_ngrams(path: str, folder: Path, *, data: Data) -> int:
     """Write the n-grams of the evaluation set at a path; returns how many there are.
 
     Raises:
-        UserError: nothing lies there, or nothing readable.
+        UserError: nothing lies there, or nothing readable, or too much of it is malformed.
     """
-    source, fields = evaluation_source(data, path), Fields.of(data)
-    plan = plan_reads(source, list_inputs(source))
-    documents = chain.from_iterable(read_batch(block, fields) for block in plan)
-    ngrams = EvaluationNgrams.build(
-        (document.text for document in documents if not document.dropped),
-        data.decontamination.ngram,
-    )
+    source, tally = evaluation_source(data, path), Tally()
+    ngrams = EvaluationNgrams.build(_texts(source, data, tally), data.decontamination.ngram)
+    # What cannot be read of it would be trained on.
+    tally.check_malformed(path, data.source.max_malformed_fraction)
     if not len(ngrams):
         raise UserError(
             f"{path}: holds no text to decontaminate against; mend data.decontamination"
         )
     ngrams.save(folder / NGRAMS_FILE)
     return len(ngrams)
+
+
+def _texts(source: Source, data: Data, tally: Tally) -> Iterator[str]:
+    for block in plan_reads(source, list_inputs(source)):
+        for found in read_batch(block, Fields.of(data)):
+            if found.dropped:
+                tally.drop(found, found.dropped)
+            else:
+                tally.keep(found.bytes)
+                yield found.text
 
 
 class Cleaner:

@@ -135,6 +135,12 @@ def test_an_evaluation_set_without_text_is_refused(tmp_path: Path) -> None:
         read(tmp_path, [{"text": "a"}], decontamination={"against": [str(empty)]})
 
 
+def test_an_evaluation_set_that_is_hardly_read_is_refused(tmp_path: Path) -> None:
+    quiz = write(tmp_path / "quiz.jsonl", [{"text": QUIZ}, *[{"question": QUIZ}] * 9])
+    with pytest.raises(UserError, match=r"quiz\.jsonl: .*:2: no field 'text'.*9 of 10 records"):
+        read(tmp_path, [{"text": "a"}], decontamination={"against": [str(quiz)]})
+
+
 def test_a_limit_stops_the_reading(tmp_path: Path) -> None:
     block, tally = read(tmp_path, [{"text": f"text {number}"} for number in range(9)], limit=4)
     assert tally.documents == tally.kept == 4

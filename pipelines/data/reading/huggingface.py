@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.core.errors import UserError
 from pipelines.data.normalize import Document
-from pipelines.data.reading.inputs import Input
+from pipelines.data.reading.inputs import LOCAL, Input
 from pipelines.data.reading.instruction import Fields, record_document
 
 SHARD_ROWS = 4096  # of a saved dataset
@@ -43,7 +43,7 @@ def hub_input(name: str, revision: str | None) -> Input:
 
 def root_of(found: Sequence[Input], path: str) -> str:
     """What the library opens: the local folder, or `name@commit` of the hub."""
-    folder = Path(path).expanduser()
+    folder = Path(path.removeprefix(LOCAL)).expanduser()
     return str(folder.absolute()) if folder.is_dir() else found[0].url
 
 

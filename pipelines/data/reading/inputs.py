@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+LOCAL = "file://"
 # `s3://bucket/key`, and fsspec's chains such as `simplecache::https://host/file`.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 

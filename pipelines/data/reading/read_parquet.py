@@ -7,9 +7,11 @@ from pipelines.core.errors import UserError
 from pipelines.data.normalize import Document
 from pipelines.data.reading.instruction import Fields, record_document
 from pipelines.data.reading.reads import Read
+from pipelines.data.reading.remote import RemoteError
 from pipelines.data.reading.sources import open_input
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
 _BATCH_BYTES = 1 << 22  # of values in memory at once
@@ -25,7 +27,8 @@ def parquet_documents(read: Read, fields: Fields) -> Iterator[Document]:
         groups = list(range(read.start, stop))
         row = read.line or 1
         rows = _batch_rows(file, groups, fields)
-        for batch in file.iter_batches(rows, row_groups=groups, columns=list(fields.columns)):
+        batches = file.iter_batches(rows, row_groups=groups, columns=list(fields.columns))
+        for batch in _readable(read.url, batches):
             for record in batch.to_pylist():
                 yield record_document(f"{read.path}:{row}", 0, record, fields)
                 row += 1
@@ -57,6 +60,18 @@ def open_parquet(url: str) -> "pq.ParquetFile":
         raise UserError(
             f"{url}: not a Parquet file ({error}); mend it or set data.source.format"
         ) from error
+
+
+def _readable(url: str, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    """The batches; a broken page is a person's mistake and names the file."""
+    import pyarrow as pa
+
+    try:
+        yield from batches
+    except RemoteError:
+        raise
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"{url}: not a whole Parquet file ({error})") from error
 
 
 def _batch_rows(file: "pq.ParquetFile", groups: list[int], fields: Fields) -> int:

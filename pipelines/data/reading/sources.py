@@ -18,10 +18,9 @@ from typing import IO, Any
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_data import Source
 from pipelines.data.reading import huggingface
-from pipelines.data.reading.inputs import Input, is_url
+from pipelines.data.reading.inputs import LOCAL, Input, is_url
 from pipelines.data.reading.remote import WILDCARDS, list_remote, open_remote
 
-LOCAL = "file://"
 _HASHING_THREADS = 4
 # Installed packages are not the standard library, and compiled files are not text.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}

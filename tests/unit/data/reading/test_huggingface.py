@@ -45,6 +45,7 @@ def test_the_files_of_a_split_are_read_in_order_each_on_its_own(parquet: Path) -
         f"{shard}.{row}" for shard in range(3) for row in range(300)
     ]
     assert documents[301].source == "train/1:2"
+    assert read(hub(f"file://{parquet}")) == documents
     assert len(plan_reads(hub(parquet), list_inputs(hub(parquet)), batch_bytes=1)) == 3
     assert [found.text for found in read(hub(parquet, split="test"))] == ["held out"]
 

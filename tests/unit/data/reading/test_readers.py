@@ -172,6 +172,16 @@ def test_what_is_not_parquet_is_one_line(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_a_broken_page_of_parquet_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [f"text {number * 7919}" for number in range(999)]}), path)
+    content = bytearray(path.read_bytes())
+    content[300:400] = b"\xff" * 100
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.parquet: not a whole Parquet file \("):
+        read(tmp_path)
+
+
 def test_files_in_a_folder_are_whole_documents(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo\n" * 500)
     (tmp_path / "b.txt").write_bytes(b"\x00\x01")

@@ -27,6 +27,8 @@ from pipelines.data.tokens.tokenizer import (
 
 # BPE merges hardly change beyond this much text, and training takes some 3 s on two cores.
 BPE_SAMPLE_BYTES = 8_000_000
+# Each gives a document at least, which would be far too many of a corpus of terabytes.
+_SAMPLED_BLOCKS = 1024
 CHECKED_ROW_GROUPS = 2  # of each split, at least, where a pretrained tokenizer is tried
 
 
@@ -63,10 +65,11 @@ def make_tokenizer(
 
 def _sample(training: Sequence[Path], passes: Passes) -> list[str]:
     """Some MiB of documents: the only texts that the driver ever holds."""
-    task = partial(sample_texts, fraction=BPE_SAMPLE_BYTES / int(sizes(training).sum()))
-    found = passes.run(
-        "sample", task, plan_text_blocks(training), list[str], "MiB sampled", mebibytes
-    )
+    blocks = plan_text_blocks(training)
+    step = -(-len(blocks) // _SAMPLED_BLOCKS)
+    size = sum(int(sizes([path]).sum()) for path in training)
+    task = partial(sample_texts, fraction=step * BPE_SAMPLE_BYTES / size)
+    found = passes.run("sample", task, blocks[::step], list[str], "MiB sampled", mebibytes)
     return [text for _, texts in found for text in texts]
 
 

@@ -2,10 +2,16 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.core.progress import ProgressWriter
+from pipelines.core.recipe_data import Data
+from pipelines.core.storage import read_json
 from pipelines.data import passes
 from pipelines.data.documents import DocumentWriter
+from pipelines.data.mapping import map_in_process
 from pipelines.data.normalize import document
+from pipelines.data.tokens import tokenizer_making
 from pipelines.data.tokens.tokenization import characters, plan_text_blocks, sample_texts
+from pipelines.data.tokens.tokenizer_making import make_tokenizer
 
 
 def write(path: Path, texts: list[str]) -> Path:
@@ -39,6 +45,19 @@ def test_a_sample_is_a_share_of_the_documents_and_always_the_same(tmp_path: Path
     assert sample == sample_texts(block, tmp_path, fraction=0.25)
     assert len(sample_texts(block, tmp_path, fraction=1.5)) == 2000
     assert sample_texts(block, tmp_path, fraction=0) == ["text 0"]
+
+
+def test_a_sample_holds_documents_of_so_many_blocks_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "LEAST_BLOCK_BYTES", 1)
+    monkeypatch.setattr(tokenizer_making, "_SAMPLED_BLOCKS", 3)
+    monkeypatch.setattr(tokenizer_making, "BPE_SAMPLE_BYTES", 1)
+    paths = [write(tmp_path / f"{number}.parquet", [f"text {number}"]) for number in range(8)]
+    work = passes.Passes(tmp_path, map_in_process, lambda: ProgressWriter(tmp_path, "test"))
+    make_tokenizer(Data(), tmp_path / "tokenizer", paths, [], work)
+    results = sorted(tmp_path.glob(f"sample/*/{passes.RESULT}"))
+    assert [read_json(path) for path in results] == [["text 0"], ["text 3"], ["text 6"]]
 
 
 def test_characters(tmp_path: Path) -> None:

@@ -82,7 +82,10 @@ def _open(recipe: Recipe) -> Path:
 def _code_hash() -> str:
     """Of the code and the lock that were uploaded with the job."""
     digest = hashlib.sha256()
-    for path in (*sorted(PROJECT.glob("*/**/*.py")), PROJECT / "requirements.lock"):
+    code = (
+        path for folder in ("pipelines", "ray_jobs") for path in (PROJECT / folder).rglob("*.py")
+    )
+    for path in (*sorted(code), PROJECT / "requirements.lock"):
         digest.update(path.relative_to(PROJECT).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 

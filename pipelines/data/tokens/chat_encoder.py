@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_data import Instruction
@@ -29,13 +28,11 @@ from pipelines.data.tokens.chat_template import (
     save_template,
     template_variables,
 )
-from pipelines.data.tokens.token_shards import Ids, token_dtype
+from pipelines.data.tokens.token_shards import Ids, Mask, token_dtype
 from pipelines.data.tokens.tokenizer import TOKENIZER_FILE, Encoder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-Mask = npt.NDArray[np.uint8]
 
 
 class EncodedChat(NamedTuple):

@@ -56,7 +56,7 @@ class S3Objects:
             max_pool_connections=CONNECTIONS,
             retries={"max_attempts": 1, "mode": "standard"},  # ours also sees broken bodies
         )
-        self._client = boto3.client("s3", config=config)
+        self._client = boto3.session.Session().client("s3", config=config)
 
     def stat(self, file: RemoteFile) -> tuple[int, str]:
         """Size and ETag; the latter changes with the content."""

@@ -5,7 +5,7 @@ the smallest even number of bits that holds every index, walked again from any v
 last index ("cycle walking", Black and Rogaway 2002). It takes no memory, whatever the number of
 samples. The global order knows nothing of the number of processes: each takes its slice.
 
-Positions are worked out a block at a time, for a few cost as much as many; the last blocks are kept.
+Positions are worked out a block at a time, for few cost as much as many; the last ones are kept.
 """
 
 from functools import lru_cache

@@ -23,7 +23,7 @@ class MisbehavingProxy:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
 
     def fault_of(self, path: str) -> str | None:
         with self._lock:
@@ -38,6 +38,7 @@ class MisbehavingProxy:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     proxy: MisbehavingProxy
 
     def do_HEAD(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_data import Data, Source
 from pipelines.core.storage import md5
+from pipelines.data.cleaning.decontaminate import set_names
 from pipelines.data.reading.sources import fingerprint
 from pipelines.data.tokens.tokenizer import tokenizer_fingerprint
 
@@ -19,12 +20,15 @@ def fingerprint_inputs(data: Data) -> dict[str, Any]:
     Raises:
         UserError: a path does not exist, or nothing lies there.
     """
-    sets = (evaluation_source(data, path) for path in data.decontamination.against)
+    sets = data.decontamination.against
     return {
         "source": fingerprint(data.source),
         "tokenizer": tokenizer_fingerprint(data.tokenizer),
         "chat_template": _template_fingerprint(data.instruction.chat_template),
-        "evaluation_sets": [fingerprint(source) for source in sets],
+        "evaluation_sets": [
+            {"name": name, **fingerprint(evaluation_source(data, path))}
+            for name, path in zip(set_names(sets), sets, strict=True)
+        ],
         "packed_length": data.sequence_length if data.packing == "best_fit" else None,
     }
 

@@ -2,7 +2,8 @@
 
 Inputs are named relative to the source's root, so that the same data fingerprints alike wherever
 it lies: a file by its name, a folder's files relative to the folder, a glob's relative to the last
-folder without a wildcard, a store's relative to their prefix. Links are followed, but not by a glob's `**`.
+folder without a wildcard, a store's relative to their prefix. Links
+are followed, but not by a glob's `**`.
 """
 
 import hashlib

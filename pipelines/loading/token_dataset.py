@@ -100,15 +100,19 @@ class TokenDataset:
         return Ranges(shards + len(self._ends), starts + 1, self.sequence_length)
 
     def documents(self, samples: Numbers) -> npt.NDArray[np.int32]:
-        """The number of the document of each input within its sample: [samples, inputs], from 0."""
+        """The number of the document of each target, and so of its input: [samples, inputs].
+
+        Numbers count from 0 within a sample. An end-of-document token has the number of the next
+        document, which it begins: so evaluation scores a document too.
+        """
         numbers_BS = np.zeros((len(samples), self.sequence_length), np.int32)
         size = self.dtype.itemsize
         places = zip(*(each.tolist() for each in self._places(samples)), strict=True)
         for row_S, (shard, start) in zip(numbers_BS, places, strict=True):
             begins = self._pointers[shard]
-            bounds = (start * size, (start + self.sequence_length - 1) * size)
+            bounds = ((start + 1) * size, (start + self.sequence_length) * size)
             first, last = np.searchsorted(begins, bounds, side="right")
-            row_S[begins[first:last] // size - start] = 1
+            row_S[begins[first:last] // size - start - 1] = 1
         return np.cumsum(numbers_BS, axis=1, dtype=np.int32)
 
     def _places(self, samples: Numbers) -> tuple[Numbers, Numbers]:

@@ -108,7 +108,7 @@ def test_a_packed_sample_is_one_document(tmp_path: Path, write_split: Callable[.
     split = write_split([packed[:2], packed[2:]])
     dataset = TokenDataset(tmp_path, split, 4, packed_length=4, documents=True)
     assert rows(dataset) == [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14], [20, 21, 22, 23, 24]]
-    assert dataset.documents(np.arange(3)).tolist() == [[0, 0, 0, 1], [0] * 4, [0, 1, 1, 1]]
+    assert dataset.documents(np.arange(3)).tolist() == [[0, 0, 1, 1], [0] * 4, [0, 0, 0, 1]]
 
 
 def test_another_packed_length_is_refused(
@@ -122,7 +122,11 @@ def test_another_packed_length_is_refused(
 def test_documents_are_numbered_within_a_sample(
     tmp_path: Path, write_split: Callable[..., Split]
 ) -> None:
-    """A document may begin before its sample and end after it; numbers follow the inputs."""
+    """A document may begin before its sample and end after it.
+
+    An input's number is its target's: an end-of-document token begins the next document, as it does
+    where a document is scored.
+    """
     lengths = [3, 1, 7, 2, 12, 5]
     ends = np.cumsum(lengths)
     documents = [[range(end - length, end)] for end, length in zip(ends, lengths, strict=True)]
@@ -130,8 +134,8 @@ def test_documents_are_numbered_within_a_sample(
     dataset = TokenDataset(tmp_path, split, 6, documents=True)
     batch, _ = next(load(dataset, len(dataset), 64).micro_batches(0))
     assert batch.documents_BS is not None
-    for inputs, numbers in zip(batch.inputs_BS, batch.documents_BS, strict=True):
-        of = np.searchsorted(ends, inputs.numpy(), side="right")  # tokens are their own positions
+    for targets, numbers in zip(batch.targets_BS, batch.documents_BS, strict=True):
+        of = np.searchsorted(ends, targets.numpy(), side="right")  # tokens are their own positions
         assert numbers.tolist() == [int((np.diff(of[: i + 1]) > 0).sum()) for i in range(6)]
 
 

@@ -31,13 +31,21 @@ from pipelines.loading.readers import (
     ThreadedReader,
     Wait,
     on_host,
+    short_read,
 )
 from pipelines.loading.remote import CONNECTIONS, RemoteFile, S3Objects, folder_of, object_path
-from pipelines.loading.shard_cache import CacheFullError, ShardCache, open_cache
+from pipelines.loading.shard_cache import (
+    FOLDER_VARIABLE,
+    SIZE_VARIABLE,
+    CacheFullError,
+    ShardCache,
+    open_cache,
+)
 
 _log = logging.getLogger(__name__)
 _FETCHES = 4  # whole objects on their way at once, each in several requests
 _BLOCK = 64 << 10  # divides PIECE
+_OPENINGS = 3  # tries, where other runs need the cache's room
 
 
 class ObjectStore(Protocol):
@@ -113,6 +121,22 @@ class S3Store:
 
     def open(self, files: Sequence[RemoteFile]) -> Reader:
         """See `ObjectStore`; shards without a place in the cache are read from S3 each time."""
+        for _ in range(_OPENINGS):
+            try:
+                return self._opened(files)
+            except FileNotFoundError as error:
+                _log.warning("%s: driven out before it was opened; once more", error.filename)
+        raise UserError(
+            "the shard cache is too small for the runs that share it; give it more room by "
+            f"{SIZE_VARIABLE}, or each run its own by {FOLDER_VARIABLE}"
+        )
+
+    def _opened(self, files: Sequence[RemoteFile]) -> Reader:
+        """A reader; once open, its files stay readable, whoever deletes them.
+
+        Raises:
+            FileNotFoundError: another run made room for its own shards meanwhile.
+        """
         with ThreadPoolExecutor(_FETCHES) as pool:
             sources = list(pool.map(self._source, files, self._room_for(files)))
         paths = [source for source in sources if isinstance(source, Path)]
@@ -217,10 +241,12 @@ class RangeReader(ThreadedReader):
         """See `ThreadedReader`."""
         source = self._sources[file]
         if isinstance(source, _Remote):
-            content = source.read(self._objects, offset, len(out))
-            out.numpy()[:] = np.frombuffer(content, np.uint8)
+            content = np.frombuffer(source.read(self._objects, offset, len(out)), np.uint8)
         else:
-            out.numpy()[:] = source[offset : offset + len(out)]
+            content = source[offset : offset + len(out)]
+        if len(content) != len(out):  # of a single byte, NumPy would fill all
+            raise short_read(f"file {file} of {self._objects.url}", offset, len(out), len(content))
+        out.numpy()[:] = content
 
 
 def _deliver(wait: Wait, staging: Tensor, out: Tensor) -> None:

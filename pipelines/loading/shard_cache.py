@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipelines.core.errors import UserError
@@ -55,7 +55,8 @@ class ShardCache:
         with self._lock(file.md5):
             if not self._is_good(path, file):
                 self._download(path, file, size, download)
-            os.utime(path)  # the time of its last use
+            now = time.time_ns()  # the kernel's own is only some milliseconds exact
+            os.utime(path, ns=(now, now))  # of its last use
         return path
 
     def _is_good(self, path: Path, file: RemoteFile) -> bool:
@@ -94,22 +95,42 @@ class ShardCache:
         if size > self.limit:
             raise CacheFullError(f"{self.folder}: {size} bytes exceed {SIZE_VARIABLE}")
         with self._lock("room"):
-            found = [(path.stat(), path) for path in self.folder.glob("files/md5/??/*")]
+            found = self._files()
             excess = size + sum(stat.st_size for stat, _ in found) - self.limit
             for stat, path in sorted(found, key=lambda each: each[0].st_mtime_ns):
                 if excess <= 0:
                     break
                 if path.suffix != _PART or stat.st_mtime < time.time() - _DEAD_SECONDS:
-                    path.unlink(missing_ok=True)
-                    excess -= stat.st_size
+                    excess -= stat.st_size * self._delete(path)
+
+    def _files(self) -> list[tuple[os.stat_result, Path]]:
+        """What lies here; the others may rename or delete it meanwhile."""
+        found = []
+        for path in self.folder.glob("files/md5/??/*"):
+            with suppress(FileNotFoundError):
+                found.append((path.stat(), path))
+        return found
+
+    def _delete(self, path: Path) -> bool:
+        """Whether a file could go: not while another checks or fetches the object."""
+        try:
+            with self._lock(path.parent.name + path.name, wait=False):
+                path.unlink(missing_ok=True)
+        except BlockingIOError:
+            return False
+        return True
 
     @contextmanager
-    def _lock(self, name: str) -> Iterator[None]:
-        """Between processes and threads; the kernel releases what a dead process held."""
+    def _lock(self, name: str, *, wait: bool = True) -> Iterator[None]:
+        """Between processes and threads; the kernel releases what a dead process held.
+
+        Raises:
+            BlockingIOError: another holds it, and it is not to be waited for.
+        """
         path = self.folder / "locks" / name[:4]
         path.parent.mkdir(exist_ok=True)
         with path.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             yield
 
 

@@ -162,12 +162,13 @@ class ShardIndex:
         sequences: how many there are.
 
     Raises:
-        ValueError: not an index of this format.
+        ValueError: not an index of this format, or not as long as it says.
     """
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             raw = file.read(_HEADER.size)
+            size = file.seek(0, 2)
         if len(raw) < _HEADER.size:
             raise ValueError(f"{path}: too short for a Megatron index")
         magic, version, code, self.sequences, self._documents = _HEADER.unpack(raw)
@@ -176,6 +177,9 @@ class ShardIndex:
                 f"{path}: not a Megatron index of version {VERSION} with dtype "
                 f"{sorted(DTYPES)} (magic {magic!r}, version {version}, dtype {code})"
             )
+        stated = _HEADER.size + 12 * self.sequences + 8 * self._documents
+        if size != stated or not self._documents:
+            raise ValueError(f"{path}: {size} bytes, but its header speaks of {stated}")
         self.dtype = DTYPES[code]
         self._path = path
 
@@ -192,9 +196,15 @@ class ShardIndex:
         return _offsets(np.fromfile(self._path, "<i4", self.sequences, offset=_HEADER.size))
 
     def document_offsets(self) -> npt.NDArray[np.int64]:
-        """Where documents begin and the last ends, in tokens, int64 [documents + 1]."""
+        """Where documents begin and the last ends, in tokens, int64 [documents + 1].
+
+        Raises:
+            ValueError: a document begins at a sequence that is not there.
+        """
         behind = _HEADER.size + 12 * self.sequences
         first: Counts = np.fromfile(self._path, "<i8", self._documents, offset=behind)
+        if first.min() < 0 or first.max() > self.sequences:
+            raise ValueError(f"{self._path}: a document begins beyond its {self.sequences} pieces")
         offsets: npt.NDArray[np.int64] = self.sequence_offsets()[first]
         return offsets
 

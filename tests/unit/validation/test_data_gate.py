@@ -337,3 +337,11 @@ def test_of_a_streamed_dataset_version_the_indexes_are_checked(tmp_path, preproc
     validate.run(RECIPE, tmp_path)
     (preprocess / "tokens/train-00000.idx").write_bytes(b"another")
     assert "train-00000.idx has the md5" in fails(tmp_path)
+
+
+def test_an_index_whose_header_lies_is_named_and_nothing_else_breaks(tmp_path, preprocess):
+    path = preprocess / "tokens/train-00000.idx"
+    content = bytearray(path.read_bytes())
+    content[24] ^= 0x7F  # of the number of sequences, so that it is astronomical
+    path.write_bytes(content)
+    assert "train-00000.idx has the md5" in fails(tmp_path)

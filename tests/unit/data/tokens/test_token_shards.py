@@ -1,4 +1,5 @@
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from pipelines.core.records import Shard
 from pipelines.core.storage import md5
 from pipelines.data.tokens.token_shards import (
     IndexedDataset,
+    ShardIndex,
     ShardWriter,
     bin_path,
     idx_path,
@@ -173,3 +175,18 @@ def test_another_files_index_is_refused(tmp_path: Path, raw: bytes) -> None:
     idx_path(tmp_path / "x").write_bytes(raw)
     with pytest.raises(ValueError, match=r"x\.idx: .*Megatron index"):
         IndexedDataset(tmp_path / "x")
+
+
+def test_an_index_with_a_flipped_byte_is_read_or_refused(tmp_path: Path) -> None:
+    """Never an array of as many numbers as a damaged header speaks of."""
+    with_two = ShardWriter(tmp_path / "x", 300)
+    with_two.add(np.arange(7), np.array([3, 4]))
+    with_two.close()
+    path = idx_path(tmp_path / "x")
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        content = bytearray(whole)
+        content[place] ^= 0x81
+        path.write_bytes(content)
+        with suppress(ValueError):
+            assert len(ShardIndex(path).document_offsets()) == 3

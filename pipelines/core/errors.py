@@ -8,3 +8,7 @@ class UserError(Exception):
 
     The command prints the line and exits with code 2; a DAG task fails with it and is not retried.
     """
+
+
+class UnreachableError(UserError):
+    """Something far away did not answer: one line, but a DAG task tries again."""

@@ -8,17 +8,19 @@ the environment or AWS's own files; none of them is written anywhere.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import md5
 
 _CHUNK = 1 << 20
+_OID = re.compile("[0-9a-f]{32}")
 _THREADS = 8  # hashing lets go of Python's lock, and S3 answers late
 
 
@@ -65,6 +67,8 @@ class ObjectStore:
         from dvc_data.hashfile.transfer import transfer
 
         listing = HashInfo("md5", tree.hash)
+        if self.remote.startswith("/"):
+            self._drop_damaged(tree)
         try:
             result = transfer(tree.staged, self._objects, {listing}, shallow=False)
         except FileNotFoundError as error:  # no such bucket
@@ -86,6 +90,13 @@ class ObjectStore:
             UserError: the listing is missing or damaged.
         """
         entries = json.loads(self.read(File("the list of its files", tree_hash)))
+        for entry in entries:
+            path, oid = PurePosixPath(entry["relpath"]), entry["md5"]
+            if path.is_absolute() or ".." in path.parts or not _OID.fullmatch(oid):
+                raise UserError(
+                    f"{self.remote}: {tree_hash} lists {path} as {oid}, which is not a file below "
+                    "the version's folder; it was not made by Penstock, don't use it"
+                )
         return [File(entry["relpath"], entry["md5"]) for entry in entries]
 
     def read(self, file: File) -> bytes:
@@ -124,6 +135,17 @@ class ObjectStore:
         except _refusals() as error:
             raise self._refused(error) from error
         return _compared(digest.hexdigest(), oid)
+
+    def _drop_damaged(self, tree: Tree) -> None:
+        """DVC takes an object that is there for whole; a power cut may have left half of it.
+
+        S3 keeps whole objects only.
+        """
+        files = {file.oid: file for file in (*tree.files, File("the list of its files", tree.hash))}
+        places = {oid: Path(self._objects.oid_to_path(oid)) for oid in files}
+        there = [file for oid, file in files.items() if places[oid].is_file()]
+        for file, _ in self.damaged(there):
+            places[file.oid].unlink(missing_ok=True)
 
     def _fetch(self, file: File, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from io import BytesIO
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.recipe_data import DATASET_NAME
 
 _TAG = re.compile(rf"(?P<name>{DATASET_NAME})@(?P<version>[1-9][0-9]*)")
@@ -145,7 +145,7 @@ class DatasetRepository:
         options = ("--porcelain", "--atomic", "--no-verify", "--no-signed", "--no-follow-tags")
         done = _run(self._folder, "push", *options, self.url, *refs)
         if done.returncode and b"\n!\t" not in done.stdout:
-            raise UserError(f"{self.url}: the version can't be pushed: {_reason(done)}")
+            raise UnreachableError(f"{self.url}: the version can't be pushed: {_reason(done)}")
         return done.returncode == 0
 
     def _fetch(self) -> None:
@@ -158,7 +158,9 @@ class DatasetRepository:
                 return
             if again:
                 time.sleep(1)
-        raise UserError(f"{self.url}: can't be read, see PENSTOCK_DATASETS_URL: {_reason(done)}")
+        raise UnreachableError(
+            f"{self.url}: can't be read, see PENSTOCK_DATASETS_URL: {_reason(done)}"
+        )
 
     def _make(self) -> None:
         """An empty bare repository where there is none; whole, though two may make it at once."""
@@ -211,9 +213,11 @@ def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def _without_password(url: str) -> str:
-    if "://" in url and urlsplit(url).password is not None:
+    parts = urlsplit(url) if "://" in url else None
+    # Over HTTP a lone user name is mostly an access token.
+    if parts and (parts.password or (parts.scheme.startswith("http") and parts.username)):
         raise UserError(
-            "PENSTOCK_DATASETS_URL holds a password, which logs and process lists would show; "
-            "leave it out and let git's credential helper or an SSH key answer"
+            "PENSTOCK_DATASETS_URL holds a password or token, which logs and process lists would "
+            "show; leave it out and let git's credential helper or an SSH key answer"
         )
     return url

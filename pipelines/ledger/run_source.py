@@ -12,6 +12,7 @@ import yaml
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import get_dotted, parse_recipe
 from pipelines.core.records import PreprocessRecord
+from pipelines.core.settings import load_settings
 from pipelines.data.reading.fingerprint import fingerprint_inputs
 from pipelines.ledger.dataset_publishing import source_summary
 from pipelines.ledger.datasets import STREAMED, DatasetVersion, find
@@ -32,6 +33,8 @@ def settle(recipe: Recipe) -> tuple[Recipe, dict[str, Any]]:
     facts = {
         "dataset": version.label,
         "directory_hash": version.directory_hash,
+        "git_revision": version.git_revision,
+        "remote": load_settings().datasets_remote,  # which preprocess writes in its record
         "token_shards": shards,
     }
     return with_dataset(recipe, version), facts

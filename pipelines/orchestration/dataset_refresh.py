@@ -1,5 +1,6 @@
 """The operators of `data_refresh`, and the asset through which it starts `llm_pipeline`."""
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from pipelines.core.recipe import Recipe
 
+_log = logging.getLogger(__name__)
 DATASET_VERSION = Asset("dataset_version")  # an event's `extra` says which: {"dataset": "name@N"}
 
 
@@ -76,10 +78,35 @@ class PublishOperator(BaseOperator):
 
 
 def triggering_version(context: "Context") -> str | None:
-    """The `name@N` whose publication started this run; of several the newest, as the rest are old.
+    """The `name@N` whose publication started this run; of several the newest.
 
-    None for a run that a person or the clock started.
+    None for a run that a person or the clock started. Events gather while as many runs as may be
+    are active; a version of another dataset among them is named in the task's log.
+
+    Raises:
+        UserError: an event, sent by hand, names no version.
     """
     events = context["triggering_asset_events"].get(DATASET_VERSION, ())
-    newest = max(events, key=lambda event: event.timestamp, default=None)
-    return str(newest.extra["dataset"]) if newest else None
+    labels = [_label(event.extra) for event in sorted(events, key=lambda event: event.timestamp)]
+    if not labels:
+        return None
+    newest = {label.partition("@")[0]: label for label in labels}
+    for left_out in sorted({*newest.values()} - {labels[-1]}):
+        _log.warning(
+            "%s was published too, but a run trains on one version, here %s; start one for it: "
+            "penstock run --set data.source.kind=dataset --set data.source.path=%s",
+            left_out,
+            labels[-1],
+            left_out,
+        )
+    return labels[-1]
+
+
+def _label(extra: "dict[str, Any]") -> str:
+    label = extra.get("dataset")
+    if not isinstance(label, str):
+        raise UserError(
+            f"an event of the asset {DATASET_VERSION.name} names no version; "
+            'give it {"dataset": "name@N"}'
+        )
+    return label

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.recipe_files import with_absolute_paths
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.ledger.workspace import workspace_path
@@ -30,7 +30,7 @@ def asked_recipe(context: "Context") -> "Recipe":
 
 @contextmanager
 def mistakes_fail_the_task(task_id: str, run_id: str) -> Iterator[None]:
-    """A person's error fails the task at once, as a retry would not mend it.
+    """A person's error fails the task at once, as a retry would not mend it; an outage may pass.
 
     Its line is kept in the run's workspace, where the stages keep theirs.
     """
@@ -38,4 +38,6 @@ def mistakes_fail_the_task(task_id: str, run_id: str) -> Iterator[None]:
         yield
     except UserError as error:
         keep_error(workspace_path(load_settings().runs, run_id), task_id, error)
+        if isinstance(error, UnreachableError):
+            raise
         raise AirflowFailException(str(error)) from None

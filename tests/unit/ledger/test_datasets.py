@@ -1,5 +1,7 @@
 """Dataset versions with the real git and the real DVC, in a folder with a space."""
 
+import hashlib
+import json
 import multiprocessing
 import os
 import signal
@@ -145,6 +147,38 @@ def test_a_damaged_listing_is_one_line(tmp_path, home, damage):
     damage(home / "dataset-store/files/md5" / made.directory_hash[:2] / made.directory_hash[2:])
     with pytest.raises(UserError, match="the list of its files"):
         list(datasets.verify(made))
+
+
+def test_an_object_that_a_power_cut_left_short_is_pushed_again(tmp_path, home):
+    """DVC trusts an object that is there and read-only."""
+    workspace = make_workspace(tmp_path / "run", TEXT)
+    made = make(workspace)
+    for path in store_objects(home):
+        path.chmod(0o644)
+        path.write_bytes(b"")
+        path.chmod(0o444)
+    assert make(workspace) == made
+    assert list(datasets.verify(made)) == []
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"relpath": "../../escaped", "md5": "0" * 32},
+        {"relpath": "/escaped", "md5": "0" * 32},
+        {"relpath": "inside", "md5": "../../../escaped"},
+    ],
+    ids=["above", "absolute", "object"],
+)
+def test_a_listing_that_leads_elsewhere_is_refused(tmp_path, home, entry):
+    content = json.dumps([entry]).encode()
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    path = home / "dataset-store" / "files/md5" / digest[:2] / f"{digest[2:]}.dir"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    store = dataset_objects.ObjectStore(str(home / "dataset-store"))
+    with pytest.raises(UserError, match="not a file below"):
+        store.listing(f"{digest}.dir")
 
 
 def test_a_missing_object_is_found_and_named(tmp_path, home):
@@ -385,8 +419,9 @@ def test_a_repository_that_is_not_there_is_one_line(tmp_path, monkeypatch):
         datasets.list_versions()
 
 
-def test_a_password_in_the_url_is_refused_and_not_shown(monkeypatch):
-    monkeypatch.setenv("PENSTOCK_DATASETS_URL", "https://me:s3cret@example.invalid/x.git")
+@pytest.mark.parametrize("user", ["me:s3cret", "s3cret"], ids=["password", "token"])
+def test_a_password_in_the_url_is_refused_and_not_shown(monkeypatch, user):
+    monkeypatch.setenv("PENSTOCK_DATASETS_URL", f"https://{user}@example.invalid/x.git")
     with pytest.raises(UserError, match="credential helper") as raised:
         datasets.list_versions()
     assert "s3cret" not in str(raised.value)

@@ -48,6 +48,14 @@ def test_a_name_becomes_its_newest_version_and_stays_that(workspace, tmp_path):
     assert settle(on("small"))[0].data.source.path == "small@2"
 
 
+def test_where_the_objects_lie_is_part_of_the_key(workspace, tmp_path, monkeypatch):
+    """The record of preprocess says it, and training streams from there."""
+    _, here = settle(on("small@1"))
+    monkeypatch.setenv("PENSTOCK_DATASETS_REMOTE", str(tmp_path / "moved"))
+    _, there = settle(on("small@1"))
+    assert here | {"remote": str(tmp_path / "moved")} == there != here
+
+
 def test_how_data_were_made_is_the_versions_how_they_are_read_the_recipes(workspace):
     asked = on("small@1", "data.sequence_length=32", "data.document_mask=true", "train.steps=9")
     recipe, _ = settle(asked)

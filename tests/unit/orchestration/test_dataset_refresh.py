@@ -4,10 +4,13 @@ from datetime import UTC, datetime
 
 import pytest
 from airflow.sdk.api.datamodels._generated import AssetReferenceAssetEventDagRun
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.execution_time.comms import AssetEventDagRunReferenceResult
 from airflow.sdk.execution_time.context import TriggeringAssetEventsAccessor
 
+from pipelines.core.errors import UnreachableError, UserError
 from pipelines.orchestration.dataset_refresh import DATASET_VERSION, triggering_version
+from pipelines.orchestration.opening import mistakes_fail_the_task
 
 
 def event(label: str, minute: int) -> AssetEventDagRunReferenceResult:
@@ -35,6 +38,30 @@ def event(label: str, minute: int) -> AssetEventDagRunReferenceResult:
     ],
     ids=["by the clock", "one", "several"],
 )
-def test_the_newest_event_names_the_version(events, expected):
+def test_the_newest_event_names_the_version(events, expected, caplog):
     context = {"triggering_asset_events": TriggeringAssetEventsAccessor.build(events)}
     assert triggering_version(context) == expected
+    assert not caplog.records
+
+
+def test_a_version_of_another_dataset_that_is_passed_over_is_named(caplog):
+    events = [event("b@1", 0), event("b@2", 1), event("a@7", 2)]
+    context = {"triggering_asset_events": TriggeringAssetEventsAccessor.build(events)}
+    assert triggering_version(context) == "a@7"
+    (record,) = caplog.records
+    assert "b@2 was published too" in record.getMessage()
+
+
+def test_an_event_without_a_version_is_one_line():
+    by_hand = event("a@1", 0).model_copy(update={"extra": {}})
+    context = {"triggering_asset_events": TriggeringAssetEventsAccessor.build([by_hand])}
+    with pytest.raises(UserError, match="names no version"):
+        triggering_version(context)
+
+
+def test_an_outage_is_tried_again_and_a_mistake_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    with pytest.raises(UnreachableError), mistakes_fail_the_task("publish", "run"):
+        raise UnreachableError("no answer")
+    with pytest.raises(AirflowFailException), mistakes_fail_the_task("publish", "run"):
+        raise UserError("mend it")

@@ -17,7 +17,7 @@ from pipelines.data.selection import Selected, part_files
 from pipelines.data.splitting import SPLITS
 from pipelines.data.tally import REJECTS, STATS, Tally
 from pipelines.data.tokens.assembly import TOKENS
-from pipelines.data.tokens.lengths import LENGTH_HISTOGRAM, document_lengths, length_histogram
+from pipelines.data.tokens.lengths import LENGTH_HISTOGRAM, dataset_histogram
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def write_statistics(made: Made, data: Data, dataset: DatasetRef, output: Path) 
             for name, split in splits.items()
         },
     }
-    stats[LENGTH_HISTOGRAM] = length_histogram(document_lengths(output, dataset))
+    stats[LENGTH_HISTOGRAM] = dataset_histogram(output, dataset)
     write_json(output / STATS, stats)
     lines = (
         json.dumps({"reason": reason, **reject._asdict()}, ensure_ascii=False) + "\n"

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pipelines.core.recipe import Validation
 from pipelines.core.records import DatasetRef, Split
 from pipelines.data.documents import (
@@ -82,10 +84,15 @@ def measure_documents(preprocess: Path, demands: Validation) -> Documents:
 
 
 def length_frame(preprocess: Path, dataset: DatasetRef) -> "pd.DataFrame":
-    """One row a document of the shards, of either split: column tokens."""
+    """One row a document of the shards, of either split: column tokens.
+
+    Of more than `MAX_ROWS`, each second, third and so on.
+    """
     import pandas as pd
 
-    return pd.DataFrame({"tokens": document_lengths(preprocess, dataset)})
+    step = 1 + (dataset.train.documents + dataset.validation.documents) // MAX_ROWS
+    lengths = [found[::step] for found in document_lengths(preprocess, dataset)]
+    return pd.DataFrame({"tokens": np.concatenate(lengths)})
 
 
 def shard_frame(preprocess: Path, dataset: DatasetRef) -> "pd.DataFrame":

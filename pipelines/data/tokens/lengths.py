@@ -1,5 +1,6 @@
 """How long documents are in tokens: the histogram that a dataset version is compared by."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,23 @@ from pipelines.data.tokens.token_shards import ShardIndex
 LENGTH_HISTOGRAM = "length_histogram"  # its key in a dataset's statistics
 
 
-def document_lengths(folder: Path, dataset: DatasetRef) -> npt.NDArray[np.int64]:
-    """Tokens of each document of both splits, end-of-document token included, shape [documents].
+def document_lengths(folder: Path, dataset: DatasetRef) -> Iterator[npt.NDArray[np.int64]]:
+    """Tokens of each document, end-of-document token included: [documents], a shard at a time.
 
     Of packed samples, each piece and each padding counts as one. Only the shards' indexes are read;
     they lie below `folder`, the output of preprocess.
     """
-    shards = (shard for name in SPLITS for shard in getattr(dataset, name).shards)
-    indexes = [ShardIndex((folder / shard.path).with_suffix(".idx")) for shard in shards]
-    lengths = [np.diff(index.sequence_offsets()) for index in indexes]
-    return np.concatenate([np.zeros(0, np.int64), *lengths])
+    for shard in (shard for name in SPLITS for shard in getattr(dataset, name).shards):
+        yield np.diff(ShardIndex((folder / shard.path).with_suffix(".idx")).sequence_offsets())
+
+
+def dataset_histogram(folder: Path, dataset: DatasetRef) -> list[int]:
+    """`length_histogram` of all documents of both splits."""
+    counts = np.zeros(64, np.int64)
+    for lengths in document_lengths(folder, dataset):
+        found = length_histogram(lengths)
+        counts[: len(found)] += found
+    return [int(count) for count in np.trim_zeros(counts, "b")]
 
 
 def length_histogram(lengths: npt.ArrayLike) -> list[int]:

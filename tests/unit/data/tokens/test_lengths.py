@@ -3,7 +3,7 @@
 import numpy as np
 
 from pipelines.core.records import DatasetRef, Split
-from pipelines.data.tokens.lengths import document_lengths, length_histogram
+from pipelines.data.tokens.lengths import dataset_histogram, document_lengths, length_histogram
 from pipelines.data.tokens.token_shards import ShardWriter
 
 
@@ -25,4 +25,6 @@ def test_lengths_are_those_of_every_shard_of_both_splits(tmp_path):
         tokens = sum(shard.tokens for shard in shards)
         splits[name] = Split(documents=1, bytes=1, tokens=tokens, shards=tuple(shards))
     dataset = DatasetRef(vocab_size=300, **splits)
-    assert document_lengths(tmp_path, dataset).tolist() == [3, 1, 5, 2]
+    lengths = np.concatenate([*document_lengths(tmp_path, dataset)])
+    assert lengths.tolist() == [3, 1, 5, 2]
+    assert dataset_histogram(tmp_path, dataset) == length_histogram([3, 1, 5, 2])

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipelines.core.recipe_section import Section
+from pipelines.core.recipe_section import Section, refuse_secret
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PiiKind = Literal["secret", "email", "card", "us_ssn", "kr_rrn", "ip", "phone"]
@@ -148,6 +148,12 @@ class Decontamination(Section):
     )
     ngram: int = Field(13, ge=5, description="Words in a row that count as the same text")
     min_shared: int = Field(1, ge=1, description="Shared n-grams from which a document is dropped")
+
+    @model_validator(mode="after")
+    def _paths_hold_no_secret(self) -> Self:
+        for path in self.against:
+            refuse_secret(path, "data.decontamination.against")
+        return self
 
 
 class Dedup(Section):

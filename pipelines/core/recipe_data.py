@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from pipelines.core.recipe_cleaning import Decontamination, Dedup, Filters, Pii
-from pipelines.core.recipe_section import Section, form_field
+from pipelines.core.recipe_section import Section, form_field, refuse_secret
 
 DATASET_NAME = r"[a-z0-9](\.?[a-z0-9_-])*"  # also a folder's name and a part of a git tag's
 
@@ -45,6 +45,11 @@ class Source(Section):
         }
         if self.kind in wanted and not self.path:
             raise ValueError(f"kind `{self.kind}` needs data.source.path: {wanted[self.kind]}")
+        return self
+
+    @model_validator(mode="after")
+    def _path_holds_no_secret(self) -> Self:
+        refuse_secret(self.path or "", "data.source.path")
         return self
 
 

@@ -1,8 +1,12 @@
 """What every part of a recipe is made of."""
 
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+# A user name and password; over HTTP a lone name is mostly an access token.
+_SECRET = re.compile(r"://[^/:\s]*:[^/\s]*@|https?://[^/\s]+@")
 
 
 class Section(BaseModel):
@@ -14,6 +18,7 @@ class Section(BaseModel):
         populate_by_name=True,
         coerce_numbers_to_str=True,
         allow_inf_nan=False,
+        hide_input_in_errors=True,  # from tracebacks: it may be a URL with a password
     )
 
 
@@ -22,3 +27,12 @@ def form_field(default: Any, description: str, **constraints: Any) -> Any:
     return Field(
         default, description=description, json_schema_extra={"trigger_form": True}, **constraints
     )
+
+
+def refuse_secret(url: str, key: str) -> None:
+    """Raise ValueError for a URL with a password: recipes are logged, tracked and published."""
+    if _SECRET.search(url):
+        raise ValueError(
+            f"the URL in {key} holds a password or token, which every record of a run would show; "
+            "leave it out and give it by the store's own variables or files"
+        )

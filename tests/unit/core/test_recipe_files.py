@@ -1,5 +1,7 @@
 """Recipes: what a person writes, and the one line they read when it is wrong."""
 
+import traceback
+
 import pytest
 import yaml
 
@@ -67,6 +69,27 @@ def test_a_wrong_override_is_one_line(override, line):
         load_recipe("debug", [override])
     assert line in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.source.path=https://me:s3cret@example.invalid/x.txt",
+        "data.source.path=https://s3cret@example.invalid/x.txt",
+        "data.source.path=simplecache::sftp://me:s3cret@example.invalid/x.txt",
+        "data.decontamination.against=[https://me:s3cret@example.invalid/exam.txt]",
+    ],
+)
+def test_a_password_in_a_url_is_refused_and_not_shown(override):
+    with pytest.raises(UserError, match="holds a password or token") as raised:
+        load_recipe("debug", [override])
+    assert "s3cret" not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize("url", ["s3://b/a:b@c/x", "sftp://me@host/x", "https://host/a@b:c@d"])
+def test_other_urls_are_taken(url):
+    overrides = ["data.source.kind=files", f"data.source.path={url}"]
+    assert load_recipe("debug", overrides).data.source.path == url
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ out: personal data where the recipe does nothing about them, contamination where
 evaluation sets, conversations in plain text, drift where there is no earlier version.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,70 +40,64 @@ def documents_suite(demands: Validation) -> "list[Expectation]":
 
 def texts_suite(recipe: Recipe, preprocess: Path) -> "list[Expectation]":
     """What may be in the texts of the sample, and how the tokenizer fares with them."""
-    from pipelines.validation.expectations import (
-        contamination,
-        conversations,
-        duplicates,
-        languages,
-        personal_data,
-        tokens,
-    )
+    tokenizer = str(preprocess / "tokenizer")
+    return [
+        *_fertility(recipe.validation, tokenizer),
+        *_content(recipe, preprocess),
+        *_conversations(recipe, tokenizer),
+    ]
+
+
+def _fertility(demands: Validation, tokenizer: str) -> "Iterator[Expectation]":
+    from pipelines.validation.expectations import tokens
+
+    for expectation, (least, most) in (
+        (tokens.ExpectColumnTokensPerWordToBeBetween, demands.tokens_per_word),
+        (tokens.ExpectColumnBytesPerTokenToBeBetween, demands.bytes_per_token),
+    ):
+        yield expectation(column="text", tokenizer=tokenizer, min_value=least, max_value=most)
+
+
+def _content(recipe: Recipe, preprocess: Path) -> "Iterator[Expectation]":
+    from pipelines.validation.expectations import contamination, duplicates, languages
+    from pipelines.validation.expectations.personal_data import ExpectColumnValuesToHoldNoPii
 
     data, demands = recipe.data, recipe.validation
-    tokenizer = str(preprocess / "tokenizer")
-    suite: list[Expectation] = [
-        tokens.ExpectColumnTokensPerWordToBeBetween(
-            column="text",
-            tokenizer=tokenizer,
-            min_value=demands.tokens_per_word[0],
-            max_value=demands.tokens_per_word[1],
-        ),
-        tokens.ExpectColumnBytesPerTokenToBeBetween(
-            column="text",
-            tokenizer=tokenizer,
-            min_value=demands.bytes_per_token[0],
-            max_value=demands.bytes_per_token[1],
-        ),
-        duplicates.ExpectColumnValuesToNotBeNearDuplicates(
-            column="text",
-            ngram=data.dedup.ngram,
-            permutations=data.dedup.permutations,
-            jaccard=data.dedup.jaccard,
-            mostly=1 - _max_near_duplicates(recipe),
-        ),
-    ]
+    yield duplicates.ExpectColumnValuesToNotBeNearDuplicates(
+        column="text",
+        ngram=data.dedup.ngram,
+        permutations=data.dedup.permutations,
+        jaccard=data.dedup.jaccard,
+        mostly=1 - _max_near_duplicates(recipe),
+    )
     if demands.languages:
-        suite += [
-            languages.ExpectColumnLanguageMixToBeWithin(column="text", bounds=demands.languages)
-        ]
-    suite += [
-        contamination.ExpectColumnValuesToNotHoldEvaluationText(
+        yield languages.ExpectColumnLanguageMixToBeWithin(column="text", bounds=demands.languages)
+    for name, path in set_files(preprocess).items():
+        yield contamination.ExpectColumnValuesToNotHoldEvaluationText(
             column="text",
             ngrams=str(path),
             name=name,
             min_shared=data.decontamination.min_shared,
             mostly=1 - demands.max_contaminated,
         )
-        for name, path in set_files(preprocess).items()
-    ]
     if data.pii.action in ("mask", "drop"):
-        suite += [
-            personal_data.ExpectColumnValuesToHoldNoPii(
-                column="text",
-                kinds=data.pii.kinds,
-                phone_region=data.pii.phone_region,
-                mostly=1 - demands.max_pii,
-            )
-        ]
-    if data.instruction.kind != "none":
-        suite += [
-            conversations.ExpectColumnValuesToBeWellFormedConversations(
-                column="messages",
-                tokenizer=tokenizer,
-                mostly=1 - demands.max_malformed_conversations,
-            )
-        ]
-    return suite
+        yield ExpectColumnValuesToHoldNoPii(
+            column="text",
+            kinds=data.pii.kinds,
+            phone_region=data.pii.phone_region,
+            mostly=1 - demands.max_pii,
+        )
+
+
+def _conversations(recipe: Recipe, tokenizer: str) -> "Iterator[Expectation]":
+    from pipelines.validation.expectations import conversations
+
+    if recipe.data.instruction.kind != "none":
+        yield conversations.ExpectColumnValuesToBeWellFormedConversations(
+            column="messages",
+            tokenizer=tokenizer,
+            mostly=1 - recipe.validation.max_malformed_conversations,
+        )
 
 
 def _max_near_duplicates(recipe: Recipe) -> float:

@@ -81,14 +81,13 @@ class Signer:
 
 def _chunks(texts: Sequence[str]) -> Iterator[slice]:
     """Texts that are signed at once; a long one is by itself."""
+    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
     start = characters = 0
-    for stop, text in enumerate(texts):
-        if start < stop and characters + len(text) > _CHUNK_CHARACTERS:
-            yield slice(start, stop)
-            start, characters = stop, 0
-        characters += len(text)
-    if texts:
-        yield slice(start, len(texts))
+    while start < len(texts):
+        stop = int(np.searchsorted(ends, characters + _CHUNK_CHARACTERS, side="right"))
+        stop = max(stop, start + 1)
+        yield slice(start, stop)
+        start, characters = stop, int(ends[stop - 1])
 
 
 def _hash_text(text: str) -> U64:

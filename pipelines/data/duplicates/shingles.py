@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
+U8 = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 Bits = TypeVar("Bits", np.uint32, np.uint64)
 
@@ -37,11 +38,10 @@ _ALONE_RANGES = (
 
 def words(texts: Sequence[str]) -> tuple[U32, Indices]:
     """The words of each text: hashes of all texts in a row, and offsets [texts + 1]."""
-    codes, text_starts = _code_points(texts)
-    letters = _letters().take(codes)
+    letters, text_starts = _letters_of(texts)
     starts = _word_starts(letters)
     # Zeros do not count, so a word's span may reach to the start of the next.
-    sums = _LETTERS.sums(letters)[np.append(starts, len(letters))]
+    sums = _LETTERS.sums(letters.astype(np.uint32, copy=False))[np.append(starts, len(letters))]
     hashes = np.diff(sums) * _LETTERS.inverses(len(letters))[starts]
     return hashes, np.searchsorted(starts, text_starts)
 
@@ -65,11 +65,20 @@ def shingles(hashes: U32, offsets: Indices, n: int) -> tuple[U64, Indices]:
     return mix(spans * _WORDS.inverses(len(hashes)))[inside], _offsets(kept)
 
 
-def _code_points(texts: Sequence[str]) -> tuple[U32, Indices]:
-    """Code points of all texts, a line feed after each; where each text starts, and the end."""
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    joined = "\n".join([*texts, ""]).encode("utf-32-le", "surrogatepass")
-    return np.frombuffer(joined, "<u4"), _offsets(lengths + 1)
+def _letters_of(texts: Sequence[str]) -> tuple[U32 | U8, Indices]:
+    """What `_letters` has for all texts, a line feed after each; each text's start, and the end."""
+    starts = _offsets(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
+    joined = "\n".join([*texts, ""])
+    if joined.isascii():  # bytes are less work than code points
+        return np.frombuffer(joined.encode().translate(_ascii_letters()), np.uint8), starts
+    codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), "<u4")
+    return _letters().take(codes), starts
+
+
+@cache
+def _ascii_letters() -> bytes:
+    """`_letters` of the first 128 code points, a byte each, for `bytes.translate`."""
+    return bytes(_letters()[:128].tolist()).ljust(256, b"\0")
 
 
 @cache
@@ -86,11 +95,11 @@ def _letters() -> U32:
     return table
 
 
-def _word_starts(letters: U32) -> Indices:
+def _word_starts(letters: U32 | U8) -> Indices:
     inside = letters > 0
     start = inside.copy()
     start[1:] = inside[1:] > inside[:-1]
-    if letters.max(initial=0) >= _ALONE:
+    if letters.dtype != np.uint8 and letters.max(initial=0) >= _ALONE:
         alone = letters >= _ALONE
         start |= alone
         start[1:] |= alone[:-1] & inside[1:]

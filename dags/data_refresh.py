@@ -13,7 +13,7 @@ from pipelines.orchestration.dataset_refresh import (
     LookOperator,
     PublishOperator,
 )
-from pipelines.orchestration.stage_task import RayStageOperator, StageOperator
+from pipelines.orchestration.stage_task import RETRIES, RayStageOperator, StageOperator
 from pipelines.orchestration.trigger_form import trigger_form
 
 with DAG(
@@ -23,12 +23,7 @@ with DAG(
     catchup=False,
     max_active_runs=1,
     params=trigger_form(),
-    default_args={
-        "retries": 3,
-        "retry_delay": timedelta(seconds=10),
-        "retry_exponential_backoff": True,
-        "max_retry_delay": timedelta(minutes=5),
-    },
+    default_args=RETRIES,
     tags=["penstock"],
     doc_md=__doc__,
 ):

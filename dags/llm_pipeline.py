@@ -10,6 +10,7 @@ from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable
 
 from pipelines.orchestration.dataset_refresh import DATASET_VERSION
 from pipelines.orchestration.stage_task import (
+    RETRIES,
     PrepareOperator,
     RayStageOperator,
     StageOperator,
@@ -29,12 +30,7 @@ with DAG(
     max_active_runs=4,
     params=trigger_form(),
     on_failure_callback=close_failed_run,
-    default_args={
-        "retries": 3,
-        "retry_delay": timedelta(seconds=10),
-        "retry_exponential_backoff": True,
-        "max_retry_delay": timedelta(minutes=5),
-    },
+    default_args=RETRIES,
     tags=["penstock"],
     doc_md=__doc__,
 ):

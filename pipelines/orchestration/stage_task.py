@@ -6,6 +6,7 @@ child process.
 
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,14 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from pipelines.core.recipe import Recipe
+
+# Every task's: what the world got wrong is tried again, what a person got wrong fails at once.
+RETRIES = {
+    "retries": 3,
+    "retry_delay": timedelta(seconds=10),
+    "retry_exponential_backoff": True,
+    "max_retry_delay": timedelta(minutes=5),
+}
 
 
 class PrepareOperator(BaseOperator):

@@ -11,7 +11,7 @@ from great_expectations.expectations.metrics import (
 )
 
 from pipelines.data.cleaning.language import detect_language
-from pipelines.validation.expectations.sentence import Sentence, percent
+from pipelines.validation.expectations.sentence import Judged, percent
 
 _SHOWN = 5  # languages of an observed mix
 
@@ -27,7 +27,7 @@ class LanguageMix(ColumnAggregateMetricProvider):
         return {code: count / counts.total() for code, count in counts.most_common()}
 
 
-class ExpectColumnLanguageMixToBeWithin(Sentence, ColumnAggregateExpectation):
+class ExpectColumnLanguageMixToBeWithin(Judged, ColumnAggregateExpectation):
     """Expect the share of texts in each language to lie within its bounds.
 
         batch.validate(
@@ -61,14 +61,10 @@ class ExpectColumnLanguageMixToBeWithin(Sentence, ColumnAggregateExpectation):
         shares = [f"{code} {percent(share)}" for code, share in observed.items()]
         return ", ".join([*shares[:_SHOWN], *["…"][: max(len(shares) - _SHOWN, 0)]])
 
-    def _validate(
-        self,
-        metrics: dict[str, Any],
-        runtime_configuration: Any = None,
-        execution_engine: Any = None,
-    ) -> Any:
+    def judge(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
+        """Every share within its bounds; the shares."""
         mix = metrics["column.language_mix"]
-        success = all(
+        within = all(
             least <= mix.get(code, 0) <= most for code, (least, most) in self.bounds.items()
         )
-        return {"success": success, "result": {"observed_value": mix}}
+        return within, mix

@@ -73,6 +73,23 @@ class Sentence:
         return cls.shown(observed)
 
 
+class Judged(Sentence):
+    """Mixin of an expectation of one observed value, which it judges by itself."""
+
+    def judge(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
+        """Whether it holds, and the observed value."""
+        raise NotImplementedError
+
+    def _validate(
+        self,
+        metrics: dict[str, Any],
+        runtime_configuration: Any = None,
+        execution_engine: Any = None,
+    ) -> Any:
+        success, observed = self.judge(metrics)
+        return {"success": success, "result": {"observed_value": observed}}
+
+
 class ReasonedRows(Sentence, ColumnMapExpectation):
     """Base of an expectation of each row, which says why it does not hold of a bad one."""
 

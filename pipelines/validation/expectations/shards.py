@@ -12,7 +12,7 @@ from great_expectations.expectations.metrics.table_metric_provider import TableM
 
 from pipelines.core.storage import md5
 from pipelines.data.tokens.token_shards import ShardIndex
-from pipelines.validation.expectations.sentence import Sentence
+from pipelines.validation.expectations.sentence import Judged
 
 _CHUNK = 1 << 24  # ids looked at together
 
@@ -40,7 +40,7 @@ class ShardFaults(TableMetricProvider):
         return {Path(path).name: fault for path, fault in faults if fault}
 
 
-class ExpectTokenShardsToBeIntact(Sentence, BatchExpectation):
+class ExpectTokenShardsToBeIntact(Judged, BatchExpectation):
     """Expect each Megatron shard of a table to be what was written, and fit for a vocabulary.
 
     The files have their recorded MD5; the index can be read, agrees with itself, counts as many
@@ -78,14 +78,10 @@ class ExpectTokenShardsToBeIntact(Sentence, BatchExpectation):
         """The faults, each on its file."""
         return "; ".join(f"{name}: {fault}" for name, fault in observed.items()) or "all intact"
 
-    def _validate(
-        self,
-        metrics: dict[str, Any],
-        runtime_configuration: Any = None,
-        execution_engine: Any = None,
-    ) -> Any:
+    def judge(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
+        """No faults; the faults."""
         faults = metrics["table.token_shard_faults"]
-        return {"success": not faults, "result": {"observed_value": faults}}
+        return not faults, faults
 
 
 def _fault(row: dict[str, Any], vocab_size: int) -> str | None:

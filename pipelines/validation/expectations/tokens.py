@@ -19,7 +19,7 @@ from scipy.stats import chi2
 
 from pipelines.data.tokens.lengths import length_histogram
 from pipelines.data.tokens.tokenizer import Encoder
-from pipelines.validation.expectations.sentence import Sentence
+from pipelines.validation.expectations.sentence import Judged, Sentence
 
 # Han, Hiragana and Katakana are written without spaces: there a character counts as a word.
 _IDEOGRAPH = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -135,7 +135,7 @@ class LengthHistogram(ColumnAggregateMetricProvider):
         return length_histogram(column.to_numpy())
 
 
-class ExpectColumnLengthDriftToBeAtMost(Sentence, ColumnAggregateExpectation):
+class ExpectColumnLengthDriftToBeAtMost(Judged, ColumnAggregateExpectation):
     """Expect documents to be about as long, in tokens, as those of an earlier version.
 
     The drift is the Population Stability Index over the bins of `length_histogram`; by the
@@ -170,15 +170,11 @@ class ExpectColumnLengthDriftToBeAtMost(Sentence, ColumnAggregateExpectation):
             f"at most {self.max_value:g}, or what chance gives."
         )
 
-    def _validate(
-        self,
-        metrics: dict[str, Any],
-        runtime_configuration: Any = None,
-        execution_engine: Any = None,
-    ) -> Any:
+    def judge(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
+        """An index within the bound; the index."""
         index, chance = stability_index(self.reference, metrics["column.length_histogram"])
         allowed = max(self.max_value, chance)
-        return {"success": index <= allowed, "result": {"observed_value": index}}
+        return index <= allowed, index
 
 
 def stability_index(reference: list[int], found: list[int]) -> tuple[float, float]:

@@ -8,6 +8,7 @@ import pytest
 from pipelines.core.errors import UserError
 from pipelines.ledger import datasets
 from pipelines.ledger.dataset_publishing import make
+from tests.s3_server import s3_bucket
 from tests.unit.ledger.dataset_workspace import make_workspace
 
 SECRET = "a-very-secret-key"
@@ -15,19 +16,8 @@ SECRET = "a-very-secret-key"
 
 @pytest.fixture(scope="module")
 def bucket():
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        yield boto3.resource("s3").create_bucket(Bucket="datasets")
-    server.stop()
+    with s3_bucket("datasets", SECRET) as made:
+        yield made
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from pipelines.loading.object_store import S3Store, open_store
 from pipelines.loading.remote import RemoteFile, S3Objects, object_path
 from pipelines.loading.shard_cache import ShardCache
 from pipelines.loading.token_dataset import TokenDataset
+from tests.s3_server import s3_bucket
 from tests.unit.loading.misbehaving_proxy import FAULTS, STALL_SECONDS, MisbehavingProxy
 
 URL = "s3://store/dvc"
@@ -27,21 +28,8 @@ BATCH = 4
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Any]:
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        made = boto3.resource("s3").create_bucket(Bucket="store")
-        made.port = port
+    with s3_bucket("store") as made:
         yield made
-    server.stop()
 
 
 @pytest.fixture

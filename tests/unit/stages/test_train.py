@@ -1,6 +1,5 @@
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from pipelines.core.records import (
 )
 from pipelines.core.storage import folder_hash, md5
 from pipelines.data.tokens.token_shards import ShardWriter
+from tests.two_processes import group_variables
 
 VOCABULARY = 60
 RECIPE = Recipe.model_validate(
@@ -216,17 +216,7 @@ def run_and_record(workspace: Path, report: Callable[[Any], None] | None = None)
 
 def in_two_processes(*arguments: list[object]) -> list[tuple[int, str]]:
     """As under torchrun: `[workspace, the step it is cut after, ...]` of each; code and stderr."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    here = Path(__file__)
-    shared = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{here.parents[3]}{os.pathsep}{here.parent}",
-    }
+    shared = group_variables(Path(__file__))
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROCESSES, *map(str, arguments[rank])],

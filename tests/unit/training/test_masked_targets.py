@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +18,12 @@ from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.presets import DecoderConfig
 from pipelines.models.transformer import Transformer
 from pipelines.training.trainer import Trainer
+from tests.two_processes import group_variables
 
 SHAPE = DecoderConfig(
     layers=2, width=32, heads=2, kv_heads=1, hidden=48, vocab_size=50, context_length=16
 )
+
 PROCESS = """
 import json, sys, torch, torch.distributed as dist
 from pathlib import Path
@@ -124,17 +125,7 @@ def test_a_step_with_nothing_to_predict_learns_nothing(tmp_path: Path) -> None:
 
 def test_two_processes_learn_what_one_does(masked: Path) -> None:
     """Though they predict unequal numbers of tokens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    here = Path(__file__)
-    shared = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{here.parents[3]}{os.pathsep}{here.parent}",
-    }
+    shared = group_variables(Path(__file__))
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROCESS, masked],

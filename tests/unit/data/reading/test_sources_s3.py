@@ -8,26 +8,15 @@ from pipelines.core.recipe_data import Source
 from pipelines.data.reading.instruction import Fields
 from pipelines.data.reading.readers import plan_reads, read_batch
 from pipelines.data.reading.sources import fingerprint, list_inputs
+from tests.s3_server import s3_bucket
 
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Any]:
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        store = boto3.resource("s3").create_bucket(Bucket="corpus")
+    with s3_bucket("corpus") as store:
         store.put_object(Key="texts/a.txt", Body=b"first text\n")
         store.put_object(Key="texts/deep/b.jsonl", Body=b'{"text": "second text"}\n')
         yield store
-    server.stop()
 
 
 def s3(path: str) -> Source:

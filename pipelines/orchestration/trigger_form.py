@@ -35,6 +35,7 @@ def trigger_form() -> dict[str, Param]:
             description="What is run; every empty field below is as this recipe says.",
         )
     }
+    schema = Recipe.model_json_schema(by_alias=True)
     for leaf in leaves():
         if leaf.in_trigger_form:
             section = leaf.key.partition(".")[0] if "." in leaf.key else "run"
@@ -43,7 +44,7 @@ def trigger_form() -> dict[str, Param]:
                 title=leaf.key,
                 section=section.capitalize(),
                 description=leaf.field.description or "",
-                **_nullable(_leaf_schema(leaf.key)),
+                **_nullable(_leaf_schema(schema, leaf.key)),
             )
     form["set"] = Param(
         None,
@@ -66,9 +67,8 @@ def recipe_from(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Recipe:
     )
 
 
-def _leaf_schema(key: str) -> dict[str, Any]:
-    schema = Recipe.model_json_schema(by_alias=True)
-    value: dict[str, Any] = schema
+def _leaf_schema(schema: dict[str, Any], key: str) -> dict[str, Any]:
+    value = schema
     for part in key.split("."):
         value = value["properties"][part]
         if "$ref" in value:

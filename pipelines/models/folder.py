@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import read_json
-from pipelines.models.presets import DecoderConfig
+from pipelines.models.config import DecoderConfig
 
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

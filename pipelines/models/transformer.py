@@ -1,168 +1,176 @@
-"""One decoder-only transformer in the manner of Llama.
+"""One decoder-only transformer: Llama, Mistral, Qwen, GPT-2, GPT-NeoX and GPT-J by configuration.
 
 Shape suffixes:
-    B batch, S sequence, D model width, N heads, K key-value heads, H head width,
-    F width of the feed-forward layer, V vocabulary, 1 for every head
+    B batch, S sequence, D model width, F width of the feed-forward layer, V vocabulary,
+    R features of a head that are turned, 2 cosine and sine
 
-Papers: RMSNorm (Zhang and Sennrich 2019), SwiGLU (Shazeer 2020), rotary positions (Su et al.
-2021), grouped-query attention (Ainslie et al. 2023).
+Papers: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al. 2016), SwiGLU (Shazeer 2020),
+parallel residuals (Wang and Komatsuzaki 2021, GPT-J).
 """
 
 # ruff: noqa: N803, N806, N812 (names that end in their shape)
 
-import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipelines.models.presets import DecoderConfig
+from pipelines.models.attention import Attention, Mask, attention_mask
+from pipelines.models.config import DecoderConfig
+from pipelines.models.loss import CrossEntropy, next_token_loss
+from pipelines.models.positions import positions, rotary_table
+from pipelines.models.weights import draw
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
 
 
-def rotary_angles(config: DecoderConfig) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of each position's rotation, both [context, H] in fp32."""
-    half = torch.arange(0, config.head_width, 2, dtype=torch.float32) / config.head_width
-    frequencies = 1.0 / (config.rope_theta**half)
-    angles = torch.outer(torch.arange(config.context_length, dtype=torch.float32), frequencies)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x_BNSH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-    """Turn features i and i + H/2 by the position's angle: the layout of Hugging Face's Llama."""
-    left, right = x_BNSH.chunk(2, dim=-1)
-    turned_BNSH = torch.cat((-right, left), dim=-1)
-    return x_BNSH * cos_SH + turned_BNSH * sin_SH
-
-
-def document_mask(documents_BS: Tensor) -> Tensor:
-    """Which positions [B, 1, S, S] see which: those of the same document that are not later."""
-    same_BSS = documents_BS.unsqueeze(2) == documents_BS.unsqueeze(1)
-    return same_BSS.tril().unsqueeze(1)
-
-
-class Attention(nn.Module):
-    """Causal self-attention; several query heads share one key-value head."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.kv_heads = config.kv_heads
-        self.head_width = config.head_width
-        kv_width = config.kv_heads * config.head_width
-        self.q_proj = nn.Linear(config.width, config.width, bias=False)
-        self.k_proj = nn.Linear(config.width, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.width, kv_width, bias=False)
-        self.o_proj = nn.Linear(config.width, config.width, bias=False)
-
-    def forward(
-        self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor, mask_B1SS: Tensor | None
-    ) -> Tensor:
-        """[B, S, D] to [B, S, D]; without a mask, each position sees itself and all before it."""
-        batch, length, width = x_BSD.shape
-        q_BNSH = self._heads(self.q_proj(x_BSD), self.heads)
-        k_BKSH = self._heads(self.k_proj(x_BSD), self.kv_heads)
-        v_BKSH = self._heads(self.v_proj(x_BSD), self.kv_heads)
-        q_BNSH = rotate(q_BNSH, cos_SH, sin_SH)
-        k_BKSH = rotate(k_BKSH, cos_SH, sin_SH)
-        out_BNSH = F.scaled_dot_product_attention(
-            q_BNSH,
-            k_BKSH,
-            v_BKSH,
-            attn_mask=mask_B1SS,
-            is_causal=mask_B1SS is None,
-            enable_gqa=self.heads != self.kv_heads,
-        )
-        return self.o_proj(out_BNSH.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
-
-    def _heads(self, x_BSD: Tensor, heads: int) -> Tensor:
-        batch, length, _ = x_BSD.shape
-        return x_BSD.view(batch, length, heads, self.head_width).transpose(1, 2)
+def build_norm(config: DecoderConfig) -> nn.Module:
+    """Of the residual stream."""
+    norm = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return norm(config.width, eps=config.norm_eps)
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """Two layers with an activation between them, which a third may gate (SwiGLU)."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.width, config.hidden, bias=False)
-        self.up_proj = nn.Linear(config.width, config.hidden, bias=False)
-        self.down_proj = nn.Linear(config.hidden, config.width, bias=False)
+        width, hidden, bias = config.width, config.hidden, config.mlp_bias
+        self.gate_proj = nn.Linear(width, hidden, bias=bias) if config.gated else None
+        self.up_proj = nn.Linear(width, hidden, bias=bias)
+        self.down_proj = nn.Linear(hidden, width, bias=bias)
+        self.activation = _ACTIVATIONS[config.activation]
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] to [B, S, D]."""
-        h_BSF = F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)
+        if self.gate_proj is None:
+            h_BSF = self.activation(self.up_proj(x_BSD))
+        else:
+            h_BSF = self.activation(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)
         return self.down_proj(h_BSF)  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each on the normalised residual stream."""
+    """Attention and feed-forward, each on the normalised residual stream."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.parallel_residual = config.parallel_residual
+        self.input_layernorm = build_norm(config)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.post_attention_layernorm = None if config.shared_norm else build_norm(config)
         self.mlp = FeedForward(config)
 
-    def forward(
-        self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor, mask_B1SS: Tensor | None
-    ) -> Tensor:
-        """[B, S, D] to [B, S, D]."""
-        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), cos_SH, sin_SH, mask_B1SS)
-        return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))  # type: ignore[no-any-return]
+    def forward(self, x_BSD: Tensor, rotary_2SR: Tensor | None, mask: Mask) -> Tensor:
+        """[B, S, D] to [B, S, D]; the rest as of `Attention`."""
+        normed_BSD = self.input_layernorm(x_BSD)
+        attended_BSD = self.self_attn(normed_BSD, rotary_2SR, mask)
+        stream_BSD = x_BSD if self.parallel_residual else x_BSD + attended_BSD
+        if self.post_attention_layernorm is not None:
+            normed_BSD = self.post_attention_layernorm(stream_BSD)
+        out_BSD = stream_BSD + self.mlp(normed_BSD)
+        return out_BSD + attended_BSD if self.parallel_residual else out_BSD  # type: ignore[no-any-return]
 
 
 class Transformer(nn.Module):
-    """Token ids to logits; parameters bear the names of Hugging Face's Llama."""
+    """A decoder, or consecutive layers of one as a stage of a pipeline.
 
-    def __init__(self, config: DecoderConfig) -> None:
+    Parameters bear the names of Hugging Face's Llama, whatever the family and the part.
+
+    Attributes:
+        embed_tokens: None where the part lacks layer 0.
+        embed_positions: None there too, and where positions are rotary.
+        layers: By their numbers in the whole decoder, "0" the first.
+        norm: The last one; None where the part lacks the last layer.
+        lm_head: None there too. Its weight is that of `embed_tokens` where they are tied and both
+            here; a pipeline's last stage has a copy, whose gradient its owner must add.
+        cross_entropy: Of logits [P, V] and targets [P]; may be compiled, or replaced.
+    """
+
+    def __init__(self, config: DecoderConfig, layers: range | None = None) -> None:
+        """Make the modules; `init_weights` or `huggingface.load_weights` give them values.
+
+        Args:
+            config: Of the whole decoder.
+            layers: Which of its layers this part has, all by default. The embeddings belong to
+                layer 0, norm and head to the last one; `range(0, 0)` has the embeddings only.
+        """
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
-        self.lm_head = nn.Linear(config.width, config.vocab_size, bias=False)
-        if config.tie_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
-        cos_SH, sin_SH = rotary_angles(config)
-        self.register_buffer("cos_SH", cos_SH, persistent=False)
-        self.register_buffer("sin_SH", sin_SH, persistent=False)
-        self.cos_SH: Tensor
-        self.sin_SH: Tensor
+        layers = range(config.layers) if layers is None else layers
+        first, last = layers.start == 0, layers.stop == config.layers
+        learned = config.positions == "learned"
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.width) if first else None
+        self.embed_positions = (
+            nn.Embedding(config.context_length, config.width) if first and learned else None
+        )
+        self.layers = nn.ModuleDict({str(number): Block(config) for number in layers})
+        self.norm = build_norm(config) if last else None
+        self.lm_head = (
+            nn.Linear(config.width, config.vocab_size, bias=config.head_bias) if last else None
+        )
+        self.cross_entropy = CrossEntropy()
+        table = None if learned else rotary_table(config)
+        self.register_buffer("rotary_2SR", table, persistent=False)
+        self.rotary_2SR: Tensor | None
+        self.after_to_empty()
 
-    def forward(self, tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
-        """Token ids [B, S], S at most the context, to logits [B, S, V].
+    def forward(
+        self,
+        inputs: Tensor,
+        documents_BS: Tensor | None = None,
+        targets_BS: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [B, S, V], or the loss where there are targets.
 
-        With `documents_BS`, the number of each token's document, a token sees its own document
-        only. Positions go on counting: they are relative, so a document's logits are what they
-        are where it stands alone.
+        Args:
+            inputs: Token ids [B, S], S at most the context; hidden states [B, S, D] where this
+                part has no embeddings.
+            documents_BS: The number of each token's document: a token sees its own one only, and
+                the document's logits are what they are where it stands alone.
+            targets_BS: The token after each, or `IGNORED`.
+
+        Returns:
+            Logits; with targets, the sum of their nats, without ever holding all logits; from a
+            part without head, hidden states [B, S, D].
         """
-        length = tokens_BS.shape[1]
-        mask_B1SS = None if documents_BS is None else document_mask(documents_BS)
-        cos_SH, sin_SH = self.cos_SH[:length], self.sin_SH[:length]
-        x_BSD = self.embed_tokens(tokens_BS)
-        for block in self.layers:
-            x_BSD = block(x_BSD, cos_SH, sin_SH, mask_B1SS)
-        return self.lm_head(self.norm(x_BSD))  # type: ignore[no-any-return]
+        x_BSD = inputs if self.embed_tokens is None else self.embed_tokens(inputs)
+        if self.embed_positions is not None:
+            x_BSD = x_BSD + self.embed_positions(positions(inputs, documents_BS))
+        window = self.config.sliding_window
+        mask = attention_mask(documents_BS, inputs.shape[1], window, inputs.device)
+        for layer in self.layers.values():
+            x_BSD = layer(x_BSD, self.rotary_2SR, mask)
+        if self.norm is None or self.lm_head is None:
+            return x_BSD
+        x_BSD = self.norm(x_BSD)
+        if targets_BS is None:
+            return self.lm_head(x_BSD)  # type: ignore[no-any-return]
+        x_PD, targets_P = x_BSD.flatten(0, 1), targets_BS.flatten()
+        vocabulary = self.config.vocab_size
+        return next_token_loss(self.lm_head, self.cross_entropy, x_PD, targets_P, vocabulary)
+
+    def init_weights(self, seed: int) -> None:
+        """Fill every parameter from `seed` and its name, on any device and under any sharding."""
+        self.after_to_empty()
+        draw(self, self.config, seed)
 
     @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
-        """Fill every parameter from `seed` alone.
-
-        Matrices are normal with standard deviation 0.7 / sqrt(width), which is GPT-2's 0.02 at
-        its width and does not leave narrow models too near zero; those that write to the residual
-        stream are smaller by sqrt(2 x layers), so that its variance does not grow with depth.
-        """
-        generator = torch.Generator().manual_seed(seed)
-        normal = 0.7 / math.sqrt(self.config.width)
-        into_residual = normal / math.sqrt(2 * self.config.layers)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 1:
-                parameter.fill_(1.0)
-                continue
-            std = into_residual if name.endswith(("o_proj.weight", "down_proj.weight")) else normal
-            parameter.normal_(0.0, std, generator=generator)
+    def after_to_empty(self) -> None:
+        """Bring back what `to_empty` loses besides the weights: the tie, and rotary positions."""
+        if (
+            self.config.tie_embeddings
+            and self.embed_tokens is not None
+            and self.lm_head is not None
+        ):
+            self.lm_head.weight = self.embed_tokens.weight
+        if self.rotary_2SR is not None and not self.rotary_2SR.is_meta:
+            self.rotary_2SR.copy_(rotary_table(self.config))
 
     @property
     def parameter_count(self) -> int:

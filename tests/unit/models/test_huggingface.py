@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from pipelines.core.errors import UserError
 from pipelines.models.huggingface import load_pretrained, save_pretrained
-from pipelines.models.presets import DecoderConfig
+from pipelines.models.config import DecoderConfig
 from pipelines.models.transformer import Transformer
 
 

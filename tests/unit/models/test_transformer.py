@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.models.presets import PRESETS, DecoderConfig, preset
+from pipelines.models.config import DecoderConfig
+from pipelines.models.presets import PRESETS, preset
 from pipelines.models.transformer import Transformer
 
 TINY = DecoderConfig(

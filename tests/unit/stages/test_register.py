@@ -23,7 +23,7 @@ from pipelines.evaluation.documents import read_documents
 from pipelines.evaluation.gate import bits_per_byte
 from pipelines.evaluation.perplexity import score_documents
 from pipelines.models.huggingface import save_pretrained
-from pipelines.models.presets import DecoderConfig
+from pipelines.models.config import DecoderConfig
 from pipelines.models.transformer import Transformer
 from pipelines.stages import register
 from pipelines.tracking import registry

@@ -15,7 +15,7 @@ from pipelines.core.records import Split
 from pipelines.data.tokens.token_shards import ShardWriter
 from pipelines.loading.dataloader import IGNORED, TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
-from pipelines.models.presets import DecoderConfig
+from pipelines.models.config import DecoderConfig
 from pipelines.models.transformer import Transformer
 from pipelines.training.trainer import Trainer
 from tests.two_processes import group_variables

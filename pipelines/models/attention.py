@@ -1,0 +1,132 @@
+"""Self-attention, and which tokens see which.
+
+Shape suffixes: B batch, S sequence, D model width, N heads, K key-value heads, H head width,
+R features that are turned, 2 cosine and sine, 1 for every head.
+
+Papers: grouped-query attention (Ainslie et al. 2023), sliding windows (Beltagy et al. 2020).
+"""
+
+# ruff: noqa: N803, N806, N812 (names that end in their shape)
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipelines.models.config import DecoderConfig
+from pipelines.models.positions import rotate
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+# None: each token sees itself and all before it.
+Mask: TypeAlias = "Tensor | BlockMask | None"
+_Visible = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Attention(nn.Module):
+    """Causal self-attention; several query heads may share one key-value head."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.head_width = config.head_width
+        q_width, kv_width = config.heads * self.head_width, config.kv_heads * self.head_width
+        self.q_proj = nn.Linear(config.width, q_width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(q_width, config.width, bias=config.output_bias)
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
+            self.k_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
+        self.qk_norm = config.qk_norm
+
+    def forward(self, x_BSD: Tensor, rotary_2SR: Tensor | None, mask: Mask) -> Tensor:
+        """[B, S, D] to [B, S, D].
+
+        Args:
+            x_BSD: The normalised residual stream.
+            rotary_2SR: Of at least S positions; None where positions are learned.
+            mask: Of `attention_mask`.
+        """
+        q_BSNH = self._heads(self.q_proj(x_BSD))
+        k_BSKH = self._heads(self.k_proj(x_BSD))
+        v_BSKH = self._heads(self.v_proj(x_BSD))
+        if self.qk_norm:
+            q_BSNH, k_BSKH = self.q_norm(q_BSNH), self.k_norm(k_BSKH)
+        q_BNSH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKH))
+        if rotary_2SR is not None:
+            table_2SR = rotary_2SR[:, : q_BNSH.shape[2]]
+            q_BNSH, k_BKSH = rotate(q_BNSH, table_2SR), rotate(k_BKSH, table_2SR)
+        out_BNSH = attend(q_BNSH, k_BKSH, v_BKSH, mask)
+        return self.o_proj(out_BNSH.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _heads(self, x_BSX: Tensor) -> Tensor:
+        # However many there are: under tensor parallelism, a process has only its share.
+        return x_BSX.view(*x_BSX.shape[:-1], -1, self.head_width)
+
+
+def attend(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask) -> Tensor:
+    """What each query draws from the values that it sees, [B, N, S, H]."""
+    grouped = q_BNSH.shape[1] != k_BKSH.shape[1]
+    if mask is None or isinstance(mask, Tensor):
+        return F.scaled_dot_product_attention(
+            q_BNSH, k_BKSH, v_BKSH, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+        )
+    compiled = _compiled("flex_attention")
+    return compiled(q_BNSH, k_BKSH, v_BKSH, block_mask=mask, enable_gqa=grouped)  # type: ignore[no-any-return]
+
+
+def attention_mask(
+    documents_BS: Tensor | None, length: int, window: int | None, device: torch.device
+) -> Mask:
+    """Which positions see which: not later ones, nor other documents', nor those too far back.
+
+    Args:
+        documents_BS: The number of each token's document; None where there is but one.
+        length: S.
+        window: How many positions a token sees, itself included; None: all.
+        device: On CUDA the mask is FlexAttention's, which holds a bit for 128 x 128 positions; on
+            others it is a tensor [B or 1, 1, S, S], as FlexAttention has no backward there.
+    """
+    if window is not None and window >= length:
+        window = None
+    if documents_BS is None and window is None:
+        return None
+    visible = _visible(documents_BS, window)
+    batch = 1 if documents_BS is None else len(documents_BS)
+    if device.type == "cuda":
+        # Without a batch, one mask serves all.
+        rows = None if documents_BS is None else batch
+        made: BlockMask = _compiled("create_block_mask")(
+            visible, rows, None, length, length, device=device
+        )
+        return made
+    row_B111 = torch.arange(batch, device=device).view(-1, 1, 1, 1)
+    position_S = torch.arange(length, device=device)
+    return visible(row_B111, row_B111, position_S.unsqueeze(1), position_S)
+
+
+def _visible(documents_BS: Tensor | None, window: int | None) -> _Visible:
+    """FlexAttention's `mask_mod`; it also takes tensors of indices that broadcast."""
+
+    def visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        seen = query >= key
+        if window is not None:
+            seen = seen & (query - key < window)
+        if documents_BS is not None:
+            seen = seen & (documents_BS[row, query] == documents_BS[row, key])
+        return seen
+
+    return visible
+
+
+@cache
+def _compiled(name: str) -> Callable[..., Any]:
+    """A function of FlexAttention; it is only worth its name compiled, and slow to import."""
+    from torch.nn.attention import flex_attention
+
+    compiled: Callable[..., Any] = torch.compile(getattr(flex_attention, name))
+    return compiled

@@ -6,15 +6,14 @@ params and DVC's `params.yaml`. `recipe_files.py` reads them from YAML.
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from pipelines.core.recipe_cleaning import Share
 from pipelines.core.recipe_data import Data
-from pipelines.core.recipe_section import Section, form_field
-
-Count = Annotated[int, Field(ge=1)]
+from pipelines.core.recipe_section import Count, Section, form_field
+from pipelines.core.recipe_training import Adapter, Parallel, Train
 
 
 class Validation(Section):
@@ -61,55 +60,6 @@ class Model(Section):
     init_from: str | None = Field(
         None, description="A Hugging Face folder whose weights training starts from"
     )
-
-
-class Parallel(Section):
-    """How the model lies over processes; their product is the world size (dp_replicate: auto)."""
-
-    dp_replicate: int | Literal["auto"] = Field("auto", description="Replicas of the model")
-    dp_shard: int = Field(1, ge=1, description="Processes over which one replica is sharded")
-    tp: int = Field(1, ge=1, description="Tensor parallel")
-    pp: int = Field(1, ge=1, description="Pipeline parallel")
-    sharding: Literal["none", "optimizer", "gradients", "full"] = Field(
-        "none", description="ZeRO stage 0, 1, 2, 3"
-    )
-
-
-class Train(Section):
-    """One optimisation run."""
-
-    steps: int = form_field(400, "Optimizer steps", ge=1)
-    max_seconds: float | None = form_field(None, "Stop after so many seconds of steps", gt=0)
-    micro_batch_size: int = form_field(8, "Samples a forward pass on one process", ge=1)
-    global_batch_size: int = form_field(16, "Samples an optimizer step, over all processes", ge=1)
-    lr: float = form_field(3e-3, "Peak learning rate of AdamW", gt=0)
-    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="Last learning rate ÷ peak")
-    warmup_steps: int = Field(20, ge=0)
-    weight_decay: float = Field(0.1, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.95, ge=0, lt=1)
-    grad_clip: float = Field(1.0, gt=0, description="Largest global gradient norm")
-    precision: Literal["fp32", "bf16", "fp16", "fp8"] = form_field(
-        "fp32", "bf16 runs under autocast"
-    )
-    compile: bool = Field(False, description="torch.compile each block")
-    checkpoint_every: int = Field(100, ge=1, description="Steps between checkpoints")
-    log_every: int = Field(10, ge=1, description="Steps between points in MLflow")
-
-    @model_validator(mode="after")
-    def _batch_divides(self) -> Self:
-        if self.global_batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"global_batch_size({self.global_batch_size}) must be a multiple of "
-                f"micro_batch_size({self.micro_batch_size})"
-            )
-        return self
-
-
-class Adapter(Section):
-    """Parameter-efficient fine-tuning."""
-
-    kind: Literal["none", "lora", "qlora"] = "none"
 
 
 class Evaluate(Section):

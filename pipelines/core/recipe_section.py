@@ -1,9 +1,11 @@
 """What every part of a recipe is made of."""
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
 
 # A user name and password; over HTTP a lone name is mostly an access token.
 _SECRET = re.compile(r"://[^/:\s]*:[^/\s]*@|https?://[^/\s]+@")

@@ -20,9 +20,12 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef, PreprocessRecord, TrainRecord, output_folder
 from pipelines.core.storage import folder_hash
 from pipelines.data.tokens.tokenizer import Encoder
+from pipelines.distributed.layout import Layout, resolve_layout
+from pipelines.distributed.mesh import Mesh, build_mesh
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.huggingface import load_pretrained, save_pretrained
+from pipelines.models.parallelize import parallelize
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
 from pipelines.stages.runner import RAY_JOB_VARIABLE
@@ -57,13 +60,15 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             supported(recipe)
             dataset = PreprocessRecord.read(workspace).dataset
             history = prepare(recipe, dataset, workspace)
-            loader = build_loader(recipe, dataset, workspace, device)
+            mesh = build_mesh(layout_of(recipe), device)
+            loader = build_loader(recipe, dataset, workspace, mesh)
             model = build_model(recipe, dataset.vocab_size, device)
+            parallelized = parallelize(model, mesh, recipe)
         with tracked_run(workspace) as tracked:
             if tracked is not None:
                 tracked.set_tags({READER_TAG: loader.reader.name})
             reporter = Reporter(recipe, workspace, history, tracked, report)
-            trainer = Trainer(recipe, model, loader, reporter, workspace / CHECKPOINTS)
+            trainer = Trainer(recipe, parallelized, loader, reporter, workspace / CHECKPOINTS)
             position = trainer.fit()
     if history is None:
         return None
@@ -121,29 +126,33 @@ def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path) -> History | N
     return history
 
 
-def build_loader(
-    recipe: Recipe, dataset: DatasetRef, workspace: Path, device: torch.device
-) -> TokenLoader:
-    """Batches of the training split for this process."""
+def layout_of(recipe: Recipe) -> Layout:
+    """The recipe's layout over the processes that there are."""
     world = dist.get_world_size() if dist.is_initialized() else 1
+    return resolve_layout(recipe.parallel, world)
+
+
+def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> TokenLoader:
+    """Batches of the training split for this process."""
     tokens = TokenDataset(
         output_folder(workspace, PreprocessRecord.stage),
         dataset.train,
         recipe.data.sequence_length,
         packed_length=dataset.packed_length,
+        mixture=dataset.mixture,
         documents=recipe.data.document_mask,
         reader=recipe.data.reader,
         remote=dataset.remote,
-        part=(rank(), world),
+        part=(mesh.rank, mesh.layout.world),
     )
     return TokenLoader(
         tokens,
         seed=recipe.seed,
         global_batch=recipe.train.global_batch_size,
-        micro_batch=recipe.train.micro_batch_size,
-        dp_rank=rank(),
-        dp_world=world,
-        device=device,
+        micro_batch=recipe.train.fixed_micro_batch_size,
+        dp_rank=mesh.dp_rank,
+        dp_world=mesh.dp_world,
+        device=mesh.device,
         steps=recipe.train.steps,
     )
 

@@ -1,127 +1,243 @@
-"""Checkpoints of a training run: written by all processes, counted only once they are whole.
+"""Checkpoints of a training run: written beside training, counted only once they are whole.
 
-They are `torch.distributed.checkpoint` folders, so another number of processes can load them.
-Randomness needs no place in them: the trainer seeds each step from the step.
+They are `torch.distributed.checkpoint` folders under canonical names, so any layout loads what any
+other saved. The learning rate, randomness and the batches follow from the step: with weights,
+moments and the step a run is whole.
 """
 
-import shutil
+import hashlib
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import torch.distributed as dist
-from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 from torch.optim import Optimizer
 
 from pipelines.core.errors import UserError
-from pipelines.core.storage import MARKER, is_complete, mark_complete, read_json, write_text
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import DatasetRef
+from pipelines.models.parallelize import Parallelized
+from pipelines.training.checkpoint_reader import CheckpointReader, SameModelPlanner
+from pipelines.training.checkpoint_state import HostStager, make_moments, state_of
+from pipelines.training.checkpoint_store import CheckpointStore
+from pipelines.training.checkpoint_writer import CheckpointWriter
 
-KEEP = 2
-_IDENTITY = "identity"
+_log = logging.getLogger(__name__)
+
+# What neither changes the samples of a step nor what is computed of them, but for the order of
+# sums; with other values of these a run goes on. A key that is not named here begins anew.
+_MAY_CHANGE: dict[str, set[str] | bool] = {
+    **dict.fromkeys(
+        ("name", "description", "validation", "parallel", "evaluate", "register", "resources"), True
+    ),
+    "data": {"reader"},
+    "train": {
+        "max_seconds",
+        "micro_batch_size",
+        "activation_checkpoint",
+        "compile",
+        "checkpoints",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "keep_best",
+        "log_every",
+    },
+}
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is; with the weights and the optimizer, all of its state."""
+    """How far a run is."""
 
     step: int = 0  # optimizer steps done
     seconds: float = 0.0  # spent in them
 
 
-def claim(folder: Path, identity: str) -> None:
-    """Clear torn checkpoints, and all of them where another recipe or other data made them.
+class Stateful(Protocol):
+    """What else has a state, such as a loss scale; JSON has types for all of it."""
 
-    Rank 0 calls it before training.
+    def state_dict(self) -> dict[str, Any]:
+        """The state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a state."""
+
+
+def identity(recipe: Recipe, dataset: DatasetRef) -> str:
+    """A hash of what a run's weights follow from: with the same one it can be resumed.
+
+    The layout is not in it, nor are the number of processes or how the work is cut.
     """
-    path = folder / _IDENTITY
-    if not path.is_file() or path.read_text(encoding="utf-8") != identity:
-        shutil.rmtree(folder, ignore_errors=True)
-        write_text(path, identity)
-    for torn in folder.glob("step-*"):
-        if not is_complete(torn):
-            shutil.rmtree(torn)
+    values = recipe.to_dict()
+    for section, keys in _MAY_CHANGE.items():
+        for key in [section] if keys is True else keys:
+            (values if keys is True else values[section]).pop(key, None)
+    text = json.dumps([values, dataset.model_dump(mode="json")], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def latest_complete(folder: Path) -> Path | None:
-    """The newest checkpoint whose marker was written; torn ones do not count."""
-    complete = _complete(folder)
-    return complete[-1] if complete else None
+class Checkpoints:
+    """Saves and restores a run; every process makes one and calls its methods alike.
 
-
-def save(folder: Path, position: Position, model: nn.Module, optimizer: Optimizer) -> None:
-    """Write `step-000100`, say; every process calls it, and rank 0 marks it complete last."""
-    # Seconds to import, so only where it is needed.
-    from torch.distributed.checkpoint import state_dict_saver as dcp
-
-    path = folder / f"step-{position.step:06d}"
-    dcp.save(_state(model, optimizer), checkpoint_id=path, no_dist=not dist.is_initialized())
-    _barrier()
-    if _is_first():
-        mark_complete(path, asdict(position))
-        _drop_old(folder)
-
-
-def load(path: Path, model: nn.Module, optimizer: Optimizer) -> Position:
-    """Put a checkpoint's weights and moments in place, and return where the run was.
-
-    Raises:
-        UserError: a file of it is damaged.
+    `with Checkpoints(...)`: the last save is waited for at the end.
     """
-    from torch.distributed.checkpoint import state_dict_loader as dcp
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict import set_state_dict
 
-    from pipelines.training.checkpoint_reader import CheckpointReader
+    def __init__(
+        self,
+        store: CheckpointStore,
+        model: Parallelized,
+        optimizer: Optimizer,
+        others: Mapping[str, Stateful] | None = None,
+        keep: int = 2,
+        keep_best: bool = False,
+    ) -> None:
+        """Take what is saved.
 
-    state = _state(model, optimizer)
-    try:
-        dcp.load(state, storage_reader=CheckpointReader(path), no_dist=not dist.is_initialized())
-    except CheckpointException as error:
-        reason = " ".join(str(next(iter(error.failures.values()))[0]).split())
-        raise UserError(
-            f"{path}: the checkpoint can't be read: {reason}; delete it, and the run goes on from "
-            "the one before it"
-        ) from error
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
-    return Position(**read_json(path / MARKER))
+        Args:
+            store: Where to; `claim` was called on it.
+            model: Its trained weights.
+            optimizer: Its moments.
+            others: Further small states by name, the same in all processes.
+            keep: Newest checkpoints that are kept.
+            keep_best: Keep the one of the least loss, too.
+        """
+        self._store = store
+        self._model = model
+        self._optimizer = optimizer
+        self._others = others or {}
+        self._keep = keep
+        self._keep_best = keep_best
+        # Its own: the saving thread may not come between the training's collectives, and NCCL
+        # can't carry what is agreed on here.
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._stager = HostStager(model.mesh.device)
+        self._writing: tuple[int, Future[Any]] | None = None
+        self._losses: list[float] = []
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+    def note(self, loss: float) -> None:
+        """A point of the training curve; checkpoints are compared by the mean since the last."""
+        self._losses.append(loss)
+
+    def save(self, position: Position) -> None:
+        """Begin to write a checkpoint; `before_update` tells when training may go on.
+
+        Raises:
+            UserError: the checkpoint before this one could not be written.
+        """
+        self.wait()
+        facts = asdict(position) | {
+            "loss": sum(self._losses) / len(self._losses) if self._losses else float("inf"),
+            "others": {name: each.state_dict() for name, each in self._others.items()},
+        }
+        self._losses.clear()
+
+        def complete() -> None:
+            self._store.complete(position.step, facts)
+            self._store.prune(self._keep, self._keep_best)
+
+        begun = async_save(
+            {**state_of(self._model, self._optimizer)},
+            storage_writer=CheckpointWriter(
+                self._store.url(position.step),
+                lambda: self._store.remove(position.step),
+                complete,
+            ),
+            async_stager=self._stager,
+            process_group=self._group,
+            no_dist=self._group is None,
+        )
+        assert isinstance(begun, AsyncSaveResponse)
+        self._writing = position.step, begun.upload_completion
+
+    def before_update(self) -> None:
+        """Call it before weights or moments change: the last save may still be copying them."""
+        self._stager.before_update()
+
+    def wait(self) -> None:
+        """Until the last save is whole.
+
+        Raises:
+            UserError: it could not be written.
+        """
+        if self._writing is None:
+            return
+        (step, written), self._writing = self._writing, None
+        try:
+            written.result()
+        except CheckpointException as error:
+            raise UserError(
+                f"{self._store.url(step)}: the checkpoint can't be written: {_reason(error)}; the "
+                "run goes on from the one before it"
+            ) from error
+
+    def restore(self) -> Position:
+        """Put the newest complete checkpoint in place, and return where the run was.
+
+        Raises:
+            UserError: it is damaged, or of another model.
+        """
+        self.wait()
+        facts = self._from_first(self._newest)
+        if facts is None:
+            return Position()
+        position = Position(facts["step"], facts["seconds"])
+        url = self._store.url(position.step)
+        make_moments(self._optimizer)
+        try:
+            load(
+                {**state_of(self._model, self._optimizer)},
+                storage_reader=CheckpointReader(url),
+                planner=SameModelPlanner(),
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
+        except CheckpointException as error:
+            raise UserError(f"{url}: the checkpoint can't be read: {_reason(error)}") from error
+        for name, each in self._others.items():
+            each.load_state_dict(facts["others"][name])
+        _log.info("resumed after step %d from %s", position.step, url)
+        return position
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Wait for the last save; where training failed, that is what is told."""
+        try:
+            self.wait()
+        except UserError as unwritten:
+            if error is None:
+                raise
+            _log.error("%s", unwritten)
+        finally:
+            self._stager.close()
+
+    def _newest(self) -> dict[str, Any] | None:
+        steps = self._store.steps()
+        return self._store.facts(steps[-1]) if steps else None
+
+    def _from_first(self, look: Any) -> Any:
+        """What the first process sees: another may not see yet what S3 or NFS has."""
+        if self._group is None:
+            return look()
+        found = [look() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(found, src=0, group=self._group)
+        return found[0]
 
 
-def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Weights and moments by parameter name; the names are free of DDP's prefix."""
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    weights, moments = get_state_dict(model, optimizer)
-    return {"model": weights, "optimizer": moments}
-
-
-def _drop_old(folder: Path) -> None:
-    """Keep the newest complete ones; what is older, torn or whole, is of no more use."""
-    oldest_kept = _complete(folder)[-KEEP:][0]
-    for path in folder.glob("step-*"):
-        if _step(path) < _step(oldest_kept):
-            (path / MARKER).unlink(missing_ok=True)  # never a marker on a half-deleted one
-            shutil.rmtree(path)
-
-
-def _complete(folder: Path) -> list[Path]:
-    """The complete ones, oldest first."""
-    return sorted(filter(is_complete, folder.glob("step-*")), key=_step)
-
-
-def _step(path: Path) -> int:
-    """What they are ordered by: as text, step-1000000 would come before step-999999."""
-    return int(path.name.removeprefix("step-"))
-
-
-def _barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()
-
-
-def _is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
+def _reason(error: CheckpointException) -> str:
+    """The first process's trouble, in one line."""
+    first = next(iter(error.failures.values()))[0]
+    return " ".join((str(first) or repr(first)).split())

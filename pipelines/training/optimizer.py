@@ -3,14 +3,14 @@
 import math
 
 import torch
-from torch import nn
 
-from pipelines.core.recipe import Train
+from pipelines.core.recipe_training import Train
+from pipelines.models.parallelize import Parallelized
 
 
-def build_optimizer(model: nn.Module, train: Train) -> torch.optim.AdamW:
+def build_optimizer(model: Parallelized, train: Train) -> torch.optim.Optimizer:
     """AdamW; weight decay on matrices only, as norms have no reason to be small."""
-    parameters = list(model.parameters())
+    parameters = model.parameters()
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

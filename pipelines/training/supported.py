@@ -16,7 +16,7 @@ def supported(recipe: Recipe) -> None:
     """
     parallel = recipe.parallel
     for key, value in (("dp_shard", parallel.dp_shard), ("tp", parallel.tp), ("pp", parallel.pp)):
-        if value != 1:
+        if value not in (1, "auto"):
             raise UserError(f"parallel.{key} = {value}: only data-parallel replicas so far; set 1")
     if parallel.sharding != "none":
         raise UserError(f"parallel.sharding = {parallel.sharding!r}: not supported yet; set none")

@@ -1,27 +1,23 @@
 """The training loop; it runs under torchrun, Ray Train or alone, and knows of none of them."""
 
-# ruff: noqa: N806 (names that end in their shape)
-
 import logging
 import math
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.loading.dataloader import IGNORED, Batch, TokenLoader
-from pipelines.models.transformer import Transformer
+from pipelines.models.parallelize import Parallelized
 from pipelines.training import checkpoint
 from pipelines.training.checkpoint import Position
-from pipelines.training.loss import next_token_loss
+from pipelines.training.forward_backward import Accumulation, ForwardBackward
 from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 
@@ -46,16 +42,16 @@ class Trainer:
     def __init__(
         self,
         recipe: Recipe,
-        model: Transformer,
+        model: Parallelized,
         loader: TokenLoader,
         report: Report,
         checkpoints: Path,
     ) -> None:
-        """Wrap `model`, which lies on the loader's device already.
+        """Take what is ready.
 
         Args:
             recipe: `seed` and `train` are used.
-            model: Trained in place; with several processes, each has the same weights.
+            model: Trained in place.
             loader: This process's share of each step.
             report: Called on every process every `train.log_every` steps, at each checkpoint and
                 at the end.
@@ -66,14 +62,11 @@ class Trainer:
         self.loader = loader
         self.report = report
         self.checkpoints = checkpoints
-        self.world = dist.get_world_size() if dist.is_initialized() else 1
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.device = next(model.parameters()).device
-        if self.train.compile:
-            for block in model.layers:
-                block.compile()
-        self.model = DistributedDataParallel(model) if self.world > 1 else model
+        self.model = model
+        self.mesh = model.mesh
+        self.device = model.mesh.device
         self.optimizer = build_optimizer(model, self.train)
+        self.forward_backward: ForwardBackward = Accumulation(model, self._autocast())
 
     def fit(self) -> Position:
         """Train to the last step or the time limit, and return how far that was.
@@ -82,7 +75,8 @@ class Trainer:
             UserError: the loss is no number any more.
         """
         position = since = self._resume()  # since: the last report
-        self.model.train()
+        for part in self.model.parts:
+            part.train()
         finished = self._finished(position)
         while not finished:
             started = time.perf_counter()
@@ -101,20 +95,12 @@ class Trainer:
     def _step(self, step: int) -> "_Step":
         """One optimizer step over this process's share of the batch."""
         # Seeded by step, randomness resumes by itself and on any number of processes.
-        torch.manual_seed(hash((self.recipe.seed, step, self.rank)))
+        torch.manual_seed(hash((self.recipe.seed, step, self.mesh.dp_rank)))
         set_learning_rate(self.optimizer, learning_rate(step, self.train))
         self.optimizer.zero_grad()
-        nats = torch.zeros((), device=self.device)
         batches, predicted = self._batches(step)
-        # Each token weighs the same wherever it is; DDP divides by the world, so undo it.
-        share = self.world / predicted
-        for batch, is_last in batches:
-            with self._sync_if(is_last):
-                with self._autocast():
-                    logits_BSV = self.model(batch.inputs_BS, batch.documents_BS)
-                loss = next_token_loss(logits_BSV, batch.targets_BS)
-                torch.autograd.backward(loss * share)
-            nats += loss.detach()
+        # Each token weighs the same wherever it is; the mean over processes is taken later.
+        nats = self.forward_backward(batches, self.mesh.dp_world / predicted)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.train.grad_clip)
         self.optimizer.step()
         return _Step(nats, norm, predicted)
@@ -130,15 +116,8 @@ class Trainer:
         held = list(batches)
         counts = [(batch.targets_BS != IGNORED).sum() for batch, _ in held]
         predicted = torch.stack(counts).sum()
-        if self.world > 1:
-            dist.all_reduce(predicted)
+        self.mesh.sum(predicted, "dp_replicate", "dp_shard")
         return held, predicted.clamp(min=1)  # nothing at all is learned from a step without any
-
-    def _sync_if(self, is_last: bool) -> AbstractContextManager[None]:
-        """Gradients are averaged over processes once a step, in the last backward pass."""
-        if isinstance(self.model, DistributedDataParallel) and not is_last:
-            return self.model.no_sync()
-        return nullcontext()
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(
@@ -149,8 +128,7 @@ class Trainer:
         self, done: "_Step", position: Position, since: Position, last: bool
     ) -> StepMetrics:
         """Note: a collective and a device synchronisation point, so not at every step."""
-        if self.world > 1:
-            dist.all_reduce(done.nats)
+        self.mesh.sum(done.nats, "pp", "dp_replicate", "dp_shard")
         tokens = self.loader.tokens_per_step
         loss = done.nats.item() / int(done.predicted)
         if not math.isfinite(loss):
@@ -174,7 +152,7 @@ class Trainer:
         """Whether to stop; rank 0's clock decides, so that all stop at the same step."""
         limit = self.train.max_seconds
         finished = position.step >= self.train.steps
-        if limit is None or self.world == 1:
+        if limit is None or self.mesh.layout.world == 1:
             return finished or (limit is not None and position.seconds >= limit)
         flag = torch.tensor(finished or position.seconds >= limit, device=self.device)
         dist.broadcast(flag, src=0)

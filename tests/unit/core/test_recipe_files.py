@@ -55,7 +55,7 @@ def test_the_fingerprint_follows_every_value():
         ("resources.workers=[3, 1]", "the first is the least"),
         ("seed=-1", "seed = -1: Input should be greater than or equal to 0"),
         ("train.lr=.inf", "train.lr = inf: Input should be a finite number"),
-        ("train.precision=fp7", "'fp32', 'bf16', 'fp16' or 'fp8'"),
+        ("train.precision=fp7", "'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'"),
         ("data.source.kind=files", "needs data.source.path"),
         ("data.tokenizer.kind=pretrained", "needs data.tokenizer.path"),
         ("train.global_batch_size=7", "global_batch_size(7) must be a multiple of"),

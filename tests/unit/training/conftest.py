@@ -12,9 +12,12 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.records import Shard, Split
 from pipelines.core.storage import md5
 from pipelines.data.tokens.token_shards import ShardWriter
+from pipelines.distributed.layout import Layout
+from pipelines.distributed.mesh import build_mesh
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
-from pipelines.models.presets import DecoderConfig
+from pipelines.models.config import DecoderConfig
+from pipelines.models.parallelize import parallelize
 from pipelines.models.transformer import Transformer
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.trainer import Trainer
@@ -85,7 +88,10 @@ def start(tmp_path: Path, split: Split) -> Callable[..., Run]:
             device=torch.device("cpu"),
         )
         points: list[StepMetrics] = []
-        trainer = Trainer(recipe, model, loader, points.append, tmp_path / folder)
+        mesh = build_mesh(Layout(), torch.device("cpu"))
+        trainer = Trainer(
+            recipe, parallelize(model, mesh, recipe), loader, points.append, tmp_path / folder
+        )
         return Run(trainer, model, points)
 
     return build

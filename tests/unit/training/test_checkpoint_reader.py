@@ -14,8 +14,11 @@ from torch.distributed.checkpoint import FileSystemReader, LoadPlan
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 
 from pipelines.core.errors import UserError
+from pipelines.distributed.layout import Layout
+from pipelines.distributed.mesh import build_mesh
 from pipelines.loading import readers
 from pipelines.loading.choice import open_reader
+from pipelines.models.parallelize import Parallelized
 from pipelines.training import checkpoint_reader
 from pipelines.training.checkpoint import Position, load, save
 from pipelines.training.checkpoint_reader import CheckpointReader
@@ -162,7 +165,7 @@ def test_a_large_tensor_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("kept", [0.02, 0.5, 0.98])
 def test_a_truncated_file_is_one_line(tmp_path: Path, kept: float) -> None:
-    model = torch.nn.Linear(40, 60)
+    model = Parallelized(build_mesh(Layout(), torch.device("cpu")), [torch.nn.Linear(40, 60)])
     optimizer = torch.optim.AdamW(model.parameters())
     save(tmp_path, Position(3), model, optimizer)
     (path,) = tmp_path.rglob("*.distcp")

@@ -13,9 +13,12 @@ import torch
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import Split
 from pipelines.data.tokens.token_shards import ShardWriter
+from pipelines.distributed.layout import Layout
+from pipelines.distributed.mesh import build_mesh
 from pipelines.loading.dataloader import IGNORED, TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.config import DecoderConfig
+from pipelines.models.parallelize import parallelize
 from pipelines.models.transformer import Transformer
 from pipelines.training.trainer import Trainer
 from tests.two_processes import group_variables
@@ -71,7 +74,7 @@ def train(folder: Path, rank: int = 0, world: int = 1, micro: int = 2) -> list[t
     points: list[tuple[float, float]] = []
     Trainer(
         recipe,
-        model,
+        parallelize(model, build_mesh(Layout(dp_replicate=world), torch.device("cpu")), recipe),
         loader(folder, split, rank, world, micro),
         lambda point: points.append((point.loss, point.gradient_norm)),
         folder / f"checkpoints-{world}-{micro}",

@@ -1,7 +1,10 @@
 import pytest
 import torch
 
-from pipelines.core.recipe import Train
+from pipelines.core.recipe_training import Train
+from pipelines.distributed.layout import Layout
+from pipelines.distributed.mesh import build_mesh
+from pipelines.models.parallelize import Parallelized
 from pipelines.training.optimizer import build_optimizer, learning_rate
 
 
@@ -20,7 +23,8 @@ def test_no_warm_up_begins_at_the_peak() -> None:
 
 
 def test_only_matrices_decay() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.RMSNorm(4))
+    part = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.RMSNorm(4))
+    model = Parallelized(build_mesh(Layout(), torch.device("cpu")), [part])
     decayed, free = build_optimizer(model, Train(weight_decay=0.3)).param_groups
     assert [tuple(p.shape) for p in decayed["params"]] == [(4, 3)]
     assert [tuple(p.shape) for p in free["params"]] == [(4,), (4,)]

@@ -75,7 +75,7 @@ def test_the_last_checkpoints_are_kept(start: Callable, tmp_path: Path) -> None:
 def test_a_million_steps_come_after_a_few_less(start: Callable, tmp_path: Path) -> None:
     run = start()
     for step in (999_998, 999_999, 1_000_000, 1_000_001):
-        save(tmp_path / "long", Position(step), run.model, run.trainer.optimizer)
+        save(tmp_path / "long", Position(step), run.trainer.model, run.trainer.optimizer)
     newest = latest_complete(tmp_path / "long")
     assert newest is not None and newest.name == "step-1000001"
     names = {path.name for path in (tmp_path / "long").iterdir()}

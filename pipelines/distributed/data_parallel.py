@@ -1,0 +1,105 @@
+"""Replicas and shards of a model over the processes that see samples of their own.
+
+| `parallel.sharding` | ZeRO | by | divided over `dp_shard` |
+|---|---|---|---|
+| `none` | 0 | DistributedDataParallel | nothing |
+| `optimizer` | 1 | the same, and `zero_one.py` | the optimizer's state |
+| `gradients` | 2 | `fully_shard`, weights kept from forward to backward | all three |
+| `full` | 3 | `fully_shard`, weights gathered block by block, twice | all three |
+
+ZeRO's stage 2 (Rajbhandari et al. 2020) keeps whole weights on every process. FSDP2, which is used
+for it here, also divides them between steps: it holds less than stage 2 promises, and gathers them
+once a step, as stage 2 does after its update. Over `dp_replicate` all of it is there again.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from pipelines.core.recipe_training import Parallel
+from pipelines.distributed.mesh import Mesh
+
+
+def is_fully_sharded(mesh: Mesh, parallel: Parallel) -> bool:
+    """Whether FSDP2 carries the weights, and not DistributedDataParallel.
+
+    It also replicates weights that are tensor parallel, which DistributedDataParallel can't.
+    """
+    if mesh.devices is None:
+        return False
+    replicas = mesh.layout.tp > 1 and mesh.layout.dp > 1
+    return parallel.sharding in ("gradients", "full") or replicas
+
+
+def shard(
+    part: nn.Module,
+    blocks: Iterable[nn.Module],
+    mesh: Mesh,
+    parallel: Parallel,
+    dtype: torch.dtype | None,
+) -> None:
+    """Divide the weights of `part` among processes, in place; they may be on the meta device.
+
+    Args:
+        part: Calls `blocks` in its forward pass.
+        blocks: Each is gathered, used and given up by itself.
+        mesh: `dp_replicate` and `dp_shard` are used.
+        parallel: `sharding` and `cpu_offload` are used.
+        dtype: In which weights are gathered and used; None: as they are. Gradients are added up
+            in the weights' own.
+    """
+    assert mesh.devices is not None
+    names = ("dp_replicate", "dp_shard") if mesh.layout.dp_replicate > 1 else "dp_shard"
+    offload = OffloadPolicy()
+    if parallel.cpu_offload:
+        offload = CPUOffloadPolicy(pin_memory=mesh.device.type != "cpu")
+    # Inputs keep their type: autocast chooses it for each operation, as without sharding.
+    policy = MixedPrecisionPolicy(dtype, torch.float32 if dtype else None, None, False)
+    for module in (*blocks, part):
+        fully_shard(
+            module,
+            mesh=mesh.devices[names],
+            # What the root gathers, its backward pass needs at once.
+            reshard_after_forward=parallel.sharding == "full" and module is not part,
+            mp_policy=policy,
+            offload_policy=offload,
+        )
+
+
+def replicate(part: nn.Module, mesh: Mesh) -> nn.Module:
+    """Gradients become the mean over the data-parallel processes in the last backward pass.
+
+    Weights need to be there, and the same everywhere.
+    """
+    group = mesh.data_parallel_group
+    if group is None:
+        return part
+    return DistributedDataParallel(
+        part, process_group=group, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
+
+
+@contextmanager
+def sync_if(is_last: bool, part: nn.Module) -> Iterator[None]:
+    """Processes exchange gradients once a step: not before its last backward pass.
+
+    Until then each holds its own whole gradients, under every sharding.
+    """
+    if isinstance(part, DistributedDataParallel) and not is_last:
+        with part.no_sync():
+            yield
+        return
+    if isinstance(part, FSDPModule):
+        part.set_is_last_backward(is_last)
+        part.set_requires_gradient_sync(is_last)
+    yield

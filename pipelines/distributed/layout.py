@@ -1,0 +1,59 @@
+"""How processes are arranged, in numbers; no torch here, so a bad one is refused at once."""
+
+from dataclasses import astuple, dataclass
+from math import prod
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe_training import Parallel
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Processes by dimension, the slowest varying first: neighbours are tensor parallel."""
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+
+    @property
+    def world(self) -> int:
+        """Processes in all."""
+        return prod(astuple(self))
+
+    @property
+    def dp(self) -> int:
+        """Processes that see samples of their own."""
+        return self.dp_replicate * self.dp_shard
+
+    def __str__(self) -> str:
+        return " * ".join(f"{name}({size})" for name, size in vars(self).items())
+
+
+def resolve_layout(parallel: Parallel, world: int) -> Layout:
+    """The layout of `world` processes: an `auto` of data parallel takes what the others leave.
+
+    Raises:
+        UserError: the numbers do not multiply to `world`, or sharding and `dp_shard` disagree.
+    """
+    if parallel.by_rule:
+        raise ValueError("parallel: auto is resolved by planning before a mesh is made")
+    sizes = {"pp": parallel.pp, "cp": parallel.cp, "tp": parallel.tp}
+    sizes |= {"dp_replicate": parallel.dp_replicate, "dp_shard": parallel.dp_shard}
+    # What is left goes to where the sharding wants it; with both on auto, the other is 1.
+    shards = parallel.sharding != "none"
+    if sizes["dp_replicate"] == sizes["dp_shard"] == "auto":
+        sizes["dp_replicate" if shards else "dp_shard"] = 1
+    fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}
+    for name in sizes.keys() - fixed.keys():
+        fixed[name] = max(1, world // prod(fixed.values()))
+    layout = Layout(**fixed)
+    if layout.world != world:
+        raise UserError(f"parallel: {layout} = {layout.world} processes, but there are {world}")
+    if layout.dp_shard > 1 and not shards:
+        raise UserError(
+            f"parallel.dp_shard({layout.dp_shard}) shards nothing with parallel.sharding = none; "
+            "set optimizer, gradients or full, or use dp_replicate"
+        )
+    return layout

@@ -1,0 +1,137 @@
+"""What Megatron's tensor parallelism needs besides torch's styles: norms, loss and gradients.
+
+Papers: Megatron-LM (Shoeybi et al. 2019), its sequence parallelism (Korthikanti et al. 2022).
+Shape suffixes: P positions, V this process's part of the vocabulary.
+"""
+
+# ruff: noqa: N803, N806 (names that end in their shape)
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from pipelines.core.errors import UserError
+
+
+class Replicated(ParallelStyle):
+    """A module whose weights all processes have whole, on inputs that lie over them.
+
+    torch's `SequenceParallel` is the case of inputs and outputs that lie along the sequence.
+    """
+
+    def __init__(self, inputs: Placement, outputs: Placement, *, local: bool = False) -> None:
+        """Of its first input, where that is no DTensor yet, and of its output.
+
+        Args:
+            inputs: How the input lies.
+            outputs: How the output shall lie.
+            local: Whether the output is this process's plain tensor, not a DTensor.
+        """
+        super().__init__()
+        self._inputs = inputs
+        self._outputs = outputs
+        self._local = local
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh, self._replicate, self._prepare, self._finish)
+
+    def _replicate(self, _: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for name, weight in list(module.named_parameters(recurse=False)):
+            whole = distribute_tensor(weight, mesh, src_data_rank=self.src_data_rank)
+            module.register_parameter(name, nn.Parameter(whole, weight.requires_grad))
+
+    def _prepare(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+        first, *others = inputs
+        if not isinstance(first, DTensor):
+            first = DTensor.from_local(first, mesh, (self._inputs,), run_check=False)
+        return first, *others
+
+    def _finish(self, _: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+        output = output.redistribute(mesh, (self._outputs,))
+        return output.to_local() if self._local else output
+
+
+class VocabularyCrossEntropy(nn.Module):
+    """Summed nats of logits whose vocabulary lies over processes: none sees another's logits.
+
+    As Megatron-LM's `vocab_parallel_cross_entropy`: the processes exchange three numbers a
+    position, the largest logit, the sum of exponentials and the target's logit.
+    """
+
+    def __init__(self, mesh: DeviceMesh, vocabulary: int, ignored: int) -> None:
+        """Over the processes of a mesh of one dimension.
+
+        Args:
+            mesh: Tensor parallel.
+            vocabulary: Of all processes; the last one's part may be smaller.
+            ignored: The target that adds nothing; it is negative.
+
+        Raises:
+            UserError: a process would have no part of the vocabulary.
+        """
+        super().__init__()
+        share = -(-vocabulary // mesh.size())
+        if share * (mesh.size() - 1) >= vocabulary:
+            raise UserError(
+                f"parallel.tp({mesh.size()}) leaves a process without a part of the "
+                f"vocabulary({vocabulary})"
+            )
+        self._group = mesh.get_group()
+        self._start = share * mesh.get_local_rank()
+        self._ignored = ignored
+
+    def forward(self, logits_PV: Tensor, targets_P: Tensor) -> Tensor:
+        """This process's logits [P, V] and everyone's targets [P] to a scalar, in fp32 at least."""
+        logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
+        nats: Tensor = _VocabularyCrossEntropy.apply(
+            logits_PV, targets_P - self._start, targets_P != self._ignored, self._group
+        )
+        return nats
+
+
+class _VocabularyCrossEntropy(torch.autograd.Function):
+    """All processes get the sum, and each the gradient of its logits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_PV: Tensor, places_P: Tensor, counted_P: Tensor, group: dist.ProcessGroup
+    ) -> Tensor:
+        peak_P = logits_PV.amax(dim=1)
+        dist.all_reduce(peak_P, dist.ReduceOp.MAX, group)
+        shifted_PV = logits_PV - peak_P.unsqueeze(1)
+        here_P = counted_P & (places_P >= 0) & (places_P < logits_PV.shape[1])
+        places_P = places_P.where(here_P, 0)
+        picked_P = shifted_PV.gather(1, places_P.unsqueeze(1)).squeeze(1).where(here_P, 0)
+        exponentials_PV = shifted_PV.exp_()
+        sums_2P = torch.stack((exponentials_PV.sum(dim=1), picked_P))
+        dist.all_reduce(sums_2P, group=group)
+        total_P, target_P = sums_2P
+        ctx.save_for_backward(exponentials_PV, total_P, places_P, here_P, counted_P)
+        return (total_P.log() - target_P).where(counted_P, 0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> Any:  # type: ignore[override]
+        exponentials_PV, total_P, places_P, here_P, counted_P = ctx.saved_tensors
+        weight_P = scale * counted_P
+        gradient_PV = exponentials_PV * (weight_P / total_P).unsqueeze(1)
+        taken_P1 = (weight_P * here_P).unsqueeze(1)
+        gradient_PV.scatter_add_(1, places_P.unsqueeze(1), -taken_P1)
+        return gradient_PV, None, None, None
+
+
+def complete_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Sum, after the last backward pass, what each process has of a replicated weight's gradient.
+
+    Under sequence parallelism a norm's gradient is the sum over parts of the sequence, which
+    DTensor leaves open; a shard's gradient, and what FSDP reduced, is complete.
+    """
+    for parameter in parameters:
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+            parameter.grad = gradient.redistribute(placements=parameter.placements)

@@ -1,0 +1,100 @@
+"""A decoder laid over a mesh: tensor parallel, checkpointing, compile, then data parallel."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipelines.core.recipe import Recipe
+from pipelines.distributed.data_parallel import is_fully_sharded, replicate, shard
+from pipelines.distributed.mesh import Mesh
+from pipelines.distributed.zero_one import ShardedUpdate
+from pipelines.models.transformer import Transformer
+from pipelines.models.weights import canonical_name
+
+# Matrix products are in this type; fp8's have what surrounds them in bf16.
+COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Parallelized:
+    """What this process holds of a model.
+
+    Attributes:
+        parts: The modules to call; several where a process holds several pipeline stages.
+        shards_update: Whether each process updates its share only, of weights that all have whole.
+    """
+
+    mesh: Mesh
+    parts: list[nn.Module]
+    shards_update: bool = False
+
+    @property
+    def modules(self) -> list[Transformer]:
+        """The parts, without what calls them to exchange their gradients."""
+        wrapped = (DistributedDataParallel,)
+        return [part.module if isinstance(part, wrapped) else part for part in self.parts]  # type: ignore[misc]
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Of all parts, by their names in the whole model; tied ones once."""
+        return {
+            canonical_name(name): parameter
+            for module in self.modules
+            for name, parameter in module.named_parameters()
+        }
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of `named_parameters`; their gradients are this process's."""
+        return list(self.named_parameters().values())
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates, by name: the trained parameters, or this process's rows."""
+        if self._sharded_update is not None:
+            return self._sharded_update.shards
+        return {name: each for name, each in self.named_parameters().items() if each.requires_grad}
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep the parameters up to date with what an optimizer of `trained` does."""
+        if self._sharded_update is not None:
+            self._sharded_update.attach(optimizer)
+
+    @cached_property
+    def _sharded_update(self) -> ShardedUpdate | None:
+        along = self.mesh.along("dp_shard")
+        if not self.shards_update or along is None:
+            return None
+        named = self.named_parameters().items()
+        return ShardedUpdate({name: each for name, each in named if each.requires_grad}, along)
+
+
+def parallelize(
+    model: Transformer,
+    mesh: Mesh,
+    recipe: Recipe,
+    fill: Callable[[Transformer], None] | None = None,
+) -> Parallelized:
+    """Lay a model over the mesh, in place.
+
+    Args:
+        model: On the mesh's device with the same weights in every process; or on the meta device,
+            so that no process ever holds more of it than its part.
+        mesh: Of all processes.
+        recipe: `parallel` and `train` are used.
+        fill: Gives a model from the meta device its weights, which it then has memory for.
+    """
+    parallel, train = recipe.parallel, recipe.train
+    if train.compile:
+        for block in model.layers.values():
+            block.compile()
+    sharded = is_fully_sharded(mesh, parallel)
+    if sharded:
+        shard(model, model.layers.values(), mesh, parallel, COMPUTE_DTYPES.get(train.precision))
+    if fill is not None:
+        on_cpu = sharded and parallel.cpu_offload
+        model.to_empty(device=torch.device("cpu") if on_cpu else mesh.device)
+        fill(model)
+    part = model if sharded else replicate(model, mesh)
+    return Parallelized(mesh, [part], shards_update=parallel.sharding == "optimizer")

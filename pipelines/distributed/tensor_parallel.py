@@ -1,4 +1,4 @@
-"""What Megatron's tensor parallelism needs besides torch's styles: norms, loss and gradients.
+"""What Megatron's tensor parallelism needs besides torch's styles: norms and the loss.
 
 Papers: Megatron-LM (Shoeybi et al. 2019), its sequence parallelism (Korthikanti et al. 2022).
 Shape suffixes: P positions, V this process's part of the vocabulary.
@@ -6,7 +6,6 @@ Shape suffixes: P positions, V this process's part of the vocabulary.
 
 # ruff: noqa: N803, N806 (names that end in their shape)
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,7 +38,13 @@ class Replicated(ParallelStyle):
         self._local = local
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, self._replicate, self._prepare, self._finish)
+        return distribute_module(
+            module,
+            device_mesh,
+            self._replicate,
+            self._prepare,  # type: ignore[arg-type] (torch's types forget what hooks return)
+            self._finish,  # type: ignore[arg-type]
+        )
 
     def _replicate(self, _: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for name, weight in list(module.named_parameters(recurse=False)):
@@ -89,8 +94,9 @@ class VocabularyCrossEntropy(nn.Module):
     def forward(self, logits_PV: Tensor, targets_P: Tensor) -> Tensor:
         """This process's logits [P, V] and everyone's targets [P] to a scalar, in fp32 at least."""
         logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
-        nats: Tensor = _VocabularyCrossEntropy.apply(
-            logits_PV, targets_P - self._start, targets_P != self._ignored, self._group
+        places_P, counted_P = targets_P - self._start, targets_P != self._ignored
+        nats: Tensor = _VocabularyCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            logits_PV, places_P, counted_P, self._group
         )
         return nats
 
@@ -113,25 +119,14 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         dist.all_reduce(sums_2P, group=group)
         total_P, target_P = sums_2P
         ctx.save_for_backward(exponentials_PV, total_P, places_P, here_P, counted_P)
-        return (total_P.log() - target_P).where(counted_P, 0).sum()
+        nats_P: Tensor = total_P.log() - target_P
+        return nats_P.where(counted_P, 0).sum()
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, scale: Tensor) -> Any:
         exponentials_PV, total_P, places_P, here_P, counted_P = ctx.saved_tensors
         weight_P = scale * counted_P
         gradient_PV = exponentials_PV * (weight_P / total_P).unsqueeze(1)
         taken_P1 = (weight_P * here_P).unsqueeze(1)
         gradient_PV.scatter_add_(1, places_P.unsqueeze(1), -taken_P1)
         return gradient_PV, None, None, None
-
-
-def complete_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Sum, after the last backward pass, what each process has of a replicated weight's gradient.
-
-    Under sequence parallelism a norm's gradient is the sum over parts of the sequence, which
-    DTensor leaves open; a shard's gradient, and what FSDP reduced, is complete.
-    """
-    for parameter in parameters:
-        gradient = parameter.grad
-        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-            parameter.grad = gradient.redistribute(placements=parameter.placements)

@@ -90,6 +90,7 @@ class Transformer(nn.Module):
         lm_head: None there too. Its weight is that of `embed_tokens` where they are tied and both
             here; a pipeline's last stage has a copy, whose gradient its owner must add.
         cross_entropy: Of logits [P, V] and targets [P]; may be compiled, or replaced.
+        sequence_shards: Over how many processes hidden states lie, along the sequence.
     """
 
     def __init__(self, config: DecoderConfig, layers: range | None = None) -> None:
@@ -114,7 +115,8 @@ class Transformer(nn.Module):
         self.lm_head = (
             nn.Linear(config.width, config.vocab_size, bias=config.head_bias) if last else None
         )
-        self.cross_entropy = CrossEntropy()
+        self.cross_entropy: nn.Module = CrossEntropy()
+        self.sequence_shards = 1
         table = None if learned else rotary_table(config)
         self.register_buffer("rotary_2SR", table, persistent=False)
         self.rotary_2SR: Tensor | None
@@ -142,8 +144,9 @@ class Transformer(nn.Module):
         x_BSD = inputs if self.embed_tokens is None else self.embed_tokens(inputs)
         if self.embed_positions is not None:
             x_BSD = x_BSD + self.embed_positions(positions(inputs, documents_BS))
-        window = self.config.sliding_window
-        mask = attention_mask(documents_BS, inputs.shape[1], window, inputs.device)
+        shards = self.sequence_shards if self.embed_tokens is None else 1
+        length, window = inputs.shape[1] * shards, self.config.sliding_window
+        mask = attention_mask(documents_BS, length, window, inputs.device)
         for layer in self.layers.values():
             x_BSD = layer(x_BSD, self.rotary_2SR, mask)
         if self.norm is None or self.lm_head is None:

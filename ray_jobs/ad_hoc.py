@@ -7,7 +7,6 @@ stopped, and begins anew where it had ended.
 import argparse
 import hashlib
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -22,9 +21,10 @@ from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
 from pipelines.core.storage import write_json, write_text
 from pipelines.data.reading.fingerprint import fingerprint_inputs
 from pipelines.ledger.workspace import Run
-from pipelines.stages import preprocess
+from pipelines.stages import preprocess, train
 from pipelines.stages.run_tracking import close_tracking, open_tracking
 from pipelines.stages.runner import only_one
+from pipelines.training.checkpoint_store import CheckpointStore
 from pipelines.training.supported import supported
 from ray_jobs.ray_map import map_on_ray
 from ray_jobs.train import STAGE, train_on_ray
@@ -67,7 +67,7 @@ def _open(recipe: Recipe) -> Path:
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     workspace = load_settings().runs / f"ad-hoc-{recipe.name}-{key}"
     if record_path(workspace, STAGE).is_file():
-        shutil.rmtree(workspace / "checkpoints", ignore_errors=True)
+        CheckpointStore(train.checkpoints_of(recipe, workspace)).clear()
     write_text(workspace / "params.yaml", dump_yaml(recipe))
     write_json(workspace / "source.json", source)
     Run(

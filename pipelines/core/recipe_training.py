@@ -2,9 +2,9 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from pipelines.core.recipe_section import Count, Section, form_field
+from pipelines.core.recipe_section import Count, Section, form_field, refuse_secret
 
 Auto = Literal["auto"]
 _BY_RULE = ("tp", "pp", "sharding")
@@ -71,7 +71,19 @@ class Train(Section):
         "none", description="What of a block is computed again in the backward pass"
     )
     compile: bool = Field(False, description="torch.compile each block")
+    deterministic: bool = Field(
+        False, description="The same bits from the same step on a GPU too; some of it is slower"
+    )
     checkpoint_every: int = Field(100, ge=1, description="Steps between checkpoints")
+    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints that are kept")
+    keep_best: bool = Field(
+        False, description="Keep the checkpoint of the least mean loss since the one before, too"
+    )
+    checkpoints: str | None = Field(
+        None,
+        description="s3://bucket/prefix or a folder, where each run has a folder of its own; "
+        "null: its workspace",
+    )
     log_every: int = Field(10, ge=1, description="Steps between points in MLflow")
 
     @property
@@ -80,6 +92,15 @@ class Train(Section):
         if self.micro_batch_size == "auto":
             raise ValueError("micro_batch_size: auto is resolved by planning before training")
         return self.micro_batch_size
+
+    @field_validator("checkpoints")
+    @classmethod
+    def _no_secret(cls, url: str | None) -> str | None:
+        if url is not None:
+            refuse_secret(url, "train.checkpoints")
+            if "://" in url and not url.startswith("s3://"):
+                raise ValueError("checkpoints go to a folder or an s3:// URL only")
+        return url
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:

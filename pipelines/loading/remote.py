@@ -1,4 +1,4 @@
-"""Objects by content hash, in a DVC remote: a folder, or a prefix of an S3 bucket.
+"""Objects in S3, by content hash in a DVC remote or by name.
 
 DVC lays an object of MD5 `abcdef…` down as `files/md5/ab/cdef…`, so a shard can be read by its
 record alone.
@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pipelines.core.errors import UserError
 
@@ -21,11 +21,37 @@ CONNECTIONS = 32
 T = TypeVar("T")
 
 
+class Stored(Protocol):
+    """An object of a prefix in S3."""
+
+    @property
+    def key(self) -> str:
+        """Relative to the prefix."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def mend(self) -> str:
+        """What a person can do where it is wrong."""
+
+
 class RemoteFile(NamedTuple):
     """A file that a record names."""
 
     md5: str
     name: str  # for people
+
+    @property
+    def key(self) -> str:
+        """Relative to the remote."""
+        return object_path(self.md5)
+
+    @property
+    def mend(self) -> str:
+        """What a person can do where it is wrong."""
+        return "push the dataset version again"
 
 
 def object_path(md5: str) -> str:
@@ -38,7 +64,7 @@ class TransientError(Exception):
 
 
 class S3Objects:
-    """The objects of a remote in S3, read by ranges.
+    """The objects of a prefix in S3, read by ranges.
 
     The endpoint is `AWS_ENDPOINT_URL`'s, credentials are those that boto3 finds.
     """
@@ -58,14 +84,14 @@ class S3Objects:
         )
         self._client = boto3.session.Session().client("s3", config=config)
 
-    def stat(self, file: RemoteFile) -> tuple[int, str]:
+    def stat(self, file: Stored) -> tuple[int, str]:
         """Size and ETag; the latter changes with the content."""
         found = self._retried(file, lambda: self._client.head_object(**self._place(file)))
         return found["ContentLength"], found["ETag"]
 
     def read(
         self,
-        file: RemoteFile,
+        file: Stored,
         etag: str,
         start: int,
         length: int,
@@ -102,11 +128,11 @@ class S3Objects:
 
         return self._retried(file, get)
 
-    def _place(self, file: RemoteFile) -> dict[str, str]:
+    def _place(self, file: Stored) -> dict[str, str]:
         prefix = f"{self._prefix}/" if self._prefix else ""
-        return {"Bucket": self._bucket, "Key": prefix + object_path(file.md5)}
+        return {"Bucket": self._bucket, "Key": prefix + file.key}
 
-    def _retried(self, file: RemoteFile, call: Callable[[], T]) -> T:
+    def _retried(self, file: Stored, call: Callable[[], T]) -> T:
         """Call again after what the network or the server may get right the next time."""
         from botocore.exceptions import BotoCoreError, ClientError
         from urllib3.exceptions import HTTPError
@@ -126,21 +152,21 @@ class S3Objects:
             f"{self._what(file)} can't be read in {_TRIES} tries: {_one_line(reason)}"
         ) from reason
 
-    def _raise_if_final(self, file: RemoteFile, error: Any) -> None:
+    def _raise_if_final(self, file: Stored, error: Any) -> None:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         what = self._what(file)
         if status == 412:
             raise self._replaced(file) from error
         if status == 404:
-            raise UserError(f"{what} is not there; push the dataset version again") from error
+            raise UserError(f"{what} is not there; {file.mend}") from error
         if 400 <= status < 500 and status not in (408, 429):
             raise UserError(f"{what}: {_one_line(error)}") from error
 
-    def _replaced(self, file: RemoteFile) -> UserError:
-        return UserError(f"{self._what(file)} was replaced while it was read; push it again")
+    def _replaced(self, file: Stored) -> UserError:
+        return UserError(f"{self._what(file)} was replaced while it was read; {file.mend}")
 
-    def _what(self, file: RemoteFile) -> str:
-        return f"{self.url}: {file.name} ({object_path(file.md5)})"
+    def _what(self, file: Stored) -> str:
+        return f"{self.url}: {file.name} ({file.key})"
 
 
 def folder_of(url: str) -> Path | None:

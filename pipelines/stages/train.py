@@ -3,7 +3,6 @@
 Every process of the job calls `run`: Ray Train's workers, torchrun's, or one alone.
 """
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -31,7 +30,8 @@ from pipelines.models.transformer import Transformer
 from pipelines.stages.runner import RAY_JOB_VARIABLE
 from pipelines.tracking.registry import MODEL_HASH_TAG
 from pipelines.tracking.run import TrackedRun, open_run
-from pipelines.training import checkpoint
+from pipelines.training.checkpoint import identity
+from pipelines.training.checkpoint_store import CheckpointStore
 from pipelines.training.history import History
 from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.supported import supported
@@ -68,7 +68,8 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             if tracked is not None:
                 tracked.set_tags({READER_TAG: loader.reader.name})
             reporter = Reporter(recipe, workspace, history, tracked, report)
-            trainer = Trainer(recipe, parallelized, loader, reporter, workspace / CHECKPOINTS)
+            checkpoints = checkpoints_of(recipe, workspace)
+            trainer = Trainer(recipe, parallelized, loader, reporter, checkpoints)
             position = trainer.fit()
     if history is None:
         return None
@@ -119,11 +120,18 @@ def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path) -> History | N
     history = None
     if rank() == 0:
         shutil.rmtree(output_folder(workspace, STAGE), ignore_errors=True)
-        content = f"{recipe.fingerprint()} {dataset.model_dump_json()}"
         folder = workspace / CHECKPOINTS
-        checkpoint.claim(folder, hashlib.sha256(content.encode()).hexdigest())
+        for place in {str(folder), checkpoints_of(recipe, workspace)}:
+            CheckpointStore(place).claim(identity(recipe, dataset))
         history = History(folder / HISTORY)
     return history
+
+
+def checkpoints_of(recipe: Recipe, workspace: Path) -> str:
+    """Where the checkpoints of this workspace's run lie: a folder or an s3:// URL."""
+    if recipe.train.checkpoints is None:
+        return str(workspace / CHECKPOINTS)
+    return f"{recipe.train.checkpoints.rstrip('/')}/{workspace.name}"
 
 
 def layout_of(recipe: Recipe) -> Layout:

@@ -12,14 +12,13 @@ import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
 from pipelines.core.errors import UserError
@@ -35,23 +34,25 @@ _log = logging.getLogger(__name__)
 
 # What neither changes the samples of a step nor what is computed of them, but for the order of
 # sums; with other values of these a run goes on. A key that is not named here begins anew.
-_MAY_CHANGE: dict[str, set[str] | bool] = {
-    **dict.fromkeys(
-        ("name", "description", "validation", "parallel", "evaluate", "register", "resources"), True
-    ),
-    "data": {"reader"},
-    "train": {
-        "max_seconds",
-        "micro_batch_size",
-        "activation_checkpoint",
-        "compile",
-        "checkpoints",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "keep_best",
-        "log_every",
-    },
-}
+_MAY_CHANGE = (
+    "name",
+    "description",
+    "validation",
+    "parallel",
+    "evaluate",
+    "register",
+    "resources",
+    "data.reader",
+    "train.max_seconds",
+    "train.micro_batch_size",
+    "train.activation_checkpoint",
+    "train.compile",
+    "train.checkpoints",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.keep_best",
+    "train.log_every",
+)
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ def identity(recipe: Recipe, dataset: DatasetRef) -> str:
     The layout is not in it, nor are the number of processes or how the work is cut.
     """
     values = recipe.to_dict()
-    for section, keys in _MAY_CHANGE.items():
-        for key in [section] if keys is True else keys:
-            (values if keys is True else values[section]).pop(key, None)
+    for name in _MAY_CHANGE:
+        section, _, key = name.rpartition(".")
+        del (values[section] if section else values)[key]
     text = json.dumps([values, dataset.model_dump(mode="json")], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -136,7 +137,7 @@ class Checkpoints:
         """
         self.wait()
         facts = asdict(position) | {
-            "loss": sum(self._losses) / len(self._losses) if self._losses else float("inf"),
+            "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             "others": {name: each.state_dict() for name, each in self._others.items()},
         }
         self._losses.clear()
@@ -145,7 +146,7 @@ class Checkpoints:
             self._store.complete(position.step, facts)
             self._store.prune(self._keep, self._keep_best)
 
-        begun = async_save(
+        begun: Any = async_save(
             {**state_of(self._model, self._optimizer)},
             storage_writer=CheckpointWriter(
                 self._store.url(position.step),
@@ -156,7 +157,6 @@ class Checkpoints:
             process_group=self._group,
             no_dist=self._group is None,
         )
-        assert isinstance(begun, AsyncSaveResponse)
         self._writing = position.step, begun.upload_completion
 
     def before_update(self) -> None:
@@ -202,7 +202,7 @@ class Checkpoints:
                 no_dist=self._group is None,
             )
         except CheckpointException as error:
-            raise UserError(f"{url}: the checkpoint can't be read: {_reason(error)}") from error
+            raise UserError(f"{url}: the checkpoint can't be loaded: {_reason(error)}") from error
         for name, each in self._others.items():
             each.load_state_dict(facts["others"][name])
         _log.info("resumed after step %d from %s", position.step, url)

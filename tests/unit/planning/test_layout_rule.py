@@ -1,0 +1,63 @@
+import pytest
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe import Recipe
+from pipelines.models.presets import preset
+from pipelines.planning.layout_rule import choose, is_left_to_the_rule
+
+GIB = 2**30
+
+
+def recipe(**parallel: object) -> Recipe:
+    train = {"micro_batch_size": "auto", "global_batch_size": 512, "precision": "bf16"}
+    data = {"sequence_length": 4096}
+    values = {"name": "t", "data": data, "train": train, "parallel": parallel or "auto"}
+    return Recipe.model_validate(values)
+
+
+def chosen(model: str, world: int, gib: int = 80, failed: int = 0):
+    return choose(recipe(), preset(model), world, gib * GIB, failed=failed)
+
+
+@pytest.mark.parametrize(
+    ("model", "world", "sharding", "tp"),
+    [
+        ("gpt2-124m", 8, "none", 1),
+        ("llama3-8b", 8, "gradients", 1),
+        ("llama3-70b", 64, "full", 4),
+    ],
+)
+def test_the_first_that_fits_is_taken(model, world, sharding, tp):
+    choice = chosen(model, world)
+    assert (choice.recipe.parallel.sharding, choice.layout.tp) == (sharding, tp)
+    assert choice.layout.world == world
+    assert choice.memory.total <= 0.9 * 80 * GIB
+    assert not is_left_to_the_rule(choice.recipe)
+
+
+def test_what_is_fixed_stays():
+    choice = choose(recipe(tp=2, sharding="full"), preset("llama3-8b"), 8, 80 * GIB)
+    assert (choice.layout.tp, choice.layout.dp_shard) == (2, 4)
+    assert choice.recipe.parallel.sharding == "full"
+
+
+def test_after_a_failure_comes_one_that_needs_less_of_the_same_batch():
+    totals, batches = [], set()
+    for failed in range(3):
+        choice = chosen("llama3-8b", 8, failed=failed)
+        totals.append(choice.memory.total)
+        batches.add(choice.recipe.train.global_batch_size)
+    assert totals == sorted(set(totals), reverse=True)
+    assert batches == {512}
+
+
+def test_nothing_fits():
+    with pytest.raises(UserError, match=r"no layout of 1 processes fits 24 GiB a device"):
+        chosen("llama3-70b", 1, gib=24)
+
+
+def test_a_recipe_without_auto_is_left_as_it_is():
+    fixed = Recipe.model_validate({"name": "t"})
+    choice = choose(fixed, preset("llama-1m").sized(100, 256), 2, GIB)
+    assert choice.recipe.train == fixed.train
+    assert choice.layout.dp_replicate == 2

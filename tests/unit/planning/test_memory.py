@@ -1,0 +1,76 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pipelines.distributed.layout import Layout
+from pipelines.models.config import DecoderConfig
+from pipelines.models.presets import preset
+from pipelines.models.transformer import Transformer
+from pipelines.planning.memory import Training, estimate
+
+ONE = Training(Layout(), "none", micro_batch=2, micro_batches=1, sequence=64)
+
+
+def sharded(ways: int, sharding: str) -> Training:
+    return replace(ONE, layout=Layout(dp_shard=ways), sharding=sharding, precision="bf16")
+
+
+def state_gb(training: Training) -> float:
+    """Of 7.5 billion numbers; the paper's example has no gathered weights in it."""
+    shape = preset("llama2-7b")
+    memory = estimate(shape, training)
+    return (memory.weights + memory.gradients + memory.moments) / shape.parameters
+
+
+def test_bytes_a_number_of_zero_1_to_3():
+    assert state_gb(replace(ONE, precision="fp32")) == 16
+    assert state_gb(sharded(64, "optimizer")) == pytest.approx(4 + 2 + 4 + 8 / 64)
+    assert state_gb(sharded(64, "gradients")) == pytest.approx(16 / 64 + 2, abs=0.2)
+    assert state_gb(sharded(64, "full")) == pytest.approx(16 / 64, abs=0.3)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_activations_are_what_autograd_saves(family):
+    """The formula against the bytes that a forward pass really keeps."""
+    if family == "llama":
+        shape = DecoderConfig(layers=3, width=128, heads=4, kv_heads=2, hidden=352)
+    else:
+        shape = replace(preset("gpt2-124m"), layers=3, width=128, heads=4, kv_heads=4, hidden=512)
+    shape = shape.sized(vocab_size=50, context_length=64)
+    model = Transformer(shape)
+    weights = {each.data_ptr() for each in (*model.parameters(), *model.buffers())}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits = model(torch.zeros(2, 64, dtype=torch.int64))
+    measured = sum(saved.values())
+    assert logits.grad_fn is not None
+    assert estimate(shape, ONE).activations == pytest.approx(measured, rel=0.15)
+
+
+def test_recomputing_needs_less_and_offloading_less_still():
+    shape = preset("llama3-8b")
+    one = replace(ONE, sequence=4096, precision="bf16")
+    totals = [
+        estimate(shape, replace(one, activation_checkpoint=kind)).activations
+        for kind in ("none", "selective", "full")
+    ]
+    assert totals[0] > totals[1] > totals[2]
+    full = sharded(8, "full")
+    assert estimate(shape, replace(full, cpu_offload=True)).moments == 0
+
+
+def test_the_first_pipeline_stage_holds_a_micro_batch_for_each_stage_behind_it():
+    shape = preset("llama3-8b")
+    four = replace(ONE, layout=Layout(pp=4), micro_batches=16)
+    alone = estimate(shape, ONE).activations
+    assert estimate(shape, four).activations == pytest.approx(alone)  # a quarter, four times
+    gpipe = replace(four, schedule="gpipe")
+    assert estimate(shape, gpipe).activations == pytest.approx(4 * alone)

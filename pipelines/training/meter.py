@@ -1,0 +1,108 @@
+"""How well a run uses its machine, window by window: from one log point to the next."""
+
+import math
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from pipelines.core.recipe import Recipe
+from pipelines.distributed.mesh import Mesh
+from pipelines.loading.dataloader import Batch
+from pipelines.models.config import DecoderConfig
+from pipelines.planning.roofs import Share, Utilisation, step_work, utilisation
+from pipelines.training.measured_hardware import hardware_of
+
+
+@dataclass(frozen=True)
+class Window:
+    """The mean of a step between two log points, on this process.
+
+    Attributes:
+        seconds: Of the clock, without reports and checkpoints.
+        peak_bytes: Most of the device's memory that was in use; on a CPU, of the process, ever.
+    """
+
+    seconds: float
+    utilisation: Utilisation
+    peak_bytes: int
+
+
+class Meter:
+    """Times steps and compares them with the device's roofs.
+
+    Attributes:
+        hardware: The denominators of MFU and MBU.
+    """
+
+    def __init__(
+        self, recipe: Recipe, config: DecoderConfig, mesh: Mesh, trainable: float = 1.0
+    ) -> None:
+        """Look up or measure the device, and work out what a step asks of it."""
+        train = recipe.train
+        layout, sharded = mesh.layout, recipe.parallel.sharding != "none"
+        share = Share(
+            tokens=train.global_batch_size * recipe.data.sequence_length,
+            micro_batches=math.ceil(
+                train.global_batch_size / mesh.dp_world / train.fixed_micro_batch_size
+            ),
+            model=layout.tp * layout.pp,
+            data=layout.dp * layout.cp,
+            shards=layout.dp_shard if sharded else 1,
+            trainable=trainable,
+            offloaded=recipe.parallel.cpu_offload,
+        )
+        self.hardware = hardware_of(mesh.device, train.precision)
+        self._device = mesh.device
+        self._precision = train.precision
+        self._work = step_work(config, share, train.precision)
+        self._begun = self._waited = 0.0
+
+    def begin(self) -> None:
+        """Begin a window: the device has nothing to do, or has just been waited for."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._waited = 0.0
+        self._begun = time.perf_counter()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the window began, by the host: its device may be behind."""
+        return time.perf_counter() - self._begun
+
+    def waits(self, batches: Iterator[tuple[Batch, bool]]) -> Iterator[tuple[Batch, bool]]:
+        """The same, timed: what the loader takes is what the step waits for."""
+        while True:
+            started = time.perf_counter()
+            item = next(batches, None)
+            self._waited += time.perf_counter() - started
+            if item is None:
+                return
+            yield item
+
+    def end(self, steps: int, network: float) -> Window:
+        """The window of the last steps; call it once the device has done them.
+
+        Args:
+            steps: In the window.
+            network: The share of the time in which processes only talked.
+        """
+        seconds = self.elapsed / steps
+        used = utilisation(
+            self._work,
+            self.hardware,
+            self._precision,
+            seconds=seconds,
+            network=network,
+            storage=self._waited / steps / seconds,
+        )
+        return Window(seconds, used, peak_bytes(self._device))
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory in use: of the device by torch since the last reset, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -1,0 +1,112 @@
+"""A few steps under torch's profiler: for a trace, and for what talk between processes costs.
+
+How long collectives run, and whether anything else runs meanwhile, can't be told without stopping
+the device at each of them; so it is measured in a window of steps and holds for the run.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
+
+_MEASURED = (2, 4)  # of this process's steps: compiled and warm by then
+_Spans = list[tuple[float, float]]
+
+
+class StepProfiler:
+    """Profiles one window of steps.
+
+    Attributes:
+        communication_share: Of the window's time, in which collectives ran and nothing else;
+            None until it is over.
+    """
+
+    def __init__(self, steps: tuple[int, int] | None, folder: Path, rank: int, world: int) -> None:
+        """Decide what is to be profiled.
+
+        Args:
+            steps: First step and one past the last that are written as a trace; None for none.
+            folder: Where `rank-N.json.gz` goes, for chrome://tracing or Perfetto.
+            rank: Of this process.
+            world: How many there are; one alone has no collectives to measure.
+        """
+        self.communication_share: float | None = 0.0 if world == 1 else None
+        self._trace = steps
+        self._path = folder / f"rank-{rank}.json.gz"
+        self._world = world
+        self._window = steps
+        self._profiler: profile | None = None
+
+    def before(self, step: int) -> None:
+        """Begin where the window does."""
+        if self._window is None:
+            none = self.communication_share is not None
+            self._window = (-1, -1) if none else (step + _MEASURED[0], step + _MEASURED[1])
+        first, end = self._window
+        if self._profiler is None and first <= step < end:
+            accelerator = torch.accelerator.current_accelerator()
+            kinds = [ProfilerActivity.CPU]
+            if accelerator is not None and accelerator.type == "cuda":
+                kinds.append(ProfilerActivity.CUDA)
+            self._profiler = profile(activities=kinds)
+            self._profiler.start()
+
+    def after(self, step: int, *, last: bool) -> None:
+        """End where the window does, or the run."""
+        if self._profiler is None or self._window is None:
+            return
+        if step + 1 < self._window[1] and not last:
+            return
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # once a run: kernels that are still to come
+        self._profiler.stop()
+        if self._world > 1:
+            self.communication_share = exposed_share(self._profiler.events())  # type: ignore[no-untyped-call]
+        if self._trace is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._profiler.export_chrome_trace(str(self._path))
+        self._profiler, self._window = None, (-1, -1)
+
+
+def exposed_share(events: Iterable[FunctionEvent]) -> float:
+    """The part of the time in which collectives run and nothing else computes.
+
+    On a GPU both are kernels; on a CPU, gloo's work against torch's operators on any thread.
+    """
+    events = list(events)
+    kernels = [event for event in events if event.device_type != DeviceType.CPU]
+    if kernels:
+        talk = [event for event in kernels if "nccl" in event.name.lower()]
+        work = [event for event in kernels if "nccl" not in event.name.lower()]
+    else:
+        talk = [event for event in events if event.name.startswith("gloo:")]
+        work = [event for event in events if event.name.startswith("aten::")]
+    talking, working = _spans(talk), _spans(work)
+    whole = _spans(talk + work)
+    if not whole:
+        return 0.0
+    return (_length(_union(talking + working)) - _length(_union(working))) / (
+        max(end for _, end in whole) - min(start for start, _ in whole)
+    )
+
+
+def _spans(events: list[FunctionEvent]) -> _Spans:
+    return [(event.time_range.start, event.time_range.end) for event in events]
+
+
+def _union(spans: _Spans) -> _Spans:
+    """The same time as spans that don't touch."""
+    joined: _Spans = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _length(spans: _Spans) -> float:
+    return sum(end - start for start, end in spans)

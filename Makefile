@@ -29,8 +29,10 @@ check: env
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
+# Unit tests on two processes; the rest share one platform, and one cluster of processes each size.
 test: env bench-env
-	.venv/bin/pytest
+	.venv/bin/pytest -n 2 --dist loadfile tests/unit tests/architecture
+	.venv/bin/pytest tests/distributed tests/integration tests/e2e
 
 clean:
 	@if [ -x .venv/bin/penstock ]; then .venv/bin/penstock down; fi

@@ -9,7 +9,8 @@ All of it is decided on the device: the host asks only where it waits for the de
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,38 +18,8 @@ from torch.optim import Optimizer
 
 WINDOW = 128  # steps that are remembered; before there are as many, none is too high
 _NORMAL = 1.4826  # median absolute deviations of a normal distribution in its standard deviation
+_NOTHING = [math.nan, math.nan]
 _LEAST_SPREAD = 0.05  # of the median: so that a very even stretch makes no ripple a spike
-
-
-@dataclass(frozen=True)
-class GuardState:
-    """What a checkpoint keeps of a guard.
-
-    Attributes:
-        recent: Loss and gradient norm of the last steps, oldest first.
-        good: Those of the last step that was not left out; empty before the first.
-        in_row: Steps left out just now, one after the other.
-        left_out: Steps left out so far.
-        skipped: Half-open ranges of the data's steps, ascending, that are passed over.
-    """
-
-    recent: list[list[float]] = field(default_factory=list)
-    good: list[float] = field(default_factory=list)
-    in_row: int = 0
-    left_out: int = 0
-    skipped: list[list[int]] = field(default_factory=list)
-
-    def data_step(self, step: int) -> int:
-        """Which step of the data an optimizer step, from 0, is made with."""
-        for start, stop in self.skipped:
-            if step >= start:
-                step += stop - start
-        return step
-
-    def passing_over(self, start: int, stop: int) -> "GuardState":
-        """The same after going back: a range of data more, and none of its steps left out yet."""
-        before = [each for each in self.skipped if each[0] < start]
-        return replace(self, in_row=0, skipped=[*before, [start, stop]])
 
 
 @dataclass(frozen=True)
@@ -71,7 +42,12 @@ class Verdict:
 
 
 class Guard:
-    """Judges each step of a run; every process comes to the same verdict."""
+    """Judges each step of a run; every process comes to the same verdict.
+
+    Attributes:
+        skipped: Half-open ranges of the data's steps, ascending, that are passed over: one for
+            each time that the run went back.
+    """
 
     def __init__(
         self, spike_sigma: float | None, device: torch.device, *, overflows: bool = False
@@ -88,26 +64,51 @@ class Guard:
         self._sigma = spike_sigma
         self._overflows = overflows
         self._device = device
-        self.restore(GuardState())
+        self.skipped: list[list[int]] = []
+        self._recent = self._tensor([_NOTHING] * WINDOW)  # loss and norm, the oldest first
+        self._good = self._tensor(_NOTHING)  # of the last step that was not left out
+        self._point = self._good  # of the last step
+        self._counts = self._tensor([0, 0, 0])  # bad steps: in a row now, at most, in all
 
-    def restore(self, state: GuardState) -> None:
-        """Go on from a checkpoint."""
-        nothing = [torch.nan, torch.nan]
-        recent = [nothing] * (WINDOW - len(state.recent)) + state.recent
-        self._recent = torch.tensor(recent, device=self._device)
-        self._good = torch.tensor(state.good or nothing, device=self._device)
-        self._point = self._good
-        # Bad steps: in a row now, in a row at most, in all.
-        counts = [state.in_row, state.in_row, state.left_out]
-        self._counts = torch.tensor(counts, device=self._device)
-        self._skipped = state.skipped
-
-    def state(self) -> GuardState:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; waits for the device."""
-        recent = self._recent[~self._recent[:, 0].isnan()].tolist()
-        good = self._good[~self._good.isnan()].tolist()
-        in_row, _, left_out = self._counts.tolist()
-        return GuardState(recent, good, in_row, left_out, self._skipped)
+        known = ~self._recent[:, 0].isnan()
+        return {
+            "recent": self._recent[known].tolist(),
+            "good": self._good[~self._good.isnan()].tolist(),
+            "counts": self._counts.tolist(),
+            "skipped": self.skipped,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        recent = state_dict["recent"]
+        self._recent = self._tensor([_NOTHING] * (WINDOW - len(recent)) + recent)
+        self._good = self._tensor(state_dict["good"] or _NOTHING)
+        self._point = self._good
+        self._counts = self._tensor(state_dict["counts"])
+        self.skipped = state_dict["skipped"]
+
+    def data_step(self, step: int) -> int:
+        """Which step of the data an optimizer step, from 0, is made with."""
+        for start, stop in self.skipped:
+            if step >= start:
+                step += stop - start
+        return step
+
+    def go_back(self, step: int, skipped: list[list[int]], stop: int) -> None:
+        """After a checkpoint is loaded: none of its steps is bad, and other data come next.
+
+        Args:
+            step: The checkpoint's.
+            skipped: What the run had skipped before it went back.
+            stop: The first of the data's steps that was not tried yet.
+        """
+        self.skipped = skipped
+        start = self.data_step(step)
+        # An older checkpoint than last time: the new range holds the old one.
+        self.skipped = [each for each in skipped if each[0] < start] + [[start, stop]]
+        self._counts[:2] = 0
 
     @torch.no_grad()
     def judge(self, loss: Tensor, norm: Tensor) -> Tensor:
@@ -139,6 +140,9 @@ class Guard:
         spread = _NORMAL * _median((self._recent - middle).abs())
         bound = middle + self._sigma * torch.maximum(spread, _LEAST_SPREAD * middle)
         return (point > bound).any() & ~self._recent[0, 0].isnan()
+
+    def _tensor(self, values: list[Any]) -> Tensor:
+        return torch.tensor(values, device=self._device)
 
     def verdict(self) -> Verdict:
         """Waits for the device."""

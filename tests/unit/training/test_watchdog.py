@@ -1,0 +1,69 @@
+import logging
+import multiprocessing
+import time
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import pytest
+
+from pipelines.training.watchdog import Watchdog, warning
+
+SECONDS = 0.8
+
+
+def work(folder: Path, rank: int, sleeps: float) -> None:
+    """A process of two, which stands still for a while at its step 3."""
+    with Watchdog(folder, rank, 2, SECONDS) as watchdog:
+        for step in range(3):
+            watchdog.beat(step, "data")
+            time.sleep(0.05)
+        watchdog.beat(3, "data")
+        time.sleep(sleeps)
+
+
+def started(folder: Path, sleeps: float) -> SpawnProcess:
+    """Rank 1, in a process of its own."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(folder, 1, sleeps))
+    process.start()
+    return process
+
+
+def test_the_rank_that_stands_still_is_named_with_its_stack(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = started(tmp_path, sleeps=4 * SECONDS)
+    with caplog.at_level(logging.WARNING), Watchdog(tmp_path, 0, 2, SECONDS) as watchdog:
+        for step in range(4):
+            watchdog.beat(step, "optimizer")
+        other.join()  # rank 0 stands still, too, as in a collective
+    line = caplog.records[-1].getMessage()
+    assert "rank 1 on" in line
+    assert "at step 3, in data; 1 more wait further on" in line
+    assert "in work" in (tmp_path / "rank-1.stacks.txt").read_text()
+
+
+def test_who_moves_is_not_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = started(tmp_path, sleeps=0.0)
+    with caplog.at_level(logging.WARNING), Watchdog(tmp_path, 0, 2, SECONDS) as watchdog:
+        step = 0
+        while other.is_alive():
+            watchdog.beat(step, "data")
+            step += 1
+            time.sleep(0.01)
+    assert not caplog.records
+    assert (tmp_path / "rank-1.stacks.txt").read_text() == ""
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_all_that_are_furthest_behind_are_named() -> None:
+    notes = [
+        {"rank": rank, "host": f"h{rank}", "step": step, "phase": phase, "beats": 1}
+        for rank, step, phase in [
+            (0, 7, "optimizer"),
+            (1, 7, "data"),
+            (2, 7, "data"),
+            (3, 8, "data"),
+        ]
+    ]
+    line = warning(notes, 300, Path("w"))
+    assert "rank 1 on h1, rank 2 on h2 at step 7, in data; 2 more wait further on" in line

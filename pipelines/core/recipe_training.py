@@ -85,6 +85,22 @@ class Train(Section):
         "null: its workspace",
     )
     log_every: int = Field(10, ge=1, description="Steps between points in MLflow")
+    spike_sigma: float | None = Field(
+        10.0,
+        gt=0,
+        description="A step is left out whose loss or gradient norm is so many standard deviations "
+        "above the last ones'; null: only one that is no number",
+    )
+    max_bad_steps: int = Field(
+        5, ge=1, description="So many left out in a row: back to the last checkpoint"
+    )
+    max_rollbacks: int = Field(3, ge=0, description="How often a run may go back")
+    stall_seconds: float = Field(
+        600.0, gt=0, description="Without a move of a process, until it is named"
+    )
+    profile_steps: tuple[int, int] | None = Field(
+        None, description="[from, to): steps whose trace is kept, for Perfetto"
+    )
 
     @property
     def fixed_micro_batch_size(self) -> int:
@@ -102,6 +118,13 @@ class Train(Section):
                 raise ValueError("checkpoints go to a folder or an s3:// URL only")
         return url
 
+    @field_validator("profile_steps")
+    @classmethod
+    def _some_steps(cls, steps: tuple[int, int] | None) -> tuple[int, int] | None:
+        if steps is not None and not 0 <= steps[0] < steps[1]:
+            raise ValueError("profile_steps are [from, to) with 0 <= from < to")
+        return steps
+
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
         micro = self.micro_batch_size
@@ -116,4 +139,17 @@ class Train(Section):
 class Adapter(Section):
     """Parameter-efficient fine-tuning."""
 
-    kind: Literal["none", "lora", "qlora"] = "none"
+    kind: Literal["none", "lora", "qlora"] = Field(
+        "none", description="none: all weights are trained; qlora: the frozen ones lie in NF4"
+    )
+    rank: int = Field(16, ge=1, description="Of the two matrices beside a frozen one")
+    alpha: float = Field(32.0, gt=0, description="Their product is scaled by alpha ÷ rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Of what the adapters see")
+    targets: tuple[str, ...] = Field(
+        (), description="Layers by the end of their names: q_proj; empty: every linear one"
+    )
+    init_from: str | None = Field(
+        None,
+        description="A folder in peft's format whose adapters training starts from; it has its own "
+        "rank, alpha and targets",
+    )

@@ -52,6 +52,9 @@ _MAY_CHANGE = (
     "train.keep_checkpoints",
     "train.keep_best",
     "train.log_every",
+    "train.max_rollbacks",
+    "train.stall_seconds",
+    "train.profile_steps",
 )
 
 

@@ -33,11 +33,12 @@ from pipelines.distributed.mesh import Mesh
 def is_fully_sharded(mesh: Mesh, parallel: Parallel) -> bool:
     """Whether FSDP2 carries the weights, and not DistributedDataParallel.
 
-    It also replicates weights that are tensor parallel, which DistributedDataParallel can't.
+    It also replicates weights that are tensor parallel, and pipeline stages whose schedule computes
+    gradients of weights apart: DistributedDataParallel can't.
     """
     if mesh.devices is None:
         return False
-    replicas = mesh.layout.tp > 1 and mesh.layout.dp > 1
+    replicas = mesh.layout.tp * mesh.layout.pp > 1 and mesh.layout.dp > 1
     return parallel.sharding in ("gradients", "full") or replicas
 
 

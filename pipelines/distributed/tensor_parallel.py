@@ -42,7 +42,8 @@ class Replicated(ParallelStyle):
             module,
             device_mesh,
             self._replicate,
-            self._prepare,  # type: ignore[arg-type] (torch's types forget what hooks return)
+            # torch's types forget what the two return
+            self._prepare,  # type: ignore[arg-type]
             self._finish,  # type: ignore[arg-type]
         )
 

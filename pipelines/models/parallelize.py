@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_training import Parallel
 from pipelines.distributed.data_parallel import is_fully_sharded, replicate, shard
 from pipelines.distributed.mesh import Mesh
 from pipelines.distributed.zero_one import ShardedUpdate
@@ -17,6 +18,7 @@ from pipelines.models.weights import canonical_name
 
 # Matrix products are in this type; fp8's have what surrounds them in bf16.
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+_EMBEDDINGS = "embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,12 @@ class Parallelized:
         return [part.module if isinstance(part, wrapped) else part for part in self.parts]  # type: ignore[misc]
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Of all parts, by their names in the whole model; tied ones once."""
+        """Of all parts, by their names in the whole model; tied ones once.
+
+        So a head that is parted from its embeddings has their name.
+        """
         return {
-            canonical_name(name): parameter
+            _EMBEDDINGS if parameter is module.tied_copy else canonical_name(name): parameter
             for module in self.modules
             for name, parameter in module.named_parameters()
         }
@@ -49,6 +54,17 @@ class Parallelized:
     def parameters(self) -> list[nn.Parameter]:
         """Those of `named_parameters`; their gradients are this process's."""
         return list(self.named_parameters().values())
+
+    def counted(self) -> list[nn.Parameter]:
+        """Those of them that no other stage of a pipeline counts too."""
+        copies = {id(module.tied_copy) for module in self.modules}
+        return [each for each in self.parameters() if id(each) not in copies]
+
+    def tied_over_stages(self) -> nn.Parameter | None:
+        """The weight that a pipeline's first and last stage share; None in other processes."""
+        if self.mesh.layout.pp == 1 or not self.modules[0].config.tie_embeddings:
+            return None
+        return self.named_parameters().get(_EMBEDDINGS)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates, by name: the trained parameters, or this process's rows."""
@@ -85,16 +101,44 @@ def parallelize(
         recipe: `parallel` and `train` are used.
         fill: Gives a model from the meta device its weights, which it then has memory for.
     """
+    parallel = recipe.parallel
+    parts = [model] if mesh.layout.pp == 1 else _stages(model, mesh, parallel)
+    laid = [_lay(part, mesh, recipe, fill) for part in parts]
+    return Parallelized(mesh, laid, shards_update=parallel.sharding == "optimizer")
+
+
+def _stages(model: Transformer, mesh: Mesh, parallel: Parallel) -> list[Transformer]:
+    from pipelines.models.pipeline_plan import pipeline_parts
+
+    return pipeline_parts(model, mesh, parallel.schedule)
+
+
+def _lay(
+    part: Transformer,
+    mesh: Mesh,
+    recipe: Recipe,
+    fill: Callable[[Transformer], None] | None,
+) -> nn.Module:
     parallel, train = recipe.parallel, recipe.train
+    if (tp := mesh.along("tp")) is not None:
+        from pipelines.models.tensor_plan import tensor_parallel
+
+        tensor_parallel(part, tp, sequence_parallel=parallel.sequence_parallel)
     if train.compile:
-        for block in model.layers.values():
+        for block in part.layers.values():
             block.compile()
     sharded = is_fully_sharded(mesh, parallel)
     if sharded:
-        shard(model, model.layers.values(), mesh, parallel, COMPUTE_DTYPES.get(train.precision))
+        shard(part, part.layers.values(), mesh, parallel, COMPUTE_DTYPES.get(train.precision))
     if fill is not None:
-        on_cpu = sharded and parallel.cpu_offload
-        model.to_empty(device=torch.device("cpu") if on_cpu else mesh.device)
-        fill(model)
-    part = model if sharded else replicate(model, mesh)
-    return Parallelized(mesh, [part], shards_update=parallel.sharding == "optimizer")
+        _make_room(part, mesh.device, on_cpu=sharded and parallel.cpu_offload)
+        fill(part)
+    return part if sharded else replicate(part, mesh)
+
+
+def _make_room(model: nn.Module, device: torch.device, *, on_cpu: bool) -> None:
+    """Memory for a model from the meta device; only its weights may wait on the CPU."""
+    model.to_empty(device=torch.device("cpu") if on_cpu else device)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))

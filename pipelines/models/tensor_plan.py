@@ -5,6 +5,8 @@ by rows, so that a block needs two exchanges. The residual stream between them l
 sequence (sequence parallel) or whole in each process. Embeddings and head lie over the vocabulary.
 """
 
+from typing import cast
+
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -62,8 +64,8 @@ def _plan(part: Transformer, stream: Placement) -> dict[str, ParallelStyle]:
     if part.embed_positions is not None:
         plan["embed_positions"] = ColwiseParallel(output_layouts=stream)
     for number, layer in part.layers.items():
-        assert isinstance(layer, Block)
-        plan |= {f"layers.{number}.{name}": style for name, style in _block(layer, stream).items()}
+        styles = _block(cast("Block", layer), stream)
+        plan |= {f"layers.{number}.{name}": style for name, style in styles.items()}
     if part.lm_head is not None:
         plan["norm"] = Replicated(stream, Replicate())
         plan["lm_head"] = ColwiseParallel()

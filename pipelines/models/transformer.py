@@ -176,6 +176,13 @@ class Transformer(nn.Module):
             self.rotary_2SR.copy_(rotary_table(self.config))
 
     @property
+    def tied_copy(self) -> Tensor | None:
+        """The head's weight where it is a copy: the embeddings it is tied to are another part's."""
+        if self.lm_head is None or self.embed_tokens is not None or not self.config.tie_embeddings:
+            return None
+        return self.lm_head.weight
+
+    @property
     def parameter_count(self) -> int:
         """Trainable numbers, tied ones counted once."""
         return sum(parameter.numel() for parameter in self.parameters())

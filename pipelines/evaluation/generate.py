@@ -34,7 +34,7 @@ def generate(
         The continuations, without their prompts.
     """
     codec = TextCodec(model_folder)
-    model = load_pretrained(model_folder).eval().to(inference_device())
+    model = load_pretrained(model_folder, inference_device()).eval()
     stops = {codec.end_id, *(codec.special_ids if chat else ())}
     texts = []
     for prompt in prompts:

@@ -49,7 +49,7 @@ def score_documents(model_folder: Path, documents: pa.Table) -> pa.Table:
         document, in the given order.
     """
     codec = TextCodec(model_folder)
-    model = load_pretrained(model_folder).eval().to(inference_device())
+    model = load_pretrained(model_folder, inference_device()).eval()
     encoded = _encode(codec, documents)
     nats = _document_nats(model, encoded, codec.end_id)
     nats += [document.spelling_nats for document in encoded]

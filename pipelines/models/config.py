@@ -15,7 +15,7 @@ class RopeScaling:
     factor: float
     low_freq_factor: float
     high_freq_factor: float
-    original_context: int
+    original_max_position_embeddings: int
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,131 @@
 import difflib
 
 from pipelines.core.errors import UserError
-from pipelines.models.config import DecoderConfig
+from pipelines.models.config import DecoderConfig, RopeScaling
+from pipelines.models.families import flags
 
-# The name is the rough number of parameters with the vocabulary that suits the size.
+_LLAMA3 = {
+    "kv_heads": 8,
+    "vocab_size": 128_256,
+    "context_length": 8192,
+    "rope_theta": 500_000.0,
+    "tie_embeddings": False,
+}
+_QWEN = {"vocab_size": 151_936, "rope_theta": 1e6, "norm_eps": 1e-6, "tie_embeddings": True}
+
+
+def _gpt2(layers: int, width: int, heads: int, context_length: int = 1024) -> DecoderConfig:
+    return DecoderConfig(
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        hidden=4 * width,
+        vocab_size=50_257,
+        context_length=context_length,
+        **flags("gpt2"),
+    )
+
+
+def _gpt_neox(layers: int, width: int, heads: int, vocab_size: int) -> DecoderConfig:
+    return DecoderConfig(
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        hidden=4 * width,
+        vocab_size=vocab_size,
+        context_length=2048,
+        rotary_fraction=0.25,
+        **flags("gpt_neox"),
+    )
+
+
+# Of our own: the name is the rough number of parameters with the vocabulary that suits the size.
+# Published: vocabulary and context are the published ones, until `sized` says otherwise.
 PRESETS: dict[str, DecoderConfig] = {
     "llama-100k": DecoderConfig(layers=2, width=64, heads=4, kv_heads=2, hidden=176),
+    # As many parameters as nanoGPT's small setting for the same text.
+    "shakespeare-char": DecoderConfig(layers=4, width=128, heads=4, kv_heads=4, hidden=336),
     "llama-1m": DecoderConfig(layers=4, width=128, heads=4, kv_heads=2, hidden=384),
     "llama-3m": DecoderConfig(layers=6, width=192, heads=6, kv_heads=2, hidden=512),
     "llama-10m": DecoderConfig(layers=6, width=320, heads=10, kv_heads=5, hidden=896),
+    "llama-1b": DecoderConfig(
+        layers=16,
+        width=2048,
+        heads=16,
+        kv_heads=8,
+        hidden=8192,
+        vocab_size=32_000,
+        context_length=4096,
+    ),
+    "llama2-7b": DecoderConfig(
+        layers=32,
+        width=4096,
+        heads=32,
+        kv_heads=32,
+        hidden=11_008,
+        vocab_size=32_000,
+        context_length=4096,
+        tie_embeddings=False,
+    ),
+    "llama3-8b": DecoderConfig(layers=32, width=4096, heads=32, hidden=14_336, **_LLAMA3),
+    "llama3-70b": DecoderConfig(layers=80, width=8192, heads=64, hidden=28_672, **_LLAMA3),
+    "llama3.2-1b": DecoderConfig(
+        layers=16,
+        width=2048,
+        heads=32,
+        hidden=8192,
+        rope_scaling=RopeScaling(32.0, 1.0, 4.0, 8192),
+        **_LLAMA3 | {"context_length": 131_072, "tie_embeddings": True},
+    ),
+    "mistral-7b": DecoderConfig(
+        layers=32,
+        width=4096,
+        heads=32,
+        kv_heads=8,
+        hidden=14_336,
+        vocab_size=32_000,
+        context_length=32_768,
+        **flags("mistral"),
+    ),
+    "qwen2-0.5b": DecoderConfig(
+        layers=24,
+        width=896,
+        heads=14,
+        kv_heads=2,
+        hidden=4864,
+        context_length=131_072,
+        **flags("qwen2") | _QWEN,
+    ),
+    "qwen3-0.6b": DecoderConfig(
+        layers=28,
+        width=1024,
+        heads=16,
+        kv_heads=8,
+        hidden=3072,
+        context_length=40_960,
+        **flags("qwen3") | _QWEN,
+    ),
+    "gpt2-124m": _gpt2(12, 768, 12),
+    "gpt2-355m": _gpt2(24, 1024, 16),
+    "gpt2-774m": _gpt2(36, 1280, 20),
+    "gpt2-1.5b": _gpt2(48, 1600, 25),
+    # Dense throughout, where the original alternates with locally banded attention.
+    "gpt3-175b": _gpt2(96, 12_288, 96, context_length=2048),
+    "pythia-160m": _gpt_neox(12, 768, 12, vocab_size=50_304),
+    "gpt-neox-20b": _gpt_neox(44, 6144, 64, vocab_size=50_432),
+    "gpt-j-6b": DecoderConfig(
+        layers=28,
+        width=4096,
+        heads=16,
+        kv_heads=16,
+        hidden=16_384,
+        vocab_size=50_400,
+        context_length=2048,
+        rotary_fraction=0.25,
+        **flags("gptj"),
+    ),
 }
 
 

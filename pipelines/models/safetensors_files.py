@@ -7,8 +7,9 @@ type, shape and place; then the tensors' bytes, end to end.
 import json
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -68,12 +69,26 @@ class SafetensorsFiles:
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise UserError(f"{path}: the weights can't be read: {error}") from error
 
-    def read(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor, in the order of the files; the next ones are on their way meanwhile."""
+    def read(
+        self,
+        device: torch.device,
+        names: Collection[str] | None = None,
+        into: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Tensors in the order of the files; the next ones are on their way meanwhile.
+
+        Args:
+            device: Where they are read to.
+            names: Which ones; all by default.
+            into: Where one is to lie; it is read straight there if type and layout are the same.
+        """
         reader = open_for_bulk(self._paths, device)
+        wanted = self.places if names is None else {name: self.places[name] for name in names}
         begun: deque[tuple[str, Tensor, Wait]] = deque()
-        for name, place in sorted(self.places.items(), key=lambda each: each[1][:2]):
-            tensor = torch.empty(place.shape, dtype=place.dtype, device=device)
+        for name, place in sorted(wanted.items(), key=lambda each: each[1][:2]):
+            tensor = into.get(name)
+            if tensor is None or tensor.dtype != place.dtype or not tensor.is_contiguous():
+                tensor = torch.empty(place.shape, dtype=place.dtype, device=device)
             wait = read_whole(reader, place.file, place.offset, tensor)
             begun.append((name, tensor, wait))
             if len(begun) > reader.ahead:

@@ -117,7 +117,7 @@ class Transformer(nn.Module):
         )
         self.cross_entropy: nn.Module = CrossEntropy()
         self.sequence_shards = 1
-        table = None if learned else rotary_table(config)
+        table = None if learned else torch.empty(2, config.context_length, config.rotary_width)
         self.register_buffer("rotary_2SR", table, persistent=False)
         self.rotary_2SR: Tensor | None
         self.after_to_empty()

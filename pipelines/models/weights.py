@@ -5,7 +5,7 @@
 
 import hashlib
 import math
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -15,21 +15,49 @@ from pipelines.models.config import DecoderConfig
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "base.")  # base: of an adapter
 _INTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
 def canonical_name(name: str) -> str:
-    """A parameter's name without what compilation and activation checkpointing put into it."""
+    """A parameter's name without what wraps its module: compilation, checkpointing, an adapter."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
+class Substitute(Protocol):
+    """What stands for a parameter without being a tensor of its shape, as an adapted layer does."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the parameter."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameter."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+
+    def fill(self, whole: Tensor) -> None:
+        """Take the parameter over."""
+
+    def whole(self) -> Tensor:
+        """The parameter; all processes that share it must call this."""
+
+
+Place = Tensor | Substitute
+
+
 @torch.no_grad()
-def fill(parameter: Tensor, whole: Tensor) -> None:
+def fill(parameter: Place, whole: Tensor) -> None:
     """Copy a whole tensor into a parameter; into a DTensor, this process's shard of it."""
-    if not _is_sharded(parameter):
+    if not isinstance(parameter, Tensor):
+        parameter.fill(whole)
+        return
+    if not is_sharded(parameter):
         parameter.copy_(whole)
         return
     from torch.distributed.tensor import distribute_tensor
@@ -41,12 +69,15 @@ def fill(parameter: Tensor, whole: Tensor) -> None:
     parameter.to_local().copy_(shard.to_local())
 
 
-def whole(parameter: Tensor) -> Tensor:
+def whole(parameter: Place) -> Tensor:
     """All of a parameter; a DTensor is gathered, so all processes that share it must call this."""
-    return (parameter.full_tensor() if _is_sharded(parameter) else parameter).detach()
+    if not isinstance(parameter, Tensor):
+        return parameter.whole()
+    return (parameter.full_tensor() if is_sharded(parameter) else parameter).detach()
 
 
-def _is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
+def is_sharded(tensor: Place) -> "TypeGuard[DTensor]":
+    """Whether it is a DTensor, of which this process has a part only."""
     return hasattr(tensor, "placements")
 
 
@@ -69,13 +100,14 @@ def draw(module: nn.Module, config: DecoderConfig, seed: int) -> None:
                 parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
             continue
         std = into_residual if name.endswith(_INTO_RESIDUAL) else normal
-        # A GPU draws billions of numbers in a second; not every other device draws at all.
-        device = parameter.device if parameter.device.type == "cuda" else torch.device("cpu")
-        generator = torch.Generator(device).manual_seed(_seed(seed, name))
-        numbers = torch.empty(parameter.shape, dtype=torch.float32, device=device)
+        generator = named_generator(seed, name, parameter.device)
+        numbers = torch.empty(parameter.shape, dtype=torch.float32, device=generator.device)
         fill(parameter, numbers.normal_(0.0, std, generator=generator))
 
 
-def _seed(seed: int, name: str) -> int:
+def named_generator(seed: int, name: str, device: torch.device) -> torch.Generator:
+    """Random numbers that follow from a seed and a parameter's name alone."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+    # A GPU draws billions of numbers in a second; not every other device draws at all.
+    generator = torch.Generator(device if device.type == "cuda" else torch.device("cpu"))
+    return generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

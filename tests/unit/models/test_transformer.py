@@ -1,11 +1,7 @@
-from pathlib import Path
-
 import pytest
 import torch
 
-from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
-from pipelines.models.presets import PRESETS, preset
 from pipelines.models.transformer import Transformer
 
 TINY = DecoderConfig(
@@ -19,24 +15,29 @@ def tiny(**changes: object) -> Transformer:
     return model
 
 
-def test_the_preset_counts_its_parameters() -> None:
-    for shape in (TINY, *(shape.sized(300, 16) for shape in PRESETS.values())):
-        assert Transformer(shape).parameter_count == shape.parameters
-    untied = tiny(tie_embeddings=False)
-    assert untied.parameter_count == untied.config.parameters
+def test_the_seed_and_name_give_the_weights_of_a_part() -> None:
+    whole = tiny()
+    stages = [Transformer(TINY, layers) for layers in (range(0, 0), range(0, 1), range(1, 2))]
+    found = {}
+    for stage in stages:
+        stage.init_weights(seed=3)
+        found |= dict(stage.named_parameters())
+    # The last stage's copy of a tied head.
+    assert torch.equal(found.pop("lm_head.weight"), whole.embed_tokens.weight)
+    expected = dict(whole.named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_an_unknown_preset_names_the_nearest() -> None:
-    with pytest.raises(UserError, match="did you mean llama-1m"):
-        preset("llama1m")
-
-
-def test_presets_import_no_torch() -> None:
-    import subprocess
-    import sys
-
-    code = "import sys, pipelines.models.presets; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path.cwd()).returncode == 0
+def test_a_model_is_made_without_memory_and_then_filled() -> None:
+    with torch.device("meta"):
+        model = Transformer(TINY)
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    model.to_empty(device="cpu")
+    model.init_weights(seed=3)
+    tokens = torch.randint(0, 61, (2, 24))
+    assert torch.equal(model(tokens), tiny()(tokens))
+    assert model.lm_head.weight is model.embed_tokens.weight
 
 
 def test_a_token_sees_no_later_one() -> None:

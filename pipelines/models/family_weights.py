@@ -1,0 +1,208 @@
+"""Each family's tensors as Hugging Face's files hold them: names, fused ones, transposed ones.
+
+Shape suffixes: N heads, H features of a head, X any.
+"""
+
+# ruff: noqa: N806 (names that end in their shape)
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pipelines.models.config import DecoderConfig, Family
+
+_Split = Callable[[Tensor], Sequence[Tensor]]
+_Join = Callable[[Sequence[Tensor]], Tensor]
+Shapes = dict[str, tuple[int, ...]]
+
+# Causal masks and rotary frequencies, which older files keep beside the weights.
+NO_WEIGHT = re.compile(r"(\.|^)(attn|attention)\.(bias|masked_bias)$|rotary_emb\.inv_freq$")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a file, and the parameters that it holds.
+
+    Attributes:
+        name: In the file.
+        parameters: Their canonical names; several where the family fuses them.
+        shape: In the file.
+        split: From the file's tensor to the parameters; None where it is the parameter as it is.
+        join: The way back; None there too.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    shape: tuple[int, ...]
+    split: _Split | None = None
+    join: _Join | None = None
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What a family calls its modules.
+
+    Attributes:
+        base: The prefix of all but the head; files of a model without head lack it.
+        outside: Canonical to the family's names, of what is in no layer.
+        layers: The family's name of the layers.
+        inside: The same in a layer; by default the canonical ones.
+        fused: The module that holds queries, keys and values; empty: each is its own.
+        transposed: Modules whose weights are stored [in, out].
+    """
+
+    base: str
+    outside: dict[str, str]
+    layers: str = "layers"
+    inside: dict[str, str] | None = None
+    fused: str = ""
+    transposed: tuple[str, ...] = ()
+
+
+_LLAMA = _Names("model", {"embed_tokens": "embed_tokens", "norm": "norm"})
+_NAMES: dict[Family, _Names] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "gpt2": _Names(
+        "transformer",
+        {"embed_tokens": "wte", "embed_positions": "wpe", "norm": "ln_f"},
+        layers="h",
+        inside={
+            "input_layernorm": "ln_1",
+            "self_attn.o_proj": "attn.c_proj",
+            "post_attention_layernorm": "ln_2",
+            "mlp.up_proj": "mlp.c_fc",
+            "mlp.down_proj": "mlp.c_proj",
+        },
+        fused="attn.c_attn",
+        transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+    ),
+    "gpt_neox": _Names(
+        "gpt_neox",
+        {"embed_tokens": "embed_in", "norm": "final_layer_norm"},
+        inside={
+            "input_layernorm": "input_layernorm",
+            "self_attn.o_proj": "attention.dense",
+            "post_attention_layernorm": "post_attention_layernorm",
+            "mlp.up_proj": "mlp.dense_h_to_4h",
+            "mlp.down_proj": "mlp.dense_4h_to_h",
+        },
+        fused="attention.query_key_value",
+    ),
+    "gptj": _Names(
+        "transformer",
+        {"embed_tokens": "wte", "norm": "ln_f"},
+        layers="h",
+        inside={
+            "input_layernorm": "ln_1",
+            "self_attn.q_proj": "attn.q_proj",
+            "self_attn.k_proj": "attn.k_proj",
+            "self_attn.v_proj": "attn.v_proj",
+            "self_attn.o_proj": "attn.out_proj",
+            "mlp.up_proj": "mlp.fc_in",
+            "mlp.down_proj": "mlp.fc_out",
+        },
+    ),
+}
+_QKV = tuple(f"self_attn.{each}_proj" for each in "qkv")
+
+
+def base_prefix(config: DecoderConfig) -> str:
+    """What the names of all tensors but the head's begin with."""
+    return _NAMES[config.family].base + "."
+
+
+def stored_tensors(config: DecoderConfig, shapes: Shapes) -> Iterator[Stored]:
+    """The tensors of a folder with these parameters, in their order.
+
+    Args:
+        config: Of the model.
+        shapes: By canonical name; of a whole model or a part; tied ones once.
+    """
+    names = _NAMES[config.family]
+    for parameter, shape in shapes.items():
+        module, _, kind = parameter.rpartition(".")
+        layer, inside = _layer(module)
+        if names.fused and inside in _QKV:
+            if inside == _QKV[0]:
+                yield _fused(config, names, f"{names.base}.{names.layers}.{layer}.", kind, shape)
+            continue
+        if layer is None:
+            outside = names.outside.get(module)
+            name = module if outside is None else f"{names.base}.{outside}"
+        else:
+            stored = inside if names.inside is None else names.inside[inside]
+            name = f"{names.base}.{names.layers}.{layer}.{stored}"
+        yield _plain(config, names, f"{name}.{kind}", parameter, shape)
+
+
+def _layer(module: str) -> tuple[str | None, str]:
+    """The number of a module's layer, and its name there."""
+    if not module.startswith("layers."):
+        return None, module
+    _, number, inside = module.split(".", 2)
+    return number, inside
+
+
+def _plain(
+    config: DecoderConfig, names: _Names, name: str, parameter: str, shape: tuple[int, ...]
+) -> Stored:
+    if len(shape) == 2 and name.removesuffix(".weight").endswith(names.transposed):
+        return Stored(name, (parameter,), shape[::-1], lambda x: (x.T,), lambda xs: xs[0].T)
+    if config.family == "gptj" and parameter.endswith(("q_proj.weight", "k_proj.weight")):
+        # It turns neighbouring features; we turn features half a rotation's width apart.
+        apart = torch.arange(config.rotary_width).view(-1, 2).T.reshape(-1)
+        return Stored(
+            name,
+            (parameter,),
+            shape,
+            lambda x: (_reorder(x, apart, config.heads),),
+            lambda xs: _reorder(xs[0], apart.argsort(), config.heads),
+        )
+    return Stored(name, (parameter,), shape)
+
+
+def _fused(
+    config: DecoderConfig, names: _Names, layer: str, kind: str, shape: tuple[int, ...]
+) -> Stored:
+    """Queries, keys and values in one tensor: one behind the other, or a head at a time."""
+    number = layer.split(".")[-2]
+    parameters = tuple(f"layers.{number}.{module}.{kind}" for module in _QKV)
+    fused = (3 * shape[0], *shape[1:])
+    if names.transposed:
+        return Stored(
+            f"{layer}{names.fused}.{kind}", parameters, fused[::-1], _split_columns, _join_columns
+        )
+    split = partial(_split_heads, heads=config.heads)
+    join = partial(_join_heads, heads=config.heads)
+    return Stored(f"{layer}{names.fused}.{kind}", parameters, fused, split, join)
+
+
+def _split_columns(stored: Tensor) -> Sequence[Tensor]:
+    return [each.T if each.ndim == 2 else each for each in stored.chunk(3, dim=-1)]
+
+
+def _join_columns(parameters: Sequence[Tensor]) -> Tensor:
+    return torch.cat([each.T if each.ndim == 2 else each for each in parameters], dim=-1)
+
+
+def _split_heads(stored: Tensor, heads: int) -> Sequence[Tensor]:
+    x_N3HX = stored.view(heads, 3, -1, *stored.shape[1:])
+    return [each.flatten(0, 1) for each in x_N3HX.unbind(1)]
+
+
+def _join_heads(parameters: Sequence[Tensor], heads: int) -> Tensor:
+    return torch.stack([each.unflatten(0, (heads, -1)) for each in parameters], 1).flatten(0, 2)
+
+
+def _reorder(x: Tensor, order: Tensor, heads: int) -> Tensor:
+    """Put the first features of each head of [N x H, X] in another order."""
+    x_NHX = x.unflatten(0, (heads, -1))
+    turned, rest = x_NHX[:, order], x_NHX[:, len(order) :]
+    return torch.cat((turned, rest), dim=1).flatten(0, 1)

@@ -1,0 +1,253 @@
+"""Every family against `transformers`: the same folder gives the same logits in both."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pipelines.core.errors import UserError
+from pipelines.models import huggingface
+from pipelines.models.config import DecoderConfig, RopeScaling
+from pipelines.models.families import flags, write_config
+from pipelines.models.folder import load_config
+from pipelines.models.huggingface import load_pretrained, load_weights, save_pretrained
+from pipelines.models.transformer import Transformer
+
+VOCABULARY, CONTEXT = 61, 24
+SIZE = {
+    "layers": 2,
+    "width": 32,
+    "heads": 4,
+    "hidden": 48,
+    "vocab_size": VOCABULARY,
+    "context_length": CONTEXT,
+}
+GROUPED = SIZE | {"kv_heads": 2}
+FULL = SIZE | {"kv_heads": 4}
+LLAMA3 = RopeScaling(8.0, 1.0, 4.0, 16)
+SHAPES = {
+    "llama2": DecoderConfig(**FULL, tie_embeddings=False),
+    "llama3": DecoderConfig(**GROUPED, rope_theta=500_000.0, rope_scaling=LLAMA3),
+    "llama-biases": DecoderConfig(**GROUPED, qkv_bias=True, output_bias=True, mlp_bias=True),
+    "mistral": DecoderConfig(**GROUPED | flags("mistral") | {"sliding_window": 7}),
+    "mistral-full": DecoderConfig(**GROUPED | flags("mistral") | {"sliding_window": None}),
+    "qwen2": DecoderConfig(**GROUPED | flags("qwen2") | {"tie_embeddings": True}),
+    "qwen3": DecoderConfig(**GROUPED | flags("qwen3") | {"head_dim": 16}),
+    "gpt2": DecoderConfig(**FULL, **flags("gpt2")),
+    "gpt_neox": DecoderConfig(**FULL, **flags("gpt_neox"), rotary_fraction=0.25),
+    "gpt_neox-serial": DecoderConfig(**FULL | flags("gpt_neox") | {"parallel_residual": False}),
+    "gptj": DecoderConfig(**FULL, **flags("gptj"), rotary_fraction=0.5),
+}
+
+
+def random_model(config: DecoderConfig) -> Transformer:
+    """Also norms and biases, and larger than when training begins."""
+    torch.manual_seed(5)
+    model = Transformer(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.5 if parameter.ndim == 1 else 0.0, 0.2)
+    return model.eval()
+
+
+def theirs_of(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return model.eval()
+
+
+def perplexity(logits: Tensor, tokens: Tensor) -> float:
+    nats = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    return math.exp(nats.item())
+
+
+@pytest.fixture(params=SHAPES)
+def config(request: pytest.FixtureRequest) -> DecoderConfig:
+    return SHAPES[request.param]
+
+
+@torch.no_grad()
+def test_transformers_reads_ours_and_we_read_theirs(config: DecoderConfig, tmp_path: Path) -> None:
+    ours = random_model(config)
+    save_pretrained(ours, tmp_path / "ours", end_of_text=0)
+    theirs = theirs_of(tmp_path / "ours")
+    assert theirs.generation_config.eos_token_id == 0
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = load_pretrained(tmp_path / "theirs").eval()
+    assert again.config == ours.config
+
+    tokens = torch.randint(0, VOCABULARY, (3, CONTEXT))
+    expected = theirs(tokens).logits
+    assert expected.std() > 0.5  # not all alike
+    for model in (ours, again):
+        torch.testing.assert_close(model(tokens), expected, atol=1e-4, rtol=0)
+        same = pytest.approx(perplexity(expected, tokens), abs=1e-4)
+        assert perplexity(model(tokens), tokens) == same
+
+
+@torch.no_grad()
+def test_a_packed_document_is_what_it_is_alone(config: DecoderConfig) -> None:
+    model = random_model(config)
+    documents = [torch.randint(0, VOCABULARY, (1, length)) for length in (5, 1, 12, 6)]
+    numbers = torch.cat([torch.full((1, d.shape[1]), n) for n, d in enumerate(documents)], 1)
+    packed = model(torch.cat(documents, 1), numbers)
+    alone = torch.cat([model(document) for document in documents], 1)
+    torch.testing.assert_close(packed, alone, atol=1e-4, rtol=0)
+
+
+def test_the_config_counts_its_parameters(config: DecoderConfig) -> None:
+    assert Transformer(config).parameter_count == config.parameters
+
+
+def test_stages_hold_together_what_the_whole_holds(config: DecoderConfig, tmp_path: Path) -> None:
+    whole = random_model(config)
+    save_pretrained(whole, tmp_path)
+    stages = [Transformer(config, range(0, 1)), Transformer(config, range(1, 2))]
+    for stage in stages:
+        load_weights(stage, tmp_path)
+    tokens = torch.randint(0, VOCABULARY, (2, CONTEXT))
+    assert torch.equal(stages[1](stages[0](tokens)), whole(tokens))
+    save_pretrained(stages, tmp_path / "again")
+    assert (tmp_path / "again/model.safetensors").read_bytes() == (
+        tmp_path / "model.safetensors"
+    ).read_bytes()
+
+
+def test_large_models_are_several_files(
+    config: DecoderConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "FILE_BYTES", 20_000)
+    model = random_model(config)
+    save_pretrained(model, tmp_path)
+    files = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(files) > 1
+    assert sum(map(len, map(load_file, files))) == len(
+        json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    )
+    again = load_pretrained(tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+    theirs = theirs_of(tmp_path)
+    tokens = torch.randint(0, VOCABULARY, (1, CONTEXT))
+    torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+    files[1].unlink()
+    with pytest.raises(UserError, match=rf"{files[1].name}: missing"):
+        load_pretrained(tmp_path)
+
+
+def old_gpt2(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As on the hub: of the model without head, and with its causal mask."""
+    masks = {f"h.{n}.attn.bias": torch.ones(1, 1, CONTEXT, CONTEXT).tril() for n in range(2)}
+    return {name.removeprefix("transformer."): x for name, x in tensors.items()} | masks
+
+
+def old_neox(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    layers = "gpt_neox.layers.0.attention."
+    return tensors | {
+        f"{layers}bias": torch.ones(1, 1, CONTEXT, CONTEXT),
+        f"{layers}masked_bias": torch.tensor(-1e9),
+        f"{layers}rotary_emb.inv_freq": torch.ones(4),
+    }
+
+
+@pytest.mark.parametrize(("family", "age"), [("gpt2", old_gpt2), ("gpt_neox", old_neox)])
+def test_older_files_load(
+    family: str, age: Callable[[dict[str, Tensor]], dict[str, Tensor]], tmp_path: Path
+) -> None:
+    model = random_model(SHAPES[family])
+    save_pretrained(model, tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file(age(load_file(path)), path)
+    again = load_pretrained(tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+
+
+OLD_CONFIGS = {
+    "llama3.1": (
+        {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96}
+        | {"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
+        | {"max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
+        | {
+            "rope_scaling": {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "rope_type": "llama3",
+            }
+        },
+        {"rope_theta": 500_000.0, "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64), "kv_heads": 2},
+    ),
+    "pythia": (
+        {"model_type": "gpt_neox", "hidden_size": 64, "intermediate_size": 96}
+        | {"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
+        | {"max_position_embeddings": 16, "layer_norm_eps": 1e-5, "rotary_pct": 0.5}
+        | {"rotary_emb_base": 20_000, "hidden_act": "gelu"},
+        {"rotary_fraction": 0.5, "rope_theta": 20_000.0, "qkv_bias": True, "activation": "gelu"},
+    ),
+    "gpt2": (
+        {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "n_positions": 16}
+        | {"layer_norm_epsilon": 1e-5, "vocab_size": 9, "n_ctx": 16},
+        {"hidden": 256, "tie_embeddings": True, "activation": "gelu_tanh", "positions": "learned"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OLD_CONFIGS)
+def test_older_configs_are_understood(name: str, tmp_path: Path) -> None:
+    values, expected = OLD_CONFIGS[name]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    found = load_config(tmp_path)
+    assert {key: getattr(found, key) for key in expected} == expected
+
+
+def test_scaled_rotations_are_those_of_transformers() -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = replace(SHAPES["llama3"], width=256, heads=4, context_length=32)
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**write_config(config, "float32")))
+    cos, sin = theirs(torch.zeros(1), torch.arange(32).unsqueeze(0))
+    rotary = Transformer(config).rotary_2SR
+    assert rotary is not None
+    torch.testing.assert_close(rotary, torch.stack((cos[0], sin[0])), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "line"),
+    [
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window = True; only False"),
+        ("llama3", {"model_type": "bert"}, "model_type = 'bert'; supported are llama, mistral"),
+        ("llama3", {"hidden_act": "relu"}, "hidden_act = 'relu'; only 'silu'"),
+        ("llama2", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type = 'yarn'; only"),
+        ("llama2", {"model_type": "gpt2"}, "n_embd|vocab_size|n_layer"),
+        ("llama2", {"model_type": "qwen3"}, r"the tensor model\.layers\.0\.self_attn\.q_norm"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "only False is supported"),
+        ("gpt2", {"n_embd": 64}, "has shape .*, config.json says"),
+    ],
+)
+def test_what_this_decoder_is_not_is_one_line(
+    family: str, change: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    save_pretrained(random_model(SHAPES[family]), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match=line) as error:
+        load_pretrained(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_shape_that_its_family_cannot_say_is_not_saved(tmp_path: Path) -> None:
+    model = Transformer(DecoderConfig(**GROUPED, norm="layer"))
+    with pytest.raises(UserError, match="norm = 'layer' can't be saved: models of family llama"):
+        save_pretrained(model, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -57,7 +57,10 @@ class Train(Section):
         8, "Samples a forward pass on one process; auto: by memory"
     )
     global_batch_size: int = form_field(16, "Samples an optimizer step, over all processes", ge=1)
-    lr: float = form_field(3e-3, "Peak learning rate of AdamW", gt=0)
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: for the blocks' matrices, with AdamW's rate, and AdamW else"
+    )
+    lr: float = form_field(3e-3, "Peak learning rate", gt=0)
     min_lr_ratio: float = Field(0.1, ge=0, le=1, description="Last learning rate ÷ peak")
     warmup_steps: int = Field(20, ge=0)
     weight_decay: float = Field(0.1, ge=0)

@@ -62,8 +62,8 @@ class ShardedUpdate:
 
     def _take_gradients(self, *_: Any) -> None:
         for name, shard in self.shards.items():
-            gradient = self._whole[name].grad
-            shard.grad = None if gradient is None else self._rows(gradient)
+            if (gradient := self._whole[name].grad) is not None:
+                shard.grad = self._rows(gradient)
 
     @torch.no_grad()
     def _gather(self, *_: Any) -> None:

@@ -1,6 +1,6 @@
 """From the micro-batches of a step to its gradients."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipelines.distributed.data_parallel import sync_if
-from pipelines.loading.dataloader import Batch
+from pipelines.loading.dataloader import IGNORED, Batch
 from pipelines.models.parallelize import Parallelized
 
 
@@ -44,5 +44,19 @@ class Accumulation:
                 with self._autocast:
                     loss = self._part(batch.inputs_BS, batch.documents_BS, batch.targets_BS)
                 torch.autograd.backward(loss * share)
-            nats += loss.detach()
+            nats = nats + loss.detach()  # not in place: in the loss's precision
         return nats
+
+
+def evenly(batches: Iterable[tuple[Batch, bool]], number: int) -> Iterator[tuple[Batch, bool]]:
+    """So many micro-batches, each with whether it is the last one; the last may predict nothing.
+
+    Where processes don't divide the batch, some have a micro-batch more, but a sharded model has to
+    be called by all of them equally often.
+    """
+    last = 0
+    for last, (batch, _) in enumerate(batches, 1):  # noqa: B007
+        yield batch, last == number
+    for last in range(last + 1, number + 1):  # noqa: B020
+        nothing = torch.full_like(batch.targets_BS, IGNORED)
+        yield batch._replace(targets_BS=nothing), last == number

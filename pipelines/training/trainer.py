@@ -2,34 +2,31 @@
 
 import logging
 import math
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
+from pipelines.distributed.gradients import clip_factor, gradient_norm, scale_gradients
 from pipelines.loading.dataloader import IGNORED, Batch, TokenLoader
 from pipelines.models.parallelize import Parallelized
-from pipelines.training import checkpoint
-from pipelines.training.checkpoint import Position
-from pipelines.training.forward_backward import Accumulation, ForwardBackward
+from pipelines.training.checkpoint import Checkpoints, Position
+from pipelines.training.checkpoint_store import CheckpointStore
+from pipelines.training.determinism import set_deterministic
+from pipelines.training.forward_backward import Accumulation, ForwardBackward, evenly
+from pipelines.training.guard import Guard, Verdict, step_unless
+from pipelines.training.meter import Meter, Window
 from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.optimizer import build_optimizer, learning_rate, set_learning_rate
+from pipelines.training.precision import LossScale, autocast, set_precision
+from pipelines.training.profiling import StepProfiler
+from pipelines.training.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
-
-
-class _Step(NamedTuple):
-    """What came of one step."""
-
-    nats: Tensor  # of this process, summed
-    norm: Tensor  # of the gradient
-    predicted: int | Tensor  # tokens, of all processes
 
 
 class Trainer:
@@ -45,7 +42,8 @@ class Trainer:
         model: Parallelized,
         loader: TokenLoader,
         report: Report,
-        checkpoints: Path,
+        checkpoints: Path | str,
+        diagnostics: Path,
     ) -> None:
         """Take what is ready.
 
@@ -55,62 +53,120 @@ class Trainer:
             loader: This process's share of each step.
             report: Called on every process every `train.log_every` steps, at each checkpoint and
                 at the end.
-            checkpoints: A folder that all processes share.
+            checkpoints: A folder or s3:// URL that all processes share.
+            diagnostics: Likewise a folder, for heartbeats, the stacks of processes that hang, and
+                traces.
         """
         self.recipe = recipe
         self.train = recipe.train
         self.loader = loader
         self.report = report
-        self.checkpoints = checkpoints
         self.model = model
         self.mesh = model.mesh
         self.device = model.mesh.device
+        set_precision(self.train.precision, self.device)
+        set_deterministic(self.train.deterministic)
+        self.parameters = model.parameters()
         self.optimizer = build_optimizer(model, self.train)
-        self.forward_backward: ForwardBackward = Accumulation(model, self._autocast())
+        self.scale = LossScale(self.train.precision, self.device)
+        self.guard = Guard(
+            self.train.spike_sigma, self.device, overflows=self.train.precision == "fp16"
+        )
+        self.checkpoints = Checkpoints(
+            CheckpointStore(checkpoints),
+            model,
+            self.optimizer,
+            others={"loss_scale": self.scale, "guard": self.guard},
+            keep=self.train.keep_checkpoints,
+            keep_best=self.train.keep_best,
+        )
+        # The most that any process has: all need to call a sharded model equally often.
+        most = math.ceil(self.train.global_batch_size / self.mesh.dp_world)
+        self.micro_batches = math.ceil(most / self.train.fixed_micro_batch_size)
+        self.forward_backward = self._forward_backward()
+        self.meter = Meter(recipe, model)
+        who = self.mesh.rank, self.mesh.layout.world
+        self.profiler = StepProfiler(self.train.profile_steps, diagnostics / "profile", *who)
+        self.watchdog = Watchdog(diagnostics / "heartbeats", *who, self.train.stall_seconds)
+
+    def _forward_backward(self) -> ForwardBackward:
+        forward = autocast(self.train.precision, self.device)
+        if self.mesh.layout.pp == 1:
+            return Accumulation(self.model, forward)
+        from pipelines.training.pipeline_steps import PipelineSteps
+
+        return PipelineSteps(
+            self.model,
+            forward,
+            self.recipe.parallel.schedule,
+            micro_batches=self.micro_batches,
+            samples=self.train.fixed_micro_batch_size,
+        )
 
     def fit(self) -> Position:
         """Train to the last step or the time limit, and return how far that was.
 
         Raises:
-            UserError: the loss is no number any more.
+            UserError: too many steps in a row were bad, and going back doesn't help any more.
         """
-        position = since = self._resume()  # since: the last report
+        with self.checkpoints, self.watchdog:
+            return self._fit()
+
+    def _fit(self) -> Position:
+        position = since = self.checkpoints.restore()  # since: the last report
         for part in self.model.parts:
             part.train()
+        self.meter.begin()
         finished = self._finished(position)
         while not finished:
-            started = time.perf_counter()
-            done = self._step(position.step)
-            seconds = position.seconds + time.perf_counter() - started
-            position = Position(position.step + 1, seconds)
+            self._step(position.step)
+            position = Position(position.step + 1, position.seconds)
             finished = self._finished(position)
+            self.profiler.after(position.step - 1, last=finished)
             saves = finished or position.step % self.train.checkpoint_every == 0
-            if saves or position.step % self.train.log_every == 0:
-                self.report(self._metrics(done, position, since, finished))
-                since = position
-            if saves:
-                checkpoint.save(self.checkpoints, position, self.model, self.optimizer)
+            if not saves and position.step % self.train.log_every:
+                continue
+            self.watchdog.beat(position.step, "report")
+            verdict = self.guard.verdict()  # the one place where the host waits for the device
+            position = Position(position.step, position.seconds + self.meter.elapsed)
+            if verdict.worst_run >= self.train.max_bad_steps:
+                position, finished = self._go_back(position, verdict), False
+            else:
+                self._tell(position, since, verdict, finished)
+                if saves:
+                    self.watchdog.beat(position.step, "checkpoint")
+                    self.checkpoints.save(position)
+            since = position
+            self.meter.begin()
         return position
 
-    def _step(self, step: int) -> "_Step":
+    def _step(self, step: int) -> None:
         """One optimizer step over this process's share of the batch."""
+        self.profiler.before(step)
         # Seeded by step, randomness resumes by itself and on any number of processes.
         torch.manual_seed(hash((self.recipe.seed, step, self.mesh.dp_rank)))
         set_learning_rate(self.optimizer, learning_rate(step, self.train))
-        self.optimizer.zero_grad()
+        for parameter in self.parameters:
+            parameter.grad = None
         batches, predicted = self._batches(step)
         # Each token weighs the same wherever it is; the mean over processes is taken later.
-        nats = self.forward_backward(batches, self.mesh.dp_world / predicted)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.train.grad_clip)
-        self.optimizer.step()
-        return _Step(nats, norm, predicted)
+        share = self.scale.scale * self.mesh.dp_world / predicted
+        nats = self.forward_backward(batches, share)
+        norm = gradient_norm(self.model.counted(), self.mesh) / self.scale.scale
+        factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
+        scale_gradients(self.parameters, factor)
+        self.mesh.sum(nats, "pp", "dp_replicate", "dp_shard")
+        self.watchdog.beat(step, "optimizer")
+        self.checkpoints.before_update()
+        step_unless(self.guard.judge(nats / predicted, norm), self.optimizer)
+        self.scale.update(norm)
 
     def _batches(self, step: int) -> tuple[Iterable[tuple[Batch, bool]], int | Tensor]:
         """The micro-batches, and how many tokens all processes predict in this step.
 
         Where targets are masked, their number is known once all are read: a collective a step.
         """
-        batches = self.loader.micro_batches(step)
+        batches = evenly(self._awaited(step), self.micro_batches)
         if not self.loader.has_mask:
             return batches, self.loader.tokens_per_step
         held = list(batches)
@@ -119,49 +175,86 @@ class Trainer:
         self.mesh.sum(predicted, "dp_replicate", "dp_shard")
         return held, predicted.clamp(min=1)  # nothing at all is learned from a step without any
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.train.precision == "bf16"
-        )
+    def _awaited(self, step: int) -> Iterator[tuple[Batch, bool]]:
+        """The loader's micro-batches; the time it takes is measured."""
+        for item in self.meter.waits(self.loader.micro_batches(self.guard.data_step(step))):
+            self.watchdog.beat(step, "forward and backward")
+            yield item
+            self.watchdog.beat(step, "data")
+
+    def _tell(self, position: Position, since: Position, verdict: Verdict, last: bool) -> None:
+        """Report a point of the curves, if there is one."""
+        if verdict.any_good:
+            window = self.meter.end(position.step - since.step, self.profiler.communication_share)
+            metrics = self._metrics(position, verdict, window, last)
+            self.checkpoints.note(metrics.loss)
+            _log.info("%s", metrics.line())
+            self.report(metrics)
+        elif last:
+            raise self._failure(position, verdict)
 
     def _metrics(
-        self, done: "_Step", position: Position, since: Position, last: bool
+        self, position: Position, verdict: Verdict, window: Window, last: bool
     ) -> StepMetrics:
-        """Note: a collective and a device synchronisation point, so not at every step."""
-        self.mesh.sum(done.nats, "pp", "dp_replicate", "dp_shard")
-        tokens = self.loader.tokens_per_step
-        loss = done.nats.item() / int(done.predicted)
-        if not math.isfinite(loss):
-            raise UserError(
-                f"the loss is {loss} at step {position.step}; lower train.lr({self.train.lr}) or "
-                f"raise train.warmup_steps({self.train.warmup_steps})"
-            )
-        steps, seconds = position.step - since.step, position.seconds - since.seconds
+        tokens, used = self.loader.tokens_per_step, window.utilisation
+        bound_by, bound_share = used.bound_by()
         return StepMetrics(
             step=position.step,
             tokens=position.step * tokens,
-            loss=loss,
+            loss=verdict.loss,
             learning_rate=learning_rate(position.step - 1, self.train),
-            gradient_norm=done.norm.item(),
-            step_seconds=seconds / steps,
-            tokens_per_second=steps * tokens / seconds,
+            gradient_norm=verdict.norm,
+            steps_left_out=verdict.left_out,
+            step_seconds=window.seconds,
+            tokens_per_second=tokens / window.seconds,
+            mfu=used.mfu,
+            mbu=used.mbu,
+            data_wait_share=used.storage,
+            communication_share=self.profiler.communication_share,
+            memory_bytes=window.peak_bytes,
+            bound_by=bound_by,
+            bound_share=bound_share,
             last=last,
+        )
+
+    def _go_back(self, position: Position, verdict: Verdict) -> Position:
+        """Load the last checkpoint, and pass over the data that were seen since."""
+        skipped = self.guard.skipped
+        tried = self.guard.data_step(position.step)
+        if len(skipped) >= self.train.max_rollbacks:
+            raise self._failure(position, verdict)
+        back = self.checkpoints.restore()
+        if back.step == 0:
+            raise self._failure(position, verdict)
+        self.guard.go_back(back.step, skipped, tried)
+        _log.warning(
+            "%d bad steps in a row up to step %d (loss %.4g, gradient norm %.4g): back to step "
+            "%d, and on with other data",
+            verdict.worst_run,
+            position.step,
+            verdict.last_loss,
+            verdict.last_norm,
+            back.step,
+        )
+        return Position(back.step, position.seconds)
+
+    def _failure(self, position: Position, verdict: Verdict) -> UserError:
+        times = len(self.guard.skipped)
+        after = f" after going back to a checkpoint {times} times" if times else ""
+        return UserError(
+            f"the loss is {verdict.last_loss:.6g} at step {position.step}, the gradient norm "
+            f"{verdict.last_norm:.6g}{after}; lower train.lr({self.train.lr}) or raise "
+            f"train.warmup_steps({self.train.warmup_steps})"
         )
 
     def _finished(self, position: Position) -> bool:
         """Whether to stop; rank 0's clock decides, so that all stop at the same step."""
         limit = self.train.max_seconds
         finished = position.step >= self.train.steps
+        if limit is not None:
+            finished = finished or position.seconds + self.meter.elapsed >= limit
         if limit is None or self.mesh.layout.world == 1:
-            return finished or (limit is not None and position.seconds >= limit)
-        flag = torch.tensor(finished or position.seconds >= limit, device=self.device)
+            return finished
+        flag = torch.tensor(finished, device=self.device)
         dist.broadcast(flag, src=0)
         return bool(flag.item())
-
-    def _resume(self) -> Position:
-        path = checkpoint.latest_complete(self.checkpoints)
-        if path is None:
-            return Position()
-        position = checkpoint.load(path, self.model, self.optimizer)
-        _log.info("resumed after step %d from %s", position.step, path)
-        return position

@@ -1,0 +1,101 @@
+"""In which precision matrix products are computed; weights and moments stay in fp32."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipelines.core.errors import UserError
+from pipelines.models.parallelize import COMPUTE_DTYPES
+
+_FP8_CAPABILITY = (8, 9)  # NVIDIA's Ada; 9.0 is Hopper
+_TF32_CAPABILITY = (8, 0)  # Ampere
+
+
+def set_precision(precision: str, device: torch.device) -> None:
+    """Let this process compute fp32 matrix products exactly, or as TF32.
+
+    Raises:
+        UserError: the device can't compute in this precision.
+    """
+    if precision == "tf32":
+        _need(device, _TF32_CAPABILITY, precision, "set fp32 or bf16")
+    if precision == "fp8":
+        _need(device, _FP8_CAPABILITY, precision, "set bf16")
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
+    """For the forward pass: matrix products in half precision, sums and the loss in fp32.
+
+    Weights that `fully_shard` gathers are in half precision already, to halve what travels; so
+    there the residual stream is too, which otherwise keeps the fp32 of the embeddings.
+    """
+    dtype = COMPUTE_DTYPES.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def to_fp8(model: nn.Module) -> None:
+    """Make the blocks' matrix products compute in fp8, scaled by tensor; before `parallelize`.
+
+    The head stays as it is, as Micikevicius et al. 2022, "FP8 formats for deep learning", do.
+    """
+    from torchao.float8 import convert_to_float8_training  # seconds, and for GPUs that have it
+
+    def convertible(module: nn.Module, name: str) -> bool:
+        # The kernels work on multiples of 16.
+        sizes = getattr(module, "in_features", 1), getattr(module, "out_features", 1)
+        return name.startswith("layers.") and all(size % 16 == 0 for size in sizes)
+
+    convert_to_float8_training(model, module_filter_fn=convertible)
+
+
+def _need(device: torch.device, capability: tuple[int, int], precision: str, instead: str) -> None:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= capability:
+        return
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    major, minor = capability
+    raise UserError(
+        f"train.precision = {precision}: needs an NVIDIA GPU of compute capability {major}.{minor} "
+        f"or later, this process has {name}; {instead}"
+    )
+
+
+class LossScale:
+    """fp16's gradients, of a loss that is made as large as they bear (Micikevicius et al. 2018).
+
+    After a step whose gradient overflows anywhere, which is left out, the scale is halved; after
+    2000 steps without, it doubles. `torch.amp.GradScaler` looks for overflow in the gradients that
+    a process has; here the norm of the whole model's tells, so that all processes leave out the
+    same steps. For the other precisions the scale is 1 and never changes.
+    """
+
+    interval = 2000  # steps
+
+    def __init__(self, precision: str, device: torch.device) -> None:
+        """Begin at 2^16."""
+        self.scale: Tensor | float = 1.0
+        if precision == "fp16":
+            self.scale = torch.full((), 2.0**16, device=device)
+        self._steps = torch.zeros((), dtype=torch.int32, device=device)  # since it changed
+
+    def update(self, norm: Tensor) -> None:
+        """Adapt to the norm of the last step's gradient; on the device, which isn't waited for."""
+        if not isinstance(self.scale, Tensor):
+            return
+        overflows = ~norm.isfinite()
+        steps = torch.where(overflows, 0, self._steps + 1)
+        grows = steps == self.interval
+        self._steps = torch.where(grows, 0, steps)
+        self.scale = torch.where(overflows, self.scale / 2, self.scale * (1 + grows.float()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint; waits for the device."""
+        return {"scale": float(self.scale), "steps": int(self._steps.item())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        if isinstance(self.scale, Tensor):
+            self.scale.fill_(state_dict["scale"])
+        self._steps.fill_(state_dict["steps"])

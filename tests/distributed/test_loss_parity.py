@@ -1,0 +1,77 @@
+"""Under every layout a model learns what it learns in one process."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.core.records import Split
+from tests.distributed.pool import Pool
+from tests.distributed.training import Case, losses, make_data
+
+# Of two processes by `make test`, the others by `make test-parity`.
+CASES = [
+    Case("ddp", 2, {}),
+    Case("ddp-accumulation", 2, {}, {"global_batch_size": 16, "micro_batch_size": 2}),
+    Case("zero-1", 2, {"sharding": "optimizer"}),
+    Case("zero-2", 2, {"sharding": "gradients"}),
+    Case("zero-3", 2, {"sharding": "full"}),
+    Case("zero-3-untied", 2, {"sharding": "full"}, model={"tie_embeddings": False}),
+    Case("zero-3-offload", 2, {"sharding": "full", "cpu_offload": True}),
+    Case("ddp-4", 4, {}),
+    Case("zero-1-4", 4, {"sharding": "optimizer"}),
+    Case("zero-2-4", 4, {"sharding": "gradients"}),
+    Case("zero-3-4", 4, {"sharding": "full"}),
+    Case("hsdp", 4, {"sharding": "full", "dp_replicate": 2, "dp_shard": 2}),
+    Case("hybrid-zero-1", 4, {"sharding": "optimizer", "dp_replicate": 2, "dp_shard": 2}),
+    Case("hybrid-zero-2", 4, {"sharding": "gradients", "dp_replicate": 2, "dp_shard": 2}),
+    Case("ddp-uneven", 4, {}, {"global_batch_size": 6}),
+    Case("zero-3-uneven", 4, {"sharding": "full"}, {"global_batch_size": 6}),
+    Case("zero-3-8", 8, {"sharding": "full"}),
+]
+PLAIN = {"fp64": (torch.float64, 1e-10), "fp32": (torch.float32, 1e-5)}
+
+
+def marked(cases: list[Case]) -> list[object]:
+    """As parameters of a test; what needs more than two processes is part of the proof only."""
+    marks = {True: [pytest.mark.parity], False: []}
+    return [pytest.param(case, id=case.name, marks=marks[case.world > 2]) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def alone(data: tuple[Path, Split], tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """What one process does in a case."""
+
+    @cache
+    def of(train: tuple, model: tuple, dtype: torch.dtype) -> list[tuple[float, float]]:
+        case = Case("alone", 1, {}, dict(train), model=dict(model))
+        return losses(case, data, tmp_path_factory.mktemp("alone"), dtype)
+
+    return lambda case, dtype: of(
+        tuple(case.train.items()), tuple(case.model.items()), dtype
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Split]:
+    folder = tmp_path_factory.mktemp("data")
+    return folder, make_data(folder)
+
+
+@pytest.mark.parametrize("precision", PLAIN)
+@pytest.mark.parametrize("case", marked(CASES))
+def test_the_losses_are_those_of_one_process(
+    case: Case,
+    precision: str,
+    data: tuple[Path, Split],
+    alone: Callable,
+    pool: Callable[[int], Pool],
+    tmp_path: Path,
+) -> None:
+    dtype, tolerance = PLAIN[precision]
+    expected = alone(case, dtype)
+    for found in pool(case.world).run(losses, case, data, tmp_path, dtype):
+        assert found == [pytest.approx(point, rel=tolerance) for point in expected]
+    assert expected[-1][0] < expected[0][0] - 0.3  # there was something to learn

@@ -1,0 +1,126 @@
+"""A tiny model through the real trainer, over the processes that there are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import Shard, Split
+from pipelines.core.storage import md5
+from pipelines.data.tokens.token_shards import ShardWriter
+from pipelines.distributed.layout import resolve_layout
+from pipelines.distributed.mesh import build_mesh
+from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.token_dataset import TokenDataset
+from pipelines.models.config import DecoderConfig
+from pipelines.models.parallelize import parallelize
+from pipelines.models.transformer import Transformer
+from pipelines.training.metrics import StepMetrics
+from pipelines.training.trainer import Trainer
+
+STEPS = 20
+LENGTH = 16
+SHAPE = {
+    "layers": 4,
+    "width": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "hidden": 64,
+    "vocab_size": 64,
+    "context_length": LENGTH,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to train; the loss must be that of one process.
+
+    Attributes:
+        name: Of the test.
+        world: Processes.
+        parallel: Of the recipe.
+        train: Of the recipe; both the case and the single process take it.
+        only_here: Of `train`, too, but not for the single process it is compared with.
+        model: Of the model's shape.
+    """
+
+    name: str
+    world: int
+    parallel: Mapping[str, Any]
+    train: Mapping[str, Any] = field(default_factory=dict)
+    only_here: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+    def recipe(self, *, alone: bool) -> Recipe:
+        """Of the case, or of the single process that it is compared with."""
+        train = {
+            "steps": STEPS,
+            "warmup_steps": 4,
+            "lr": 1e-2,
+            "micro_batch_size": 1,
+            "global_batch_size": 8,
+            "log_every": 1,
+            "checkpoint_every": 1000,
+        }
+        train |= self.train
+        if alone:
+            return Recipe.model_validate({"name": "case", "train": train})
+        train |= self.only_here
+        return Recipe.model_validate({"name": "case", "parallel": self.parallel, "train": train})
+
+
+def make_data(folder: Path) -> Split:
+    """Four thousand tokens with something in them to learn."""
+    writer = ShardWriter(folder / "train-00000", vocab_size=64)
+    writer.add((np.arange(4000) ** 2 % 61).astype(np.uint16))
+    writer.close()
+    path = folder / "train-00000.bin"
+    shard = Shard(
+        path=path.name,
+        md5=md5(path),
+        index_md5=md5(path.with_suffix(".idx")),
+        bytes=path.stat().st_size,
+        tokens=4000,
+    )
+    return Split(documents=1, bytes=4000, tokens=4000, shards=(shard,))
+
+
+def build_trainer(
+    case: Case,
+    data: tuple[Path, Split],
+    checkpoints: Path,
+    points: list[StepMetrics],
+    dtype: torch.dtype,
+) -> Trainer:
+    """The case's trainer in this process; without a process group, that of one process alone."""
+    recipe = case.recipe(alone=not dist.is_initialized())
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    mesh = build_mesh(resolve_layout(recipe.parallel, world), torch.device("cpu"))
+    loader = TokenLoader(
+        TokenDataset(*data, LENGTH),
+        seed=recipe.seed,
+        global_batch=recipe.train.global_batch_size,
+        micro_batch=recipe.train.fixed_micro_batch_size,
+        dp_rank=mesh.dp_rank,
+        dp_world=mesh.dp_world,
+        device=mesh.device,
+        steps=recipe.train.steps,
+    )
+    with torch.device("meta"):
+        model = Transformer(DecoderConfig(**{**SHAPE, **case.model})).to(dtype)
+    model = parallelize(model, mesh, recipe, lambda part: part.init_weights(recipe.seed))
+    return Trainer(recipe, model, loader, points.append, checkpoints, checkpoints.parent)
+
+
+def losses(
+    case: Case, data: tuple[Path, Split], checkpoints: Path, dtype: torch.dtype
+) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each step."""
+    points: list[StepMetrics] = []
+    build_trainer(case, data, checkpoints, points, dtype).fit()
+    return [(point.loss, point.gradient_norm) for point in points]

@@ -23,10 +23,11 @@ def load_config(folder: Path) -> DecoderConfig:
         UserError: no such folder, a broken `config.json`, or a model that this decoder is not.
     """
     path = folder / CONFIG
-    return read_config(_read(path), path)
+    return read_config(read_object(path), path)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object of a folder; raises UserError where it is missing or broken."""
     if not path.is_file():
         raise UserError(f"{path.parent}: no {path.name}; give a folder in Hugging Face's format")
     try:
@@ -55,7 +56,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[Path]:
-    weight_map = _read(index).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise UserError(f"{index}: no 'weight_map' in it; the file is broken")
     paths = [index.parent / name for name in sorted(set(weight_map.values()))]

@@ -1,0 +1,216 @@
+"""Adapters as peft keeps them: `adapter_model.safetensors` and `adapter_config.json`.
+
+peft names the layers as the model's family does, and so does a family that holds queries, keys and
+values in one matrix: there, A of the three lie one below the other, and B in blocks beside zeros.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipelines.core.errors import UserError
+from pipelines.core.storage import write_json
+from pipelines.models.config import DecoderConfig
+from pipelines.models.family_weights import Stored, stored_tensors
+from pipelines.models.folder import read_object
+from pipelines.models.lora import LoRALinear, Size, adapted_layers
+from pipelines.models.safetensors_files import SafetensorsFiles
+from pipelines.models.transformer import Transformer
+from pipelines.models.weights import fill, whole
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PLAIN = {"bias": "none", "use_dora": False, "modules_to_save": None, "lora_bias": False}
+
+
+class _Module(NamedTuple):
+    """A module as the family has it, and our layers in it."""
+
+    name: str
+    layers: tuple[str, ...]
+    stored: Stored  # its weight
+
+    @property
+    def a(self) -> str:
+        """What peft calls A."""
+        return f"base_model.model.{self.name}.lora_A.weight"
+
+    @property
+    def b(self) -> str:
+        """What peft calls B."""
+        return f"base_model.model.{self.name}.lora_B.weight"
+
+
+def save_adapter(model: Transformer, folder: Path) -> None:
+    """Write a folder that `PeftModel.from_pretrained` loads; it names no base.
+
+    Where the model is sharded, all processes call it together, and rank 0 writes.
+    """
+    layers = adapted_layers(model)
+    tensors: dict[str, Tensor] = {}
+    sizes: dict[str, Size] = {}
+    for module in _modules(model.config):
+        adapted = [layers.get(name) for name in module.layers]
+        if any(adapted):
+            a, b, scale = _joined(module, adapted, transposed=_is_transposed(model.config))
+            tensors |= {module.a: a, module.b: b}
+            sizes[module.name] = Size(len(a), scale)
+    if dist.is_initialized() and dist.get_rank() != 0:
+        return
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    write_json(folder / CONFIG, _config(model.config, sizes))
+
+
+def stored_sizes(folder: Path, config: DecoderConfig) -> dict[str, Size]:
+    """The sizes of a folder's adapters, by our layers' names; its tensors are not read.
+
+    Raises:
+        UserError: no LoRA in peft's format, one of another model, or of a kind we don't have.
+    """
+    values, files = _open(folder)
+    alphas = values.get("alpha_pattern") or {}
+    sizes: dict[str, Size] = {}
+    known: set[str] = set()
+    for module in _modules(config):
+        names = {module.a, module.b}
+        if names.issubset(files.places):
+            rank = files.places[module.a].shape[0]
+            alpha = _by_pattern(alphas, module.name, values["lora_alpha"])
+            scale = alpha / (rank**0.5 if values.get("use_rslora") else rank)
+            sizes |= dict.fromkeys(module.layers, Size(rank, scale))
+            known |= names
+    for name in files.places.keys() - known:
+        raise UserError(f"{folder / WEIGHTS}: {name} is no whole adapter of a layer of this model")
+    return sizes
+
+
+def load_adapter(model: Transformer, folder: Path) -> None:
+    """Fill the adapters that `add_adapters` made from `stored_sizes` of the folder.
+
+    Raises:
+        UserError: as `stored_sizes`, or a tensor has another shape than the layer's.
+    """
+    _, files = _open(folder)
+    layers = adapted_layers(model)
+    tensors = dict(files.read(torch.device("cpu")))
+    for module in _modules(model.config):
+        if module.a not in tensors:
+            continue
+        parts = _split(module, tensors[module.b], model.config)
+        for name, b in zip(module.layers, parts, strict=True):
+            if name in layers:
+                _fill(folder, name, layers[name], tensors[module.a], b)
+
+
+def _fill(folder: Path, name: str, layer: LoRALinear, a: Tensor, b: Tensor) -> None:
+    if (a.shape, b.shape) != (layer.lora_a.shape, layer.lora_b.shape):
+        wanted = f"{tuple(layer.lora_b.shape)} times {tuple(layer.lora_a.shape)}"
+        raise UserError(
+            f"{folder / WEIGHTS}: the adapter of {name} is {tuple(b.shape)} times "
+            f"{tuple(a.shape)}, but the layer's is {wanted}; it is of another model"
+        )
+    fill(layer.lora_a, a)
+    fill(layer.lora_b, b)
+
+
+def _joined(
+    module: _Module, adapted: list[LoRALinear | None], *, transposed: bool
+) -> tuple[Tensor, Tensor, float]:
+    """A and B of a module from those of our layers in it, some of which may have none."""
+    present = [layer for layer in adapted if layer is not None]
+    a = torch.cat([whole(layer.lora_a).cpu() for layer in present])
+    parts, begun = [], 0
+    for layer in adapted:
+        part = torch.zeros(present[0].base.out_features, len(a))
+        if layer is not None:
+            part[:, begun : begun + layer.size.rank] = whole(layer.lora_b).cpu()
+            begun += layer.size.rank
+        parts.append(part)
+    b = parts[0] if module.stored.join is None else module.stored.join(parts)
+    return a.contiguous(), (b.T if transposed else b).contiguous(), present[0].size.scale
+
+
+def _split(module: _Module, b: Tensor, config: DecoderConfig) -> Iterable[Tensor]:
+    """B of each of our layers; all have A."""
+    if module.stored.split is None:
+        return (b,)
+    return module.stored.split(b.T if _is_transposed(config) else b)
+
+
+def _is_transposed(config: DecoderConfig) -> bool:
+    """Whether the family keeps the weights of its layers [in, out]; peft's A and B are not."""
+    return config.family == "gpt2"
+
+
+def _modules(config: DecoderConfig) -> Iterator[_Module]:
+    """Every linear layer of the family's blocks."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    shapes = {
+        name: tuple(parameter.shape)
+        for name, parameter in model.named_parameters()
+        if name.startswith("layers.") and parameter.ndim == 2
+    }
+    for stored in stored_tensors(config, shapes):
+        layers = tuple(name.removesuffix(".weight") for name in stored.parameters)
+        yield _Module(stored.name.removesuffix(".weight"), layers, stored)
+
+
+def _open(folder: Path) -> tuple[dict[str, Any], SafetensorsFiles]:
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder}: no {name}; give an adapter in peft's format")
+    values = read_object(folder / CONFIG)
+    if values.get("peft_type") != "LORA":
+        raise UserError(f"{folder / CONFIG}: peft_type = {values.get('peft_type')!r}; want 'LORA'")
+    for key, wanted in _PLAIN.items():
+        if values.get(key, wanted) != wanted:
+            raise UserError(
+                f"{folder / CONFIG}: {key} = {values[key]!r}; only {wanted!r} is supported"
+            )
+    return values, SafetensorsFiles([folder / WEIGHTS])
+
+
+def _config(config: DecoderConfig, sizes: Mapping[str, Size]) -> dict[str, Any]:
+    """What peft needs to know; the size of most modules, then those that differ."""
+    usual = Counter(sizes.values()).most_common(1)[0][0]
+    others = {name: size for name, size in sizes.items() if size != usual}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "r": usual.rank,
+        "lora_alpha": usual.alpha,
+        "rank_pattern": {name: size.rank for name, size in others.items()},
+        "alpha_pattern": {name: size.alpha for name, size in others.items()},
+        "target_modules": _shortest([module.name for module in _modules(config)], sizes),
+        "fan_in_fan_out": _is_transposed(config),
+        "lora_dropout": 0.0,
+        "inference_mode": True,
+        **_PLAIN,
+    }
+
+
+def _shortest(modules: Sequence[str], adapted: Collection[str]) -> list[str]:
+    """The ends of names that mean these modules and no others, as short as they can be."""
+    for parts in range(1, 10):
+        ends = {".".join(name.split(".")[-parts:]) for name in adapted}
+        if sum(name.endswith(tuple(f".{end}" for end in ends)) for name in modules) == len(adapted):
+            return sorted(ends)
+    return sorted(adapted)
+
+
+def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """peft's rule: the first pattern that the end of the module's name matches."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default

@@ -1,0 +1,179 @@
+"""NF4: a frozen matrix in 4.13 bits a number, as in QLoRA (Dettmers et al. 2023).
+
+Each block of 64 weights, in row-major order, is divided by its largest magnitude and rounded to the
+nearest of 16 quantiles of a normal distribution. The magnitudes, less their mean, are quantised in
+turn, 256 at a time, to 8 bits (dynamic tree quantisation, Dettmers et al. 2022). The numbers are
+those of bitsandbytes, but plain tensors: FSDP shards them, and `torch.compile` fuses their
+decoding, with no kernel or tensor type of our own.
+"""
+
+# ruff: noqa: N812 (functional is F everywhere)
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipelines.models.weights import fill, whole
+
+BLOCK = 64
+_SCALE_BLOCK = 256
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+
+
+def _dynamic_tree() -> tuple[float, ...]:
+    """256 values from -1 to 1, dense near 0: seven powers of ten, each cut twice as fine."""
+    values = [0.0, 1.0]
+    for exponent in range(7):
+        edges = torch.linspace(0.1, 1, 2**exponent + 1)
+        middles = 10.0 ** (exponent - 6) * (edges[:-1] + edges[1:]) / 2
+        values += [*middles.tolist(), *(-middles).tolist()]
+    return tuple(sorted(values))
+
+
+_DYNAMIC_TREE = _dynamic_tree()
+
+
+class NF4(NamedTuple):
+    """A quantised matrix of N numbers, N rounded up to whole blocks of 64."""
+
+    codes: Tensor  # [N / 2] uint8, two a byte, the first in the high half
+    scales: Tensor  # [N / 64] uint8, of each block
+    scale_maxima: Tensor  # [N / 64 / 256, rounded up] fp32
+    scale_mean: Tensor  # [] fp32
+    # What codes and scales stand for: with the rest, so that decoding copies nothing to the device.
+    pairs: Tensor  # [256, 2] fp32
+    tree: Tensor  # [256] fp32
+
+
+@torch.no_grad()
+def quantize(weight: Tensor) -> NF4:
+    """Round a matrix of any shape and float type; what the last block lacks is zeros."""
+    flat = weight.detach().flatten().float()
+    blocks = F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
+    maxima = blocks.abs().amax(dim=1)
+    # A block of zeros has no scale; any will do.
+    codes = _nearest(blocks / maxima.where(maxima > 0, 1.0).unsqueeze(1), _NF4).view(-1, 2)
+    mean = maxima.mean()
+    centred = F.pad(maxima - mean, (0, -len(maxima) % _SCALE_BLOCK)).view(-1, _SCALE_BLOCK)
+    scale_maxima = centred.abs().amax(dim=1)
+    relative = centred / scale_maxima.where(scale_maxima > 0, 1.0).unsqueeze(1)
+    scales = _nearest(relative, _DYNAMIC_TREE).flatten()[: len(maxima)]
+    numbers = torch.tensor(_NF4, device=flat.device)
+    return NF4(
+        codes=codes[:, 0] << 4 | codes[:, 1],
+        scales=scales,
+        scale_maxima=scale_maxima,
+        scale_mean=mean,
+        pairs=torch.cartesian_prod(numbers, numbers),
+        tree=torch.tensor(_DYNAMIC_TREE, device=flat.device),
+    )
+
+
+def dequantize(nf4: NF4, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """The matrix, computed in fp32."""
+    maxima = nf4.scale_maxima.unsqueeze(1).expand(-1, _SCALE_BLOCK).flatten()[: len(nf4.scales)]
+    scales = nf4.tree[nf4.scales.int()] * maxima + nf4.scale_mean
+    numbers = nf4.pairs[nf4.codes.int()]
+    values = numbers.view(-1, BLOCK) * scales.unsqueeze(1)
+    return values.flatten()[: shape.numel()].view(shape).to(dtype)
+
+
+def _nearest(values: Tensor, table: tuple[float, ...]) -> Tensor:
+    """The index of each value's nearest entry in an ascending table, the lower one in a tie."""
+    sorted_table = torch.tensor(table, device=values.device)
+    middles = (sorted_table[:-1] + sorted_table[1:]) / 2
+    return torch.bucketize(values, middles, out_int32=True).to(torch.uint8)
+
+
+_decode_fused = torch.compile(dequantize, dynamic=True)  # nothing is compiled before a first call
+
+
+@torch.library.custom_op("penstock::nf4_decode", mutates_args=())
+def _decode(nf4: list[Tensor], shape: list[int], after: Tensor, fused: bool) -> Tensor:
+    """`dequantize` in the type of `after`, closed to the compiler.
+
+    It would else decode once and keep the weight until the backward pass, as it would if the
+    backward pass did not need `after`, a gradient, for its own decoding.
+    """
+    decode = _decode_fused if fused else dequantize
+    return decode(NF4(*nf4), torch.Size(shape), after.dtype)
+
+
+@_decode.register_fake
+def _(nf4: list[Tensor], shape: list[int], after: Tensor, fused: bool) -> Tensor:  # noqa: ARG001
+    return after.new_empty(shape)
+
+
+class _FrozenLinear(torch.autograd.Function):
+    """x · Wᵀ, with W decoded again in the backward pass: autograd keeps the 4 bits only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: torch.Size, fused: bool, *nf4: Tensor) -> Tensor:
+        ctx.shape, ctx.fused = shape, fused
+        ctx.save_for_backward(*nf4)
+        weight: Tensor = _decode(nf4, shape, x, fused)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weight = _decode(ctx.saved_tensors, ctx.shape, gradient, ctx.fused)
+        return gradient @ weight, *(None for _ in (*NF4._fields, "shape", "fused"))
+
+
+class NF4Linear(nn.Module):
+    """A linear layer whose weight is frozen in NF4; no gradient flows to it.
+
+    Codes and scales are parameters, so that FSDP shards them; the rest is 0.1% of their size.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        """Quantise a layer; on the meta device, only what it will hold is settled."""
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.dtype = linear.weight.dtype  # of the decoded weight
+        self.codes: Tensor
+        for name, tensor in quantize(linear.weight)._asdict().items():
+            if name in ("codes", "scales"):
+                self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+            else:
+                self.register_buffer(name, tensor)
+        self.bias = linear.bias
+
+    @property
+    def nf4(self) -> NF4:
+        """The quantised weight."""
+        return NF4(*(getattr(self, name) for name in NF4._fields))
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the weight."""
+        return torch.Size((self.out_features, self.in_features))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.codes.device
+
+    @torch.no_grad()
+    def fill(self, weight: Tensor) -> None:
+        """Take over a whole matrix [out, in]; of a sharded layer, each process keeps its part."""
+        for ours, new in zip(self.nf4, quantize(weight), strict=True):
+            fill(ours, new)
+
+    def whole(self) -> Tensor:
+        """The weight [out, in], decoded; where it is sharded, it is gathered."""
+        return dequantize(NF4(*map(whole, self.nf4)), self.shape, self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out], in autocast's type where that is on."""
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        out: Tensor = _FrozenLinear.apply(x, self.shape, torch.compiler.is_compiling(), *self.nf4)  # type: ignore[no-untyped-call]
+        return out if self.bias is None else out + self.bias.to(x.dtype)

@@ -1,0 +1,163 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe_training import Adapter
+from pipelines.core.storage import folder_hash
+from pipelines.models.config import DecoderConfig
+from pipelines.models.huggingface import load_pretrained, save_pretrained
+from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters
+from pipelines.models.peft_format import load_adapter, save_adapter, stored_sizes
+from pipelines.models.presets import PRESETS
+from pipelines.models.transformer import Transformer
+
+FAMILIES = {
+    "llama": "llama-100k",
+    "qwen3": "qwen3-0.6b",
+    "gpt2": "gpt2-124m",
+    "gpt_neox": "pythia-160m",
+    "gptj": "gpt-j-6b",
+}
+TARGETS: dict[str, list[str]] = {"all": [], "some": ["k_proj", "down_proj"]}
+
+
+def shape(family: str) -> DecoderConfig:
+    preset = PRESETS[FAMILIES[family]]
+    kv_heads = 4 if preset.kv_heads == preset.heads else 2
+    small = replace(preset, layers=2, width=64, heads=4, kv_heads=kv_heads, hidden=96)
+    return small.sized(61, 24)
+
+
+def plain(family: str) -> Transformer:
+    model = Transformer(shape(family))
+    model.init_weights(1)
+    return model.eval()
+
+
+def adapted(family: str, targets: list[str]) -> Transformer:
+    """With adapters that do something."""
+    model = plain(family)
+    adapter = Adapter(kind="lora", rank=4, alpha=6, targets=tuple(targets))
+    add_adapters(model, chosen_sizes(model, adapter), adapter)
+    init_adapters(model, seed=3)
+    for number, layer in enumerate(adapted_layers(model).values()):
+        layer.lora_b.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(number))
+    return model
+
+
+def read(folder: Path, model: Transformer) -> Transformer:
+    add_adapters(model, stored_sizes(folder, model.config), Adapter(kind="lora"))
+    load_adapter(model, folder)
+    return model.eval()
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(0, 61, (2, 24), generator=torch.Generator().manual_seed(0))
+
+
+def theirs(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("targets", list(TARGETS))
+@pytest.mark.parametrize("family", list(FAMILIES))
+@torch.no_grad()
+def test_peft_reads_ours_and_so_do_we(
+    family: str, targets: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    from peft import PeftModel
+
+    ours = adapted(family, TARGETS[targets])
+    expected = ours(tokens())
+    save_pretrained(plain(family), tmp_path / "base")
+    save_adapter(ours, tmp_path / "adapter")
+    model = PeftModel.from_pretrained(theirs(tmp_path / "base"), str(tmp_path / "adapter"))
+    assert not [str(each.message) for each in recwarn if "adapter keys" in str(each.message)]
+    stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert sum("lora_A" in name for name in model.state_dict()) == len(stored) / 2
+    torch.testing.assert_close(model(tokens()).logits, expected, atol=1e-5, rtol=1e-5)
+    again = read(tmp_path / "adapter", plain(family))
+    torch.testing.assert_close(again(tokens()), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+@torch.no_grad()
+def test_we_read_what_peft_made(family: str, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    save_pretrained(plain(family), tmp_path / "base")
+    config = LoraConfig(
+        r=3,
+        lora_alpha=5,
+        target_modules="all-linear",
+        alpha_pattern={"q_proj|query_key_value|c_attn": 9},
+        use_rslora=True,
+        fan_in_fan_out=family == "gpt2",
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(0)
+    model = get_peft_model(theirs(tmp_path / "base"), config).eval()
+    model.save_pretrained(str(tmp_path / "adapter"))
+    ours = read(tmp_path / "adapter", load_pretrained(tmp_path / "base"))
+    torch.testing.assert_close(ours(tokens()), model(tokens()).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_a_folder_depends_on_the_adapter_alone(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        save_adapter(adapted("llama", []), tmp_path / name)
+    assert folder_hash(tmp_path / "one") == folder_hash(tmp_path / "two")
+    config = json.loads((tmp_path / "one" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["rank_pattern"]) == (4, 6, {})
+    assert "q_proj" in config["target_modules"]
+
+
+def broken(folder: Path, what: str) -> None:
+    save_adapter(adapted("llama", []), folder)
+    config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    first = next(iter(tensors))
+    if what == "no weights":
+        weights.unlink()
+    elif what == "half":
+        del tensors[first]
+        save_file(tensors, weights)
+    elif what == "shape":
+        save_file({name: each[:, :-1].contiguous() for name, each in tensors.items()}, weights)
+    elif what == "json":
+        config.write_text("{")
+    else:
+        key, value = {"dora": ("use_dora", True), "kind": ("peft_type", "IA3")}[what]
+        config.write_text(json.dumps(json.loads(config.read_text()) | {key: value}))
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("no weights", "no adapter_model.safetensors"),
+        ("half", "is no whole adapter of a layer of this model"),
+        ("shape", "it is of another model"),
+        ("json", "not valid JSON"),
+        ("dora", "use_dora = True; only False is supported"),
+        ("kind", "peft_type = 'IA3'; want 'LORA'"),
+    ],
+)
+def test_a_bad_folder_is_one_line(what: str, line: str, tmp_path: Path) -> None:
+    broken(tmp_path, what)
+    with pytest.raises(UserError, match=line) as error:
+        read(tmp_path, plain("llama"))
+    assert "\n" not in str(error.value)
+
+
+def test_an_adapter_of_another_family_is_refused(tmp_path: Path) -> None:
+    save_adapter(adapted("gpt2", []), tmp_path)
+    with pytest.raises(UserError, match="is no whole adapter of a layer of this model"):
+        read(tmp_path, plain("llama"))

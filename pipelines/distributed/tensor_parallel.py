@@ -1,4 +1,4 @@
-"""What Megatron's tensor parallelism needs besides torch's styles: norms and the loss.
+"""What Megatron's tensor parallelism needs besides torch's styles: norms, embeddings and the loss.
 
 Papers: Megatron-LM (Shoeybi et al. 2019), its sequence parallelism (Korthikanti et al. 2022).
 Shape suffixes: P positions, V this process's part of the vocabulary.
@@ -6,14 +6,23 @@ Shape suffixes: P positions, V this process's part of the vocabulary.
 
 # ruff: noqa: N803, N806 (names that end in their shape)
 
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, distribute_module, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import ParallelStyle
+from torch.nn.functional import embedding
 
 from pipelines.core.errors import UserError
 
@@ -63,6 +72,36 @@ class Replicated(ParallelStyle):
         return output.to_local() if self._local else output
 
 
+class VocabularyEmbedding(ParallelStyle):
+    """Each process looks up the tokens of its part of the vocabulary, and the results are added.
+
+    torch's `RowwiseParallel` gives the same, but makes the gradient of the whole vocabulary in each
+    process.
+    """
+
+    def __init__(self, outputs: Placement) -> None:
+        """With an output that lies so, this process's plain tensor."""
+        super().__init__()
+        self._outputs = outputs
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        rows = [Shard(0)]
+        weight = module.get_parameter("weight")
+        part = distribute_tensor(weight, device_mesh, rows, src_data_rank=self.src_data_rank)
+        module.register_parameter("weight", nn.Parameter(part, weight.requires_grad))
+        module.forward = partial(self._look_up, module, device_mesh)
+        return module
+
+    def _look_up(self, module: nn.Module, mesh: DeviceMesh, tokens: Tensor) -> Tensor:
+        weight = cast("DTensor", module.get_parameter("weight"))
+        mine = weight.to_local()
+        places = tokens - _first(weight.shape[0], mesh)
+        here = (places >= 0) & (places < len(mine))
+        found = embedding(places.where(here, 0), mine) * here.unsqueeze(-1)
+        whole = DTensor.from_local(found, mesh, [Partial()], run_check=False)
+        return whole.redistribute(mesh, [self._outputs]).to_local()
+
+
 class VocabularyCrossEntropy(nn.Module):
     """Summed nats of logits whose vocabulary lies over processes: none sees another's logits.
 
@@ -82,14 +121,13 @@ class VocabularyCrossEntropy(nn.Module):
             UserError: a process would have no part of the vocabulary.
         """
         super().__init__()
-        share = -(-vocabulary // mesh.size())
-        if share * (mesh.size() - 1) >= vocabulary:
+        if _share(vocabulary, mesh) * (mesh.size() - 1) >= vocabulary:
             raise UserError(
                 f"parallel.tp({mesh.size()}) leaves a process without a part of the "
                 f"vocabulary({vocabulary})"
             )
         self._group = mesh.get_group()
-        self._start = share * mesh.get_local_rank()
+        self._start = _first(vocabulary, mesh)
         self._ignored = ignored
 
     def forward(self, logits_PV: Tensor, targets_P: Tensor) -> Tensor:
@@ -131,3 +169,13 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         taken_P1 = (weight_P * here_P).unsqueeze(1)
         gradient_PV.scatter_add_(1, places_P.unsqueeze(1), -taken_P1)
         return gradient_PV, None, None, None
+
+
+def _first(vocabulary: int, mesh: DeviceMesh) -> int:
+    """The first token of this process's part."""
+    return _share(vocabulary, mesh) * mesh.get_local_rank()
+
+
+def _share(vocabulary: int, mesh: DeviceMesh) -> int:
+    """Tokens of a process's part as DTensor divides them; the last one's may be smaller."""
+    return -(-vocabulary // mesh.size())

@@ -18,7 +18,11 @@ from torch.distributed.tensor.parallel import (
 )
 
 from pipelines.core.errors import UserError
-from pipelines.distributed.tensor_parallel import Replicated, VocabularyCrossEntropy
+from pipelines.distributed.tensor_parallel import (
+    Replicated,
+    VocabularyCrossEntropy,
+    VocabularyEmbedding,
+)
 from pipelines.loading.dataloader import IGNORED
 from pipelines.models.config import DecoderConfig
 from pipelines.models.transformer import Block, Transformer
@@ -60,7 +64,7 @@ def _plan(part: Transformer, stream: Placement) -> dict[str, ParallelStyle]:
     """The style of each module that this part has."""
     plan: dict[str, ParallelStyle] = {}
     if part.embed_tokens is not None:
-        plan["embed_tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
+        plan["embed_tokens"] = VocabularyEmbedding(stream)
     if part.embed_positions is not None:
         plan["embed_positions"] = ColwiseParallel(output_layouts=stream)
     for number, layer in part.layers.items():

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,8 +24,11 @@ from pipelines.distributed.layout import Layout, resolve_layout
 from pipelines.distributed.mesh import Mesh, build_mesh
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
-from pipelines.models.huggingface import load_pretrained, save_pretrained
+from pipelines.models.adapters import adapt, fill_adapters
+from pipelines.models.folder import load_config
+from pipelines.models.huggingface import load_weights, save_pretrained
 from pipelines.models.parallelize import parallelize
+from pipelines.models.peft_format import save_adapter
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
 from pipelines.stages.runner import RAY_JOB_VARIABLE
@@ -39,8 +43,10 @@ from pipelines.training.trainer import Trainer
 
 STAGE = TrainRecord.stage
 MODEL = "model"
+ADAPTER = "adapter"
 CHECKPOINTS = "checkpoints"
 HISTORY = "history.jsonl"
+DIAGNOSTICS = "diagnostics"
 READER_TAG = "penstock.reader"
 
 
@@ -62,19 +68,21 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             history = prepare(recipe, dataset, workspace)
             mesh = build_mesh(layout_of(recipe), device)
             loader = build_loader(recipe, dataset, workspace, mesh)
-            model = build_model(recipe, dataset.vocab_size, device)
-            parallelized = parallelize(model, mesh, recipe)
+            model = build_model(recipe, dataset.vocab_size)
+            parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
         with tracked_run(workspace) as tracked:
             if tracked is not None:
                 tracked.set_tags({READER_TAG: loader.reader.name})
             reporter = Reporter(recipe, workspace, history, tracked, report)
             checkpoints = checkpoints_of(recipe, workspace)
-            trainer = Trainer(recipe, parallelized, loader, reporter, checkpoints)
+            trainer = Trainer(
+                recipe, parallelized, loader, reporter, checkpoints, workspace / DIAGNOSTICS
+            )
             position = trainer.fit()
     if history is None:
         return None
     tokens = position.step * loader.tokens_per_step
-    record = export(model, workspace, position.step, tokens, history)
+    record = export(recipe, model, workspace, position.step, tokens, history)
     tag_run(workspace, record)
     return record
 
@@ -165,21 +173,32 @@ def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mes
     )
 
 
-def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Transformer:
-    """A decoder on a device, with seeded weights or with those of `model.init_from`."""
-    if recipe.model.init_from is None:
+def build_model(recipe: Recipe, vocab_size: int) -> Transformer:
+    """A decoder with its adapters, if any, on the meta device."""
+    base = recipe.model.init_from
+    if base is None:
         shape = preset(recipe.model.preset).sized(vocab_size, recipe.data.sequence_length)
-        model = Transformer(shape)
-        model.init_weights(recipe.seed)
-        return model.to(device)
-    model = load_pretrained(Path(recipe.model.init_from), device)
-    if model.config.vocab_size < vocab_size:
+    else:
+        shape = load_config(Path(base))
+    if shape.vocab_size < vocab_size:
         raise UserError(
-            f"model.init_from = {recipe.model.init_from}: its vocabulary is "
-            f"{model.config.vocab_size}, but the data's is {vocab_size}; "
-            "preprocess with the model's own tokenizer: data.tokenizer.kind = pretrained"
+            f"model.init_from = {base}: its vocabulary is {shape.vocab_size}, but the data's is "
+            f"{vocab_size}; preprocess with the model's own tokenizer: "
+            "data.tokenizer.kind = pretrained"
         )
+    with torch.device("meta"):
+        model = Transformer(shape)
+        adapt(model, recipe)
     return model
+
+
+def fill_model(recipe: Recipe, model: Transformer) -> None:
+    """The weights of `model.init_from`, or seeded ones; and the adapters'."""
+    if recipe.model.init_from is None:
+        model.init_weights(recipe.seed)
+    else:
+        load_weights(model, Path(recipe.model.init_from))
+        fill_adapters(model, recipe)
 
 
 @contextmanager
@@ -229,19 +248,31 @@ class Reporter:
 
 
 def export(
-    model: Transformer, workspace: Path, steps: int, tokens: int, history: History
+    recipe: Recipe,
+    model: Transformer,
+    workspace: Path,
+    steps: int,
+    tokens: int,
+    history: History,
 ) -> TrainRecord:
-    """Write model, tokenizer and curve, and the record last."""
+    """Write model, tokenizer and curve, and the record last.
+
+    Adapters are merged into the model, and lie beside it by themselves.
+    """
     output = output_folder(workspace, STAGE)
     tokenizer = output_folder(workspace, PreprocessRecord.stage) / "tokenizer"
     shutil.copytree(tokenizer, output / MODEL)
     save_pretrained(model, output / MODEL, end_of_text=Encoder(tokenizer).end_id)
+    has_adapter = recipe.adapter.kind != "none"
+    if has_adapter:
+        save_adapter(model, output / ADAPTER)
     shutil.copyfile(workspace / CHECKPOINTS / HISTORY, output / HISTORY)
     last = history.points[-1]
     record = TrainRecord(
         model=MODEL,
         model_hash=folder_hash(output / MODEL),
-        parameters=model.parameter_count,
+        adapter=ADAPTER if has_adapter else None,
+        parameters=model.config.parameters,
         steps=steps,
         tokens=tokens,
         metrics={key: last[key] for key in ("loss", "learning_rate", "gradient_norm")},

@@ -27,18 +27,25 @@ class Verdict:
     """What the host learns at a log point.
 
     Attributes:
-        loss: Of the last step that was not left out; of the last one where all were.
+        loss: Of the last step that was not left out.
         norm: Likewise.
-        any_good: Whether any step was not left out.
+        last_loss: Of the last step.
+        last_norm: Likewise.
         worst_run: Most bad steps in a row since the run began or went on.
         left_out: Bad steps so far.
     """
 
     loss: float
     norm: float
-    any_good: bool
+    last_loss: float
+    last_norm: float
     worst_run: int
     left_out: int
+
+    @property
+    def any_good(self) -> bool:
+        """Whether any step was not left out; if none was, `loss` is no number."""
+        return not math.isnan(self.loss)
 
 
 class Guard:
@@ -64,6 +71,8 @@ class Guard:
         self._sigma = spike_sigma
         self._overflows = overflows
         self._device = device
+        # A run in fp64 is one on a CPU; not every accelerator has it.
+        self._dtype = torch.float64 if device.type == "cpu" else torch.float32
         self.skipped: list[list[int]] = []
         self._recent = self._tensor([_NOTHING] * WINDOW)  # loss and norm, the oldest first
         self._good = self._tensor(_NOTHING)  # of the last step that was not left out
@@ -118,7 +127,7 @@ class Guard:
             loss: Nats a token over all processes, a scalar.
             norm: Of the whole gradient, a scalar.
         """
-        self._point = torch.stack((loss, norm)).float()
+        self._point = torch.stack((loss, norm)).to(self._dtype)
         finite = self._point.isfinite().all()
         bad = ~finite | self._is_spike(self._point)
         # A spike is remembered too: a level that lasts becomes the usual one.
@@ -142,15 +151,13 @@ class Guard:
         return (point > bound).any() & ~self._recent[0, 0].isnan()
 
     def _tensor(self, values: list[Any]) -> Tensor:
-        return torch.tensor(values, device=self._device)
+        return torch.tensor(values, dtype=self._dtype, device=self._device)
 
     def verdict(self) -> Verdict:
         """Waits for the device."""
-        figures = torch.cat((self._good, self._point, self._counts.float())).tolist()
-        *points, _, worst_run, left_out = figures
-        any_good = not math.isnan(points[0])
-        loss, norm = points[:2] if any_good else points[2:]
-        return Verdict(loss, norm, any_good, int(worst_run), int(left_out))
+        figures = torch.cat((self._good, self._point, self._counts)).tolist()
+        loss, norm, last_loss, last_norm, _, worst_run, left_out = figures
+        return Verdict(loss, norm, last_loss, last_norm, int(worst_run), int(left_out))
 
 
 def _median(rows: Tensor) -> Tensor:

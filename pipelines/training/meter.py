@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from pipelines.core.recipe import Recipe
-from pipelines.distributed.mesh import Mesh
 from pipelines.loading.dataloader import Batch
-from pipelines.models.config import DecoderConfig
+from pipelines.models.parallelize import Parallelized
 from pipelines.planning.roofs import Share, Utilisation, step_work, utilisation
 from pipelines.training.measured_hardware import hardware_of
 
@@ -22,7 +21,7 @@ class Window:
 
     Attributes:
         seconds: Of the clock, without reports and checkpoints.
-        peak_bytes: Most of the device's memory that was in use; on a CPU, of the process, ever.
+        peak_bytes: Most memory in use so far: torch's on the device, or the process's on a CPU.
     """
 
     seconds: float
@@ -37,10 +36,9 @@ class Meter:
         hardware: The denominators of MFU and MBU.
     """
 
-    def __init__(
-        self, recipe: Recipe, config: DecoderConfig, mesh: Mesh, trainable: float = 1.0
-    ) -> None:
+    def __init__(self, recipe: Recipe, model: Parallelized) -> None:
         """Look up or measure the device, and work out what a step asks of it."""
+        mesh = model.mesh
         train = recipe.train
         layout, sharded = mesh.layout, recipe.parallel.sharding != "none"
         share = Share(
@@ -51,19 +49,17 @@ class Meter:
             model=layout.tp * layout.pp,
             data=layout.dp * layout.cp,
             shards=layout.dp_shard if sharded else 1,
-            trainable=trainable,
+            trainable=_trainable(model),
             offloaded=recipe.parallel.cpu_offload,
         )
         self.hardware = hardware_of(mesh.device, train.precision)
         self._device = mesh.device
         self._precision = train.precision
-        self._work = step_work(config, share, train.precision)
+        self._work = step_work(model.modules[0].config, share, train.precision)
         self._begun = self._waited = 0.0
 
     def begin(self) -> None:
         """Begin a window: the device has nothing to do, or has just been waited for."""
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
         self._waited = 0.0
         self._begun = time.perf_counter()
 
@@ -82,12 +78,12 @@ class Meter:
                 return
             yield item
 
-    def end(self, steps: int, network: float) -> Window:
+    def end(self, steps: int, network: float | None) -> Window:
         """The window of the last steps; call it once the device has done them.
 
         Args:
             steps: In the window.
-            network: The share of the time in which processes only talked.
+            network: The share of the time in which processes only talked, if it is known.
         """
         seconds = self.elapsed / steps
         used = utilisation(
@@ -95,14 +91,20 @@ class Meter:
             self.hardware,
             self._precision,
             seconds=seconds,
-            network=network,
+            network=network or 0.0,
             storage=self._waited / steps / seconds,
         )
         return Window(seconds, used, peak_bytes(self._device))
 
 
+def _trainable(model: Parallelized) -> float:
+    """The part of the weights that is trained."""
+    sizes = [(each.numel(), each.requires_grad) for each in model.parameters()]
+    return sum(size for size, trained in sizes if trained) / sum(size for size, _ in sizes)
+
+
 def peak_bytes(device: torch.device) -> int:
-    """Most memory in use: of the device by torch since the last reset, or of this process."""
+    """Most memory in use so far: torch's on the device, or the process's on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

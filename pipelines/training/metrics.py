@@ -3,33 +3,58 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+_CURVE = ("step", "tokens", "loss", "learning_rate", "gradient_norm", "steps_left_out")
+
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One point of the training curves."""
+    """One point of the training curves.
+
+    Loss and gradient norm are of the last step that was not left out by the guard. Times, shares
+    and memory are those of the reporting process, the mean over the steps since the last point.
+    """
 
     step: int  # optimizer steps done
     tokens: int  # seen so far, over all processes
-    loss: float  # nats a token in this step, over all processes
+    loss: float  # nats a token, over all processes
     learning_rate: float
     gradient_norm: float  # before clipping
+    steps_left_out: int  # so far: not finite, or a spike
+
     step_seconds: float
     tokens_per_second: float  # over all processes
+    mfu: float  # model FLOPs over what the device can do; the log and a tag name both
+    mbu: float  # the model's bytes to and from the device's memory likewise
+    data_wait_share: float  # of the time, waiting for the loader
+    communication_share: float | None  # of a measured window, only talking; None until measured
+    memory_bytes: int  # most that was in use
+    bound_by: str  # what the step is nearest the roof of
+    bound_share: float  # and how near
 
     last: bool  # of this run
 
     def curve_point(self) -> dict[str, float]:
         """What depends on recipe and data alone, and not on the machine's speed."""
-        timing = ("step_seconds", "tokens_per_second", "last")
-        return {key: value for key, value in asdict(self).items() if key not in timing}
+        return {key: getattr(self, key) for key in _CURVE}
 
     def curves(self) -> dict[str, float]:
         """All figures under the names that MLflow shows."""
         return {
             f"train/{key}": value
             for key, value in asdict(self).items()
-            if key not in ("step", "last")
+            if key not in ("step", "last") and isinstance(value, float | int)
         }
+
+    def line(self) -> str:
+        """For a person: how fast, and what binds."""
+        talk = self.communication_share
+        return (
+            f"step {self.step}: loss {self.loss:.4f}, {self.tokens_per_second:,.0f} tokens/s, "
+            f"MFU {self.mfu:.1%}, MBU {self.mbu:.1%}, waits for data {self.data_wait_share:.1%}, "
+            f"talks {'(not measured yet)' if talk is None else format(talk, '.1%')}, "
+            f"{self.memory_bytes / 2**30:.2f} GiB; bound by {self.bound_by} at "
+            f"{self.bound_share:.1%} of its roof"
+        )
 
 
 Report = Callable[[StepMetrics], None]

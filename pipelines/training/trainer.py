@@ -133,7 +133,7 @@ class Trainer:
                 position, finished = self._go_back(position, verdict), False
             else:
                 self._tell(position, since, verdict, finished)
-                if saves:
+                if saves and verdict.any_good:  # of weights that were never good there is none
                     self.watchdog.beat(position.step, "checkpoint")
                     self.checkpoints.save(position)
             since = position

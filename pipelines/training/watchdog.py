@@ -14,11 +14,11 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pipelines.core.storage import write_text
 
-PHASES = ("data", "forward and backward", "optimizer", "report", "checkpoint")
+Phase = Literal["data", "forward and backward", "optimizer", "report", "checkpoint"]
 _LOOKS = 4  # at each file within the time allowed
 
 _log = logging.getLogger(__name__)
@@ -77,8 +77,8 @@ class Watchdog:
             thread.join()
         self._stacks.close()
 
-    def beat(self, step: int, phase: str) -> None:
-        """Note that the process is at a step and one of `PHASES`."""
+    def beat(self, step: int, phase: Phase) -> None:
+        """Note where the process is."""
         self._beats += 1
         self._note = {"step": step, "phase": phase, "beats": self._beats}
         now = time.monotonic()
@@ -118,9 +118,9 @@ class Watchdog:
 
 def warning(still: list[dict[str, Any]], seconds: float, folder: Path) -> str:
     """One line that names those who are furthest behind: the others mostly wait for them."""
-    place = {note["rank"]: (note["step"], PHASES.index(note["phase"])) for note in still}
-    last = min(place.values())
-    behind = [note for note in still if place[note["rank"]] == last]
+    # All go through the same phases, so who has begun fewer of them is behind.
+    last = min((note["step"], note["beats"]) for note in still)
+    behind = [note for note in still if (note["step"], note["beats"]) == last]
     names = ", ".join(f"rank {note['rank']} on {note['host']}" for note in behind)
     step, phase = behind[0]["step"], behind[0]["phase"]
     others = len(still) - len(behind)

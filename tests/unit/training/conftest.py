@@ -90,7 +90,12 @@ def start(tmp_path: Path, split: Split) -> Callable[..., Run]:
         points: list[StepMetrics] = []
         mesh = build_mesh(Layout(), torch.device("cpu"))
         trainer = Trainer(
-            recipe, parallelize(model, mesh, recipe), loader, points.append, tmp_path / folder
+            recipe,
+            parallelize(model, mesh, recipe),
+            loader,
+            points.append,
+            tmp_path / folder,
+            tmp_path / "diagnostics",
         )
         return Run(trainer, model, points)
 

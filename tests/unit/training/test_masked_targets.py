@@ -78,6 +78,7 @@ def train(folder: Path, rank: int = 0, world: int = 1, micro: int = 2) -> list[t
         loader(folder, split, rank, world, micro),
         lambda point: points.append((point.loss, point.gradient_norm)),
         folder / f"checkpoints-{world}-{micro}",
+        folder / "diagnostics",
     ).fit()
     return points
 

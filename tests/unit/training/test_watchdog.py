@@ -34,6 +34,7 @@ def test_the_rank_that_stands_still_is_named_with_its_stack(
     other = started(tmp_path, sleeps=4 * SECONDS)
     with caplog.at_level(logging.WARNING), Watchdog(tmp_path, 0, 2, SECONDS) as watchdog:
         for step in range(4):
+            watchdog.beat(step, "data")
             watchdog.beat(step, "optimizer")
         other.join()  # rank 0 stands still, too, as in a collective
     line = caplog.records[-1].getMessage()
@@ -57,13 +58,13 @@ def test_who_moves_is_not_named(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 def test_all_that_are_furthest_behind_are_named() -> None:
     notes = [
-        {"rank": rank, "host": f"h{rank}", "step": step, "phase": phase, "beats": 1}
-        for rank, step, phase in [
-            (0, 7, "optimizer"),
-            (1, 7, "data"),
-            (2, 7, "data"),
-            (3, 8, "data"),
+        {"rank": rank, "host": f"h{rank}", "step": step, "phase": phase, "beats": beats}
+        for rank, step, phase, beats in [
+            (0, 7, "data", 30),
+            (1, 7, "forward and backward", 29),
+            (2, 7, "forward and backward", 29),
+            (3, 8, "data", 32),
         ]
     ]
     line = warning(notes, 300, Path("w"))
-    assert "rank 1 on h1, rank 2 on h2 at step 7, in data; 2 more wait further on" in line
+    assert "rank 1 on h1, rank 2 on h2 at step 7, in forward and backward; 2 more" in line

@@ -9,7 +9,8 @@
 
 ZeRO's stage 2 (Rajbhandari et al. 2020) keeps whole weights on every process. FSDP2, which is used
 for it here, also divides them between steps: it holds less than stage 2 promises, and gathers them
-once a step, as stage 2 does after its update. Over `dp_replicate` all of it is there again.
+once a step, as stage 2 does after its update. Over `dp_replicate` all of it is there again. Beside
+tensor or pipeline parallelism, `optimizer` is done as `gradients` is.
 """
 
 from collections.abc import Iterable, Iterator
@@ -66,12 +67,16 @@ def shard(
         offload = CPUOffloadPolicy(pin_memory=mesh.device.type != "cpu")
     # Inputs keep their type: autocast chooses it for each operation, as without sharding.
     policy = MixedPrecisionPolicy(dtype, torch.float32 if dtype else None, None, False)
+    # The zero-bubble schedule comes back to weights after the backward pass through them.
+    gives_up = parallel.sharding == "full" and (
+        mesh.layout.pp == 1 or parallel.schedule != "zero_bubble"
+    )
     for module in (*blocks, part):
         fully_shard(
             module,
             mesh=mesh.devices[names],
             # What the root gathers, its backward pass needs at once.
-            reshard_after_forward=parallel.sharding == "full" and module is not part,
+            reshard_after_forward=gives_up and module is not part,
             mp_policy=policy,
             offload_policy=offload,
         )
@@ -86,7 +91,7 @@ def replicate(part: nn.Module, mesh: Mesh) -> nn.Module:
     if group is None:
         return part
     return DistributedDataParallel(
-        part, process_group=group, gradient_as_bucket_view=True, broadcast_buffers=False
+        part, process_group=group, gradient_as_bucket_view=True, forward_sync_buffers=False
     )
 
 

@@ -83,7 +83,7 @@ def _resolve(name: str, overrides: list[str]) -> "Recipe":
     from pipelines.training.supported import supported
 
     recipe = with_absolute_paths(load_recipe(name, overrides), Path.cwd())
-    if recipe.data.source.kind == "dataset":
+    if recipe.data.source.is_published:
         recipe, _ = settle(recipe)
     else:
         list_inputs(recipe.data.source)  # a missing path is better said now than by a task

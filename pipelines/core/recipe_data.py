@@ -1,25 +1,33 @@
 """The part of a recipe that says where text comes from and how it becomes token shards."""
 
-from typing import Literal, Self
+import math
+from fractions import Fraction
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipelines.core.recipe_cleaning import Decontamination, Dedup, Filters, Pii
 from pipelines.core.recipe_section import Section, form_field, refuse_secret
+from pipelines.core.records import mixture_label
 
 DATASET_NAME = r"[a-z0-9](\.?[a-z0-9_-])*"  # also a folder's name and a part of a git tag's
+MAX_CYCLE = 10_000  # samples in which a mixture's proportions must come out even
 
 
 class Source(Section):
     """Where documents come from."""
 
-    kind: Literal["stdlib", "files", "huggingface", "dataset"] = form_field(
+    kind: Literal["stdlib", "files", "huggingface", "dataset", "mixture"] = form_field(
         "stdlib",
-        "stdlib: the running Python's own library; dataset: a version that `penstock data` lists",
+        "stdlib: the running Python's own library; dataset: a version that `penstock data` lists; "
+        "mixture: several of them by weight",
     )
     path: str | None = form_field(
         None,
         "files: a file, folder, glob or URL; huggingface: a folder or a name; dataset: name@N",
+    )
+    mixture: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {}, description="Of dataset versions: the weight of each, as in {web@3: 0.7, code@1: 0.3}"
     )
     format: Literal["auto", "text", "jsonl", "parquet"] = form_field(
         "auto", "auto: by file name; .gz and .zst are seen through"
@@ -46,6 +54,53 @@ class Source(Section):
         if self.kind in wanted and not self.path:
             raise ValueError(f"kind `{self.kind}` needs data.source.path: {wanted[self.kind]}")
         return self
+
+    @field_validator("mixture")
+    @classmethod
+    def _in_one_order(cls, mixture: dict[str, float]) -> dict[str, float]:
+        """Stores of JSON may change the order of keys, and samples are drawn by it."""
+        return dict(sorted(mixture.items()))
+
+    @model_validator(mode="after")
+    def _mixture_is_of_several(self) -> Self:
+        if self.kind != "mixture" and self.mixture:
+            raise ValueError(
+                f"kind is `{self.kind}`, but data.source.mixture names {', '.join(self.mixture)}; "
+                "set kind to mixture, or leave the other out"
+            )
+        if self.kind == "mixture" and len(self.mixture) < 2:
+            raise ValueError(
+                "kind `mixture` needs data.source.mixture: two dataset versions or more and their "
+                "weights, such as {web@3: 0.7, code@1: 0.3}"
+            )
+        if (cycle := sum(self.weights.values())) > MAX_CYCLE:
+            raise ValueError(
+                f"the weights in data.source.mixture come out even only after {cycle} samples, "
+                f"more than {MAX_CYCLE}; give rounder ones, or whole numbers such as 1 and 2"
+            )
+        return self
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # a mapping has no hash of its own
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """The mixture's weights as the smallest whole numbers of the same proportions."""
+        exact = {label: Fraction(repr(weight)) for label, weight in self.mixture.items()}
+        denominator = math.lcm(*(weight.denominator for weight in exact.values()))
+        whole = {label: int(weight * denominator) for label, weight in exact.items()}
+        divisor = math.gcd(*whole.values())
+        return {label: weight // divisor for label, weight in whole.items()}
+
+    @property
+    def is_published(self) -> bool:
+        """Whether it names dataset versions, which are fetched and not made."""
+        return self.kind in ("dataset", "mixture")
+
+    @property
+    def published_label(self) -> str:
+        """What tags call the dataset version, or the mixture of them."""
+        return mixture_label(self.weights) if self.kind == "mixture" else str(self.path)
 
     @model_validator(mode="after")
     def _path_holds_no_secret(self) -> Self:

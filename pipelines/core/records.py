@@ -4,6 +4,7 @@ A record holds no times and no run ids, so that the same work gives the same byt
 cache of the next stage still hits.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -13,6 +14,7 @@ from pipelines.core.storage import read_json, write_json
 
 STAGES = ("preprocess", "validate", "train", "evaluate", "register")
 OUTPUTS = "outputs"
+DATASETS = "datasets"  # among the outputs of preprocess: each version of a mixture, whole
 RUN_FILE = "run.json"  # in a workspace: which run it belongs to
 DATA_DOCS = "data_docs/index.html"  # among the outputs of validate, and the run's artifacts
 PATCH_FILE = "uncommitted.diff"  # in a workspace of uncommitted code
@@ -70,8 +72,35 @@ class Split(BaseModel):
     shards: tuple[Shard, ...]
 
 
+class MixturePart(BaseModel):
+    """One dataset version among several that are trained on together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    version: int
+    git_revision: str  # of the datasets repository
+    directory_hash: str  # DVC's, of the version's whole tree
+    weight: int  # of each `sum(weights)` samples so many are of this dataset
+    shards: int  # of the training split; the parts' lie in it one part behind the other
+    data: dict[str, Any]  # of the recipe that made the version
+
+    @property
+    def label(self) -> str:
+        """`name@N`."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def folder(self) -> str:
+        """Where the version's files lie, relative to the stage's output."""
+        return f"{DATASETS}/{self.label}"
+
+
 class DatasetRef(BaseModel):
-    """Which data, by content; a version of the datasets repository also by name."""
+    """Which data, by content; a version of the datasets repository also by name.
+
+    Of a mixture the splits are those of its parts together.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -85,6 +114,32 @@ class DatasetRef(BaseModel):
     packed_length: int | None = None
     train: Split
     validation: Split
+    mixture: tuple[MixturePart, ...] = ()  # the versions, by label, where it is of several
+
+    @property
+    def label(self) -> str | None:
+        """`name@N` of a version, `a@1=3, b@2=7` of a mixture, None of data without a name."""
+        if self.mixture:
+            return mixture_label({part.label: part.weight for part in self.mixture})
+        return f"{self.name}@{self.version}" if self.name else None
+
+    @property
+    def folders(self) -> dict[str, int]:
+        """Where each dataset lies, relative to the stage's output, and its weight.
+
+        There is one, the output itself, but of a mixture.
+        """
+        return {part.folder: part.weight for part in self.mixture} or {"": 1}
+
+    def shares(self, total: int) -> dict[str, int]:
+        """A quantity shared out among the `folders`, by weight."""
+        whole = sum(self.folders.values())
+        return {folder: total * weight // whole for folder, weight in self.folders.items()}
+
+
+def mixture_label(weights: Mapping[str, int]) -> str:
+    """What a mixture is called: `a@1=3, b@2=7`."""
+    return ", ".join(f"{label}={weight}" for label, weight in weights.items())
 
 
 class PreprocessRecord(Record):
@@ -122,6 +177,7 @@ class TrainRecord(Record):
     stage: ClassVar[str] = "train"
     model: str  # folder, relative to the stage's output
     model_hash: str
+    adapter: str | None = None  # merged into the model: a folder in peft's format beside it
     parameters: int
     steps: int
     tokens: int
@@ -139,6 +195,7 @@ class EvaluateRecord(Record):
     data_hash: str  # of the evaluated documents
     baselines: dict[str, float]  # bits per byte
     samples: tuple[str, ...]
+    datasets: dict[str, float] = {}  # of a mixture: bits per byte on each version's documents
 
 
 class Verdict(BaseModel):

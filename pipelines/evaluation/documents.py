@@ -1,5 +1,6 @@
 """Which documents are measured, and how they are parted among workers."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from pipelines.data.documents import load_messages, split_files
+from pipelines.data.documents import documents_folder, load_messages, split_files
 from pipelines.data.normalize import Messages
 from pipelines.data.reading.instruction import ASSISTANT
 
@@ -27,6 +28,22 @@ def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:
     last = sizes["doc_id"][max(fitting, 1) - 1]
     columns = ["doc_id", "source", "text", "bytes", "messages"]
     return dataset.to_table(columns, filter=pc.field("doc_id") <= last).sort_by("doc_id")
+
+
+def read_shares(preprocess: Path, split: str, shares: Mapping[str, int]) -> dict[str, pa.Table]:
+    """`read_documents` of each folder below `preprocess`, at most so many bytes of each."""
+    return {
+        folder: read_documents(documents_folder(preprocess / folder), split, max_bytes)
+        for folder, max_bytes in shares.items()
+    }
+
+
+def each_once(tables: Iterable[pa.Table]) -> pa.Table:
+    """The documents of all tables by ascending id; one that several datasets have is one row."""
+    table = pa.concat_tables(tables).sort_by("doc_id")
+    ids = table["doc_id"]
+    repeats = pc.equal(ids.slice(1), ids.slice(0, len(ids) - 1))
+    return table.filter(pa.chunked_array([[True], *pc.invert(repeats).chunks]))
 
 
 def conversations(documents: pa.Table) -> list[Messages]:

@@ -94,7 +94,7 @@ def model_card(
         perplexity=evaluate.perplexity,
         train=dataset.train,
         validation=dataset.validation,
-        source=recipe.data.source.path or "the Python standard library",
+        source=dataset.label or recipe.data.source.path or "the Python standard library",
         vocabulary=dataset.vocab_size,
         tokenizer=recipe.data.tokenizer.kind,
         context=recipe.data.sequence_length,
@@ -108,5 +108,6 @@ def model_card(
 
 def _results(evaluate: EvaluateRecord) -> str:
     rows = [f"| **this model** | **{evaluate.bits_per_byte:.4f}** |"]
+    rows += [f"| this model on {name} | {value:.4f} |" for name, value in evaluate.datasets.items()]
     rows += [f"| {name} | {value:.4f} |" for name, value in sorted(evaluate.baselines.items())]
     return "\n".join(rows)

@@ -95,10 +95,10 @@ def make(workspace: Path) -> DatasetVersion:
 
 def _check(workspace: Path, tree: Tree, dataset: DatasetRef) -> None:
     """What is published is, byte for byte, what the data gate saw."""
+    if dataset.mixture:
+        raise UserError(f"the data are of versions already, {dataset.label}; publish what is new")
     if dataset.name is not None:
-        raise UserError(
-            f"the data are {dataset.name}@{dataset.version}, which is a version already"
-        )
+        raise UserError(f"the data are {dataset.label}, which is a version already")
     if _validated(workspace) != tree.hash:
         raise UserError(
             f"{output_folder(workspace, PreprocessRecord.stage)} is not what `validate` passed; "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipelines.core.errors import UserError
 from pipelines.loading.readers import Numbers, Ranges, Wait
-from pipelines.loading.sampler import samples
+from pipelines.loading.sampler import mixed_samples, samples
 from pipelines.loading.token_dataset import TokenDataset
 
 _log = logging.getLogger(__name__)
@@ -103,14 +103,7 @@ class TokenLoader:
     def _begin_from(self, step: int, number: int) -> Iterator["_Begun"]:
         """Begin one read after another, each when it is asked for."""
         while True:
-            share = samples(
-                self._seed,
-                step,
-                self._dp_rank,
-                self._dp_world,
-                self._global_batch,
-                len(self._dataset),
-            )
+            share = self._share(step)
             for start in range(number * self._micro_batch, len(share), self._micro_batch):
                 stop = start + self._micro_batch
                 place = (step, start // self._micro_batch)
@@ -118,6 +111,12 @@ class TokenLoader:
             step, number = step + 1, 0
             if step == self._steps:
                 return
+
+    def _share(self, step: int) -> Numbers:
+        place = (self._seed, step, self._dp_rank, self._dp_world, self._global_batch)
+        if self._dataset.mixture is None:
+            return samples(*place, len(self._dataset))
+        return mixed_samples(*place, self._dataset.mixture)
 
     def _begin(self, share: Numbers, place: tuple[int, int], *, is_last: bool) -> "_Begun":
         dataset = self._dataset

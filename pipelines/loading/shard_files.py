@@ -11,7 +11,7 @@ import torch
 from pipelines.core.errors import UserError
 from pipelines.core.records import Shard, Split
 from pipelines.core.storage import md5
-from pipelines.data.tokens.token_shards import idx_path, mask_path
+from pipelines.data.tokens.token_shards import idx_path, mask_path, shard_prefix
 from pipelines.loading.choice import LocalKind, open_reader
 from pipelines.loading.object_store import open_store
 from pipelines.loading.readers import Reader
@@ -134,12 +134,8 @@ def _verify_file(path: Path, written: str) -> None:
 
 
 def _index(folder: Path, shard: Shard) -> Path:
-    return idx_path(_prefix(folder, shard))
+    return idx_path(shard_prefix(folder / shard.path))
 
 
 def _mask(folder: Path, shard: Shard) -> Path:
-    return mask_path(_prefix(folder, shard))
-
-
-def _prefix(folder: Path, shard: Shard) -> Path:
-    return (folder / shard.path).with_suffix("")
+    return mask_path(shard_prefix(folder / shard.path))

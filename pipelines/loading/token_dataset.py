@@ -2,6 +2,7 @@
 
 # ruff: noqa: N806 (names that end in their shape)
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy.typing as npt
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.core.records import Split
+from pipelines.core.records import MixturePart, Split
 from pipelines.data.tokens.token_shards import ShardIndex
 from pipelines.loading.readers import Numbers, Ranges, Reader
+from pipelines.loading.sampler import Mixture
 from pipelines.loading.shard_files import ReaderKind, find
 
 
@@ -27,6 +29,8 @@ class TokenDataset:
         sequence_length: Inputs a sample.
         dtype: Of a stored token id: uint16 or int32.
         has_mask: Whether some tokens are not to be predicted.
+        mixture: Weights and samples of the datasets, whose samples are numbered one dataset after
+            another; None where there is only one.
         has_documents: Whether `documents` is to be asked for.
     """
 
@@ -37,6 +41,7 @@ class TokenDataset:
         sequence_length: int,
         *,
         packed_length: int | None = None,
+        mixture: Sequence[MixturePart] = (),
         documents: bool = False,
         reader: ReaderKind = "auto",
         remote: str | None = None,
@@ -49,13 +54,15 @@ class TokenDataset:
             split: Of a dataset.
             sequence_length: Inputs a sample.
             packed_length: As in the dataset's record.
+            mixture: As in the dataset's record.
             documents: Whether a token attends to its own document only.
             reader: How the tokens are to be read; see `shard_files.find`, also for the rest.
             remote: Where to stream from what `folder` lacks.
             part: (rank, world), to verify only a part of the shards here.
 
         Raises:
-            UserError: a shard is missing or damaged, or all together are not even one sample.
+            UserError: a shard is missing or damaged, or all together, or those of one part of a
+                mixture, are not even one sample.
         """
         self.sequence_length = sequence_length
         self.has_documents = documents
@@ -76,6 +83,7 @@ class TokenDataset:
                 f"{split.tokens} training tokens are fewer than one sample of "
                 f"data.sequence_length + 1 = {sequence_length + 1}; give more text or a shorter one"
             )
+        self.mixture = _mixture(mixture, counts) if mixture else None
         indexes = [ShardIndex(path) for path in self._files.indexes]
         self.dtype = _one_dtype(indexes, split)
         self._pointers = [index.pointers() for index in indexes] if documents else []
@@ -119,6 +127,19 @@ class TokenDataset:
         """The shard of each sample, and its first token there."""
         shards = np.searchsorted(self._ends, samples, side="right")
         return shards, (samples - self._begins[shards]) * self._stride
+
+
+def _mixture(parts: Sequence[MixturePart], counts: Sequence[int]) -> Mixture:
+    """The weights and samples of datasets whose shards lie one behind the other."""
+    ends = np.cumsum([part.shards for part in parts])
+    totals = [sum(found.tolist()) for found in np.split(np.array(counts), ends)[:-1]]
+    for part, total in zip(parts, totals, strict=True):
+        if total == 0:
+            raise UserError(
+                f"{part.label}: its training tokens are fewer than one sample of "
+                "data.sequence_length + 1; leave it out of data.source.mixture"
+            )
+    return Mixture(tuple(part.weight for part in parts), tuple(totals))
 
 
 def _one_dtype(indexes: list[ShardIndex], split: Split) -> np.dtype[Any]:

@@ -39,9 +39,9 @@ class LookOperator(BaseOperator):
             return str(self._open(run_id, recipe))
 
     def _open(self, run_id: str, recipe: "Recipe") -> Path:
-        if recipe.data.source.kind == "dataset":
+        if recipe.data.source.is_published:
             raise UserError(
-                f"data.source.path = {recipe.data.source.path} is a dataset version already; "
+                f"data.source: {recipe.data.source.published_label} is published already; "
                 "data_refresh makes them of text: stdlib, files or huggingface"
             )
         recipe, source = settle(recipe)

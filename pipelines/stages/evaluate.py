@@ -42,14 +42,19 @@ def run(
     """Measure `outputs/train/model` on held-out documents; writes `outputs/evaluate`."""
     import pyarrow as pa
 
-    from pipelines.data.documents import documents_folder
-    from pipelines.evaluation.documents import part_documents, read_documents, scored_texts
+    from pipelines.evaluation.documents import each_once, part_documents, read_shares, scored_texts
 
     workspace = workspace.absolute()
-    texts = documents_folder(output_folder(workspace, PreprocessRecord.stage))
+    preprocess = output_folder(workspace, PreprocessRecord.stage)
+    dataset = PreprocessRecord.read(workspace).dataset
     train = TrainRecord.read(workspace)
     model = output_folder(workspace, TrainRecord.stage) / train.model
-    documents = read_documents(texts, VALIDATION, recipe.evaluate.max_bytes)
+    shares = {
+        TRAIN: dataset.shares(BASELINE_TRAINING_BYTES),
+        VALIDATION: dataset.shares(recipe.evaluate.max_bytes),
+    }
+    held_out = read_shares(preprocess, VALIDATION, shares[VALIDATION])
+    documents = each_once(held_out.values())
 
     progress = ProgressWriter(workspace, STAGE)
     total = sum(len(text.encode()) for text in scored_texts(documents)) / 1024
@@ -57,14 +62,15 @@ def run(
 
     # The longest task first; scoring fills the other workers meanwhile.
     parts = part_documents(documents.drop_columns("source"), PART_BYTES)
-    baseline = partial(_baselines, texts, recipe.evaluate.max_bytes)
+    baseline = partial(_baselines, preprocess, shares)
     writing = partial(_write_samples, model, recipe)
     tasks: list[_Task] = [baseline, writing, *(partial(_score, model, part) for part in parts)]
     results = map_ordered(_call, tasks)
     (baselines, fitted_bytes), samples = next(results), next(results)
     scores = pa.concat_tables(_reported(results, total, progress))
 
-    record = _record(scores, baselines, samples)
+    of_datasets = {part.label: held_out[part.folder]["doc_id"] for part in dataset.mixture}
+    record = _record(scores, baselines, samples, of_datasets)
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
         _write_outputs(folder, workspace, record, scores, documents, samples, fitted_bytes)
     record.write(workspace)
@@ -76,10 +82,10 @@ def publish(workspace: Path) -> None:
     """Log the stage's results to the workspace's MLflow run; also called for restored outputs."""
     record = EvaluateRecord.read(workspace)
     baselines = {f"baseline/{name}": value for name, value in record.baselines.items()}
+    datasets = {f"bits_per_byte/{label}": bits for label, bits in record.datasets.items()}
+    named = {"bits_per_byte": record.bits_per_byte, "perplexity": record.perplexity}
     with open_run(workspace) as tracked:
-        tracked.log_results(
-            {"bits_per_byte": record.bits_per_byte, "perplexity": record.perplexity, **baselines}
-        )
+        tracked.log_results(named | datasets | baselines)
         for name in ARTIFACTS:
             tracked.log_artifact(output_folder(workspace, STAGE) / name, STAGE)
 
@@ -109,18 +115,16 @@ def _write_samples(model: Path, recipe: Recipe) -> list[dict[str, str]]:
     return [{"prompt": p, "continuation": text} for p, text in zip(prompts, made, strict=True)]
 
 
-def _baselines(texts: Path, max_bytes: int) -> tuple[dict[str, float], int]:
+def _baselines(preprocess: Path, shares: dict[str, dict[str, int]]) -> tuple[dict[str, float], int]:
     """Bits per byte of each yardstick on the documents that the model is scored on.
 
     And how many bytes of training text the n-grams were fitted on.
     """
     from pipelines.evaluation.baselines import ngram_bits_per_byte, xz_bits_per_byte
-    from pipelines.evaluation.documents import read_documents, scored_texts
+    from pipelines.evaluation.documents import each_once, read_shares, scored_texts
 
-    training, held_out = (
-        [text.encode() for text in scored_texts(read_documents(texts, split, limit))]
-        for split, limit in ((TRAIN, BASELINE_TRAINING_BYTES), (VALIDATION, max_bytes))
-    )
+    tables = (each_once(read_shares(preprocess, *each).values()) for each in shares.items())
+    training, held_out = ([text.encode() for text in scored_texts(table)] for table in tables)
     ngrams = ngram_bits_per_byte(training, held_out)
     named = {f"ngram-{order}": bits for order, bits in ngrams.items()}
     return named | xz_bits_per_byte(held_out), sum(map(len, training))
@@ -138,8 +142,13 @@ def _reported(
 
 
 def _record(
-    scores: "pa.Table", baselines: dict[str, float], samples: list[dict[str, str]]
+    scores: "pa.Table",
+    baselines: dict[str, float],
+    samples: list[dict[str, str]],
+    of_datasets: "dict[str, pa.ChunkedArray]",
 ) -> EvaluateRecord:
+    import pyarrow.compute as pc
+
     from pipelines.evaluation.scores import bits_per_byte, token_perplexity
 
     record = EvaluateRecord(
@@ -150,6 +159,10 @@ def _record(
         data_hash=hashlib.sha256("\n".join(scores["doc_id"].to_pylist()).encode()).hexdigest(),
         baselines=baselines,
         samples=tuple(sample["prompt"] + sample["continuation"] for sample in samples),
+        datasets={
+            label: bits_per_byte(scores.filter(pc.field("doc_id").isin(ids)))
+            for label, ids in of_datasets.items()
+        },
     )
     _log.info("%.4f bits per byte on %d documents", record.bits_per_byte, record.documents)
     return record

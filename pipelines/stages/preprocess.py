@@ -58,7 +58,7 @@ def run(
     Raises:
         UserError: nothing usable lies at the source, or too little, or too much of it is malformed.
     """
-    if recipe.data.source.kind == "dataset":
+    if recipe.data.source.is_published:
         return fetch_dataset(recipe, workspace)
     data, workspace = recipe.data, workspace.absolute()
     output = output_folder(workspace, STAGE)

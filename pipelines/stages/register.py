@@ -121,11 +121,18 @@ def _champion_scores(
     kept = _scores_path(champion.model_hash, EvaluateRecord.read(workspace).data_hash)
     if kept.is_file():
         return pq.read_table(kept)
+    from pipelines.evaluation.documents import each_once
     from pipelines.evaluation.perplexity import score_documents  # imports torch
 
-    texts = documents_folder(output_folder(workspace, PreprocessRecord.stage))
-    held_out = ds.dataset(split_files(texts, VALIDATION))
-    documents = held_out.to_table(filter=pc.field("doc_id").isin(doc_ids))
+    preprocess = output_folder(workspace, PreprocessRecord.stage)
+    folders = PreprocessRecord.read(workspace).dataset.folders
+    files = [
+        path
+        for folder in folders
+        for path in split_files(documents_folder(preprocess / folder), VALIDATION)
+    ]
+    found = ds.dataset(files).to_table(filter=pc.field("doc_id").isin(doc_ids))
+    documents = each_once([found])
     folder = registry.download(champion.name, str(champion.version))
     _log.info("scoring champion version %d on %d documents", champion.version, len(documents))
     scores = score_documents(folder, documents)
@@ -146,6 +153,8 @@ def _promote(
     text = model_card(recipe, preprocess, train, evaluate, facts["run"] or {})
     write_text(card / "README.md", text)
     write_json(card / "lineage.json", facts)
+    if train.adapter is not None:
+        shutil.copytree(output_folder(workspace, "train") / train.adapter, card / train.adapter)
     if (workspace / PATCH_FILE).is_file():
         shutil.copyfile(workspace / PATCH_FILE, card / PATCH_FILE)
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
@@ -171,7 +180,7 @@ def _promote(
 
 def _dataset_tag(dataset: DatasetRef) -> dict[str, str]:
     """By which `penstock data show` finds the models of a version."""
-    return {DATASET_TAG: f"{dataset.name}@{dataset.version}"} if dataset.name else {}
+    return {DATASET_TAG: dataset.label} if dataset.label else {}
 
 
 def _report(tracked: TrackedRun, verdict: Verdict, champion: registry.ModelVersion | None) -> None:

@@ -22,8 +22,8 @@ def open_tracking(workspace: Path) -> str:
         "penstock.recipe": recipe.name,
         "penstock.recipe_fingerprint": run.recipe_fingerprint,
     }
-    if recipe.data.source.kind == "dataset":
-        tags[DATASET_TAG] = str(recipe.data.source.path)
+    if recipe.data.source.is_published:
+        tags[DATASET_TAG] = recipe.data.source.published_label
     settings = load_settings()
     run_id = start_run(settings, recipe.name, run.dag_run_id, tags, recipe.to_dict())
     address = run_address(run_id)

@@ -9,7 +9,6 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.records import (
     DATA_DOCS,
     ExpectationResult,
-    PreprocessRecord,
     ValidateRecord,
     output_folder,
 )
@@ -17,7 +16,6 @@ from pipelines.core.storage import write_text
 from pipelines.ledger.workspace import Run
 from pipelines.tracking.run import DATA_DOCS_TAG, data_docs_address, open_run
 from pipelines.validation.checks import build_checks
-from pipelines.validation.frames import measure_documents
 from pipelines.validation.page import render_page
 from pipelines.validation.quarantine import QUARANTINE, write_quarantine
 from pipelines.validation.runner import Finding, run_check
@@ -63,9 +61,7 @@ def publish(workspace: Path) -> None:
 def _hold(recipe: Recipe, workspace: Path, output: Path) -> tuple[list[Finding], int]:
     """Run every check; leave the bad documents, which are counted, and Data Docs."""
     progress = ProgressWriter(workspace, ValidateRecord.stage)
-    preprocess = output_folder(workspace, PreprocessRecord.stage)
-    documents = measure_documents(preprocess, recipe.validation)
-    checks = build_checks(recipe, workspace, documents)
+    checks = build_checks(recipe, workspace)
     total = sum(len(check.expectations) for check in checks)
     findings: list[Finding] = []
     results = []
@@ -75,7 +71,7 @@ def _hold(recipe: Recipe, workspace: Path, output: Path) -> tuple[list[Finding],
         findings += found
         results.append((check, result))
     progress.write(total, total, "expectations", force=True)
-    quarantined = write_quarantine(findings, documents, output / QUARANTINE)
+    quarantined = write_quarantine(findings, output / QUARANTINE)
     note = f"{QUARANTINE} names {quarantined} bad documents." if quarantined else ""
     write_text(output / DATA_DOCS, render_page(results, note))
     return findings, quarantined

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 DAG_RUN_TAG = "penstock.dag_run_id"
-DATASET_TAG = "penstock.dataset"  # name@N
+DATASET_TAG = "penstock.dataset"  # name@N; of a mixture a@1=3, b@2=7
 CACHED_FROM_TAG = "penstock.cached_from"
 DATA_DOCS_TAG = "penstock.data_docs"
 KIND_TAG = "mlflow.experimentKind"  # MLflow's pages show training curves first, not chats
@@ -234,7 +234,7 @@ def _existing_run(client: "MlflowClient", experiment: str, dag_run: str | None) 
 
 def _points(metrics: Mapping[str, float], step: int) -> list[Point]:
     now = int(time.time() * 1000)
-    return [Point(key, float(value), now, step) for key, value in metrics.items()]
+    return [Point(_name(key), float(value), now, step) for key, value in metrics.items()]
 
 
 def _send(client: "MlflowClient", run_id: str, points: list[Point]) -> None:
@@ -248,7 +248,7 @@ def _send(client: "MlflowClient", run_id: str, points: list[Point]) -> None:
 def _log_params(client: "MlflowClient", run_id: str, params: Mapping[str, Any]) -> None:
     from mlflow.entities import Param
 
-    flat = [Param(key, _cut(str(value))) for key, value in flatten(params).items()]
+    flat = [Param(_name(key), _cut(str(value))) for key, value in flatten(params).items()]
     for start in range(0, len(flat), _PARAMS_A_BATCH):
         client.log_batch(run_id, params=flat[start : start + _PARAMS_A_BATCH])
 
@@ -262,6 +262,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _name(key: str) -> str:
+    """A dataset version in it as `name:N`: MLflow allows no `@` in a metric's or param's name."""
+    return key.replace("@", ":")
 
 
 def _cut(text: str) -> str:

@@ -21,10 +21,21 @@ def run_of_model(model_hash: str) -> str | None:
 
 
 def models_of_dataset(label: str) -> list[ModelRef]:
-    """The registered model versions that were trained on a dataset version, `name@N`."""
-    found = open_client().search_model_versions(f"tags.`{DATASET_TAG}` = '{label}'")
-    versions = [ModelRef(name=each.name, version=int(each.version)) for each in found]
+    """The registered model versions that were trained on a dataset version, `name@N`.
+
+    Also on a mixture of which it was a part: `a@1=3, b@2=7`.
+    """
+    found = open_client().search_model_versions(f"tags.`{DATASET_TAG}` LIKE '%{label}%'")
+    versions = [
+        ModelRef(name=each.name, version=int(each.version))
+        for each in found
+        if label in _labels(each.tags[DATASET_TAG])
+    ]
     return sorted(versions, key=lambda each: (each.name, each.version))
+
+
+def _labels(tag: str) -> list[str]:
+    return [part.partition("=")[0] for part in tag.split(", ")]
 
 
 def run_address(run_id: str) -> str:

@@ -1,6 +1,7 @@
 """What the data gate looks at: tables of documents, of a sample of texts, of shards, of splits."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from pipelines.data.documents import (
 )
 from pipelines.data.splitting import SPLITS, uniform
 from pipelines.data.tokens.lengths import document_lengths
-from pipelines.data.tokens.token_shards import ShardIndex
+from pipelines.data.tokens.token_shards import ShardIndex, idx_path, shard_prefix
 from pipelines.validation.sampling import content_draws
 
 if TYPE_CHECKING:
@@ -58,8 +59,11 @@ class Documents:
         return sum(documents for documents, _ in self.splits.values())
 
 
-def measure_documents(preprocess: Path, demands: Validation) -> Documents:
-    """Read every document once; no more than one row group of text, and the sample, are held."""
+def measure_documents(preprocess: Path, demands: Validation, datasets: int = 1) -> Documents:
+    """Read every document once; no more than one row group of text, and the sample, are held.
+
+    So many datasets share the `MAX_ROWS` rows of their frames.
+    """
     import pandas as pd
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -75,12 +79,30 @@ def measure_documents(preprocess: Path, demands: Validation) -> Documents:
         found = _measured(table, name, number)
         documents, size = totals[name]
         totals[name] = (documents + len(found), size + (pc.sum(found["text_bytes"]).as_py() or 0))
-        measured.append(_held(found, MAX_ROWS / rows, demands))
+        measured.append(_held(found, MAX_ROWS / datasets / rows, demands))
         sampled.append(_sampled(table, name, demands.sample_documents / rows))
     # Arrow-backed columns: the ids are not copied into Python objects.
     frame = pa.concat_tables(measured).to_pandas(types_mapper=pd.ArrowDtype)
     sample = pa.concat_tables(sampled).to_pandas()
     return Documents(frame, sample, totals, [group for _, group in groups])
+
+
+def split_members(datasets: Sequence[Documents]) -> tuple["pd.DataFrame", list[RowGroup]]:
+    """One row a document and split, over all datasets, and the row groups of all of them.
+
+    Columns split and doc_id, and group among those groups. A document of several datasets is one
+    row, but two where one dataset holds it out and another does not.
+    """
+    import pandas as pd
+
+    frames: list[pd.DataFrame] = []
+    groups: list[RowGroup] = []
+    for each in datasets:
+        frame = each.frame[["split", "doc_id", "group"]].dropna(subset="doc_id")
+        frames.append(frame.assign(group=frame["group"] + len(groups)))
+        groups += each.groups
+    joined = pd.concat(frames).drop_duplicates(["split", "doc_id"], ignore_index=True)
+    return joined, groups
 
 
 def length_frame(preprocess: Path, dataset: DatasetRef) -> "pd.DataFrame":
@@ -161,7 +183,8 @@ def _indexed(preprocess: Path, split: Split) -> tuple[int | None, int | None]:
     documents = tokens = 0
     for shard in split.shards:
         try:
-            offsets = ShardIndex((preprocess / shard.path).with_suffix(".idx")).document_offsets()
+            index = ShardIndex(idx_path(shard_prefix(preprocess / shard.path)))
+            offsets = index.document_offsets()
         except (OSError, ValueError):  # which of them and why, the shards' own check says
             return None, None
         documents += len(offsets) - 1

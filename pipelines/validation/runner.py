@@ -1,8 +1,11 @@
 """Runs suites over frames, and says in one line what failed."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pipelines.data.documents import RowGroup
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +24,7 @@ class Check:
     about: str  # for people: what a row is
     frame: "pd.DataFrame"
     expectations: "list[Expectation]"
+    groups: Sequence[RowGroup] = ()  # by the column `group`, where the frame lacks the texts
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,13 @@ def _max_near_duplicates(recipe: Recipe) -> float:
     return 0.02 if recipe.data.dedup.kind == "minhash" else 0.2
 
 
+def mixture_suite() -> "list[Expectation]":
+    """No document that one dataset holds out is in what another is trained on."""
+    from pipelines.validation.expectations.duplicates import ExpectColumnValuesToNotBeDuplicates
+
+    return [ExpectColumnValuesToNotBeDuplicates(column="doc_id")]
+
+
 def lengths_suite(demands: Validation, previous: list[int]) -> "list[Expectation]":
     """Documents as long as those of the previous version, whose histogram this is."""
     from pipelines.validation.expectations.tokens import ExpectColumnLengthDriftToBeAtMost

@@ -13,6 +13,7 @@ from pipelines.core.storage import write_json, write_text
 from pipelines.data.reading.fingerprint import fingerprint_inputs
 from pipelines.ledger.dataset_objects import hash_folder
 from pipelines.ledger.dataset_publishing import make
+from pipelines.ledger.datasets import DatasetVersion
 from pipelines.ledger.run_source import settle
 from pipelines.ledger.workspace import Run
 from pipelines.stages import preprocess, train, validate
@@ -38,23 +39,33 @@ def home(tmp_path_factory):
         yield home
 
 
-@pytest.fixture(scope="module")
-def version(home):
-    (home / "corpus").mkdir()
-    for number in range(30):
-        lines = (f"document {number} has a line {line} of its own" for line in range(40))
-        (home / "corpus" / f"{number:02}.txt").write_text("\n".join(lines))
-    recipe = load_recipe(
-        "debug",
-        ["data.source.kind=files", f"data.source.path={home / 'corpus'}", "data.name=tiny"],
-    )
-    workspace = open_folder(home / "made", recipe, fingerprint_inputs(recipe.data))
+def publish(home: Path, name: str, texts: list[str], *overrides: str) -> DatasetVersion:
+    """A version of these documents, by the real stages."""
+    corpus = home / "corpus" / name
+    corpus.mkdir(parents=True)
+    for number, text in enumerate(texts):
+        (corpus / f"{number:02}.txt").write_text(text)
+    source = ["data.source.kind=files", f"data.source.path={corpus}", f"data.name={name}"]
+    recipe = load_recipe("debug", [*source, *overrides])
+    workspace = open_folder(home / "made" / name, recipe, fingerprint_inputs(recipe.data))
     preprocess.run(recipe, workspace)
     validate.run(recipe, workspace)
     seen = hash_folder(output_folder(workspace, "preprocess")).hash
     deps = [{"path": "outputs/preprocess", "md5": seen}]
     write_text(workspace / "dvc.lock", yaml.safe_dump({"stages": {"validate": {"deps": deps}}}))
     return make(workspace)
+
+
+def lines_about(what: str, documents: int = 30) -> list[str]:
+    return [
+        "\n".join(f"{what} {number} has a line {line} of its own" for line in range(40))
+        for number in range(documents)
+    ]
+
+
+@pytest.fixture(scope="module")
+def version(home):
+    return publish(home, "tiny", lines_about("document"))
 
 
 def open_training(folder: Path, *overrides: str) -> tuple[Recipe, Path]:

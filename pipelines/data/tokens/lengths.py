@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from pipelines.core.records import DatasetRef
 from pipelines.data.splitting import SPLITS
-from pipelines.data.tokens.token_shards import ShardIndex
+from pipelines.data.tokens.token_shards import ShardIndex, idx_path, shard_prefix
 
 LENGTH_HISTOGRAM = "length_histogram"  # its key in a dataset's statistics
 
@@ -20,7 +20,8 @@ def document_lengths(folder: Path, dataset: DatasetRef) -> Iterator[npt.NDArray[
     they lie below `folder`, the output of preprocess.
     """
     for shard in (shard for name in SPLITS for shard in getattr(dataset, name).shards):
-        yield np.diff(ShardIndex((folder / shard.path).with_suffix(".idx")).sequence_offsets())
+        index = ShardIndex(idx_path(shard_prefix(folder / shard.path)))
+        yield np.diff(index.sequence_offsets())
 
 
 def dataset_histogram(folder: Path, dataset: DatasetRef) -> list[int]:

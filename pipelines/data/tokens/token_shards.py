@@ -60,6 +60,11 @@ def mask_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".mask")
 
 
+def shard_prefix(bin_file: Path) -> Path:
+    """The prefix that a shard's files have in common, from its token file: `bin_path` undone."""
+    return bin_file.with_suffix("")
+
+
 class ShardWriter:
     """Writes one shard; it is whole once `close` has written the index."""
 

@@ -11,7 +11,7 @@ from great_expectations.expectations.metrics.metric_provider import metric_value
 from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
 
 from pipelines.core.storage import md5
-from pipelines.data.tokens.token_shards import ShardIndex
+from pipelines.data.tokens.token_shards import ShardIndex, idx_path, mask_path, shard_prefix
 from pipelines.validation.expectations.sentence import Judged
 
 _CHUNK = 1 << 24  # ids looked at together
@@ -87,8 +87,7 @@ class ExpectTokenShardsToBeIntact(Judged, BatchExpectation):
 def _fault(row: dict[str, Any], vocab_size: int) -> str | None:
     """The first thing wrong with a shard, as the end of a sentence about it."""
     path = Path(row["path"])
-    mask = path.with_suffix(".mask")
-    index = path.with_suffix(".idx")
+    mask, index = mask_path(shard_prefix(path)), idx_path(shard_prefix(path))
     recorded = {path: row["md5"], index: row["index_md5"], mask: row.get("mask_md5")}
     for file, written in recorded.items():
         if written and (fault := _file_fault(file, written)):

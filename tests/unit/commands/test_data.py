@@ -64,14 +64,18 @@ def test_show_says_how_it_was_made_and_that_no_registry_answers(home):
 
 def test_show_names_the_models_trained_on_it(home, mlflow_uri, mlflow_client, mlflow_run):
     mlflow_client.create_registered_model("trained-on-small")
-    mlflow_client.create_model_version(
-        "trained-on-small",
-        "file:///nowhere",
-        run_id=mlflow_run,
-        tags={"penstock.dataset": "small@1"},
-    )
+    for trained_on in ("small@1", "other@2=3, small@1=7", "small@12", "very-small@1=1, web@1=2"):
+        mlflow_client.create_model_version(
+            "trained-on-small",
+            "file:///nowhere",
+            run_id=mlflow_run,
+            tags={"penstock.dataset": trained_on},
+        )
     shown = data(home, "show", "small@1", "--json", MLFLOW_TRACKING_URI=mlflow_uri)
-    assert json.loads(shown.stdout)["models"] == ["trained-on-small version 1"]
+    assert json.loads(shown.stdout)["models"] == [
+        "trained-on-small version 1",
+        "trained-on-small version 2",
+    ]
     other = data(home, "show", "small@2", MLFLOW_TRACKING_URI=mlflow_uri)
     assert "none yet" in other.stdout
 

@@ -34,6 +34,31 @@ def test_overrides_are_typed_by_the_models():
     assert recipe.registration.model_name == "7"
 
 
+def mixture(weights: str) -> Recipe:
+    return load_recipe("debug", ["data.source.kind=mixture", f"data.source.mixture={weights}"])
+
+
+@pytest.mark.parametrize(
+    ("given", "whole"),
+    [
+        ("{web@3: 0.7, code@1: 0.3}", {"code@1": 3, "web@3": 7}),
+        ("{a: 2, b: 4}", {"a": 1, "b": 2}),
+        ("{a: 1, b: 1.0, c: 1}", {"a": 1, "b": 1, "c": 1}),
+        ("{a: 0.125, b: 3e-2}", {"a": 25, "b": 6}),
+        ("{a: 0.1, b: 0.2}", {"a": 1, "b": 2}),  # as written, not as binary fractions
+    ],
+)
+def test_weights_become_the_smallest_whole_numbers(given, whole):
+    source = mixture(given).data.source
+    assert source.weights == whole
+    assert list(source.weights) == sorted(whole)  # whatever order a store of JSON gives back
+
+
+def test_weights_that_hardly_come_out_even_are_refused():
+    with pytest.raises(UserError, match="even only after 4333333333 samples, more than 10000"):
+        mixture("{a: 0.3333333333, b: 0.1}")
+
+
 def test_the_fingerprint_follows_every_value():
     recipe = load_recipe("debug")
     assert recipe.fingerprint() == load_recipe("debug").fingerprint()
@@ -57,6 +82,12 @@ def test_the_fingerprint_follows_every_value():
         ("train.lr=.inf", "train.lr = inf: Input should be a finite number"),
         ("train.precision=fp7", "'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'"),
         ("data.source.kind=files", "needs data.source.path"),
+        ("data.source.kind=mixture", "needs data.source.mixture: two dataset versions or more"),
+        (
+            "data.source.mixture={a: 1, b: 2}",
+            "kind is `stdlib`, but data.source.mixture names a, b",
+        ),
+        ("data.source.mixture={a: 0, b: 1}", "data.source.mixture = 0: Input should be greater"),
         ("data.tokenizer.kind=pretrained", "needs data.tokenizer.path"),
         ("train.global_batch_size=7", "global_batch_size(7) must be a multiple of"),
         ("train.steps.more=1", "--set train.steps.more: steps is a single value"),

@@ -127,7 +127,7 @@ def test_the_stage_fetches_instead_of_making(workspace, tmp_path, home):
     made, fetched = (output_folder(each, "preprocess") for each in (workspace, run))
     names = {path.relative_to(made) for path in made.rglob("*")}
     assert {path.relative_to(fetched) for path in fetched.rglob("*")} == names
-    assert (run / "progress.jsonl").read_text().count("files fetched") >= 1
+    assert (run / "progress.jsonl").read_text().count("files of small@1 fetched") >= 1
 
 
 def test_a_streamed_version_has_another_key_and_no_shards(workspace, tmp_path):

@@ -5,10 +5,32 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.loading.sampler import permute, samples, share
+from pipelines.loading.sampler import Indices, Mixture, mixed_samples, permute, samples, share
 
 seeds = st.integers(0, 2**31)
 quick = settings(deadline=None, max_examples=40)
+
+
+@st.composite
+def mixtures(draw: st.DrawFn, largest_total: int) -> Mixture:
+    size = draw(st.integers(2, 5))
+    of = st.lists(st.integers(1, 30), min_size=size, max_size=size)
+    totals = st.lists(st.integers(1, largest_total), min_size=size, max_size=size)
+    return Mixture(tuple(draw(of)), tuple(draw(totals)))
+
+
+def stream(seed: int, mixture: Mixture, length: int) -> Indices:
+    """The first samples of a mixture's order."""
+    return mixed_samples(seed, 0, 0, 1, length, mixture)
+
+
+def parts(drawn: Indices, mixture: Mixture) -> list[Indices]:
+    """What of a mixture's samples each dataset gave, in order, under its own numbers."""
+    ends = np.cumsum(mixture.totals)
+    return [
+        drawn[(drawn >= end - total) & (drawn < end)] - (end - total)
+        for end, total in zip(ends, mixture.totals, strict=True)
+    ]
 
 
 @quick
@@ -139,3 +161,91 @@ def test_the_order_looks_random() -> None:
     assert abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.03
     first = [int(permute(np.arange(1), 7, (seed, 0))[0]) for seed in range(7000)]
     assert (abs(np.bincount(first, minlength=7) - 1000) < 150).all()
+
+
+@quick
+@given(seed=seeds, mixture=mixtures(10**12), cycle=st.integers(0, 10**9), cycles=st.integers(1, 3))
+def test_each_cycle_of_a_mixture_has_exactly_the_proportions(
+    seed: int, mixture: Mixture, cycle: int, cycles: int
+) -> None:
+    length = sum(mixture.weights)
+    for each in range(cycle, cycle + cycles):
+        drawn = mixed_samples(seed, each, 0, 1, length, mixture)
+        assert [len(part) for part in parts(drawn, mixture)] == list(mixture.weights)
+
+
+@quick
+@given(seed=seeds, mixture=mixtures(60), epochs=st.integers(1, 4))
+def test_each_dataset_of_a_mixture_goes_through_epochs_of_its_own(
+    seed: int, mixture: Mixture, epochs: int
+) -> None:
+    """Each of its samples once before any a second time, each epoch; small ones more often."""
+    drawn = stream(seed, mixture, 5000)
+    for part, total in zip(parts(drawn, mixture), mixture.totals, strict=True):
+        for epoch in range(min(epochs, len(part) // total)):
+            one = part[epoch * total : (epoch + 1) * total]
+            assert sorted(one.tolist()) == list(range(total))
+        rest = part[len(part) // total * total :]
+        assert len(set(rest.tolist())) == len(rest)
+
+
+@quick
+@given(
+    seed=seeds,
+    step=st.integers(0, 10**7),
+    worlds=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    batch=st.integers(9, 300),
+    mixture=mixtures(10**12),
+)
+def test_a_mixture_resumes_at_any_step_on_any_number_of_processes(
+    seed: int, step: int, worlds: list[int], batch: int, mixture: Mixture
+) -> None:
+    """Ranks are disjoint slices of the step's batch, and steps of one order without a gap."""
+    resumed = [
+        mixed_samples(seed, step + done, rank, world, batch, mixture)
+        for done, world in enumerate(worlds)
+        for rank in range(world)
+    ]
+    # The same positions as single samples a step, each worked out alone.
+    first, count = step * batch, batch * len(worlds)
+    alone = [mixed_samples(seed, first + each, 0, 1, 1, mixture)[0] for each in range(count)]
+    assert np.concatenate(resumed).tolist() == [int(each) for each in alone]
+
+
+@quick
+@given(seed=seeds, mixture=mixtures(10**12), step=st.integers(0, 1000))
+def test_ranks_of_a_mixture_share_no_sample(seed: int, mixture: Mixture, step: int) -> None:
+    """While no dataset is at its end; a step may be of several blocks."""
+    large = Mixture(mixture.weights, tuple(10**9 + total for total in mixture.totals))
+    drawn = [mixed_samples(seed, step, rank, 7, 5000, large).tolist() for rank in range(7)]
+    assert len(set(itertools.chain(*drawn))) == 5000
+
+
+def test_memory_does_not_grow_with_a_mixture() -> None:
+    peaks = []
+    for total in (10**6, 10**12):
+        tracemalloc.start()
+        mixed_samples(11, 10**9, 3, 8, 512, Mixture((7, 3), (total, total)))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0] < 3_000_000
+
+
+def test_the_order_of_a_mixture_is_written_in_stone() -> None:
+    mixture = Mixture((7, 3), (1000, 50))
+    expected = [1015, 777, 153, 1030, 1049, 14, 969, 668, 862, 746]
+    assert mixed_samples(42, 3, 0, 1, 10, mixture).tolist() == expected
+
+
+def test_the_order_of_a_mixture_looks_random() -> None:
+    """Every place of a cycle is as likely to be of the rarer dataset; cycles and epochs differ."""
+    mixture = Mixture((7, 3), (1000, 50))
+    drawn = stream(7, mixture, 100_000)
+    places = np.flatnonzero(drawn >= 1000) % 10
+    assert (abs(np.bincount(places, minlength=10) - 3000) < 250).all()
+    common, rare = parts(drawn, mixture)
+    assert abs(np.corrcoef(common[:1000], np.arange(1000))[0, 1]) < 0.1
+    epochs = {tuple(epoch) for epoch in rare.reshape(-1, 50).tolist()}
+    assert len(epochs) == 600
+    other = stream(8, mixture, 100)
+    assert other.tolist() != drawn[:100].tolist()

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.core.records import Split
+from pipelines.core.records import MixturePart, Split
 from pipelines.loading.dataloader import IGNORED, Batch, TokenLoader
-from pipelines.loading.sampler import samples
+from pipelines.loading.sampler import Mixture, mixed_samples, samples
 from pipelines.loading.token_dataset import TokenDataset
 
 CPU = torch.device("cpu")
@@ -229,3 +229,45 @@ def test_fewer_samples_than_workers_are_refused(tmp_path: Path, random_split: Sp
     dataset = TokenDataset(tmp_path, random_split, sequence_length=4)
     with pytest.raises(UserError, match=r"global_batch_size\(7\).*workers\(8\)"):
         load(dataset, 7, 2, rank=0, world=8)
+
+
+def part(name: str, weight: int, shards: int) -> MixturePart:
+    return MixturePart(
+        name=name,
+        version=1,
+        git_revision="0" * 40,
+        directory_hash="0.dir",
+        weight=weight,
+        shards=shards,
+        data={},
+    )
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_mixture_is_drawn_from_the_shards_of_each_dataset(
+    tmp_path: Path, write_split: Callable[..., Split], world: int
+) -> None:
+    """Two shards of one dataset, whose tokens are below 100, and one of the other."""
+    shards = [[[range(41)]], [[range(50, 71)]], [[range(100, 121)]]]
+    parts = (part("low", 1, 2), part("high", 3, 1))
+    dataset = TokenDataset(tmp_path, write_split(shards), 4, mixture=parts)
+    assert dataset.mixture == Mixture((1, 3), (15, 5))
+    for step in (0, 7, 90):
+        found = [
+            row
+            for rank in range(world)
+            for batch, _ in load(dataset, 8, 3, rank, world).micro_batches(step)
+            for row in whole(batch)
+        ]
+        assert sum(row[0] >= 100 for row in found) == 6
+        firsts = [*range(0, 40, 4), *range(50, 70, 4), *range(100, 120, 4)]
+        order = mixed_samples(5, step, 0, 1, 8, dataset.mixture)
+        assert [row[0] for row in found] == [firsts[sample] for sample in order]
+
+
+def test_a_part_without_a_whole_sample_is_named(
+    tmp_path: Path, write_split: Callable[..., Split]
+) -> None:
+    split = write_split([[[range(41)]], [[range(4)]]])
+    with pytest.raises(UserError, match="short@1: its training tokens are fewer"):
+        TokenDataset(tmp_path, split, 4, mixture=(part("long", 1, 1), part("short", 1, 1)))

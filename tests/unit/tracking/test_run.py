@@ -30,6 +30,17 @@ def test_one_dag_run_makes_one_mlflow_run(mlflow_client):
     assert start_run(load_settings(), EXPERIMENT, "r", {"penstock.dag_run_id": "b"}, {}) != first
 
 
+def test_a_dataset_version_may_be_in_the_name_of_a_param_and_of_a_figure(mlflow_client, tmp_path):
+    params = {"mixture": {"web@3": 7.0}}
+    run_id = start_run(load_settings(), EXPERIMENT, "m", {"penstock.dag_run_id": "m"}, params)
+    write_json(tmp_path / "run.json", {"mlflow_run_id": run_id})
+    with open_run(tmp_path) as run:
+        run.log_results({"bits_per_byte/web@3": 1.5})
+    data = mlflow_client.get_run(run_id).data
+    assert data.params == {"mixture.web:3": "7.0"}
+    assert data.metrics == {"bits_per_byte/web:3": 1.5}
+
+
 def test_a_curve_arrives_whole_and_in_order(mlflow_client, workspace, mlflow_run):
     with open_run(workspace) as run:
         for step in range(300):

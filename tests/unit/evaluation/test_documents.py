@@ -1,0 +1,29 @@
+"""Which documents are measured."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.data.documents import SCHEMA, documents_folder, split_file
+from pipelines.evaluation.documents import each_once, read_shares
+
+
+def write(preprocess, ids):
+    path = split_file(documents_folder(preprocess), "validation")
+    path.parent.mkdir(parents=True)
+    columns = {"doc_id": ids, "source": ["s"] * len(ids), "text": ids, "bytes": [10] * len(ids)}
+    pq.write_table(pa.table(columns | {"messages": [None] * len(ids)}, SCHEMA), path)
+
+
+def test_each_dataset_gives_its_share_and_a_shared_document_counts_once(tmp_path):
+    write(tmp_path / "one", ["d", "a", "c", "b"])
+    write(tmp_path / "two", ["c", "b"])
+    tables = read_shares(tmp_path, "validation", {"one": 30, "two": 0})
+    assert tables["one"]["doc_id"].to_pylist() == ["a", "b", "c"]
+    assert tables["two"]["doc_id"].to_pylist() == ["b"]  # one at least
+    assert each_once(tables.values())["doc_id"].to_pylist() == ["a", "b", "c"]
+
+
+def test_one_dataset_is_as_it_was_read(tmp_path):
+    write(tmp_path, ["b", "a"])
+    (table,) = read_shares(tmp_path, "validation", {"": 100}).values()
+    assert each_once([table]).equals(table)

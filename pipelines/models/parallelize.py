@@ -10,9 +10,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_training import Parallel
+from pipelines.distributed.activation_checkpoint import checkpoint_activations
 from pipelines.distributed.data_parallel import is_fully_sharded, replicate, shard
 from pipelines.distributed.mesh import Mesh
 from pipelines.distributed.zero_one import ShardedUpdate
+from pipelines.models.compile import compile_blocks
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import canonical_name
 
@@ -104,7 +106,8 @@ def parallelize(
     parallel = recipe.parallel
     parts = [model] if mesh.layout.pp == 1 else _stages(model, mesh, parallel)
     laid = [_lay(part, mesh, recipe, fill) for part in parts]
-    return Parallelized(mesh, laid, shards_update=parallel.sharding == "optimizer")
+    shards_update = parallel.sharding == "optimizer" and not is_fully_sharded(mesh, parallel)
+    return Parallelized(mesh, laid, shards_update)
 
 
 def _stages(model: Transformer, mesh: Mesh, parallel: Parallel) -> list[Transformer]:
@@ -124,9 +127,9 @@ def _lay(
         from pipelines.models.tensor_plan import tensor_parallel
 
         tensor_parallel(part, tp, sequence_parallel=parallel.sequence_parallel)
+    checkpoint_activations(part.layers.values(), train.activation_checkpoint)
     if train.compile:
-        for block in part.layers.values():
-            block.compile()
+        compile_blocks(part)
     sharded = is_fully_sharded(mesh, parallel)
     if sharded:
         shard(part, part.layers.values(), mesh, parallel, COMPUTE_DTYPES.get(train.precision))

@@ -5,7 +5,9 @@ from pipelines.core.recipe_training import Train
 from pipelines.distributed.layout import Layout
 from pipelines.distributed.mesh import build_mesh
 from pipelines.models.parallelize import Parallelized
+from pipelines.models.transformer import Transformer
 from pipelines.training.optimizer import build_optimizer, learning_rate
+from tests.unit.training.conftest import SHAPE
 
 
 def test_the_rate_warms_up_and_then_follows_a_cosine() -> None:
@@ -23,9 +25,9 @@ def test_no_warm_up_begins_at_the_peak() -> None:
 
 
 def test_only_matrices_decay() -> None:
-    part = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.RMSNorm(4))
-    model = Parallelized(build_mesh(Layout(), torch.device("cpu")), [part])
+    model = Parallelized(build_mesh(Layout(), torch.device("cpu")), [Transformer(SHAPE)])
     decayed, free = build_optimizer(model, Train(weight_decay=0.3)).param_groups
-    assert [tuple(p.shape) for p in decayed["params"]] == [(4, 3)]
-    assert [tuple(p.shape) for p in free["params"]] == [(4,), (4,)]
+    assert {each.ndim for each in decayed["params"]} == {2}
+    assert {each.ndim for each in free["params"]} == {1}
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.3, 0.0)
+    assert len(decayed["params"]) + len(free["params"]) == len(model.trained())

@@ -1,0 +1,73 @@
+import pytest
+import torch
+from torch import nn
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_training import Train
+from pipelines.distributed.layout import Layout
+from pipelines.distributed.mesh import build_mesh
+from pipelines.models.parallelize import Parallelized, parallelize
+from pipelines.models.transformer import Transformer
+from pipelines.training import muon
+from pipelines.training.muon import Muon, orthogonalised
+from pipelines.training.optimizer import build_optimizer
+from tests.unit.training.conftest import SHAPE
+
+
+def test_it_is_torchs_muon_for_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon, "_TOGETHER", 2 * 8 * 16)  # two of the larger ones at once
+    shapes = [(8, 16), (16, 8), (8, 8), (16, 8), (8, 16)]
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [nn.Parameter(each.detach().clone()) for each in ours]
+    norm = nn.Parameter(torch.ones(4))
+    optimizer = Muon(ours, torch.optim.AdamW([norm], lr=0.02), lr=0.02, weight_decay=0.3)
+    reference = torch.optim.Muon(
+        theirs, lr=0.02, weight_decay=0.3, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    for _ in range(3):
+        norm.grad = torch.randn(4)
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(one.shape)
+            other.grad = one.grad.clone()
+        optimizer.step()
+        reference.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-3, rtol=0)  # both in bf16
+    assert optimizer.state[norm]["step"].item() == 3
+
+
+def test_singular_values_come_near_one() -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalised(torch.randn(2, 12, 40)))
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+
+
+def test_matrices_of_blocks_are_muons_and_the_rest_adamws() -> None:
+    model = _parallelized()
+    optimizer = build_optimizer(model, Train(optimizer="muon", weight_decay=0.3))
+    kinds = [
+        {name for name, each in model.trained().items() if any(each is p for p in group["params"])}
+        for group in optimizer.param_groups
+    ]
+    assert {name.split(".")[-2] for name in kinds[0]} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    }
+    assert kinds[1] == {"embed_tokens.weight"}
+    assert "norm.weight" in kinds[2]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3, 0.0]
+    assert sum(map(len, kinds)) == len(model.trained())
+
+
+def test_a_parameter_without_a_gradient_stays() -> None:
+    matrix = nn.Parameter(torch.ones(2, 3))
+    other = nn.Parameter(torch.ones(1))
+    Muon([matrix], torch.optim.AdamW([other]), lr=0.1, weight_decay=0.1).step()
+    assert torch.equal(matrix, torch.ones(2, 3))
+
+
+def _parallelized() -> Parallelized:
+    recipe = Recipe.model_validate({"name": "t"})
+    mesh = build_mesh(Layout(), torch.device("cpu"))
+    return parallelize(Transformer(SHAPE), mesh, recipe)

@@ -1,5 +1,5 @@
 # Every path here is relative, so that the project may lie anywhere, spaces included.
-.PHONY: help env bench-env demo down check test clean
+.PHONY: help env bench-env demo down check test test-parity clean
 
 help:
 	@echo "make env    the virtual environment .venv, from requirements.lock"
@@ -8,6 +8,7 @@ help:
 	@echo "make down   stop the platform"
 	@echo "make check  lint, formatting, types, import contract"
 	@echo "make test   the tests"
+	@echo "make test-parity  that a model trained over many processes is the one trained by a single one"
 	@echo "make clean  stop the platform; remove .venv and caches, but not .penstock"
 
 env:
@@ -33,6 +34,9 @@ check: env
 test: env bench-env
 	.venv/bin/pytest -n 2 --dist loadfile tests/unit tests/architecture
 	.venv/bin/pytest tests/distributed tests/integration tests/e2e
+
+test-parity: env
+	OMP_NUM_THREADS=1 .venv/bin/pytest -m parity tests/distributed
 
 clean:
 	@if [ -x .venv/bin/penstock ]; then .venv/bin/penstock down; fi

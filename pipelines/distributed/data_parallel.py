@@ -60,7 +60,7 @@ def shard(
         dtype: In which weights are gathered and used; None: as they are. Gradients are added up
             in the weights' own.
     """
-    assert mesh.devices is not None
+    devices = mesh.connected
     names = ("dp_replicate", "dp_shard") if mesh.layout.dp_replicate > 1 else "dp_shard"
     offload = OffloadPolicy()
     if parallel.cpu_offload:
@@ -74,7 +74,7 @@ def shard(
     for module in (*blocks, part):
         fully_shard(
             module,
-            mesh=mesh.devices[names],
+            mesh=devices[names],
             # What the root gathers, its backward pass needs at once.
             reshard_after_forward=gives_up and module is not part,
             mp_policy=policy,

@@ -35,7 +35,7 @@ def resolve_layout(parallel: Parallel, world: int) -> Layout:
     """The layout of `world` processes: an `auto` of data parallel takes what the others leave.
 
     Raises:
-        UserError: the numbers do not multiply to `world`, or sharding and `dp_shard` disagree.
+        UserError: the numbers do not multiply to `world`, or the sharding isn't for them.
     """
     if parallel.by_rule:
         raise ValueError("parallel: auto is resolved by planning before a mesh is made")
@@ -51,9 +51,23 @@ def resolve_layout(parallel: Parallel, world: int) -> Layout:
     layout = Layout(**fixed)
     if layout.world != world:
         raise UserError(f"parallel: {layout} = {layout.world} processes, but there are {world}")
-    if layout.dp_shard > 1 and not shards:
+    _check_sharding(layout, parallel)
+    return layout
+
+
+def _check_sharding(layout: Layout, parallel: Parallel) -> None:
+    sharding = parallel.sharding
+    if layout.dp_shard > 1 and sharding == "none":
         raise UserError(
             f"parallel.dp_shard({layout.dp_shard}) shards nothing with parallel.sharding = none; "
             "set optimizer, gradients or full, or use dp_replicate"
         )
-    return layout
+    if sharding == "optimizer" and layout.tp > 1:
+        raise UserError(
+            f"parallel.sharding = optimizer: not with parallel.tp({layout.tp}); set gradients or "
+            "full, which need no more memory"
+        )
+    if parallel.cpu_offload and sharding not in ("gradients", "full"):
+        raise UserError(
+            f"parallel.cpu_offload: not with parallel.sharding = {sharding}; set gradients or full"
+        )

@@ -28,6 +28,13 @@ class Mesh:
     devices: DeviceMesh | None = None
 
     @property
+    def connected(self) -> DeviceMesh:
+        """`devices`; raises ValueError without a process group."""
+        if self.devices is None:
+            raise ValueError("there is no process group")
+        return self.devices
+
+    @property
     def rank(self) -> int:
         """Of this process among all."""
         return dist.get_rank() if self.devices is not None else 0

@@ -1,7 +1,7 @@
 """ZeRO's stage 1: whole weights and gradients everywhere, each process's share of the update.
 
-The optimizer is given the shares as DTensors, so its state is divided, and is saved and loaded under
-any layout. `ZeroRedundancyOptimizer` gives each process whole tensors instead, which
+The optimizer is given the shares as DTensors, so its state is divided, and is saved and loaded
+under any layout. `ZeroRedundancyOptimizer` gives each process whole tensors instead, which
 `torch.distributed.checkpoint` can't name as parts of one.
 
 Source: Rajbhandari et al. 2020, "ZeRO", section 5.1.
@@ -77,7 +77,7 @@ class ShardedUpdate:
             rows = [each[self._mesh.get_local_rank()] for each in chunks]
             torch._foreach_copy_(_like(rows, mine), rows)
             gathered = bucket[0].new_empty(self._mesh.size() * longest)
-            dist.all_gather_into_tensor(gathered, mine, group=self._mesh.get_group())
+            dist.all_gather_single(gathered, mine, group=self._mesh.get_group())
             for rank, flat in enumerate(gathered.chunk(self._mesh.size())):
                 rows = [each[rank] for each in chunks]
                 torch._foreach_copy_(rows, _like(rows, flat))
@@ -102,5 +102,5 @@ class ShardedUpdate:
 def _like(tensors: list[Tensor], flat: Tensor) -> list[Tensor]:
     """Views of the start of `flat`, one behind the other, shaped like the tensors."""
     sizes = [each.numel() for each in tensors]
-    parts = flat[: sum(sizes)].split(sizes)
+    parts = torch.split(flat[: sum(sizes)], sizes)
     return [part.view_as(each) for part, each in zip(parts, tensors, strict=True)]

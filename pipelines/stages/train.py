@@ -22,22 +22,25 @@ from pipelines.core.storage import folder_hash
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.distributed.layout import Layout, resolve_layout
 from pipelines.distributed.mesh import Mesh, build_mesh
+from pipelines.distributed.process_group import one_for_all, process_group
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.adapters import adapt, fill_adapters
 from pipelines.models.folder import load_config
 from pipelines.models.huggingface import load_weights, save_pretrained
-from pipelines.models.parallelize import parallelize
+from pipelines.models.parallelize import Parallelized, parallelize
 from pipelines.models.peft_format import save_adapter
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
 from pipelines.stages.runner import RAY_JOB_VARIABLE
+from pipelines.stages.train_diagnostics import DIAGNOSTICS, conclude, describe_machine
 from pipelines.tracking.registry import MODEL_HASH_TAG
 from pipelines.tracking.run import TrackedRun, open_run
 from pipelines.training.checkpoint import identity
 from pipelines.training.checkpoint_store import CheckpointStore
 from pipelines.training.history import History
 from pipelines.training.metrics import Report, StepMetrics
+from pipelines.training.precision import set_precision, to_fp8
 from pipelines.training.supported import supported
 from pipelines.training.trainer import Trainer
 
@@ -46,7 +49,6 @@ MODEL = "model"
 ADAPTER = "adapter"
 CHECKPOINTS = "checkpoints"
 HISTORY = "history.jsonl"
-DIAGNOSTICS = "diagnostics"
 READER_TAG = "penstock.reader"
 
 
@@ -61,9 +63,10 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
     Returns:
         The record, on rank 0; None on the others.
     """
-    with process_group() as device:
+    with process_group(even_alone=recipe.parallel.cpu_offload) as device:
         with one_for_all():
             supported(recipe)
+            set_precision(recipe.train.precision, device)
             dataset = PreprocessRecord.read(workspace).dataset
             history = prepare(recipe, dataset, workspace)
             mesh = build_mesh(layout_of(recipe), device)
@@ -71,56 +74,22 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             model = build_model(recipe, dataset.vocab_size)
             parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
         with tracked_run(workspace) as tracked:
-            if tracked is not None:
-                tracked.set_tags({READER_TAG: loader.reader.name})
             reporter = Reporter(recipe, workspace, history, tracked, report)
             checkpoints = checkpoints_of(recipe, workspace)
             trainer = Trainer(
                 recipe, parallelized, loader, reporter, checkpoints, workspace / DIAGNOSTICS
             )
+            if tracked is not None:
+                tracked.set_tags({READER_TAG: loader.reader.name})
+                describe_machine(mesh, trainer.meter.hardware, workspace, tracked)
             position = trainer.fit()
-    if history is None:
-        return None
-    tokens = position.step * loader.tokens_per_step
-    record = export(recipe, model, workspace, position.step, tokens, history)
-    tag_run(workspace, record)
+            if tracked is not None:
+                conclude(reporter.points, workspace, tracked)
+        tokens = position.step * loader.tokens_per_step
+        record = export(recipe, parallelized, workspace, position.step, tokens, history)
+    if record is not None:
+        tag_run(workspace, record)
     return record
-
-
-@contextmanager
-def process_group() -> Iterator[torch.device]:
-    """This process's device, with the others connected; Ray Train has done so already."""
-    ours = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
-    on_gpu = torch.cuda.is_available()
-    if ours:
-        if on_gpu:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if on_gpu else "gloo")
-    try:
-        yield torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    finally:
-        if ours:
-            dist.destroy_process_group()
-
-
-@contextmanager
-def one_for_all() -> Iterator[None]:
-    """A person's error in one process ends all of them with its line; a barrier at the end.
-
-    Without it, the others would wait in their next collective until that times out.
-    """
-    mine: UserError | None = None
-    try:
-        yield
-    except UserError as error:
-        mine = error
-    line = str(mine) if mine else None
-    lines = [line]
-    if dist.is_initialized():
-        lines = [None] * dist.get_world_size()
-        dist.all_gather_object(lines, line)
-    if first := next(filter(None, lines), None):
-        raise UserError(first) from mine
 
 
 def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path) -> History | None:
@@ -189,6 +158,8 @@ def build_model(recipe: Recipe, vocab_size: int) -> Transformer:
     with torch.device("meta"):
         model = Transformer(shape)
         adapt(model, recipe)
+    if recipe.train.precision == "fp8":
+        to_fp8(model)
     return model
 
 
@@ -233,10 +204,12 @@ class Reporter:
         self._logged = history.last_step if history else 0
         self._tracked = tracked
         self._also = also
+        self.points: list[StepMetrics] = []  # of this process's life, on rank 0
 
     def __call__(self, metrics: StepMetrics) -> None:
         """Record one point."""
         if self._history is not None and self._tracked is not None:
+            self.points.append(metrics)
             self._history.add(metrics.curve_point())
             self._progress.write(
                 metrics.step, self._steps, "steps", loss=metrics.loss, force=metrics.last
@@ -249,30 +222,33 @@ class Reporter:
 
 def export(
     recipe: Recipe,
-    model: Transformer,
+    model: Parallelized,
     workspace: Path,
     steps: int,
     tokens: int,
-    history: History,
-) -> TrainRecord:
-    """Write model, tokenizer and curve, and the record last.
+    history: History | None,
+) -> TrainRecord | None:
+    """Write model, tokenizer and curve, and the record last; all processes call it.
 
     Adapters are merged into the model, and lie beside it by themselves.
     """
     output = output_folder(workspace, STAGE)
     tokenizer = output_folder(workspace, PreprocessRecord.stage) / "tokenizer"
-    shutil.copytree(tokenizer, output / MODEL)
-    save_pretrained(model, output / MODEL, end_of_text=Encoder(tokenizer).end_id)
+    if history is not None:
+        shutil.copytree(tokenizer, output / MODEL)
+    save_pretrained(model.modules, output / MODEL, end_of_text=Encoder(tokenizer).end_id)
     has_adapter = recipe.adapter.kind != "none"
     if has_adapter:
-        save_adapter(model, output / ADAPTER)
+        save_adapter(model.modules[0], output / ADAPTER)
+    if history is None:
+        return None
     shutil.copyfile(workspace / CHECKPOINTS / HISTORY, output / HISTORY)
     last = history.points[-1]
     record = TrainRecord(
         model=MODEL,
         model_hash=folder_hash(output / MODEL),
         adapter=ADAPTER if has_adapter else None,
-        parameters=model.config.parameters,
+        parameters=model.modules[0].config.parameters,
         steps=steps,
         tokens=tokens,
         metrics={key: last[key] for key in ("loss", "learning_rate", "gradient_norm")},

@@ -55,7 +55,7 @@ def evenly(batches: Iterable[tuple[Batch, bool]], number: int) -> Iterator[tuple
     be called by all of them equally often.
     """
     last = 0
-    for last, (batch, _) in enumerate(batches, 1):  # noqa: B007
+    for last, (batch, _) in enumerate(batches, 1):
         yield batch, last == number
     for last in range(last + 1, number + 1):  # noqa: B020
         nothing = torch.full_like(batch.targets_BS, IGNORED)

@@ -1,9 +1,10 @@
-"""What the engine can't do yet is refused before anything starts; no torch here."""
+"""What the engine can't do is refused before anything starts; no torch here."""
 
 from pathlib import Path
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
+from pipelines.distributed.layout import resolve_layout
 from pipelines.models.folder import load_config, weight_files
 from pipelines.models.presets import preset
 
@@ -14,23 +15,36 @@ def supported(recipe: Recipe) -> None:
     Raises:
         UserError: one line with the key, its value and what can be had instead.
     """
-    parallel = recipe.parallel
-    for key, value in (("dp_shard", parallel.dp_shard), ("tp", parallel.tp), ("pp", parallel.pp)):
-        if value not in (1, "auto"):
-            raise UserError(f"parallel.{key} = {value}: only data-parallel replicas so far; set 1")
-    if parallel.sharding != "none":
-        raise UserError(f"parallel.sharding = {parallel.sharding!r}: not supported yet; set none")
-    if recipe.adapter.kind != "none":
-        raise UserError(f"adapter.kind = {recipe.adapter.kind!r}: not supported yet; set none")
-    if recipe.train.precision in ("fp16", "fp8"):
-        raise UserError(
-            f"train.precision = {recipe.train.precision!r}: not supported yet; set fp32 or bf16"
-        )
     _check_workers(recipe)
+    _check_adapter(recipe)
     if recipe.model.init_from is None:
         preset(recipe.model.preset)
     else:
         _check_init_from(Path(recipe.model.init_from), recipe.data.sequence_length)
+
+
+def _check_adapter(recipe: Recipe) -> None:
+    adapter, parallel = recipe.adapter, recipe.parallel
+    if adapter.kind == "none":
+        if adapter.init_from is not None:
+            raise UserError(
+                f"adapter.init_from = {adapter.init_from}: there are no adapters with "
+                "adapter.kind = none; set lora or qlora"
+            )
+        return
+    if recipe.model.init_from is None:
+        raise UserError(
+            f"adapter.kind = {adapter.kind!r}: a model of random weights is nothing to adapt; set "
+            "model.init_from to a Hugging Face folder, or adapter.kind = none"
+        )
+    for key, value in (("tp", parallel.tp), ("pp", parallel.pp)):
+        if value not in (1, "auto"):
+            raise UserError(
+                f"parallel.{key} = {value}: adapters can't be divided so; set 1, and "
+                "parallel.sharding = full for a model that is too large for one device"
+            )
+    if recipe.train.precision == "fp8":
+        raise UserError("train.precision = 'fp8': not with adapters; set bf16")
 
 
 def _check_init_from(folder: Path, sequence_length: int) -> None:
@@ -44,14 +58,16 @@ def _check_init_from(folder: Path, sequence_length: int) -> None:
 
 
 def _check_workers(recipe: Recipe) -> None:
-    workers, replicas = recipe.resources.workers, recipe.parallel.dp_replicate
-    if replicas not in ("auto", workers):
+    """Every number of workers that there may be must give a layout with samples for all."""
+    workers = recipe.resources.workers
+    least, most = (workers, workers) if isinstance(workers, int) else workers
+    if recipe.parallel.by_rule:
+        shares = most
+    else:
+        shares = max(resolve_layout(recipe.parallel, n).dp for n in range(least, most + 1))
+    if recipe.train.global_batch_size < shares:
         raise UserError(
-            f"parallel.dp_replicate({replicas}) must equal resources.workers({workers}), or be auto"
-        )
-    most = workers if isinstance(workers, int) else workers[1]
-    if recipe.train.global_batch_size < most:
-        raise UserError(
-            f"train.global_batch_size({recipe.train.global_batch_size}) is smaller than "
-            f"resources.workers({most}): each needs at least one sample a step"
+            f"train.global_batch_size({recipe.train.global_batch_size}) is smaller than the "
+            f"{shares} data-parallel processes of resources.workers({most}): each needs at least "
+            "one sample a step"
         )

@@ -1,8 +1,18 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from tests.distributed.pool import Pool
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads only get in each other's way on tensors this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

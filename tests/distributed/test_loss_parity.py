@@ -30,6 +30,27 @@ CASES = [
     Case("ddp-uneven", 4, {}, {"global_batch_size": 6}),
     Case("zero-3-uneven", 4, {"sharding": "full"}, {"global_batch_size": 6}),
     Case("zero-3-8", 8, {"sharding": "full"}),
+    Case("tp", 2, {"tp": 2, "sequence_parallel": False}),
+    Case("tp-sp", 2, {"tp": 2}),
+    Case("gpipe", 2, {"pp": 2, "schedule": "gpipe"}),
+    Case("1f1b", 2, {"pp": 2, "schedule": "1f1b"}),
+    Case("interleaved-1f1b", 2, {"pp": 2, "schedule": "interleaved_1f1b"}),
+    Case("zero-bubble", 2, {"pp": 2, "schedule": "zero_bubble"}),
+    Case("pp-untied", 2, {"pp": 2}, model={"tie_embeddings": False}),
+    Case("pp-4", 4, {"pp": 4}),
+    Case("tp-fsdp", 4, {"tp": 2, "sharding": "full"}),
+    Case("tp-fsdp-odd-vocabulary", 4, {"tp": 2, "sharding": "full"}, model={"vocab_size": 67}),
+    Case("tp-replicas", 4, {"tp": 2, "sequence_parallel": False}),
+    Case("pp-fsdp", 4, {"pp": 2, "sharding": "full"}),
+    Case("pp-fsdp-zero-bubble", 4, {"pp": 2, "sharding": "full", "schedule": "zero_bubble"}),
+    Case("pp-replicas-uneven", 4, {"pp": 2}, {"global_batch_size": 6, "micro_batch_size": 2}),
+    Case("pp-tp", 4, {"pp": 2, "tp": 2}),
+    Case("pp-tp-fsdp", 8, {"pp": 2, "tp": 2, "sharding": "full"}),
+    Case(
+        "pp-tp-fsdp-interleaved",
+        8,
+        {"pp": 2, "tp": 2, "sharding": "gradients", "schedule": "interleaved_1f1b"},
+    ),
 ]
 PLAIN = {"fp64": (torch.float64, 1e-10), "fp32": (torch.float32, 1e-5)}
 
@@ -49,9 +70,7 @@ def alone(data: tuple[Path, Split], tmp_path_factory: pytest.TempPathFactory) ->
         case = Case("alone", 1, {}, dict(train), model=dict(model))
         return losses(case, data, tmp_path_factory.mktemp("alone"), dtype)
 
-    return lambda case, dtype: of(
-        tuple(case.train.items()), tuple(case.model.items()), dtype
-    )
+    return lambda case, dtype: of(tuple(case.train.items()), tuple(case.model.items()), dtype)
 
 
 @pytest.fixture(scope="module")

@@ -16,18 +16,31 @@ def test_shipped_recipes_run(name: str) -> None:
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("parallel.tp=2", r"parallel\.tp = 2"),
-        ("parallel.sharding=full", r"parallel\.sharding = 'full'"),
-        ("parallel.dp_replicate=3", r"dp_replicate\(3\) must equal resources\.workers\(2\)"),
+        ("parallel.tp=3", r"tp\(3\) = 3 processes, but there are 2"),
+        ("parallel.pp=4", r"pp\(4\) .* = 4 processes, but there are 2"),
+        ("parallel.dp_replicate=3", r"dp_replicate\(3\) .* = 3 processes, but there are 2"),
+        ("parallel.dp_shard=2", r"dp_shard\(2\) shards nothing"),
+        ("parallel.cpu_offload=true", r"cpu_offload: not with parallel\.sharding = none"),
         ("adapter.kind=lora", r"adapter\.kind = 'lora'"),
-        ("train.precision=fp8", r"train\.precision = 'fp8'"),
         ("resources.workers=99", r"workers\(99\)"),
+        ("resources.workers=[1, 99]", r"99 data-parallel processes of resources\.workers\(99\)"),
         ("model.preset=lama-1m", "did you mean llama-1m"),
     ],
 )
 def test_what_the_engine_cannot_do_is_one_line(override: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         supported(load_recipe("debug", [override]))
+
+
+def test_every_number_of_workers_must_give_a_layout() -> None:
+    with pytest.raises(UserError, match=r"tp\(2\) = 2 processes, but there are 3"):
+        supported(load_recipe("debug", ["parallel.tp=2", "resources.workers=[2, 4]"]))
+
+
+def test_the_optimizers_state_is_not_sharded_over_tensor_parallel_processes() -> None:
+    overrides = ["parallel.tp=2", "parallel.sharding=optimizer", "resources.workers=4"]
+    with pytest.raises(UserError, match=r"sharding = optimizer: not with parallel\.tp\(2\)"):
+        supported(load_recipe("debug", overrides))
 
 
 LLAMA = {
@@ -46,7 +59,7 @@ LLAMA = {
     ("config", "line"),
     [
         (None, r"no config\.json"),
-        ({"model_type": "gpt2", "n_embd": 32}, "model_type = 'gpt2'; only 'llama'"),
+        ({"model_type": "bert", "hidden_size": 32}, "model_type = 'bert'; supported"),
         (LLAMA, r"its context is 24 tokens, but data\.sequence_length = 25; set at most 24"),
         (LLAMA | {"max_position_embeddings": 25}, r"no model\.safetensors"),
     ],

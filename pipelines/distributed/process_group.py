@@ -1,0 +1,65 @@
+"""This process and the others of its job, whoever started them: torchrun, Ray Train or nobody."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from pipelines.core.errors import UserError
+
+
+@contextmanager
+def process_group(*, even_alone: bool = False) -> Iterator[torch.device]:
+    """This process's device, with the others connected; Ray Train has connected them already.
+
+    Args:
+        even_alone: Make a group of one process, too, as `fully_shard` needs one.
+    """
+    device = _device()
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    ours = not dist.is_initialized() and (world > 1 or even_alone)
+    if ours:
+        backend = dist.get_default_backend_for_device(device)
+        if world > 1:
+            dist.init_process_group(backend)
+        else:
+            store = torch._C._distributed_c10d.HashStore()
+            dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    try:
+        yield device
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+def _device() -> torch.device:
+    """The accelerator of this process's number on its machine, of whatever make, or the CPU."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return torch.device("cpu")
+    # A launcher may show each process its own device only.
+    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
+    torch.accelerator.set_device_index(index)
+    return torch.device(accelerator.type, index)
+
+
+@contextmanager
+def one_for_all() -> Iterator[None]:
+    """A person's error in one process ends all of them with its line; a barrier at the end.
+
+    Without it, the others would wait in their next collective until that times out.
+    """
+    mine: UserError | None = None
+    try:
+        yield
+    except UserError as error:
+        mine = error
+    line = str(mine) if mine else None
+    lines = [line]
+    if dist.is_initialized():
+        lines = [None] * dist.get_world_size()
+        dist.all_gather_object(lines, line)
+    if first := next(filter(None, lines), None):
+        raise UserError(first) from mine

@@ -1,0 +1,43 @@
+"""What a training run tells of its machine, kept in the workspace and with the run in MLflow."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines.core.log import rank
+from pipelines.core.storage import write_json
+from pipelines.distributed.mesh import Mesh
+from pipelines.planning.hardware import Hardware
+from pipelines.tracking.run import TrackedRun
+from pipelines.training import machine_report, metrics
+from pipelines.training.metrics import StepMetrics
+
+DIAGNOSTICS = "diagnostics"  # beside the outputs, as no two runs have the same
+DENOMINATOR_TAG = "penstock.mfu_denominator"
+BOUND_TAG = "penstock.bound_by"
+
+_log = logging.getLogger(__name__)
+
+
+def describe_machine(mesh: Mesh, hardware: Hardware, workspace: Path, tracked: TrackedRun) -> None:
+    """Rank 0 says once, before the first step, on what the run runs."""
+    if rank() != 0:
+        return
+    facts = machine_report.machine_report(mesh, hardware)
+    _log.info("%s", machine_report.summary(facts))
+    path = workspace / DIAGNOSTICS / "machine.json"
+    write_json(path, facts)
+    tracked.set_tags({DENOMINATOR_TAG: hardware.name})
+    tracked.log_artifact(path, DIAGNOSTICS)
+
+
+def conclude(points: Sequence[StepMetrics], workspace: Path, tracked: TrackedRun) -> None:
+    """Rank 0 says at the end what bound the run, and keeps the traces that were asked for."""
+    if rank() != 0 or not points:
+        return
+    bound, line = metrics.summary(points)
+    _log.info("%s", line)
+    tracked.set_tags({BOUND_TAG: bound})
+    traces = workspace / DIAGNOSTICS / "profile"
+    if traces.is_dir():
+        tracked.log_artifact(traces, f"{DIAGNOSTICS}/profile")

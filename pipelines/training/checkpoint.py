@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -24,6 +25,7 @@ from torch.optim import Optimizer
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef
+from pipelines.models.folder import fingerprint
 from pipelines.models.parallelize import Parallelized
 from pipelines.training.checkpoint_reader import CheckpointReader, SameModelPlanner
 from pipelines.training.checkpoint_state import HostStager, make_moments, state_of
@@ -79,13 +81,16 @@ class Stateful(Protocol):
 def identity(recipe: Recipe, dataset: DatasetRef) -> str:
     """A hash of what a run's weights follow from: with the same one it can be resumed.
 
-    The layout is not in it, nor are the number of processes or how the work is cut.
+    The layout is not in it, nor are the number of processes or how the work is cut. The weights
+    that the run starts from are: a checkpoint of adapters is of no use on another base.
     """
     values = recipe.to_dict()
     for name in _MAY_CHANGE:
         section, _, key = name.rpartition(".")
         del (values[section] if section else values)[key]
-    text = json.dumps([values, dataset.model_dump(mode="json")], sort_keys=True)
+    starts = (recipe.model.init_from, recipe.adapter.init_from)
+    weights = [folder and fingerprint(Path(folder)) for folder in starts]
+    text = json.dumps([values, dataset.model_dump(mode="json"), weights], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -226,6 +231,8 @@ class Checkpoints:
             _log.error("%s", unwritten)
         finally:
             self._stager.close()
+            if self._group is not None:
+                dist.destroy_process_group(self._group)
 
     def _newest(self) -> dict[str, Any] | None:
         steps = self._store.steps()

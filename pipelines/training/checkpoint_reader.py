@@ -1,17 +1,22 @@
 """Checkpoints of `torch.distributed.checkpoint`, each tensor read straight into its place.
 
 PyTorch's own reader unpickles every tensor on the CPU and copies it from there. This one learns
-from the same file where a tensor's bytes lie, and has a `Reader` bring them to the device.
+from the same file where a tensor's bytes lie, and has a `Reader` bring them to the device. What
+is read whole must have the checksum (CRC-32) that it was written with, which PyTorch's ignores.
 """
 
 import io
 import math
 import pickle
+import struct
+import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
+from zipfile import BadZipFile, ZipFile
 
 import torch
 from fsspec.core import url_to_fs
@@ -31,6 +36,8 @@ from pipelines.training.checkpoint_store import FSSPEC_OPTIONS
 
 _MEND = "delete the checkpoint, and the run goes on from the one before it"
 _HEADER = 16 << 10  # bytes asked for at a time where headers are read from S3
+# Of a file in a zip archive: 26 bytes, then the lengths of its name and of further fields.
+_LOCAL_HEADER = struct.Struct("<26xHH")
 
 # The class that stands for each type in `torch.save`'s format.
 _STORAGES = {
@@ -54,14 +61,17 @@ class _Stored(NamedTuple):
     offset: int  # of its first byte
     shape: tuple[int, ...]
     dtype: torch.dtype
+    checksum: int
 
 
 class _Begun(NamedTuple):
     """A tensor on its way: once `wait` returned, `part` is what `target` is to hold."""
 
     item: ReadItem
+    stored: _Stored
     target: Tensor
-    part: Tensor
+    rows: Tensor  # what is read
+    part: Tensor  # of these
     wait: Wait
 
 
@@ -74,6 +84,18 @@ class CheckpointReader(FsspecReader):
         self._is_remote = "://" in self._url
         super().__init__(self._url, **FSSPEC_OPTIONS)
         self._files, _ = url_to_fs(self._url, **FSSPEC_OPTIONS)
+        self._size = cache(self._files.size)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Which tensors there are.
+
+        Raises:
+            UserError: it is missing or damaged.
+        """
+        try:
+            return super().read_metadata(*args, **kwargs)
+        except Exception as error:  # whatever a damaged pickle may do
+            raise UserError(f"{self._url}/.metadata is damaged or missing; {_MEND}") from error
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill the planner's tensors; what isn't plain tensors is left to PyTorch."""
@@ -82,6 +104,7 @@ class CheckpointReader(FsspecReader):
         plain = [(item, stored) for item, stored in found if stored is not None]
         for begun in self._read_ahead(plain, planner):
             begun.wait()
+            self._check(begun)
             if begun.part is not begun.target:
                 begun.target.copy_(begun.part)
             planner.commit_tensor(begun.item, begun.target)
@@ -93,22 +116,43 @@ class CheckpointReader(FsspecReader):
         if item.type is not LoadItemType.TENSOR or info.transform_descriptors:
             return None
         where, name = f"{self._url}/{info.relative_path}", item.storage_index.fqn
-        # Only the ends of a tensor's record are read here.
-        small = {"block_size": _HEADER, "cache_type": "blockcache"} if self._is_remote else {}
         try:
-            with self._files.open(where, "rb", **small) as file:
-                archive: Any = torch._C.PyTorchFileReader(self._slice_file(file, info))
-                header = io.BytesIO(archive.get_record("data.pkl"))
-                offset = info.offset + archive.get_record_offset("data/0")
+            with self._open_header(where) as file:
+                record = _Record(file, info.offset, info.length)
+                archive = ZipFile(record)
+                folder = archive.namelist()[0].partition("/")[0]
+                header = io.BytesIO(archive.read(f"{folder}/data.pkl"))
+                data = archive.getinfo(f"{folder}/data/0")
+                record.seek(data.header_offset)
+                local = record.read(_LOCAL_HEADER.size)
+            offset = data.header_offset + len(local) + sum(_LOCAL_HEADER.unpack(local))
+            shape, dtype = _Header(header).load()
         except FileNotFoundError as error:
             raise UserError(f"{where} is missing, and {name} with it; {_MEND}") from error
-        except RuntimeError as error:
+        except (BadZipFile, KeyError, IndexError, EOFError, struct.error, ValueError) as error:
             raise UserError(f"{where}: {name} is damaged or the file truncated; {_MEND}") from error
-        try:
-            shape, dtype = _Header(header).load()
         except pickle.UnpicklingError:
             return None
-        return _Stored(info.relative_path, offset, shape, dtype)
+        return _Stored(info.relative_path, info.offset + offset, shape, dtype, data.CRC)
+
+    def _open_header(self, where: str) -> IO[bytes]:
+        """A file of which little is looked at: no more than that is fetched from S3."""
+        options: dict[str, Any] = {}
+        if self._is_remote:
+            size = self._size(where)  # asked for once, and not by each `open`
+            options = {"size": size, "block_size": _HEADER, "cache_type": "blockcache"}
+        opened: IO[bytes] = self._files.open(where, "rb", **options)
+        return opened
+
+    def _check(self, begun: _Begun) -> None:
+        """Compare the checksum of a tensor that was read whole."""
+        stored = begun.stored
+        if begun.rows.shape != stored.shape:
+            return
+        content = begun.rows.reshape(-1).view(torch.uint8).cpu().numpy().data
+        if zlib.crc32(content) != stored.checksum:
+            name = begun.item.storage_index.fqn
+            raise UserError(f"{self._url}/{stored.file}: {name} is damaged; {_MEND}")
 
     def _read_ahead(
         self, plain: list[tuple[ReadItem, _Stored]], planner: LoadPlanner
@@ -144,12 +188,40 @@ def _begin(item: ReadItem, stored: _Stored, target: Tensor, reader: Reader, file
         starts[0], shape[0] = 0, item.lengths[0]
     is_whole = shape == list(item.lengths)
     if is_whole and target.is_contiguous() and target.dtype == stored.dtype:
-        return _Begun(item, target, target, read_whole(reader, file, offset, target))
+        wait = read_whole(reader, file, offset, target)
+        return _Begun(item, stored, target, target, target, wait)
     rows = torch.empty(shape, dtype=stored.dtype, device=target.device)
     part = rows
     for dim, (start, length) in enumerate(zip(starts, item.lengths, strict=True)):
         part = part.narrow(dim, start, length)
-    return _Begun(item, target, part, read_whole(reader, file, offset, rows))
+    return _Begun(item, stored, target, rows, part, read_whole(reader, file, offset, rows))
+
+
+class _Record(io.RawIOBase):
+    """A part of a file, as a file."""
+
+    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
+        self._file = file
+        self._offset = offset
+        self._length = length
+        self._at = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = (0, self._at, self._length)[whence] + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        left = max(0, self._length - self._at)
+        self._file.seek(self._offset + self._at)
+        content = self._file.read(left if size < 0 else min(size, left))
+        self._at += len(content)
+        return content
 
 
 class _Header(pickle.Unpickler):

@@ -11,10 +11,11 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.storage import MARKER, write_text
 
 _IDENTITY = "identity"
@@ -162,30 +163,47 @@ class _Bucket:
         return f"{self._root}/{name}"
 
     def list(self) -> list[str]:
-        if not self._store.exists(self._path):
-            return []
-        return [str(path).rpartition("/")[2] for path in self._store.ls(self._path, detail=False)]
+        with self._one_line():
+            if not self._store.exists(self._path):
+                return []
+            found = self._store.ls(self._path, detail=False)
+        return [str(path).rpartition("/")[2] for path in found]
 
     def exists(self, name: str) -> bool:
-        return bool(self._store.exists(f"{self._path}/{name}"))
+        with self._one_line():
+            return bool(self._store.exists(f"{self._path}/{name}"))
 
     def read(self, name: str) -> str | None:
-        try:
-            content: bytes = self._store.cat_file(f"{self._path}/{name}")
-        except FileNotFoundError:
-            return None
+        with self._one_line():
+            try:
+                content: bytes = self._store.cat_file(f"{self._path}/{name}")
+            except FileNotFoundError:
+                return None
         return content.decode()
 
     def write(self, name: str, text: str) -> None:
-        self._store.pipe_file(f"{self._path}/{name}", text.encode())
+        with self._one_line():
+            self._store.pipe_file(f"{self._path}/{name}", text.encode())
 
     def remove(self, name: str) -> None:
         path = f"{self._path}/{name}".rstrip("/")
-        if self._store.exists(path):
-            self._store.rm(path, recursive=True)
+        with self._one_line():
+            if self._store.exists(path):
+                self._store.rm(path, recursive=True)
 
     def sync(self, name: str) -> None:
         pass
+
+    @contextmanager
+    def _one_line(self) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield
+        except (FileNotFoundError, PermissionError) as error:
+            raise UserError(f"{self._root}: {' '.join(str(error).split())}") from error
+        except (OSError, BotoCoreError, ClientError) as error:
+            raise UnreachableError(f"{self._root}: {' '.join(str(error).split())}") from error
 
 
 def _open(url: str) -> _Place:

@@ -1,0 +1,173 @@
+"""A run that was stopped goes on as if it had not been, on any layout.
+
+On its own layout to the bit; on another one with the same samples, and with losses that differ by
+no more than the order of sums makes them.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from pipelines.core.records import Split
+from pipelines.training.checkpoint_state import state_of
+from pipelines.training.metrics import StepMetrics
+from pipelines.training.trainer import Trainer
+from tests.distributed.pool import Pool
+from tests.distributed.test_loss_parity import CASES
+from tests.distributed.training import Case, build_trainer, make_data
+
+STEPS = 9
+IN_MAKE_TEST = "zero-3"
+
+Data = tuple[Path, Split]
+Samples = list[tuple[int, ...]]  # the tokens of each
+
+
+def layouts() -> list[object]:
+    """Each layout once; all but one are part of the proof only."""
+    found = {str(sorted(case.parallel.items())) + str(case.world): case for case in reversed(CASES)}
+    return [
+        pytest.param(
+            case, id=case.name, marks=[] if case.name == IN_MAKE_TEST else [pytest.mark.parity]
+        )
+        for case in reversed(found.values())
+        if case.world <= 4
+    ]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    folder = tmp_path_factory.mktemp("data")
+    return folder, make_data(folder)
+
+
+def run(
+    case: Case, data: Data, folder: Path, cut: int | None = None
+) -> tuple[Trainer, list[StepMetrics], dict[int, Samples]]:
+    """Train to the end, or until step `cut` is told; also this process's samples of each step."""
+    points: list[StepMetrics] = []
+    trainer = build_trainer(case, data, folder, points, torch.float32)
+    samples: dict[int, Samples] = {}
+    micro_batches = trainer.loader.micro_batches
+
+    def noted(step: int) -> Any:
+        samples[step] = []
+        for batch, last in micro_batches(step):
+            samples[step] += map(tuple, batch.inputs_BS.tolist())
+            yield batch, last
+
+    trainer.loader.micro_batches = noted
+
+    def stop(point: StepMetrics) -> None:
+        points.append(point)
+        if point.step == cut:
+            raise InterruptedError
+
+    trainer.report = stop
+    if cut is None:
+        trainer.fit()
+    else:
+        with pytest.raises(InterruptedError):
+            trainer.fit()
+    return trainer, points, samples
+
+
+def state(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """This process's weights and moments."""
+    found = state_of(trainer.model, trainer.optimizer)
+    return {
+        name: (each.to_local() if isinstance(each, DTensor) else each).clone()
+        for name, each in found.items()
+    }
+
+
+def resume(case: Case, data: Data, folder: Path, cut: int) -> None:
+    """In each process: what goes on after a cut is, to the bit, what was never cut."""
+    whole, whole_points, whole_samples = run(case, data, folder / "whole")
+    _, _, before = run(case, data, folder / "cut", cut=cut + 1)
+    again, points, samples = run(case, data, folder / "cut")
+    assert [point.step for point in points] == list(range(cut + 1, STEPS + 1))
+    assert [(p.loss, p.gradient_norm) for p in points] == [
+        (p.loss, p.gradient_norm) for p in whole_points[cut:]
+    ]
+    assert {**before, **samples} == whole_samples
+    ours, theirs = state(again), state(whole)
+    assert ours.keys() == theirs.keys()
+    different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    assert not different
+    following = [list(each.loader.micro_batches(STEPS)) for each in (again, whole)]
+    for (one, _), (other, _) in zip(*following, strict=True):
+        assert torch.equal(one.inputs_BS, other.inputs_BS)
+
+
+@pytest.mark.parametrize("case", layouts())
+def test_on_its_own_layout_to_the_bit(
+    case: Case, data: Data, pool: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    cut = random.Random(case.name).randrange(1, STEPS - 1)
+    # Saved at the cut; the one step more that was done is lost.
+    stopped = replace(case, train={**case.train, "steps": STEPS, "checkpoint_every": cut})
+    pool(case.world).run(resume, stopped, data, tmp_path, cut)
+
+
+def part(
+    case: Case, data: Data, folder: Path, cut: int | None
+) -> tuple[list[tuple[int, float]], dict[int, Samples]]:
+    """Losses of the steps that are done now, and this process's samples of them."""
+    _, points, samples = run(case, data, folder, cut)
+    return [(point.step, point.loss) for point in points], samples
+
+
+ALONE = Case("alone", 1, {})
+ZERO_3 = {"sharding": "full"}
+CHAINS = {
+    "zero-1 to ddp to one": [
+        Case("zero-1", 2, {"sharding": "optimizer"}),
+        Case("ddp", 2, {}),
+        ALONE,
+    ],
+    "fsdp-4 to tp-2-fsdp-2 to one": [
+        Case("fsdp-4", 4, ZERO_3),
+        Case("tp-fsdp", 4, {**ZERO_3, "tp": 2, "dp_shard": 2}),
+        ALONE,
+    ],
+    "one to pp-2 to fsdp-2": [ALONE, Case("pp", 2, {"pp": 2}), Case("fsdp-2", 2, ZERO_3)],
+    "pp-2-fsdp-2 to tp-2 to zero-1": [
+        Case("pp-fsdp", 4, {**ZERO_3, "pp": 2, "dp_shard": 2}),
+        Case("tp", 2, {"tp": 2}),
+        Case("zero-1", 2, {"sharding": "optimizer"}),
+    ],
+}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_on_another_layout_with_the_same_samples_and_losses(
+    chain: list[Case], data: Data, pool: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    every = STEPS // len(chain)
+    train = {"steps": STEPS, "checkpoint_every": every, "micro_batch_size": 2}
+    assert not dist.is_initialized()
+    expected, expected_samples = part(replace(ALONE, train=train), data, tmp_path / "whole", None)
+    done: list[tuple[int, float]] = []
+    for number, layout in enumerate(chain, 1):
+        case = replace(layout, train=train)
+        cut = None if number == len(chain) else number * every + 1
+        arguments = (case, data, tmp_path / "chain", cut)
+        found = [part(*arguments)] if case.world == 1 else pool(case.world).run(part, *arguments)
+        losses = [each for each, _ in found]
+        assert all(each == losses[0] for each in losses)
+        assert losses[0][0][0] == (number - 1) * every + 1  # it went on there
+        done = [point for point in done if point[0] < losses[0][0][0]] + losses[0]
+        for step in found[0][1]:
+            seen = {sample for _, samples in found for sample in samples[step]}
+            assert seen == set(expected_samples[step])
+    assert [step for step, _ in done] == list(range(1, STEPS + 1))
+    assert done == [(step, pytest.approx(loss, rel=1e-5)) for step, loss in expected]

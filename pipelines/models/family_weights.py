@@ -193,16 +193,18 @@ def _join_columns(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def _split_heads(stored: Tensor, heads: int) -> Sequence[Tensor]:
-    x_N3HX = stored.view(heads, 3, -1, *stored.shape[1:])
+    x_N3HX = stored.reshape(heads, 3, -1, *stored.shape[1:])
     return [each.flatten(0, 1) for each in x_N3HX.unbind(1)]
 
 
 def _join_heads(parameters: Sequence[Tensor], heads: int) -> Tensor:
-    return torch.stack([each.unflatten(0, (heads, -1)) for each in parameters], 1).flatten(0, 2)
+    return torch.stack(
+        [each.reshape(heads, -1, *each.shape[1:]) for each in parameters], 1
+    ).flatten(0, 2)
 
 
 def _reorder(x: Tensor, order: Tensor, heads: int) -> Tensor:
     """Put the first features of each head of [N x H, X] in another order."""
-    x_NHX = x.unflatten(0, (heads, -1))
+    x_NHX = x.reshape(heads, -1, *x.shape[1:])
     turned, rest = x_NHX[:, order], x_NHX[:, len(order) :]
     return torch.cat((turned, rest), dim=1).flatten(0, 1)

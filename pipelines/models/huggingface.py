@@ -105,7 +105,7 @@ def named_places(model: Transformer) -> dict[str, Place]:
         or name.endswith(".bias")
     }
     places |= {f"{name}.weight": layer for name, layer in adapted.items()}
-    if model.config.tie_embeddings and _HEAD in places:  # a pipeline's last stage
+    if model.tied_copy is not None:  # of a pipeline's last stage
         places[_EMBEDDINGS] = places.pop(_HEAD)
     return places
 

@@ -37,9 +37,8 @@ def next_token_loss(
     x_PD: Tensor,
     targets_P: Tensor,
     vocabulary: int,
-    chunk: int = CHUNK,
 ) -> Tensor:
-    """The criterion of the head's logits, for so many positions at a time as give `chunk` logits.
+    """The criterion of the head's logits, for so many positions at a time as give `CHUNK` logits.
 
     The logits and their gradient are gone before those of the next positions are computed, so
     nothing is computed twice. What is in one chunk anyway takes autograd's plain way.
@@ -50,12 +49,11 @@ def next_token_loss(
         x_PD: What the head reads.
         targets_P: Token ids, or `IGNORED`.
         vocabulary: V, of the whole head.
-        chunk: Logits at once.
 
     Returns:
         The sum over all positions.
     """
-    chunks = math.ceil(len(targets_P) * vocabulary / chunk)
+    chunks = math.ceil(len(targets_P) * vocabulary / CHUNK)
     if chunks <= 1:
         return criterion(head(x_PD), targets_P)  # type: ignore[no-any-return]
     if not torch.is_grad_enabled():

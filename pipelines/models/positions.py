@@ -31,9 +31,8 @@ def rotary_table(config: DecoderConfig) -> Tensor:
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Slow rotations are slowed by `factor`, fast ones are kept, and between them it is blended."""
-    turns = (
-        scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
-    )  # within the first context
+    context = scaling.original_max_position_embeddings
+    turns = context * frequencies / (2 * math.pi)  # within the first context
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / scaling.factor)

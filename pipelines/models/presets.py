@@ -1,19 +1,25 @@
 """Shapes of decoders by name; no torch here, so that the command and the DAG can read them."""
 
 import difflib
+from typing import Any
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig, RopeScaling
 from pipelines.models.families import flags
 
-_LLAMA3 = {
+_LLAMA3: dict[str, Any] = {
     "kv_heads": 8,
     "vocab_size": 128_256,
     "context_length": 8192,
     "rope_theta": 500_000.0,
     "tie_embeddings": False,
 }
-_QWEN = {"vocab_size": 151_936, "rope_theta": 1e6, "norm_eps": 1e-6, "tie_embeddings": True}
+_QWEN: dict[str, Any] = {
+    "vocab_size": 151_936,
+    "rope_theta": 1e6,
+    "norm_eps": 1e-6,
+    "tie_embeddings": True,
+}
 
 
 def _gpt2(layers: int, width: int, heads: int, context_length: int = 1024) -> DecoderConfig:

@@ -7,7 +7,12 @@ from safetensors.torch import load_file, save_file
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
-from pipelines.models.huggingface import load_pretrained, save_pretrained
+from pipelines.models.huggingface import (
+    load_pretrained,
+    named_places,
+    read_weights,
+    save_pretrained,
+)
 from pipelines.models.transformer import Transformer
 
 
@@ -91,3 +96,23 @@ def test_a_bad_folder_is_one_line(model: Transformer, tmp_path: Path, what: str,
     with pytest.raises(UserError, match=line) as error:
         load_pretrained(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_weights_are_read_straight_into_their_places(model: Transformer, tmp_path: Path) -> None:
+    """So that a model is never in memory twice."""
+    save_pretrained(model, tmp_path)
+    places = named_places(model)
+    read = list(read_weights(tmp_path, model.config, places))
+    assert {name for name, _ in read} == places.keys()
+    assert all(tensor is places[name] for name, tensor in read)
+
+
+def test_weights_of_another_type_are_converted_one_by_one(
+    model: Transformer, tmp_path: Path
+) -> None:
+    save_pretrained(model.bfloat16(), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    again = load_pretrained(tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert again.state_dict()[name].dtype == torch.float32
+        assert torch.equal(tensor.float(), again.state_dict()[name])

@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from pipelines.models import attention
+from pipelines.models.attention import attend, attention_mask
+from pipelines.models.positions import positions
+
+CPU = torch.device("cpu")
+DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2], [4, 5, 5, 5, 5, 5, 5, 9]])
+
+
+def test_a_token_sees_its_document_and_window_only() -> None:
+    mask = attention_mask(DOCUMENTS, 8, 3, CPU)
+    assert isinstance(mask, torch.Tensor)
+    for row in range(2):
+        for query in range(8):
+            seen = [
+                key
+                for key in range(query + 1)
+                if DOCUMENTS[row, key] == DOCUMENTS[row, query] and query - key < 3
+            ]
+            assert mask[row, 0, query].nonzero().flatten().tolist() == seen
+
+
+@pytest.mark.parametrize("window", [None, 8, 9])
+def test_a_window_as_long_as_the_sample_is_no_mask(window: int | None) -> None:
+    assert attention_mask(None, 8, window, CPU) is None
+
+
+@pytest.mark.parametrize(("documents", "window"), [(DOCUMENTS, None), (DOCUMENTS, 3), (None, 3)])
+def test_the_block_mask_of_a_gpu_says_the_same(
+    documents: torch.Tensor | None, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlexAttention, here not compiled, against a mask tensor."""
+    from torch.nn.attention import flex_attention
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 16)
+    expected = attend(q, k, v, attention_mask(documents, 8, window, CPU))
+    monkeypatch.setattr(attention, "_compiled", lambda name: getattr(flex_attention, name))
+    visible = attention._visible(documents, window)
+    blocks = flex_attention.create_block_mask(
+        visible, None if documents is None else 2, None, 8, 8, device="cpu"
+    )
+    torch.testing.assert_close(attend(q, k, v, blocks), expected)
+
+
+def test_positions_begin_anew_in_each_document() -> None:
+    tokens = torch.zeros(2, 8)
+    assert positions(tokens, DOCUMENTS).tolist() == [
+        [0, 1, 2, 0, 1, 0, 1, 2],
+        [0, 0, 1, 2, 3, 4, 5, 0],
+    ]
+    assert positions(tokens, None).tolist() == [list(range(8))]

@@ -1,7 +1,9 @@
 """What a run tells of itself as it trains."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 
 _CURVE = ("step", "tokens", "loss", "learning_rate", "gradient_norm", "steps_left_out")
 
@@ -55,6 +57,21 @@ class StepMetrics:
             f"{self.memory_bytes / 2**30:.2f} GiB; bound by {self.bound_by} at "
             f"{self.bound_share:.1%} of its roof"
         )
+
+
+def summary(points: Sequence[StepMetrics]) -> tuple[str, str]:
+    """What bound a run, and a line about it for a person; medians over its points."""
+    name = Counter(point.bound_by for point in points).most_common(1)[0][0]
+    share = median(point.bound_share for point in points if point.bound_by == name)
+    bound = f"{name} at {share:.1%} of its roof"
+    middle = {
+        key: median(getattr(point, key) for point in points)
+        for key in ("tokens_per_second", "mfu", "mbu", "data_wait_share")
+    }
+    return bound, (
+        f"{middle['tokens_per_second']:,.0f} tokens/s, MFU {middle['mfu']:.1%}, "
+        f"MBU {middle['mbu']:.1%}, waits for data {middle['data_wait_share']:.1%}; bound by {bound}"
+    )
 
 
 Report = Callable[[StepMetrics], None]

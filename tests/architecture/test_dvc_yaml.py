@@ -49,14 +49,16 @@ def test_params_exist_in_the_recipe():
             get_dotted(recipe, key)
 
 
-# A change of these alone changes no stage's result: paths and revisions stand for content that
-# source.json holds, the number of workers is environment.json's world_size, readers read alike.
+# A change of these alone changes no stage's result: paths, revisions and mixtures stand for
+# content that source.json holds, the number of workers is environment.json's world_size, readers
+# read alike.
 KEYS_OF_NO_STAGE = {
     "description",
     "data.decontamination.against",
     "data.instruction.chat_template",
     "data.name",
     "data.reader",
+    "data.source.mixture",
     "data.source.path",
     "data.source.revision",
     "data.tokenizer.path",

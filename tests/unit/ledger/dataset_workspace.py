@@ -20,10 +20,12 @@ from pipelines.ledger.dataset_objects import hash_folder
 from pipelines.ledger.workspace import Run
 
 
-def make_workspace(folder: Path, text: str, *overrides: str, name: str = "small") -> Path:
+def make_workspace(
+    folder: Path, text: str, *overrides: str, name: str = "small", masked: bool = False
+) -> Path:
     """A workspace whose dataset is called `name` and holds `text`, byte for byte."""
     preprocess = output_folder(folder, "preprocess")
-    splits = {split: _split(preprocess, split, text) for split in ("train", "validation")}
+    splits = {split: _split(preprocess, split, text, masked) for split in ("train", "validation")}
     write_text(preprocess / "documents/train.txt", text)
     write_json(preprocess / "stats.json", {"characters": len(text)})
     dataset = DatasetRef(vocab_size=257, **splits)
@@ -51,11 +53,11 @@ def validate(folder: Path) -> None:
     write_text(folder / "dvc.lock", yaml.safe_dump({"stages": {"validate": {"deps": [seen]}}}))
 
 
-def _split(preprocess: Path, split: str, text: str) -> Split:
+def _split(preprocess: Path, split: str, text: str, masked: bool) -> Split:
     tokens = np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
     (preprocess / "tokens").mkdir(parents=True, exist_ok=True)
-    writer = ShardWriter(preprocess / "tokens" / f"{split}-00000", 257)
-    writer.add(tokens)
+    writer = ShardWriter(preprocess / "tokens" / f"{split}-00000", 257, masked=masked)
+    writer.add(tokens, mask=np.ones(len(tokens), np.uint8) if masked else None)
     shard = writer.close()
     shard = shard.model_copy(update={"path": f"tokens/{shard.path}"})
     return Split(documents=1, bytes=len(text), tokens=len(tokens), shards=(shard,))

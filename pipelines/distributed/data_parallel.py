@@ -9,8 +9,7 @@
 
 ZeRO's stage 2 (Rajbhandari et al. 2020) keeps whole weights on every process. FSDP2, which is used
 for it here, also divides them between steps: it holds less than stage 2 promises, and gathers them
-once a step, as stage 2 does after its update. Over `dp_replicate` all of it is there again. Beside
-tensor or pipeline parallelism, `optimizer` is done as `gradients` is.
+once a step, as stage 2 does after its update. Over `dp_replicate` all of it is there again.
 """
 
 from collections.abc import Iterable, Iterator

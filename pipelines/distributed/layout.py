@@ -62,10 +62,10 @@ def _check_sharding(layout: Layout, parallel: Parallel) -> None:
             f"parallel.dp_shard({layout.dp_shard}) shards nothing with parallel.sharding = none; "
             "set optimizer, gradients or full, or use dp_replicate"
         )
-    if sharding == "optimizer" and layout.tp > 1:
+    if sharding == "optimizer" and layout.tp * layout.pp > 1:
         raise UserError(
-            f"parallel.sharding = optimizer: not with parallel.tp({layout.tp}); set gradients or "
-            "full, which need no more memory"
+            f"parallel.sharding = optimizer: not with parallel.tp({layout.tp}) * "
+            f"parallel.pp({layout.pp}); set gradients or full, which need no more memory"
         )
     if parallel.cpu_offload and sharding not in ("gradients", "full"):
         raise UserError(

@@ -106,8 +106,7 @@ def parallelize(
     parallel = recipe.parallel
     parts = [model] if mesh.layout.pp == 1 else _stages(model, mesh, parallel)
     laid = [_lay(part, mesh, recipe, fill) for part in parts]
-    shards_update = parallel.sharding == "optimizer" and not is_fully_sharded(mesh, parallel)
-    return Parallelized(mesh, laid, shards_update)
+    return Parallelized(mesh, laid, shards_update=parallel.sharding == "optimizer")
 
 
 def _stages(model: Transformer, mesh: Mesh, parallel: Parallel) -> list[Transformer]:

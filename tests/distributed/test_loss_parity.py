@@ -11,6 +11,7 @@ from pipelines.core.records import Split
 from tests.distributed.pool import Pool
 from tests.distributed.training import Case, losses, make_data
 
+_HALVES, _PAIRS = {"micro_batch_size": 4}, {"micro_batch_size": 2}
 # Of two processes by `make test`, the others by `make test-parity`.
 CASES = [
     Case("ddp", 2, {}),
@@ -30,26 +31,34 @@ CASES = [
     Case("ddp-uneven", 4, {}, {"global_batch_size": 6}),
     Case("zero-3-uneven", 4, {"sharding": "full"}, {"global_batch_size": 6}),
     Case("zero-3-8", 8, {"sharding": "full"}),
-    Case("tp", 2, {"tp": 2, "sequence_parallel": False}),
-    Case("tp-sp", 2, {"tp": 2}),
-    Case("gpipe", 2, {"pp": 2, "schedule": "gpipe"}),
-    Case("1f1b", 2, {"pp": 2, "schedule": "1f1b"}),
-    Case("interleaved-1f1b", 2, {"pp": 2, "schedule": "interleaved_1f1b"}),
-    Case("zero-bubble", 2, {"pp": 2, "schedule": "zero_bubble"}),
-    Case("pp-untied", 2, {"pp": 2}, model={"tie_embeddings": False}),
-    Case("pp-4", 4, {"pp": 4}),
-    Case("tp-fsdp", 4, {"tp": 2, "sharding": "full"}),
-    Case("tp-fsdp-odd-vocabulary", 4, {"tp": 2, "sharding": "full"}, model={"vocab_size": 67}),
-    Case("tp-replicas", 4, {"tp": 2, "sequence_parallel": False}),
-    Case("pp-fsdp", 4, {"pp": 2, "sharding": "full"}),
+    Case("tp", 2, {"tp": 2, "sequence_parallel": False}, _HALVES, slow=True),
+    Case("tp-sp", 2, {"tp": 2}, _HALVES),
+    Case("gpipe", 2, {"pp": 2, "schedule": "gpipe"}, slow=True),
+    Case("1f1b", 2, {"pp": 2, "schedule": "1f1b"}, _PAIRS),
+    Case("interleaved-1f1b", 2, {"pp": 2, "schedule": "interleaved_1f1b"}, slow=True),
+    Case("zero-bubble", 2, {"pp": 2, "schedule": "zero_bubble"}, slow=True),
+    Case("pp-untied", 2, {"pp": 2}, model={"tie_embeddings": False}, slow=True),
+    Case("pp-4", 4, {"pp": 4}, _PAIRS),
+    Case("tp-fsdp", 4, {"tp": 2, "sharding": "full"}, _HALVES),
+    Case(
+        "tp-fsdp-odd-vocabulary",
+        4,
+        {"tp": 2, "sharding": "full"},
+        _HALVES,
+        model={"vocab_size": 67},
+    ),
+    Case("tp-replicas", 4, {"tp": 2, "sequence_parallel": False}, _HALVES),
+    Case("pp-fsdp", 4, {"pp": 2, "sharding": "full"}, _PAIRS),
+    Case("pp-fsdp-gpipe", 4, {"pp": 2, "sharding": "gradients", "schedule": "gpipe"}, _PAIRS),
     Case("pp-fsdp-zero-bubble", 4, {"pp": 2, "sharding": "full", "schedule": "zero_bubble"}),
     Case("pp-replicas-uneven", 4, {"pp": 2}, {"global_batch_size": 6, "micro_batch_size": 2}),
-    Case("pp-tp", 4, {"pp": 2, "tp": 2}),
-    Case("pp-tp-fsdp", 8, {"pp": 2, "tp": 2, "sharding": "full"}),
+    Case("pp-tp", 4, {"pp": 2, "tp": 2}, _PAIRS),
+    Case("pp-tp-fsdp", 8, {"pp": 2, "tp": 2, "sharding": "full"}, _PAIRS),
     Case(
         "pp-tp-fsdp-interleaved",
         8,
         {"pp": 2, "tp": 2, "sharding": "gradients", "schedule": "interleaved_1f1b"},
+        _PAIRS,
     ),
 ]
 PLAIN = {"fp64": (torch.float64, 1e-10), "fp32": (torch.float32, 1e-5)}
@@ -58,7 +67,9 @@ PLAIN = {"fp64": (torch.float64, 1e-10), "fp32": (torch.float32, 1e-5)}
 def marked(cases: list[Case]) -> list[object]:
     """As parameters of a test; what needs more than two processes is part of the proof only."""
     marks = {True: [pytest.mark.parity], False: []}
-    return [pytest.param(case, id=case.name, marks=marks[case.world > 2]) for case in cases]
+    return [
+        pytest.param(case, id=case.name, marks=marks[case.world > 2 or case.slow]) for case in cases
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,7 @@ class Case:
         train: Of the recipe; both the case and the single process take it.
         only_here: Of `train`, too, but not for the single process it is compared with.
         model: Of the model's shape.
+        slow: Left to the proof, though two processes do.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Case:
     train: Mapping[str, Any] = field(default_factory=dict)
     only_here: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
+    slow: bool = False
 
     def recipe(self, *, alone: bool) -> Recipe:
         """Of the case, or of the single process that it is compared with."""

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
@@ -11,12 +10,12 @@ from pipelines.core.recipe_files import dump_yaml, load_recipe
 from pipelines.core.records import PreprocessRecord, output_folder
 from pipelines.core.storage import write_json, write_text
 from pipelines.data.reading.fingerprint import fingerprint_inputs
-from pipelines.ledger.dataset_objects import hash_folder
 from pipelines.ledger.dataset_publishing import make
 from pipelines.ledger.datasets import DatasetVersion
 from pipelines.ledger.run_source import settle
 from pipelines.ledger.workspace import Run
 from pipelines.stages import preprocess, train, validate
+from tests.unit.ledger.dataset_workspace import validate as pass_gate
 
 
 def open_folder(folder: Path, recipe: Recipe, source: dict) -> Path:
@@ -40,7 +39,7 @@ def home(tmp_path_factory):
 
 
 def publish(home: Path, name: str, texts: list[str], *overrides: str) -> DatasetVersion:
-    """A version of these documents, by the real stages."""
+    """A version of these documents; the gate, which its users run again, is taken as passed."""
     corpus = home / "corpus" / name
     corpus.mkdir(parents=True)
     for number, text in enumerate(texts):
@@ -49,10 +48,7 @@ def publish(home: Path, name: str, texts: list[str], *overrides: str) -> Dataset
     recipe = load_recipe("debug", [*source, *overrides])
     workspace = open_folder(home / "made" / name, recipe, fingerprint_inputs(recipe.data))
     preprocess.run(recipe, workspace)
-    validate.run(recipe, workspace)
-    seen = hash_folder(output_folder(workspace, "preprocess")).hash
-    deps = [{"path": "outputs/preprocess", "md5": seen}]
-    write_text(workspace / "dvc.lock", yaml.safe_dump({"stages": {"validate": {"deps": deps}}}))
+    pass_gate(workspace)
     return make(workspace)
 
 

@@ -1,0 +1,142 @@
+"""The first losses of each shipped recipe's tiny twin, kept so that no change alters them unseen.
+
+A twin has the recipe's optimisation, its adapter and the kind of its model, but a few thousand
+parameters, and data made up here. After a change that is meant to alter the losses:
+
+    .venv/bin/python -m tests.golden.losses [RECIPE ...]
+"""
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_files import load_recipe, override_values, shipped_recipes
+from pipelines.core.records import Split
+from pipelines.data.tokens.token_shards import ShardWriter
+from pipelines.distributed.layout import Layout
+from pipelines.distributed.mesh import build_mesh
+from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.token_dataset import TokenDataset
+from pipelines.models.adapters import adapt, fill_adapters
+from pipelines.models.config import DecoderConfig
+from pipelines.models.parallelize import parallelize
+from pipelines.models.presets import preset
+from pipelines.models.transformer import Transformer
+from pipelines.training.trainer import Trainer
+
+FOLDER = Path(__file__).parent
+STEPS = 12
+LENGTH = 16
+VOCABULARY = 128
+TWIN = {
+    "data.sequence_length": LENGTH,
+    "model.init_from": None,
+    "parallel": {},
+    "train.steps": STEPS,
+    "train.max_seconds": None,
+    "train.warmup_steps": 3,
+    "train.micro_batch_size": 2,
+    "train.global_batch_size": 4,
+    "train.precision": "fp32",
+    "train.compile": False,
+    "train.checkpoints": None,
+    "train.checkpoint_every": STEPS,
+    "train.log_every": 1,
+    "adapter.init_from": None,
+    "resources.workers": 1,
+}
+
+
+def twin_shape(full: DecoderConfig) -> DecoderConfig:
+    """The same kind of decoder in small."""
+    return replace(
+        full,
+        layers=2,
+        width=32,
+        heads=4,
+        kv_heads=max(1, 4 * full.kv_heads // full.heads),
+        head_dim=None if full.head_dim is None else 8,
+        hidden=64,
+        vocab_size=VOCABULARY,
+        context_length=LENGTH,
+        sliding_window=None if full.sliding_window is None else LENGTH // 2,
+    )
+
+
+def make_data(folder: Path, *, masked: bool) -> Split:
+    """Forty documents in which each token mostly follows from the one before."""
+    random = np.random.Generator(np.random.PCG64(0))
+    writer = ShardWriter(folder / "train-00000", VOCABULARY, masked=masked)
+    tokens = 0
+    for _ in range(40):
+        length = int(random.integers(20, 80))
+        steps = np.where(random.random(length) < 0.8, 7, random.integers(0, VOCABULARY, length))
+        document = (np.cumsum(steps) % VOCABULARY).astype(np.uint16)
+        mask = (np.arange(length) > length // 3).astype(np.uint8) if masked else None
+        writer.add(document, mask=mask)
+        tokens += length
+    return Split(documents=40, bytes=tokens, tokens=tokens, shards=(writer.close(),))
+
+
+def losses(recipe: Recipe, folder: Path) -> list[float]:
+    """Nats a token of each step of the recipe's twin."""
+    twin = override_values(recipe, TWIN)
+    masked = twin.data.instruction.kind != "none"
+    dataset = TokenDataset(
+        folder, make_data(folder, masked=masked), LENGTH, documents=twin.data.document_mask
+    )
+    mesh = build_mesh(Layout(), torch.device("cpu"))
+    loader = TokenLoader(
+        dataset,
+        seed=twin.seed,
+        global_batch=twin.train.global_batch_size,
+        micro_batch=twin.train.fixed_micro_batch_size,
+        dp_rank=0,
+        dp_world=1,
+        device=mesh.device,
+        steps=STEPS,
+    )
+    with torch.device("meta"):
+        model = Transformer(twin_shape(preset(twin.model.preset)))
+        adapt(model, twin)
+    points: list[float] = []
+    Trainer(
+        twin,
+        parallelize(model, mesh, twin, partial(_fill, twin)),
+        loader,
+        lambda point: points.append(point.loss),
+        folder / "checkpoints",
+        folder / "diagnostics",
+    ).fit()
+    return points
+
+
+def _fill(recipe: Recipe, model: Transformer) -> None:
+    model.init_weights(recipe.seed)
+    fill_adapters(model, recipe)
+
+
+def golden(name: str) -> Path:
+    """Where a recipe's losses are kept."""
+    return FOLDER / f"{name}.json"
+
+
+def main(names: list[str]) -> None:
+    """Write the losses of these recipes, or of all."""
+    torch.set_num_threads(1)
+    for name in names or shipped_recipes():
+        with tempfile.TemporaryDirectory() as folder:
+            found = losses(load_recipe(name), Path(folder))
+        golden(name).write_text(json.dumps([round(loss, 7) for loss in found], indent=0) + "\n")
+        print(f"{name}: {found[0]:.4f} ... {found[-1]:.4f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,85 @@
+"""A training job from a command line, without Airflow: its recipe, and a workspace of its own.
+
+The workspace is named after what decides the result, so the same job again goes on where it was
+stopped, and begins anew where it had ended.
+"""
+
+import argparse
+import hashlib
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_files import dump_yaml, load_recipe, with_absolute_paths
+from pipelines.core.records import TrainRecord, record_path
+from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
+from pipelines.core.storage import write_json, write_text
+from pipelines.data.reading.fingerprint import fingerprint_inputs
+from pipelines.ledger.workspace import Run
+from pipelines.training.supported import supported
+
+
+class Job(NamedTuple):
+    """What a command line asks for."""
+
+    recipe: Recipe
+    workspace: Path | None  # named after the job where it is None
+
+
+def parse_job(program: str, arguments: Sequence[str], overrides: Sequence[str] = ()) -> Job:
+    """Read a command line.
+
+    Args:
+        program: Its name, for `--help`.
+        arguments: Without the name.
+        overrides: As of `--set`, and stronger.
+
+    Raises:
+        UserError: the recipe is none, or the engine can't run it.
+    """
+    parser = argparse.ArgumentParser(prog=program, description="Train a recipe.")
+    parser.add_argument("--recipe", default=DEFAULT_RECIPE, help="a shipped one's name or a file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="may be repeated"
+    )
+    parser.add_argument("--workspace", type=Path, help="a folder that all processes share")
+    options = parser.parse_args(arguments)
+    recipe = load_recipe(options.recipe, [*options.set, *overrides])
+    recipe = with_absolute_paths(recipe, Path.cwd())
+    supported(recipe)
+    workspace = options.workspace
+    return Job(recipe, workspace and workspace.absolute())
+
+
+def open_workspace(job: Job) -> Path:
+    """The workspace of this recipe on this source."""
+    recipe = job.recipe
+    source = fingerprint_inputs(recipe.data)
+    identity = f"{recipe.fingerprint()} {source} {_code_hash()}"
+    key = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    workspace = job.workspace or load_settings().runs / f"ad-hoc-{recipe.name}-{key}"
+    if record_path(workspace, TrainRecord.stage).is_file():
+        shutil.rmtree(workspace / "checkpoints", ignore_errors=True)
+    write_text(workspace / "params.yaml", dump_yaml(recipe))
+    write_json(workspace / "source.json", source)
+    Run(
+        dag_run_id=f"{workspace.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}",
+        git_commit="",  # an uploaded folder has no git
+        dirty=False,
+        recipe_fingerprint=recipe.fingerprint(),
+    ).write(workspace)
+    return workspace
+
+
+def _code_hash() -> str:
+    """Of the code and the lock that the job runs with."""
+    digest = hashlib.sha256()
+    code = (
+        path for folder in ("pipelines", "ray_jobs") for path in (PROJECT / folder).rglob("*.py")
+    )
+    for path in (*sorted(code), PROJECT / "requirements.lock"):
+        digest.update(path.relative_to(PROJECT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,85 @@
+"""The engine alone, with neither Ray nor Airflow nor MLflow.
+
+torchrun --nproc-per-node 2 -m pipelines.training --recipe debug --set train.steps=50
+
+All nodes' processes need the same files. `python -m pipelines.training` is one process. It is a
+command, and not a part of the library: nothing imports it.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+from pipelines.core.errors import EXIT_USER_ERROR, UserError
+from pipelines.core.log import rank, set_up_logging
+from pipelines.core.records import record_path
+from pipelines.stages.standalone import Job, open_workspace, parse_job
+
+_PREPARATION = timedelta(days=7)  # preprocessing may take longer than a collective is given
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train a recipe; exits with 2 and one line where a person is to blame."""
+    set_up_logging()
+    try:
+        workers = os.environ.get("WORLD_SIZE", "1")  # torchrun says how many, not the recipe
+        job = parse_job(
+            "torchrun -m pipelines.training", arguments, [f"resources.workers={workers}"]
+        )
+        _train(job)
+    except UserError as error:
+        if rank() == 0:
+            sys.stderr.write(f"train: {error}\n")
+        sys.exit(EXIT_USER_ERROR)
+
+
+def _train(job: Job) -> None:
+    from pipelines.distributed.process_group import process_group
+    from pipelines.stages import train
+    from pipelines.stages.runner import only_one
+
+    with process_group(), ExitStack() as held:
+
+        def prepare() -> str:
+            workspace = open_workspace(job)
+            held.enter_context(only_one(workspace))
+            _preprocess(job, workspace)
+            return str(workspace)
+
+        workspace = Path(_from_first(prepare))
+        if (record := train.run(job.recipe, workspace)) is not None:
+            print(f"loss {record.metrics['loss']:.4f}, {workspace}")  # noqa: T201
+
+
+def _preprocess(job: Job, workspace: Path) -> None:
+    from pipelines.stages import preprocess
+
+    if not record_path(workspace, preprocess.STAGE).is_file():
+        preprocess.run(job.recipe, workspace)
+
+
+def _from_first(prepare: Callable[[], str]) -> str:
+    """What `prepare` returns in the first process, or its UserError, in all of them."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return prepare()
+    said: list[str | None] = [None, None]
+    mine: UserError | None = None
+    if rank() == 0:
+        try:
+            said = [prepare(), None]
+        except UserError as error:
+            mine, said = error, [None, str(error)]
+    dist.broadcast_object_list(said, group=dist.new_group(backend="gloo", timeout=_PREPARATION))
+    result, error_line = said
+    if result is None:
+        raise UserError(error_line or "") from mine
+    return result
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

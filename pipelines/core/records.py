@@ -181,6 +181,7 @@ class TrainRecord(Record):
     parameters: int
     steps: int
     tokens: int
+    layout: dict[str, int | str] = {}  # over processes, under the recipe's keys
     metrics: dict[str, float]
 
 

@@ -10,6 +10,7 @@ micro-batch is taken that fits with it:
 A micro-batch is a power of two, at most this process's share of a step and `MOST_TOKENS`.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from pipelines.planning.memory import Memory, Training, estimate
 
 HEADROOM = 0.9  # of a device's memory; the rest is the allocator's, the library's and NCCL's
 MOST_TOKENS = 16_384  # a micro-batch; beyond it matrix products gain nothing
+_GIB = 2**30
 _SHARDINGS = ("none", "optimizer", "gradients", "full")
 _WAYS = (1, 2, 4, 8, 16, 32, 64)
 _MOST_TP = 8  # neighbours that share one node's fast links
@@ -40,7 +42,7 @@ class Choice:
         parallel, train = self.recipe.parallel, self.recipe.train
         return (
             f"{self.layout}, sharding {parallel.sharding}, micro_batch_size "
-            f"{train.micro_batch_size}: {self.memory.total / 2**30:.3g} GiB a device"
+            f"{train.micro_batch_size}: {self.memory.total / _GIB:.3g} GiB a device"
         )
 
 
@@ -50,7 +52,12 @@ def is_left_to_the_rule(recipe: Recipe) -> bool:
 
 
 def choose(
-    recipe: Recipe, config: DecoderConfig, world: int, device_bytes: int, *, failed: int = 0
+    recipe: Recipe,
+    config: DecoderConfig,
+    world: int,
+    device_bytes: float,
+    *,
+    below: float = math.inf,
 ) -> Choice:
     """What the rule takes; with nothing on `auto`, the recipe as it is.
 
@@ -59,8 +66,8 @@ def choose(
         config: The model's shape, sized.
         world: Processes.
         device_bytes: Memory of the smallest device.
-        failed: Choices that ran out of memory although they should have fitted; each makes the
-            rule take the next one, with the same global batch and order of samples.
+        below: What a choice needed by the formulas that ran out of memory all the same; the next
+            one that needs less has the same global batch and order of samples.
 
     Raises:
         UserError: nothing fits, or what is fixed fits no number of processes.
@@ -68,27 +75,16 @@ def choose(
     choices = list(_choices(recipe, config, world))
     if not is_left_to_the_rule(recipe):
         return choices[0]
-    most = device_bytes * HEADROOM
-    fitting = [each for each in choices if each.memory.total <= most]
-    taken = _next_smaller(fitting, failed)
-    if taken is None:
-        least = min(choices, key=lambda each: each.memory.total)
-        raise UserError(
-            f"no layout of {world} processes fits {device_bytes / 2**30:.3g} GiB a device; the "
-            f"least is {least}; use more or larger devices, a smaller model, or "
-            "train.activation_checkpoint = full"
-        )
-    return taken
-
-
-def _next_smaller(fitting: list[Choice], failed: int) -> Choice | None:
-    """The first, or after failures the first behind it that needs less than each that failed."""
-    for _ in range(failed):
-        if not fitting:
-            return None
-        worst = fitting[0].memory.total
-        fitting = [each for each in fitting[1:] if each.memory.total < worst]
-    return fitting[0] if fitting else None
+    for choice in choices:
+        if choice.memory.total <= device_bytes * HEADROOM and choice.memory.total < below:
+            return choice
+    least = min(choices, key=lambda each: each.memory.total)
+    ran_out = "" if below == math.inf else f", and {below / _GIB:.3g} GiB were too much"
+    raise UserError(
+        f"no layout of {world} processes fits {device_bytes / _GIB:.3g} GiB a device{ran_out}; "
+        f"the least is {least}; use more or larger devices, a smaller model, or "
+        "train.activation_checkpoint = full"
+    )
 
 
 def _choices(recipe: Recipe, config: DecoderConfig, world: int) -> Iterator[Choice]:
@@ -111,6 +107,8 @@ def _is_possible(
 ) -> bool:
     """Whether the rule looks at it; what a person fixed is not second-guessed here."""
     parallel = recipe.parallel
+    if recipe.adapter.kind != "none" and "auto" in (parallel.pp, parallel.tp) and pp * tp > 1:
+        return False  # adapters are not divided
     if parallel.pp == "auto" and (world % (pp * tp) or config.layers < pp):
         return False
     if parallel.tp == "auto" and (world % (pp * tp) or config.kv_heads % tp):

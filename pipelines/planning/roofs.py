@@ -43,6 +43,7 @@ class Share:
 
     Attributes:
         tokens: Of the global batch.
+        length: Of a sample, in tokens.
         micro_batches: Forward passes a step.
         model: Into how many parts the matrix products of one replica are cut (tp times pp).
         data: Processes with samples of their own (dp times cp, as cp cuts samples).
@@ -52,6 +53,7 @@ class Share:
     """
 
     tokens: int
+    length: int
     micro_batches: int
     model: int = 1
     data: int = 1
@@ -66,10 +68,14 @@ def matrix_parameters(config: DecoderConfig) -> int:
     return config.layers * config.layer_parameters + head
 
 
-def flops_per_token(config: DecoderConfig, trainable: float = 1.0) -> float:
-    """`FLOPS_FORMULA`; a frozen weight needs no gradient of its own: 4 N. Causality not halved."""
+def flops_per_token(config: DecoderConfig, length: int, trainable: float = 1.0) -> float:
+    """`FLOPS_FORMULA` for samples of `length`; a frozen weight needs no gradient of its own: 4 N.
+
+    As in the paper, attention is counted whole: not halved for causality, nor cut by windows and
+    documents.
+    """
     weights = _FORWARD + _INPUT_GRADIENT + _WEIGHT_GRADIENT * trainable
-    attention = 12 * config.layers * config.context_length * config.heads * config.head_width
+    attention = 12 * config.layers * length * config.heads * config.head_width
     return weights * matrix_parameters(config) + attention
 
 
@@ -106,7 +112,7 @@ def step_work(config: DecoderConfig, share: Share, precision: Precision) -> Work
     ids = 2 * 8 * tokens  # inputs and targets, int64 at most
     loads = share.micro_batches * _FP32 * weights / share.shards if share.offloaded else 0.0
     return Work(
-        flops=flops_per_token(config, share.trainable) * tokens / share.model,
+        flops=flops_per_token(config, share.length, share.trainable) * tokens / share.model,
         memory_bytes=passes + update + activations * _ACTIVATION_ACCESSES,
         pcie_bytes=ids + loads,
     )

@@ -3,6 +3,7 @@
 Every process of the job calls `run`: Ray Train's workers, torchrun's, or one alone.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from pipelines.core.errors import UserError
 from pipelines.core.log import rank
@@ -20,12 +20,12 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef, PreprocessRecord, TrainRecord, output_folder
 from pipelines.core.storage import folder_hash
 from pipelines.data.tokens.tokenizer import Encoder
-from pipelines.distributed.layout import Layout, resolve_layout
 from pipelines.distributed.mesh import Mesh, build_mesh
 from pipelines.distributed.process_group import one_for_all, process_group
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.adapters import adapt, fill_adapters
+from pipelines.models.config import DecoderConfig
 from pipelines.models.folder import load_config
 from pipelines.models.huggingface import load_weights, save_pretrained
 from pipelines.models.parallelize import Parallelized, parallelize
@@ -34,6 +34,7 @@ from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
 from pipelines.stages.runner import RAY_JOB_VARIABLE
 from pipelines.stages.train_diagnostics import DIAGNOSTICS, conclude, describe_machine
+from pipelines.stages.train_layout import SettledLayout
 from pipelines.tracking.registry import MODEL_HASH_TAG
 from pipelines.tracking.run import TrackedRun, open_run
 from pipelines.training.checkpoint import identity
@@ -50,6 +51,7 @@ ADAPTER = "adapter"
 CHECKPOINTS = "checkpoints"
 HISTORY = "history.jsonl"
 READER_TAG = "penstock.reader"
+LAYOUT_TAG = "penstock.layout"
 
 
 def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainRecord | None:
@@ -68,25 +70,29 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             supported(recipe)
             set_precision(recipe.train.precision, device)
             dataset = PreprocessRecord.read(workspace).dataset
+            shape = model_shape(recipe, dataset.vocab_size)
+            settled = SettledLayout(recipe, shape, device, workspace)
+            recipe = settled.recipe
             history = prepare(recipe, dataset, workspace)
-            mesh = build_mesh(layout_of(recipe), device)
+            mesh = build_mesh(settled.choice.layout, device)
             loader = build_loader(recipe, dataset, workspace, mesh)
-            model = build_model(recipe, dataset.vocab_size)
+            model = build_model(recipe, shape)
             parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
-        with tracked_run(workspace) as tracked:
+        with tracked_run(workspace) as tracked, settled.out_of_memory():
             reporter = Reporter(recipe, workspace, history, tracked, report)
             checkpoints = checkpoints_of(recipe, workspace)
             trainer = Trainer(
                 recipe, parallelized, loader, reporter, checkpoints, workspace / DIAGNOSTICS
             )
             if tracked is not None:
-                tracked.set_tags({READER_TAG: loader.reader.name})
+                layout = json.dumps(settled.facts())
+                tracked.set_tags({READER_TAG: loader.reader.name, LAYOUT_TAG: layout})
                 describe_machine(mesh, trainer.meter.hardware, workspace, tracked)
             position = trainer.fit()
             if tracked is not None:
                 conclude(reporter.points, workspace, tracked)
         tokens = position.step * loader.tokens_per_step
-        record = export(recipe, parallelized, workspace, position.step, tokens, history)
+        record = export(settled, parallelized, workspace, position.step, tokens, history)
     if record is not None:
         tag_run(workspace, record)
     return record
@@ -109,12 +115,6 @@ def checkpoints_of(recipe: Recipe, workspace: Path) -> str:
     if recipe.train.checkpoints is None:
         return str(workspace / CHECKPOINTS)
     return f"{recipe.train.checkpoints.rstrip('/')}/{workspace.name}"
-
-
-def layout_of(recipe: Recipe) -> Layout:
-    """The recipe's layout over the processes that there are."""
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    return resolve_layout(recipe.parallel, world)
 
 
 def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> TokenLoader:
@@ -142,19 +142,23 @@ def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mes
     )
 
 
-def build_model(recipe: Recipe, vocab_size: int) -> Transformer:
-    """A decoder with its adapters, if any, on the meta device."""
+def model_shape(recipe: Recipe, vocab_size: int) -> DecoderConfig:
+    """The shape of the recipe's model for the data's vocabulary."""
     base = recipe.model.init_from
     if base is None:
-        shape = preset(recipe.model.preset).sized(vocab_size, recipe.data.sequence_length)
-    else:
-        shape = load_config(Path(base))
+        return preset(recipe.model.preset).sized(vocab_size, recipe.data.sequence_length)
+    shape = load_config(Path(base))
     if shape.vocab_size < vocab_size:
         raise UserError(
             f"model.init_from = {base}: its vocabulary is {shape.vocab_size}, but the data's is "
             f"{vocab_size}; preprocess with the model's own tokenizer: "
             "data.tokenizer.kind = pretrained"
         )
+    return shape
+
+
+def build_model(recipe: Recipe, shape: DecoderConfig) -> Transformer:
+    """A decoder with its adapters, if any, on the meta device."""
     with torch.device("meta"):
         model = Transformer(shape)
         adapt(model, recipe)
@@ -221,7 +225,7 @@ class Reporter:
 
 
 def export(
-    recipe: Recipe,
+    settled: SettledLayout,
     model: Parallelized,
     workspace: Path,
     steps: int,
@@ -237,7 +241,7 @@ def export(
     if history is not None:
         shutil.copytree(tokenizer, output / MODEL)
     save_pretrained(model.modules, output / MODEL, end_of_text=Encoder(tokenizer).end_id)
-    has_adapter = recipe.adapter.kind != "none"
+    has_adapter = settled.recipe.adapter.kind != "none"
     if has_adapter:
         save_adapter(model.modules[0], output / ADAPTER)
     if history is None:
@@ -251,6 +255,7 @@ def export(
         parameters=model.modules[0].config.parameters,
         steps=steps,
         tokens=tokens,
+        layout=settled.facts(),
         metrics={key: last[key] for key in ("loss", "learning_rate", "gradient_norm")},
     )
     return record.write(workspace)

@@ -10,7 +10,7 @@ from pipelines.planning.roofs import (
     utilisation,
 )
 
-SHAPE = preset("llama-10m").sized(vocab_size=4096, context_length=512)
+SHAPE = preset("llama-10m").sized(vocab_size=4096, context_length=2048)
 CPU = Hardware("a CPU", {"fp32": 1e11}, memory_bandwidth=1e10)
 
 
@@ -18,24 +18,26 @@ def test_flops_are_those_of_palm() -> None:
     # Tied embeddings are the head, so N is all parameters but the last norm.
     assert matrix_parameters(SHAPE) == SHAPE.parameters - SHAPE.width
     attention = 12 * 6 * 512 * 320
-    assert flops_per_token(SHAPE) == 6 * matrix_parameters(SHAPE) + attention
+    assert flops_per_token(SHAPE, 512) == 6 * matrix_parameters(SHAPE) + attention
 
 
 def test_frozen_weights_need_two_thirds() -> None:
     attention = 12 * 6 * 512 * 320
-    assert flops_per_token(SHAPE, trainable=0.0) == 4 * matrix_parameters(SHAPE) + attention
+    assert flops_per_token(SHAPE, 512, trainable=0.0) == 4 * matrix_parameters(SHAPE) + attention
 
 
 def test_mfu_of_an_h100_that_does_400_teraflops() -> None:
     h100 = DATASHEETS["NVIDIA H100 80GB HBM3"]
-    work = step_work(SHAPE, Share(tokens=4096, micro_batches=1), "bf16")
+    work = step_work(SHAPE, Share(tokens=4096, length=512, micro_batches=1), "bf16")
     used = utilisation(work, h100, "bf16", seconds=work.flops / 400e12)
     assert used.mfu == pytest.approx(400 / 989.4)
 
 
 def test_processes_share_flops_and_updates() -> None:
-    alone = step_work(SHAPE, Share(tokens=4096, micro_batches=4), "fp32")
-    two = step_work(SHAPE, Share(tokens=4096, micro_batches=2, data=2, shards=2), "fp32")
+    alone = step_work(SHAPE, Share(tokens=4096, length=512, micro_batches=4), "fp32")
+    two = step_work(
+        SHAPE, Share(tokens=4096, length=512, micro_batches=2, data=2, shards=2), "fp32"
+    )
     assert two.flops == alone.flops / 2
     update = 4 * 10 * SHAPE.parameters
     assert alone.memory_bytes / 2 - two.memory_bytes == pytest.approx(0, abs=update / 100)
@@ -44,7 +46,9 @@ def test_processes_share_flops_and_updates() -> None:
 def test_half_precision_halves_activations() -> None:
     def activations(precision) -> float:
         small, large = (
-            step_work(SHAPE, Share(tokens=tokens, micro_batches=1), precision).memory_bytes
+            step_work(
+                SHAPE, Share(tokens=tokens, length=512, micro_batches=1), precision
+            ).memory_bytes
             for tokens in (1024, 2048)
         )
         return large - small
@@ -61,20 +65,20 @@ def test_half_precision_halves_activations() -> None:
     ],
 )
 def test_the_greatest_share_binds(shares: dict[str, float], binds: str) -> None:
-    work = step_work(SHAPE, Share(tokens=1 << 20, micro_batches=1), "fp32")
+    work = step_work(SHAPE, Share(tokens=1 << 20, length=512, micro_batches=1), "fp32")
     used = utilisation(work, CPU, "fp32", seconds=work.flops / 0.9e11, **shares)
     assert used.bound_by() == (binds, pytest.approx(shares.get(binds, 0.9)))
 
 
 def test_few_tokens_are_bound_by_memory_which_a_cpu_calls_by_its_name() -> None:
-    work = step_work(SHAPE, Share(tokens=1, micro_batches=1), "fp32")
+    work = step_work(SHAPE, Share(tokens=1, length=512, micro_batches=1), "fp32")
     assert utilisation(work, CPU, "fp32", seconds=1.0).bound_by()[0] == "CPU memory"
     gpu = DATASHEETS["NVIDIA L4"]
     assert utilisation(work, gpu, "fp32", seconds=1.0).bound_by()[0] == "device-memory bandwidth"
 
 
 def test_offloaded_weights_bind_at_pcie() -> None:
-    share = Share(tokens=1, micro_batches=8, offloaded=True)
+    share = Share(tokens=1, length=512, micro_batches=8, offloaded=True)
     used = utilisation(
         step_work(SHAPE, share, "bf16"), DATASHEETS["NVIDIA H200"], "bf16", seconds=1.0
     )

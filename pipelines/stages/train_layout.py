@@ -1,0 +1,113 @@
+"""What a recipe's `auto` becomes on the processes that there are, also once memory ran out."""
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipelines.core.errors import UserError
+from pipelines.core.log import rank
+from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_files import get_dotted, override_values
+from pipelines.core.storage import read_json, write_json
+from pipelines.models.config import DecoderConfig
+from pipelines.planning.layout_rule import choose, is_left_to_the_rule
+
+FILE = "layout.json"  # what was taken, and the bytes by formula of what ran out of memory before
+
+_log = logging.getLogger(__name__)
+
+
+class SettledLayout:
+    """The recipe of a run without any `auto`.
+
+    Attributes:
+        choice: What the rule took, or what the recipe says.
+    """
+
+    def __init__(
+        self, recipe: Recipe, config: DecoderConfig, device: torch.device, workspace: Path
+    ) -> None:
+        """Every process makes one, and all get the same.
+
+        Raises:
+            UserError: nothing fits the smallest device.
+        """
+        self._recipe, self._config = recipe, config
+        self._file = workspace / FILE
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        mine = device_bytes(device), self._too_much(world)
+        known: list[Any] = [mine]
+        if world > 1:
+            known = [None] * world
+            dist.all_gather_object(known, mine)
+        self._bytes, below = min(each[0] for each in known), known[0][1]
+        self.choice = choose(recipe, config, world, self._bytes, below=below)
+        if rank() == 0:
+            _log.info("layout: %s", self.choice)
+            self._write(below)
+
+    @property
+    def recipe(self) -> Recipe:
+        """With a number in the place of every `auto`."""
+        return self.choice.recipe
+
+    def facts(self) -> dict[str, Any]:
+        """The layout under the recipe's keys."""
+        keys = [f"parallel.{name}" for name in vars(self.choice.layout)]
+        keys += ["parallel.sharding", "train.micro_batch_size"]
+        return {key: get_dotted(self.recipe.to_dict(), key) for key in keys}
+
+    @contextmanager
+    def out_of_memory(self) -> Iterator[None]:
+        """Let the next try take the rule's next layout, or tell a person what needs less.
+
+        Raises:
+            UserError: the recipe left nothing to the rule.
+        """
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            if is_left_to_the_rule(self._recipe):
+                _log.warning("out of memory with %s; the next try takes less", self.choice)
+                self._write(self.choice.memory.total)  # the same by every process that it hits
+                raise
+            raise UserError(f"out of memory with {self.choice}; {self._advice()}") from error
+
+    def _advice(self) -> str:
+        free = override_values(self._recipe, {"parallel": "auto", "train.micro_batch_size": "auto"})
+        world, tried = self.choice.layout.world, self.choice.memory.total
+        try:
+            fits = choose(free, self._config, world, self._bytes, below=tried)
+        except UserError as nothing:
+            return str(nothing)
+        return f"parallel: auto and train.micro_batch_size: auto would take {fits}"
+
+    def _write(self, too_much: float) -> None:
+        content: dict[str, Any] = {"layout": self.facts(), "recipe": self._recipe.fingerprint()}
+        content["world"] = self.choice.layout.world
+        if too_much < math.inf:
+            content["too_much"] = too_much
+        write_json(self._file, content)
+
+    def _too_much(self, world: int) -> float:
+        """What ran out of memory before, on so many processes."""
+        if not self._file.is_file():
+            return math.inf
+        known = read_json(self._file)
+        same = (known["world"], known["recipe"]) == (world, self._recipe.fingerprint())
+        return known.get("too_much", math.inf) if same else math.inf
+
+
+def device_bytes(device: torch.device) -> int:
+    """Memory of a device, or this process's share of its machine's."""
+    if device.type != "cpu":
+        return torch.accelerator.get_memory_info(device)[1]
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return whole // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

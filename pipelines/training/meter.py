@@ -36,13 +36,14 @@ class Meter:
         hardware: The denominators of MFU and MBU.
     """
 
-    def __init__(self, recipe: Recipe, model: Parallelized) -> None:
-        """Look up or measure the device, and work out what a step asks of it."""
+    def __init__(self, recipe: Recipe, model: Parallelized, tokens_per_step: int) -> None:
+        """Look up or measure the device, and work out what a step of so many tokens asks of it."""
         mesh = model.mesh
         train = recipe.train
         layout, sharded = mesh.layout, recipe.parallel.sharding != "none"
         share = Share(
-            tokens=train.global_batch_size * recipe.data.sequence_length,
+            tokens=tokens_per_step,
+            length=tokens_per_step // train.global_batch_size,
             micro_batches=math.ceil(
                 train.global_batch_size / mesh.dp_world / train.fixed_micro_batch_size
             ),

@@ -84,7 +84,7 @@ class Trainer:
         most = math.ceil(self.train.global_batch_size / self.mesh.dp_world)
         self.micro_batches = math.ceil(most / self.train.fixed_micro_batch_size)
         self.forward_backward = self._forward_backward()
-        self.meter = Meter(recipe, model)
+        self.meter = Meter(recipe, model, loader.tokens_per_step)
         who = self.mesh.rank, self.mesh.layout.world
         self.profiler = StepProfiler(self.train.profile_steps, diagnostics / "profile", *who)
         self.watchdog = Watchdog(diagnostics / "heartbeats", *who, self.train.stall_seconds)

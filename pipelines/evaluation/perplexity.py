@@ -25,7 +25,7 @@ from pipelines.models.transformer import Transformer
 
 _CPU_BATCH_TOKENS = 2048  # more falls out of a core's cache; measured with 1M parameters
 _BATCH_TOKENS = 32_768
-_LOGITS = 1 << 26  # numbers in a batch's logits at most, unless one window alone has more
+_LOGITS = 1 << 26  # numbers in a batch's logits at most
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,13 @@ def _window_nats(model: Transformer, batch: list[Window], padding: int) -> npt.N
         inputs[row, : len(window.inputs)] = window.inputs
         targets[row, : len(window.targets)] = window.targets
     device = next(model.parameters()).device
-    logits_BSV = model(torch.from_numpy(inputs).to(device))  # noqa: N806
+    inputs_BS = torch.from_numpy(inputs).to(device)  # noqa: N806
+    targets_BS = torch.from_numpy(targets).to(device)  # noqa: N806
+    if inputs.size * model.config.vocab_size > _LOGITS:  # one window alone, of a long context
+        return np.array([model(inputs_BS, targets_BS=targets_BS).item()])
+    logits_BSV = model(inputs_BS)  # noqa: N806
     nats_BS = F.cross_entropy(  # noqa: N806
-        logits_BSV.float().transpose(1, 2),
-        torch.from_numpy(targets).to(device),
-        ignore_index=IGNORED,
-        reduction="none",
+        logits_BSV.float().transpose(1, 2), targets_BS, ignore_index=IGNORED, reduction="none"
     )
     sums: npt.NDArray[np.float64] = nats_BS.sum(dim=1, dtype=torch.float64).cpu().numpy()
     return sums

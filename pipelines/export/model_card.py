@@ -13,7 +13,7 @@ library_name: transformers
 pipeline_tag: text-generation
 tags:
   - penstock
-  - llama
+  - {family}
 ---
 
 # {name}
@@ -78,10 +78,12 @@ def model_card(
     train: TrainRecord,
     evaluate: EvaluateRecord,
     run: Mapping[str, Any],
+    family: str,
 ) -> str:
     """A model card in Hugging Face's format; `run` is the content of run.json."""
     dataset = preprocess.dataset
     return _TEMPLATE.format(
+        family=family,
         name=recipe.registration.model_name,
         description=recipe.description or "A language model.",
         parameters=train.parameters,

@@ -35,6 +35,7 @@ from pipelines.data.documents import documents_folder, split_files
 from pipelines.data.splitting import VALIDATION
 from pipelines.evaluation.gate import decide, refuse
 from pipelines.export.model_card import model_card
+from pipelines.models.folder import load_config
 from pipelines.tracking import registry
 from pipelines.tracking.lineage import lineage
 from pipelines.tracking.run import DATASET_TAG, TrackedRun, open_run
@@ -150,7 +151,8 @@ def _promote(
     train, evaluate = TrainRecord.read(workspace), EvaluateRecord.read(workspace)
     preprocess = PreprocessRecord.read(workspace)
     card = output_folder(workspace, STAGE) / CARD
-    text = model_card(recipe, preprocess, train, evaluate, facts["run"] or {})
+    family = load_config(output_folder(workspace, "train") / train.model).family
+    text = model_card(recipe, preprocess, train, evaluate, facts["run"] or {}, family)
     write_text(card / "README.md", text)
     write_json(card / "lineage.json", facts)
     if train.adapter is not None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,25 @@ def test_batches_change_nothing(
     together = score_documents(folder, table(TEXTS[::-1]))["nats"].to_numpy()[::-1]
     np.testing.assert_allclose(alone, expected, rtol=1e-5)
     np.testing.assert_allclose(together, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "pythia-160m", "mistral-7b", "qwen3-0.6b"])
+def test_models_of_other_families_are_scored(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one window has more logits than a batch may."""
+    shape = replace(preset(name), layers=2, width=32, heads=4, kv_heads=4, hidden=48)
+    model = Transformer(shape.sized(257, CONTEXT)).eval()
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    save_pretrained(model, tmp_path, end_of_text=END)
+    save_tokenizer(byte_tokenizer(), tmp_path)
+    expected = [naive_nats(model, text) for text in TEXTS]
+    for logits in (perplexity._LOGITS, 10 * 257):
+        monkeypatch.setattr(perplexity, "_LOGITS", logits)
+        found = score_documents(tmp_path, table(TEXTS))["nats"].to_pylist()
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_model_that_knows_nothing_needs_eight_bits_a_byte(tmp_path: Path) -> None:

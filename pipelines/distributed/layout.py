@@ -41,14 +41,21 @@ def resolve_layout(parallel: Parallel, world: int) -> Layout:
         raise ValueError("parallel: auto is resolved by planning before a mesh is made")
     sizes = {"pp": parallel.pp, "cp": parallel.cp, "tp": parallel.tp}
     sizes |= {"dp_replicate": parallel.dp_replicate, "dp_shard": parallel.dp_shard}
-    # What is left goes to where the sharding wants it; with both on auto, the other is 1.
-    shards = parallel.sharding != "none"
-    if sizes["dp_replicate"] == sizes["dp_shard"] == "auto":
-        sizes["dp_replicate" if shards else "dp_shard"] = 1
+    # What is left goes to where the sharding wants it.
+    if sizes["dp_shard"] == "auto" and parallel.sharding == "none":
+        sizes["dp_shard"] = 1
+    elif sizes["dp_replicate"] == sizes["dp_shard"] == "auto":
+        sizes["dp_replicate"] = 1
     fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}
     for name in sizes.keys() - fixed.keys():
         fixed[name] = max(1, world // prod(fixed.values()))
     layout = Layout(**fixed)
+    if layout.cp > 1:
+        raise UserError(
+            f"parallel.cp({layout.cp}): context parallelism is not there yet; set 1. For long "
+            "sequences, parallel.tp divides activations too, and train.activation_checkpoint drops "
+            "them"
+        )
     if layout.world != world:
         raise UserError(f"parallel: {layout} = {layout.world} processes, but there are {world}")
     _check_sharding(layout, parallel)

@@ -81,15 +81,11 @@ def build_mesh(layout: Layout, device: torch.device) -> Mesh:
     """Connect the processes by dimension; every process calls it.
 
     Raises:
-        UserError: the layout is not that of the processes there are, or its kernel needs a GPU.
+        UserError: the layout is not that of the processes there are.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
     if layout.world != world:
         raise UserError(f"parallel: {layout} = {layout.world} processes, but there are {world}")
-    if layout.cp > 1 and device.type == "cpu":
-        raise UserError(
-            f"parallel.cp({layout.cp}): context parallel's attention kernel needs a GPU; set 1"
-        )
     if not dist.is_initialized():
         return Mesh(layout, device)
     names, sizes = zip(*vars(layout).items(), strict=True)

@@ -4,13 +4,8 @@ import torch
 from torch import nn
 
 from pipelines.distributed.mesh import Mesh
-from pipelines.distributed.pipeline_parallel import (
-    Schedule,
-    split_layers,
-    stage_count,
-    stage_numbers,
-)
-from pipelines.models.config import DecoderConfig
+from pipelines.distributed.stages import Schedule, stage_count, stage_numbers
+from pipelines.models.division import stage_layers
 from pipelines.models.transformer import Transformer
 
 
@@ -23,16 +18,6 @@ def pipeline_parts(model: Transformer, mesh: Mesh, schedule: Schedule) -> list[T
     pp = mesh.layout.pp
     stages = stage_layers(model.config, stage_count(schedule, pp))
     return [part_of(model, stages[n]) for n in stage_numbers(schedule, pp, mesh.coordinate("pp"))]
-
-
-def stage_layers(config: DecoderConfig, stages: int) -> list[range]:
-    """The layers of each stage, balanced by arithmetic.
-
-    A token costs the head as many operations as it has numbers, like a layer; embeddings are only
-    looked up.
-    """
-    head = config.vocab_size * config.width / config.layer_parameters
-    return split_layers(config.layers, stages, after=head)
 
 
 def part_of(model: Transformer, layers: range) -> Transformer:

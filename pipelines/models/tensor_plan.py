@@ -17,14 +17,13 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from pipelines.core.errors import UserError
 from pipelines.distributed.tensor_parallel import (
     Replicated,
     VocabularyCrossEntropy,
     VocabularyEmbedding,
 )
 from pipelines.loading.dataloader import IGNORED
-from pipelines.models.config import DecoderConfig
+from pipelines.models.division import check_divisible
 from pipelines.models.transformer import Block, Transformer
 
 _SEQUENCE = Shard(1)
@@ -38,9 +37,9 @@ def tensor_parallel(part: Transformer, mesh: DeviceMesh, *, sequence_parallel: b
     that reads or gives hidden states has them as [B, S / tp, D] under sequence parallelism.
 
     Raises:
-        UserError: heads, hidden width or sequence can't be divided so.
+        UserError: heads or features can't be divided so.
     """
-    check_divisible(part.config, mesh.size(), sequence_parallel=sequence_parallel)
+    check_divisible(part.config, mesh.size())
     stream: Placement = _SEQUENCE if sequence_parallel else Replicate()
     # Every process has the same weights: none needs to send them.
     parallelize_module(part, mesh, _plan(part, stream), src_data_rank=None)
@@ -48,16 +47,6 @@ def tensor_parallel(part: Transformer, mesh: DeviceMesh, *, sequence_parallel: b
         part.cross_entropy = VocabularyCrossEntropy(mesh, part.config.vocab_size, IGNORED)
     part.sequence_shards = mesh.size() if sequence_parallel else 1
     part.after_to_empty()  # ties what was divided apart
-
-
-def check_divisible(config: DecoderConfig, tp: int, *, sequence_parallel: bool) -> None:
-    """Raise UserError where `tp` processes can't have equal parts."""
-    whole = {"model's kv_heads": config.kv_heads, "model's hidden width": config.hidden}
-    if sequence_parallel:
-        whole["data.sequence_length"] = config.context_length
-    for what, number in whole.items():
-        if number % tp:
-            raise UserError(f"parallel.tp({tp}) does not divide the {what}({number})")
 
 
 def _plan(part: Transformer, stream: Placement) -> dict[str, ParallelStyle]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pipelines.distributed.pipeline_parallel import Pipeline, Schedule, add_over_ends
+from pipelines.distributed.pipeline_parallel import Pipeline, add_over_ends
+from pipelines.distributed.stages import Schedule
 from pipelines.loading.dataloader import IGNORED, Batch
 from pipelines.models.parallelize import Parallelized
 

@@ -4,7 +4,9 @@ from pathlib import Path
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
-from pipelines.distributed.layout import resolve_layout
+from pipelines.distributed.layout import Layout, resolve_layout
+from pipelines.models.config import DecoderConfig
+from pipelines.models.division import check_division
 from pipelines.models.folder import load_config, weight_files
 from pipelines.models.presets import preset
 
@@ -15,12 +17,11 @@ def supported(recipe: Recipe) -> None:
     Raises:
         UserError: one line with the key, its value and what can be had instead.
     """
-    _check_workers(recipe)
+    layouts = _check_workers(recipe)
     _check_adapter(recipe)
-    if recipe.model.init_from is None:
-        preset(recipe.model.preset)
-    else:
-        _check_init_from(Path(recipe.model.init_from), recipe.data.sequence_length)
+    config = _shape(recipe)
+    for layout in layouts:
+        check_division(config, layout, recipe)
 
 
 def _check_adapter(recipe: Recipe) -> None:
@@ -47,27 +48,32 @@ def _check_adapter(recipe: Recipe) -> None:
         raise UserError("train.precision = 'fp8': not with adapters; set bf16")
 
 
-def _check_init_from(folder: Path, sequence_length: int) -> None:
-    context = load_config(folder).context_length
-    if context < sequence_length:
+def _shape(recipe: Recipe) -> DecoderConfig:
+    if recipe.model.init_from is None:
+        return preset(recipe.model.preset)
+    folder, length = Path(recipe.model.init_from), recipe.data.sequence_length
+    config = load_config(folder)
+    if config.context_length < length:
         raise UserError(
-            f"model.init_from = {folder}: its context is {context} tokens, but "
-            f"data.sequence_length = {sequence_length}; set at most {context}"
+            f"model.init_from = {folder}: its context is {config.context_length} tokens, but "
+            f"data.sequence_length = {length}; set at most {config.context_length}"
         )
     weight_files(folder)
+    return config
 
 
-def _check_workers(recipe: Recipe) -> None:
+def _check_workers(recipe: Recipe) -> list[Layout]:
     """Every number of workers that there may be must give a layout with samples for all."""
     workers = recipe.resources.workers
     least, most = (workers, workers) if isinstance(workers, int) else workers
-    if recipe.parallel.by_rule:
-        shares = most
-    else:
-        shares = max(resolve_layout(recipe.parallel, n).dp for n in range(least, most + 1))
+    layouts = []
+    if not recipe.parallel.by_rule:
+        layouts = [resolve_layout(recipe.parallel, n) for n in range(least, most + 1)]
+    shares = max((layout.dp for layout in layouts), default=most)
     if recipe.train.global_batch_size < shares:
         raise UserError(
             f"train.global_batch_size({recipe.train.global_batch_size}) is smaller than the "
             f"{shares} data-parallel processes of resources.workers({most}): each needs at least "
             "one sample a step"
         )
+    return layouts

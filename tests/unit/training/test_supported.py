@@ -20,6 +20,7 @@ def test_shipped_recipes_run(name: str) -> None:
         ("parallel.pp=4", r"pp\(4\) .* = 4 processes, but there are 2"),
         ("parallel.dp_replicate=3", r"dp_replicate\(3\) .* = 3 processes, but there are 2"),
         ("parallel.dp_shard=2", r"dp_shard\(2\) shards nothing"),
+        ("parallel.cp=2", r"cp\(2\): context parallelism is not there yet"),
         ("parallel.cpu_offload=true", r"cpu_offload: not with parallel\.sharding = none"),
         ("adapter.kind=lora", r"adapter\.kind = 'lora'"),
         ("resources.workers=99", r"workers\(99\)"),
@@ -35,6 +36,18 @@ def test_what_the_engine_cannot_do_is_one_line(override: str, line: str) -> None
 def test_every_number_of_workers_must_give_a_layout() -> None:
     with pytest.raises(UserError, match=r"tp\(2\) = 2 processes, but there are 3"):
         supported(load_recipe("debug", ["parallel.tp=2", "resources.workers=[2, 4]"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["parallel.tp=4"], r"tp\(4\) does not divide the model's kv_heads\(2\)"),
+        (["parallel.pp=4"], r"4 stages, but the model only 2 layers"),
+    ],
+)
+def test_a_layout_must_divide_the_model(overrides: list[str], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        supported(load_recipe("debug", ["resources.workers=4", *overrides]))
 
 
 def test_the_optimizers_state_is_not_sharded_over_tensor_parallel_processes() -> None:

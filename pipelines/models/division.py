@@ -1,0 +1,52 @@
+"""What of a decoder each process gets, in numbers; no torch, so a bad layout is refused at once."""
+
+from math import ceil
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe import Recipe
+from pipelines.distributed.layout import Layout
+from pipelines.distributed.stages import check_micro_batches, split_layers, stage_count
+from pipelines.models.config import DecoderConfig
+
+
+def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> None:
+    """Check that a layout can divide a model and its batches.
+
+    Raises:
+        UserError: one line with the numbers that don't fit.
+    """
+    parallel, train = recipe.parallel, recipe.train
+    check_divisible(config, layout.tp)
+    if parallel.sequence_parallel and recipe.data.sequence_length % layout.tp:
+        raise UserError(
+            f"parallel.tp({layout.tp}) does not divide data.sequence_length"
+            f"({recipe.data.sequence_length}); change it, or set parallel.sequence_parallel = false"
+        )
+    if layout.pp == 1:
+        return
+    stage_layers(config, stage_count(parallel.schedule, layout.pp))
+    if parallel.schedule == "zero_bubble" and train.compile:
+        raise UserError(
+            "train.compile: not with parallel.schedule = zero_bubble, which computes gradients of "
+            "weights apart; set interleaved_1f1b"
+        )
+    if train.micro_batch_size != "auto":
+        share = ceil(train.global_batch_size / layout.dp)
+        check_micro_batches(parallel.schedule, layout.pp, ceil(share / train.micro_batch_size))
+
+
+def check_divisible(config: DecoderConfig, tp: int) -> None:
+    """Raise UserError where `tp` processes can't have equally many heads and features."""
+    for what, number in (("kv_heads", config.kv_heads), ("hidden", config.hidden)):
+        if number % tp:
+            raise UserError(f"parallel.tp({tp}) does not divide the model's {what}({number})")
+
+
+def stage_layers(config: DecoderConfig, stages: int) -> list[range]:
+    """The layers of each stage, balanced by arithmetic.
+
+    A token costs the head as many operations as it has numbers, like a layer; embeddings are only
+    looked up.
+    """
+    head = config.vocab_size * config.width / config.layer_parameters
+    return split_layers(config.layers, stages, after=head)

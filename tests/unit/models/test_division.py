@@ -1,0 +1,65 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe import Recipe
+from pipelines.distributed.layout import Layout
+from pipelines.models.config import DecoderConfig
+from pipelines.models.division import check_division, stage_layers
+from pipelines.models.pipeline_plan import part_of
+from pipelines.models.transformer import Transformer
+
+CONFIG = DecoderConfig(
+    layers=4, width=32, heads=4, kv_heads=2, hidden=48, vocab_size=50, context_length=16
+)
+
+
+def test_a_head_as_large_as_layers_makes_the_last_stage_shorter() -> None:
+    assert [len(each) for each in stage_layers(replace(CONFIG, vocab_size=8), 2)] == [2, 2]
+    assert [len(each) for each in stage_layers(replace(CONFIG, vocab_size=1000), 2)] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("layout", "recipe", "line"),
+    [
+        (Layout(tp=4), {}, r"tp\(4\) does not divide the model's kv_heads\(2\)"),
+        (Layout(tp=2), {"data": {"sequence_length": 15}}, r"sequence_length\(15\)"),
+        (Layout(pp=8), {}, "8 stages, but the model only 4 layers"),
+        (
+            Layout(pp=4),
+            {"parallel": {"schedule": "zero_bubble"}},
+            "8 stages, but the model only 4 layers",
+        ),
+        (
+            Layout(pp=2),
+            {"parallel": {"schedule": "zero_bubble"}, "train": {"compile": True}},
+            "train.compile: not with parallel.schedule = zero_bubble",
+        ),
+        (Layout(pp=4), {"train": {"micro_batch_size": 8}}, r"can't run 2 micro-batches"),
+    ],
+)
+def test_what_does_not_divide_is_one_line_with_its_numbers(
+    layout: Layout, recipe: dict[str, object], line: str
+) -> None:
+    with pytest.raises(UserError, match=line):
+        check_division(CONFIG, layout, Recipe.model_validate({"name": "t"} | recipe))
+
+
+def test_odd_sequences_can_be_divided_without_sequence_parallelism() -> None:
+    recipe = {"data": {"sequence_length": 15}, "parallel": {"sequence_parallel": False}}
+    check_division(CONFIG, Layout(tp=2), Recipe.model_validate({"name": "t"} | recipe))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parts_in_a_row_are_the_model(tied: bool) -> None:
+    model = Transformer(replace(CONFIG, tie_embeddings=tied))
+    model.init_weights(0)
+    parts = [part_of(model, layers) for layers in stage_layers(model.config, 3)]
+    assert [part.tied_copy is None for part in parts] == [True, True, not tied]
+    tokens = torch.arange(32).view(2, 16)
+    x = tokens
+    for part in parts:
+        x = part(x)
+    assert torch.equal(x, model(tokens))

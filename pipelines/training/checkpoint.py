@@ -27,7 +27,8 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef
 from pipelines.models.folder import fingerprint
 from pipelines.models.parallelize import Parallelized
-from pipelines.training.checkpoint_reader import CheckpointReader, SameModelPlanner
+from pipelines.training.checkpoint_planner import SameModelPlanner
+from pipelines.training.checkpoint_reader import CheckpointReader
 from pipelines.training.checkpoint_state import HostStager, make_moments, state_of
 from pipelines.training.checkpoint_store import CheckpointStore
 from pipelines.training.checkpoint_writer import CheckpointWriter

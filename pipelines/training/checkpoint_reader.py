@@ -5,70 +5,38 @@ from the same file where a tensor's bytes lie, and has a `Reader` bring them to 
 is read whole must have the checksum (CRC-32) that it was written with, which PyTorch's ignores.
 """
 
-import io
 import math
-import pickle
-import struct
 import zlib
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
-from zipfile import BadZipFile, ZipFile
+from typing import Any, NamedTuple
 
 import torch
-from fsspec.core import url_to_fs
 from torch import Tensor
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from pipelines.core.errors import UserError
 from pipelines.loading.choice import open_for_bulk
-from pipelines.loading.object_ranges import NamedObject, ObjectReader
+from pipelines.loading.object_ranges import NamedObject, ObjectBlocks, ObjectReader
 from pipelines.loading.readers import Reader, Wait, read_whole
 from pipelines.loading.remote import CONNECTIONS, S3Objects
+from pipelines.training.checkpoint_record import DamagedError, StoredTensor, stored_tensor
 from pipelines.training.checkpoint_store import FSSPEC_OPTIONS
 
 _MEND = "delete the checkpoint, and the run goes on from the one before it"
-_HEADER = 16 << 10  # bytes asked for at a time where headers are read from S3
-# Of a file in a zip archive: 26 bytes, then the lengths of its name and of further fields.
-_LOCAL_HEADER = struct.Struct("<26xHH")
-
-# The class that stands for each type in `torch.save`'s format.
-_STORAGES = {
-    "BFloat16Storage": torch.bfloat16,
-    "BoolStorage": torch.bool,
-    "ByteStorage": torch.uint8,
-    "CharStorage": torch.int8,
-    "DoubleStorage": torch.float64,
-    "FloatStorage": torch.float32,
-    "HalfStorage": torch.float16,
-    "IntStorage": torch.int32,
-    "LongStorage": torch.int64,
-    "ShortStorage": torch.int16,
-}
-
-
-class _Stored(NamedTuple):
-    """A contiguous tensor in a file."""
-
-    file: str  # relative to the checkpoint
-    offset: int  # of its first byte
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    checksum: int
 
 
 class _Begun(NamedTuple):
     """A tensor on its way: once `wait` returned, `part` is what `target` is to hold."""
 
     item: ReadItem
-    stored: _Stored
+    stored: StoredTensor
     target: Tensor
     rows: Tensor  # what is read
     part: Tensor  # of these
@@ -81,10 +49,11 @@ class CheckpointReader(FsspecReader):
     def __init__(self, url: str | Path) -> None:
         """Of a folder, or of a prefix in S3."""
         self._url = str(url)
-        self._is_remote = "://" in self._url
         super().__init__(self._url, **FSSPEC_OPTIONS)
-        self._files, _ = url_to_fs(self._url, **FSSPEC_OPTIONS)
-        self._size = cache(self._files.size)
+        self._objects = S3Objects(self._url) if "://" in self._url else None
+        self._read_at = (
+            ObjectBlocks(self._objects, _MEND).read if self._objects else self._read_file
+        )
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Which tensors there are.
@@ -99,7 +68,7 @@ class CheckpointReader(FsspecReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill the planner's tensors; what isn't plain tensors is left to PyTorch."""
-        with ThreadPoolExecutor(CONNECTIONS if self._is_remote else 1) as pool:
+        with ThreadPoolExecutor(CONNECTIONS if self._objects else 1) as pool:
             found = list(zip(plan.items, pool.map(self._find, plan.items), strict=True))
         plain = [(item, stored) for item, stored in found if stored is not None]
         for begun in self._read_ahead(plain, planner):
@@ -110,39 +79,30 @@ class CheckpointReader(FsspecReader):
             planner.commit_tensor(begun.item, begun.target)
         return super().read_data(LoadPlan([item for item, stored in found if not stored]), planner)
 
-    def _find(self, item: ReadItem) -> _Stored | None:
+    def _find(self, item: ReadItem) -> StoredTensor | None:
         """Where the tensor lies that an item is a part of."""
         info = self.storage_data[item.storage_index]
         if item.type is not LoadItemType.TENSOR or info.transform_descriptors:
             return None
-        where, name = f"{self._url}/{info.relative_path}", item.storage_index.fqn
+        file, name = info.relative_path, item.storage_index.fqn
         try:
-            with self._open_header(where) as file:
-                record = _Record(file, info.offset, info.length)
-                archive = ZipFile(record)
-                folder = archive.namelist()[0].partition("/")[0]
-                header = io.BytesIO(archive.read(f"{folder}/data.pkl"))
-                data = archive.getinfo(f"{folder}/data/0")
-                record.seek(data.header_offset)
-                local = record.read(_LOCAL_HEADER.size)
-            offset = data.header_offset + len(local) + sum(_LOCAL_HEADER.unpack(local))
-            shape, dtype = _Header(header).load()
+            return stored_tensor(file, partial(self._read_at, file), info.offset, info.length)
         except FileNotFoundError as error:
-            raise UserError(f"{where} is missing, and {name} with it; {_MEND}") from error
-        except (BadZipFile, KeyError, IndexError, EOFError, struct.error, ValueError) as error:
-            raise UserError(f"{where}: {name} is damaged or the file truncated; {_MEND}") from error
-        except pickle.UnpicklingError:
-            return None
-        return _Stored(info.relative_path, info.offset + offset, shape, dtype, data.CRC)
+            raise UserError(
+                f"{self._url}/{file} is missing, and {name} with it; {_MEND}"
+            ) from error
+        except DamagedError as error:
+            raise UserError(
+                f"{self._url}/{file}: {name} is damaged or the file truncated; {_MEND}"
+            ) from error
 
-    def _open_header(self, where: str) -> IO[bytes]:
-        """A file of which little is looked at: no more than that is fetched from S3."""
-        options: dict[str, Any] = {}
-        if self._is_remote:
-            size = self._size(where)  # asked for once, and not by each `open`
-            options = {"size": size, "block_size": _HEADER, "cache_type": "blockcache"}
-        opened: IO[bytes] = self._files.open(where, "rb", **options)
-        return opened
+    def _read_file(self, name: str, offset: int, length: int) -> bytes:
+        path = Path(self._url) / name
+        if not path.is_file():
+            raise UserError(f"{path} is not there; {_MEND}")
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
 
     def _check(self, begun: _Begun) -> None:
         """Compare the checksum of a tensor that was read whole."""
@@ -155,7 +115,7 @@ class CheckpointReader(FsspecReader):
             raise UserError(f"{self._url}/{stored.file}: {name} is damaged; {_MEND}")
 
     def _read_ahead(
-        self, plain: list[tuple[ReadItem, _Stored]], planner: LoadPlanner
+        self, plain: list[tuple[ReadItem, StoredTensor]], planner: LoadPlanner
     ) -> Iterator[_Begun]:
         files = sorted({stored.file for _, stored in plain})
         readers: dict[torch.device, Reader] = {}
@@ -171,13 +131,15 @@ class CheckpointReader(FsspecReader):
         yield from begun
 
     def _open(self, files: list[str], device: torch.device) -> Reader:
-        if self._is_remote:
+        if self._objects is not None:
             objects = [NamedObject(file, _MEND) for file in files]
-            return ObjectReader(S3Objects(self._url), objects)
+            return ObjectReader(self._objects, objects)
         return open_for_bulk([Path(self._url) / file for file in files], device)
 
 
-def _begin(item: ReadItem, stored: _Stored, target: Tensor, reader: Reader, file: int) -> _Begun:
+def _begin(
+    item: ReadItem, stored: StoredTensor, target: Tensor, reader: Reader, file: int
+) -> _Begun:
     """Begin to read the rows that an item wants, or all where it wants parts of rows."""
     if target.shape != item.lengths:
         raise ValueError(f"{item.storage_index}: {target.shape}, but {item.lengths} are stored")
@@ -195,97 +157,3 @@ def _begin(item: ReadItem, stored: _Stored, target: Tensor, reader: Reader, file
     for dim, (start, length) in enumerate(zip(starts, item.lengths, strict=True)):
         part = part.narrow(dim, start, length)
     return _Begun(item, stored, target, rows, part, read_whole(reader, file, offset, rows))
-
-
-class _Record(io.RawIOBase):
-    """A part of a file, as a file."""
-
-    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
-        self._file = file
-        self._offset = offset
-        self._length = length
-        self._at = 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._at = (0, self._at, self._length)[whence] + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1, /) -> bytes:
-        left = max(0, self._length - self._at)
-        self._file.seek(self._offset + self._at)
-        content = self._file.read(left if size < 0 else min(size, left))
-        self._at += len(content)
-        return content
-
-
-class _Header(pickle.Unpickler):
-    """Shape and type of a contiguous tensor, from the pickle that `torch.save` writes of it.
-
-    Nothing in it is run: any name but those of a plain tensor is refused.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Stand-ins for what a plain tensor is made of."""
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _shape_and_dtype
-        if module == "torch" and name in _STORAGES:
-            return _STORAGES[name]
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        raise pickle.UnpicklingError(f"{module}.{name} is not of a plain tensor")
-
-    def persistent_load(self, pid: Any) -> torch.dtype:
-        """The type of a storage: ("storage", its class, key, location, elements)."""
-        dtype: torch.dtype = pid[1]
-        return dtype
-
-
-def _shape_and_dtype(
-    dtype: torch.dtype, start: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any
-) -> tuple[tuple[int, ...], torch.dtype]:
-    contiguous = torch.empty(shape, device="meta").stride()
-    if start or strides != contiguous:
-        raise pickle.UnpicklingError("not contiguous")
-    return shape, dtype
-
-
-class SameModelPlanner(DefaultLoadPlanner):
-    """Refuses a checkpoint that holds other tensors than the processes together ask for."""
-
-    metadata: Metadata
-
-    def create_local_plan(self) -> LoadPlan:
-        """What this process reads.
-
-        Raises:
-            UserError: a tensor is missing or has another shape.
-        """
-        stored = self.metadata.state_dict_metadata
-        for name, tensor in self.state_dict.items():
-            if name not in stored:
-                raise _another_model(f"it has no {name}")
-            found = stored[name]
-            shape = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
-            if shape != tuple(tensor.shape):
-                raise _another_model(f"{name} is {shape} there, but {tuple(tensor.shape)} here")
-        return super().create_local_plan()
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """On one process: a tensor that nobody reads is of a larger model, or of another one."""
-        wanted = {item.storage_index.fqn for plan in global_plan for item in plan.items}
-        if unknown := sorted(self.metadata.state_dict_metadata.keys() - wanted):
-            raise _another_model(f"it also has {unknown[0]}")
-        return super().create_global_plan(global_plan)
-
-
-def _another_model(difference: str) -> UserError:
-    return UserError(
-        f"it is of another model or adapter: {difference}; set the recipe that it was made with, "
-        "or begin anew elsewhere"
-    )

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 
 from pipelines.loading import readers
 from pipelines.loading.choice import open_reader
-from pipelines.training import checkpoint_reader
+from pipelines.training import checkpoint_reader, checkpoint_record
 from pipelines.training.checkpoint_reader import CheckpointReader
 
 State = dict[str, Any]
@@ -166,4 +166,4 @@ def test_a_pickle_of_anything_else_is_not_run(saved: Path) -> None:
             return (print, ("run",))
 
     with pytest.raises(pickle.UnpicklingError, match=r"builtin.*\.print is not of a plain tensor"):
-        checkpoint_reader._Header(io.BytesIO(pickle.dumps(Evil(), 2))).load()
+        checkpoint_record._Header(io.BytesIO(pickle.dumps(Evil(), 2))).load()

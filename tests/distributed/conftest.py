@@ -1,9 +1,12 @@
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from pipelines.core.records import Split
 from tests.distributed.pool import Pool
+from tests.distributed.training import make_data
 
 
 @pytest.fixture(autouse=True)
@@ -26,3 +29,10 @@ def pool() -> Iterator[Callable[[int], Pool]]:
     yield of
     for each in pools.values():
         each.close()
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Split]:
+    """The folder and the split that tiny models learn from."""
+    folder = tmp_path_factory.mktemp("data")
+    return folder, make_data(folder)

@@ -9,7 +9,7 @@ import torch
 
 from pipelines.core.records import Split
 from tests.distributed.pool import Pool
-from tests.distributed.training import Case, losses, make_data
+from tests.distributed.training import Case, losses
 
 _HALVES, _PAIRS = {"micro_batch_size": 4}, {"micro_batch_size": 2}
 # Of two processes by `make test`, the others by `make test-parity`.
@@ -82,12 +82,6 @@ def alone(data: tuple[Path, Split], tmp_path_factory: pytest.TempPathFactory) ->
         return losses(case, data, tmp_path_factory.mktemp("alone"), dtype)
 
     return lambda case, dtype: of(tuple(case.train.items()), tuple(case.model.items()), dtype)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Split]:
-    folder = tmp_path_factory.mktemp("data")
-    return folder, make_data(folder)
 
 
 @pytest.mark.parametrize("precision", PLAIN)

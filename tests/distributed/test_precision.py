@@ -1,0 +1,43 @@
+"""Half precision under every sharding follows the curve of one process; it is not parity."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.core.records import Split
+from tests.distributed.pool import Pool
+from tests.distributed.training import Case, losses
+
+SHARDINGS = {"ddp": {}, "zero-1": {"sharding": "optimizer"}, "zero-3": {"sharding": "full"}}
+ELSEWHERE = pytest.mark.parity  # seconds each, in make test-parity
+
+
+@pytest.mark.parametrize(
+    ("sharding", "precision"),
+    [
+        ("ddp", "bf16"),
+        ("zero-3", "fp16"),
+        pytest.param("ddp", "fp16", marks=ELSEWHERE),
+        pytest.param("zero-1", "bf16", marks=ELSEWHERE),
+        pytest.param("zero-1", "fp16", marks=ELSEWHERE),
+        pytest.param("zero-3", "bf16", marks=ELSEWHERE),
+    ],
+)
+def test_the_curve_is_that_of_one_process(
+    sharding: str,
+    precision: str,
+    data: tuple[Path, Split],
+    pool: Callable[[int], Pool],
+    tmp_path: Path,
+) -> None:
+    case = Case(sharding, 2, SHARDINGS[sharding], {"precision": precision, "lr": 3e-3})
+    alone = [loss for loss, _ in losses(case, data, tmp_path / "alone", torch.float32)]
+    exact = Case(sharding, 2, {}, {"lr": 3e-3})
+    in_fp32 = [loss for loss, _ in losses(exact, data, tmp_path / "fp32", torch.float32)]
+    for found in pool(2).run(losses, case, data, tmp_path / "together", torch.float32):
+        curve = [loss for loss, _ in found]
+        assert curve == pytest.approx(alone, rel=1e-2)
+        assert curve == pytest.approx(in_fp32, rel=1e-2)
+        assert curve != in_fp32

@@ -1,0 +1,61 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pipelines.core.errors import UserError
+from pipelines.training.precision import LossScale, set_precision
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("precision", "line"),
+    [
+        ("tf32", r"train\.precision = tf32: .* capability 8\.0 .* has cpu; set fp32 or bf16"),
+        ("fp8", r"train\.precision = fp8: .* capability 8\.9 .* has cpu; set bf16"),
+    ],
+)
+def test_what_a_device_cannot_do_is_one_line(precision: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        set_precision(precision, CPU)
+
+
+def test_the_scale_halves_after_an_overflow_and_doubles_after_a_while() -> None:
+    scale = LossScale("fp16", CPU)
+    scale.interval = 3
+    fine, overflow = torch.tensor(1.0), torch.tensor(float("inf"))
+    scales = []
+    for norm in (fine, overflow, fine, fine, fine, fine, overflow):
+        scale.update(norm)
+        scales.append(float(scale.scale) / 2**15)
+    assert scales == [2, 1, 1, 1, 2, 2, 1]
+    again = LossScale("fp16", CPU)
+    again.load_state_dict(scale.state_dict())
+    assert again.state_dict() == {"scale": 2.0**15, "steps": 0}
+
+
+def test_only_fp16_is_scaled() -> None:
+    scale = LossScale("bf16", CPU)
+    scale.update(torch.tensor(float("inf")))
+    assert scale.state_dict() == {"scale": 1.0, "steps": 0}
+
+
+def test_fp16_trains_and_resumes_bit_identically(start: Callable) -> None:
+    whole = start("whole", steps=30, lr=0.01, precision="fp16")
+    whole.trainer.fit()
+    assert whole.points[-1].loss < whole.points[0].loss - 0.3
+    assert float(whole.trainer.scale.scale) == 2.0**16
+    again = start("whole", steps=30, lr=0.01, precision="fp16")
+    again.trainer.fit()
+    assert again.trainer.scale.state_dict() == {"scale": 2.0**16, "steps": 30}
+
+
+def test_a_step_that_overflows_is_left_out(start: Callable) -> None:
+    run = start(steps=4, precision="fp16")
+    run.trainer.scale.scale.fill_(2.0**40)
+    before = {name: each.clone() for name, each in run.model.state_dict().items()}
+    with run.trainer.watchdog:
+        run.trainer._step(0)
+    assert float(run.trainer.scale.scale) == 2.0**39
+    assert all(torch.equal(each, before[name]) for name, each in run.model.state_dict().items())

@@ -23,6 +23,7 @@ PATH_KEYS = (
     "data.instruction.chat_template",
     "data.decontamination.against",
     "model.init_from",
+    "adapter.init_from",
     "train.checkpoints",
 )
 

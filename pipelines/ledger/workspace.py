@@ -140,15 +140,16 @@ def environment(workspace: Path, recipe: Recipe) -> dict[str, Any]:
         "machine": platform.machine(),
         "device": "cuda" if Path("/proc/driver/nvidia/version").exists() else "cpu",
         "world_size": recipe.resources.workers,
-        "init_from": _weights_hash(recipe.model.init_from),
+        "init_from": _weights_hash("model", recipe.model.init_from),
+        "adapter": _weights_hash("adapter", recipe.adapter.init_from),
     }
 
 
-def _weights_hash(folder: str | None) -> str | None:
+def _weights_hash(section: str, folder: str | None) -> str | None:
     if folder is None:
         return None
     if not Path(folder).is_dir():
-        raise UserError(f"model.init_from = {folder}: no such folder; give a Hugging Face folder")
+        raise UserError(f"{section}.init_from = {folder}: no such folder")
     return folder_hash(Path(folder))
 
 

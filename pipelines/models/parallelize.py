@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_training import Parallel
+from pipelines.core.recipe_training import Parallel, Train
 from pipelines.distributed.activation_checkpoint import checkpoint_activations
 from pipelines.distributed.data_parallel import is_fully_sharded, replicate, shard
 from pipelines.distributed.mesh import Mesh
@@ -126,9 +126,7 @@ def _lay(
         from pipelines.models.tensor_plan import tensor_parallel
 
         tensor_parallel(part, tp, sequence_parallel=parallel.sequence_parallel)
-    checkpoint_activations(part.layers.values(), train.activation_checkpoint)
-    if train.compile:
-        compile_blocks(part)
+    _compute_again(part, train, divided=tp is not None)
     sharded = is_fully_sharded(mesh, parallel)
     if sharded:
         shard(part, part.layers.values(), mesh, parallel, COMPUTE_DTYPES.get(train.precision))
@@ -136,6 +134,22 @@ def _lay(
         _make_room(part, mesh.device, on_cpu=sharded and parallel.cpu_offload)
         fill(part)
     return part if sharded else replicate(part, mesh)
+
+
+def _compute_again(part: Transformer, train: Train, *, divided: bool) -> None:
+    """Activation checkpointing, then compile, which so decides together what is computed again.
+
+    Whole blocks that are divided are compiled first: torch 2.13 can't keep a mesh, which a DTensor
+    has, between the two halves of a graph that is computed again.
+    """
+    blocks, mode = part.layers.values(), train.activation_checkpoint
+    compiled_first = divided and mode == "full"
+    if not compiled_first:
+        checkpoint_activations(blocks, mode)
+    if train.compile:
+        compile_blocks(part)
+    if compiled_first:
+        checkpoint_activations(blocks, mode)
 
 
 def _make_room(model: nn.Module, device: torch.device, *, on_cpu: bool) -> None:

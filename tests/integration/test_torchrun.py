@@ -1,0 +1,60 @@
+"""The engine by torchrun, with no service; on other numbers of processes a run goes on as it was."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.core.settings import PROJECT
+
+OVERRIDES = [
+    "data.source.max_documents=12",
+    "train.steps=6",
+    "train.log_every=1",
+    "parallel.sharding=full",
+]
+
+
+def train(processes: int, workspace: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    sets = [part for each in (*OVERRIDES, *overrides) for part in ("--set", each)]
+    module = ["-m", "pipelines.training", "--recipe", "debug", "--workspace", str(workspace)]
+    start = [Path(sys.prefix) / "bin" / "torchrun", f"--nproc-per-node={processes}"]
+    return subprocess.run(
+        [*start, *module, *sets],
+        cwd=PROJECT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PENSTOCK_HOME": str(workspace.parent / "home")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def history(workspace: Path) -> list[dict[str, float]]:
+    text = (workspace / "outputs" / "train" / "history.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_fewer_processes_go_on_with_the_same_batches(tmp_path: Path) -> None:
+    whole = train(1, tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    cut = tmp_path / "cut"
+    begun = train(2, cut, "train.max_seconds=0.01")
+    assert begun.returncode == 0, begun.stderr
+    (first,) = history(cut)
+    assert first["step"] == 1
+    (cut / "outputs" / "train" / "record.json").unlink()  # as if it had been stopped
+    rest = train(1, cut)
+    assert rest.returncode == 0, rest.stderr
+    assert "resumed after step 1" in rest.stderr
+    for found, expected in zip(history(cut), history(tmp_path / "whole"), strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+    assert not (tmp_path / "home" / "services").exists()
+
+
+def test_a_persons_error_is_one_line_of_one_process(tmp_path: Path) -> None:
+    failed = train(2, tmp_path / "w", "parallel.tp=3")
+    assert failed.returncode != 0
+    assert failed.stderr.count("tp(3) = 3 processes, but there are 2") == 1

@@ -55,7 +55,9 @@ class Attention(nn.Module):
         k_BSKH = self._heads(self.k_proj(x_BSD))
         v_BSKH = self._heads(self.v_proj(x_BSD))
         if self.qk_norm:
-            q_BSNH, k_BSKH = self.q_norm(q_BSNH), self.k_norm(k_BSKH)
+            # Under autocast norms are in fp32, and FlexAttention wants one type.
+            q_BSNH = self.q_norm(q_BSNH).type_as(v_BSKH)
+            k_BSKH = self.k_norm(k_BSKH).type_as(v_BSKH)
         q_BNSH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKH))
         if rotary_2SR is not None:
             table_2SR = rotary_2SR[:, : q_BNSH.shape[2]]
@@ -75,8 +77,14 @@ def attend(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask) -> Tensor
         return F.scaled_dot_product_attention(
             q_BNSH, k_BKSH, v_BKSH, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
         )
-    compiled = _compiled("flex_attention")
-    return compiled(q_BNSH, k_BKSH, v_BKSH, block_mask=mask, enable_gqa=grouped)  # type: ignore[no-any-return]
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # In a block that is being compiled it is a part of that; else it is compiled by itself.
+    run: Callable[..., Any] = flex_attention
+    if not torch.compiler.is_compiling():
+        run = _compiled("flex_attention")
+    out_BNSH: Tensor = run(q_BNSH, k_BKSH, v_BKSH, block_mask=mask, enable_gqa=grouped)
+    return out_BNSH
 
 
 def attention_mask(

@@ -45,6 +45,26 @@ def test_the_block_mask_of_a_gpu_says_the_same(
     torch.testing.assert_close(attend(q, k, v, blocks), expected)
 
 
+def test_a_compiled_block_takes_new_documents_without_compiling_again() -> None:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(attend, fullgraph=True, backend=backend)
+    make = torch.compile(create_block_mask, backend=backend)
+    q, k, v = torch.randn(2, 4, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 16)
+    for step in range(3):
+        documents = DOCUMENTS.roll(step, dims=1)
+        mask = make(attention._visible(documents, None), 2, None, 8, 8, device="cpu")
+        expected = attend(q, k, v, attention_mask(documents, 8, None, CPU))
+        torch.testing.assert_close(compiled(q, k, v, mask), expected)
+    assert len(graphs) == 2
+
+
 def test_positions_begin_anew_in_each_document() -> None:
     tokens = torch.zeros(2, 8)
     assert positions(tokens, DOCUMENTS).tolist() == [

@@ -1,0 +1,73 @@
+"""Penstock's Trainer over token shards in a folder, as contenders of several benchmarks use it."""
+
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import Split
+from pipelines.distributed.layout import resolve_layout
+from pipelines.distributed.mesh import build_mesh
+from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.token_dataset import TokenDataset
+from pipelines.models.config import DecoderConfig
+from pipelines.models.parallelize import parallelize
+from pipelines.models.transformer import Transformer
+from pipelines.stages.train import build_model, fill_model
+from pipelines.training.metrics import StepMetrics
+from pipelines.training.trainer import Trainer
+
+
+@dataclass
+class Built:
+    """A trainer, its model, and what it reported."""
+
+    trainer: Trainer
+    model: Transformer
+    points: list[StepMetrics]
+
+
+def build_trainer(
+    folder: Path,
+    split: Split,
+    shape: DecoderConfig,
+    sections: dict[str, Any],
+    device: torch.device | None = None,
+    scratch: str = "run",
+) -> Built:
+    """A trainer that begins at step 0.
+
+    Args:
+        folder: With the split's shards; `scratch` in it is emptied for checkpoints.
+        split: What to train on.
+        shape: With vocabulary and context.
+        sections: Of the recipe.
+        device: The CPU by default.
+        scratch: A name of its own for each contender.
+    """
+    recipe = Recipe.model_validate({"name": "bench", **sections})
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    mesh = build_mesh(resolve_layout(recipe.parallel, world), device or torch.device("cpu"))
+    loader = TokenLoader(
+        TokenDataset(folder, split, shape.context_length),
+        seed=recipe.seed,
+        global_batch=recipe.train.global_batch_size,
+        micro_batch=recipe.train.fixed_micro_batch_size,
+        dp_rank=mesh.dp_rank,
+        dp_world=mesh.dp_world,
+        device=mesh.device,
+        steps=recipe.train.steps,
+    )
+    model = build_model(recipe, shape)
+    parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
+    points: list[StepMetrics] = []
+    run = folder / scratch
+    if mesh.rank == 0:
+        shutil.rmtree(run, ignore_errors=True)
+    trainer = Trainer(recipe, parallelized, loader, points.append, run / "checkpoints", run)
+    return Built(trainer, parallelized.modules[0], points)

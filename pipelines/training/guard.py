@@ -1,14 +1,16 @@
 """Steps that would hurt the model are left out; after several in a row the run goes back.
 
 A step is bad where its loss or gradient norm is no finite number, or stands far above those of the
-steps before it, by median and median absolute deviation (Leys et al. 2013), which single outliers
-do not move. Leaving such steps out is OLMo 2's way (2025, section 3), going back to a checkpoint
-and on with other data PaLM's (Chowdhery et al. 2022, section 5.1).
+steps before it: by median and median absolute deviation (Leys et al. 2013), which single outliers
+do not move, of logarithms, as norms are spread to the large side. Leaving such steps out is OLMo
+2's way (2025, section 3), going back to a checkpoint and on with other data PaLM's (Chowdhery et
+al. 2022, section 5.1).
 
 All of it is decided on the device: the host asks only where it waits for the device anyway.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,9 @@ from torch.optim import Optimizer
 WINDOW = 128  # steps that are remembered; before there are as many, none is too high
 _NORMAL = 1.4826  # median absolute deviations of a normal distribution in its standard deviation
 _NOTHING = [math.nan, math.nan]
-_LEAST_SPREAD = 0.05  # of the median: so that a very even stretch makes no ripple a spike
+# Of loss and norm, as parts of themselves: a very even stretch makes no ripple a spike.
+_LEAST_SPREAD = (0.05, 0.15)
+_TINY = 1e-30  # for what is 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class Guard:
         self._recent = self._tensor([_NOTHING] * WINDOW)  # loss and norm, the oldest first
         self._good = self._tensor(_NOTHING)  # of the last step that was not left out
         self._point = self._good  # of the last step
+        self._least_spread = self._tensor(_LEAST_SPREAD)
         self._counts = self._tensor([0, 0, 0])  # bad steps: in a row now, at most, in all
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,12 +150,13 @@ class Guard:
     def _is_spike(self, point: Tensor) -> Tensor:
         if self._sigma is None:
             return torch.zeros((), dtype=torch.bool, device=self._device)
-        middle = _median(self._recent)
-        spread = _NORMAL * _median((self._recent - middle).abs())
-        bound = middle + self._sigma * torch.maximum(spread, _LEAST_SPREAD * middle)
-        return (point > bound).any() & ~self._recent[0, 0].isnan()
+        logs = self._recent.clamp(min=_TINY).log()
+        middle = _median(logs)
+        spread = torch.maximum(_NORMAL * _median((logs - middle).abs()), self._least_spread)
+        bound = middle + self._sigma * spread
+        return (point.log() > bound).any() & ~self._recent[0, 0].isnan()
 
-    def _tensor(self, values: list[Any]) -> Tensor:
+    def _tensor(self, values: Sequence[Any]) -> Tensor:
         return torch.tensor(values, dtype=self._dtype, device=self._device)
 
     def verdict(self) -> Verdict:

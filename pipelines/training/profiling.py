@@ -4,16 +4,26 @@ How long collectives run, and whether anything else runs meanwhile, can't be tol
 the device at each of them; so it is measured in a window of steps and holds for the run.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
-from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 _MEASURED = (2, 4)  # of this process's steps: compiled and warm by then
 _Spans = list[tuple[float, float]]
+
+
+class Event(NamedTuple):
+    """Something that ran for a while, on the host or the device."""
+
+    name: str
+    start: float
+    end: float
+    on_device: bool = False
 
 
 class StepProfiler:
@@ -51,6 +61,7 @@ class StepProfiler:
             kinds = [ProfilerActivity.CPU]
             if accelerator is not None and accelerator.type == "cuda":
                 kinds.append(ProfilerActivity.CUDA)
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no lines of its own on stderr
             self._profiler = profile(activities=kinds)
             self._profiler.start()
 
@@ -64,37 +75,45 @@ class StepProfiler:
             torch.accelerator.synchronize()  # once a run: kernels that are still to come
         self._profiler.stop()
         if self._world > 1:
-            self.communication_share = exposed_share(self._profiler.events())  # type: ignore[no-untyped-call]
+            self.communication_share = exposed_share(_events(self._profiler))
         if self._trace is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._profiler.export_chrome_trace(str(self._path))
         self._profiler, self._window = None, (-1, -1)
 
 
-def exposed_share(events: Iterable[FunctionEvent]) -> float:
+def exposed_share(events: Iterable[Event]) -> float:
     """The part of the time in which collectives run and nothing else computes.
 
     On a GPU both are kernels; on a CPU, gloo's work against torch's operators on any thread.
     """
     events = list(events)
-    kernels = [event for event in events if event.device_type != DeviceType.CPU]
-    if kernels:
-        talk = [event for event in kernels if "nccl" in event.name.lower()]
-        work = [event for event in kernels if "nccl" not in event.name.lower()]
+    if on_device := [event for event in events if event.on_device]:
+        talk = [event for event in on_device if "nccl" in event.name.lower()]
+        work = [event for event in on_device if "nccl" not in event.name.lower()]
     else:
         talk = [event for event in events if event.name.startswith("gloo:")]
         work = [event for event in events if event.name.startswith("aten::")]
-    talking, working = _spans(talk), _spans(work)
-    whole = _spans(talk + work)
-    if not whole:
+    working, all_of_it = _spans(work), _spans(talk + work)
+    if not all_of_it:
         return 0.0
-    return (_length(_union(talking + working)) - _length(_union(working))) / (
-        max(end for _, end in whole) - min(start for start, _ in whole)
-    )
+    whole = max(end for _, end in all_of_it) - min(start for start, _ in all_of_it)
+    return (_length(_union(all_of_it)) - _length(_union(working))) / whole
 
 
-def _spans(events: list[FunctionEvent]) -> _Spans:
-    return [(event.time_range.start, event.time_range.end) for event in events]
+def _events(profiler: profile) -> list[Event]:
+    """Of a profiler that has stopped; its own `events()` takes a second for a few steps."""
+    found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = []
+    for each in found:
+        on_device = each.device_type() != DeviceType.CPU
+        if not (on_device and each.is_user_annotation()):  # no kernel, but a name for several
+            events.append(Event(each.name(), each.start_ns(), each.end_ns(), on_device))
+    return events
+
+
+def _spans(events: list[Event]) -> _Spans:
+    return [(event.start, event.end) for event in events]
 
 
 def _union(spans: _Spans) -> _Spans:

@@ -27,7 +27,7 @@ def test_what_is_no_number_is_left_out_from_the_first_step_on(bad: float) -> Non
 
 def test_a_spike_of_loss_or_norm_is_left_out_and_a_fall_is_not() -> None:
     guard = warmed()
-    assert [judge(guard, 20.0), judge(guard, 2.0, 9.0), judge(guard, 0.5, 0.01)] == [1, 1, 0]
+    assert [judge(guard, 20.0), judge(guard, 2.0, 40.0), judge(guard, 0.5, 0.01)] == [1, 1, 0]
     assert guard.verdict().loss == 0.5
 
 

@@ -1,18 +1,11 @@
 import gzip
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.autograd import DeviceType
 
-from pipelines.training.profiling import StepProfiler, exposed_share
-
-
-def event(name: str, start: float, end: float, device: DeviceType = DeviceType.CPU):
-    span = SimpleNamespace(start=start, end=end)
-    return SimpleNamespace(name=name, time_range=span, device_type=device)
+from pipelines.training.profiling import Event, StepProfiler, exposed_share
 
 
 def steps(profiler: StepProfiler, first: int, end: int) -> None:
@@ -46,19 +39,19 @@ def test_nothing_is_written_unasked(tmp_path: Path) -> None:
 
 def test_only_talk_that_nothing_hides_counts() -> None:
     events = [
-        event("aten::mm", 0, 40),
-        event("gloo:all_reduce", 30, 60),
-        event("gloo:all_reduce", 50, 70),
-        event("aten::add", 70, 100),
+        Event("aten::mm", 0, 40),
+        Event("gloo:all_reduce", 30, 60),
+        Event("gloo:all_reduce", 50, 70),
+        Event("aten::add", 70, 100),
     ]
     assert exposed_share(events) == pytest.approx(0.30)
 
 
 def test_on_a_gpu_kernels_are_what_counts() -> None:
     events = [
-        event("aten::mm", 0, 500),
-        event("gemm", 100, 140, DeviceType.CUDA),
-        event("ncclDevKernel_AllReduce_Sum_f32", 120, 180, DeviceType.CUDA),
-        event("adam", 180, 200, DeviceType.CUDA),
+        Event("aten::mm", 0, 500),
+        Event("gemm", 100, 140, on_device=True),
+        Event("ncclDevKernel_AllReduce_Sum_f32", 120, 180, on_device=True),
+        Event("adam", 180, 200, on_device=True),
     ]
     assert exposed_share(events) == pytest.approx(0.40)

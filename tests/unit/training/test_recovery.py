@@ -64,7 +64,7 @@ def test_a_step_that_is_no_number_changes_nothing_and_the_run_goes_on(start: Cal
 
 def test_a_spike_is_left_out(start: Callable) -> None:
     bad = WINDOW + 5
-    settings = {"steps": bad + 3, "checkpoint_every": 1000, "micro_batch_size": 6}
+    settings = {"steps": bad + 3, "checkpoint_every": 1000, "micro_batch_size": 6, "lr": 1e-4}
     run = Poisoned(start(**settings), {bad: 30.0}).fit()
     assert run.run.points[-1].steps_left_out == 1
     careless = Poisoned(start("other", spike_sigma=None, **settings), {bad: 30.0}).fit()

@@ -5,7 +5,7 @@ A tensor at a time is whole in memory, however many processes share the model.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json
 from pipelines.models.config import DecoderConfig
 from pipelines.models.families import write_config
-from pipelines.models.family_weights import NO_WEIGHT, Stored, base_prefix, stored_tensors
+from pipelines.models.family_weights import NO_WEIGHT, Shapes, Stored, base_prefix, stored_tensors
 from pipelines.models.folder import CONFIG, INDEX, WEIGHTS, load_config, weight_files
 from pipelines.models.lora import adapted_layers
 from pipelines.models.safetensors_files import SafetensorsFiles
@@ -126,8 +126,9 @@ def save_pretrained(
     parts = [model] if isinstance(model, Transformer) else model
     places = {name: each for part in parts for name, each in named_places(part).items()}
     config, dtype = parts[0].config, next(iter(places.values())).dtype
-    groups = _grouped(_all_stored(config), dtype.itemsize)
-    gather = _Gather(config, places)
+    shapes = _whole_shapes(config)
+    groups = _grouped(stored_tensors(config, shapes), dtype.itemsize)
+    gather = _Gather(shapes, places)
     values = write_config(config, str(dtype).removeprefix("torch."))
     if _rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +147,7 @@ def _check(folder: Path, config: DecoderConfig, files: SafetensorsFiles) -> dict
     """What each tensor of the files is, by its name there."""
     base = base_prefix(config)
     found = {}
-    for stored in _all_stored(config):
+    for stored in stored_tensors(config, _whole_shapes(config)):
         name = stored.name if stored.name in files.places else stored.name.removeprefix(base)
         place = files.places.get(name)
         if place is None:
@@ -162,14 +163,14 @@ def _check(folder: Path, config: DecoderConfig, files: SafetensorsFiles) -> dict
     return found
 
 
-def _all_stored(config: DecoderConfig) -> list[Stored]:
-    """The tensors of a whole model's folder."""
+def _whole_shapes(config: DecoderConfig) -> Shapes:
+    """Of all parameters of a whole model."""
     with torch.device("meta"):
         places = named_places(Transformer(config))
-    return list(stored_tensors(config, {name: tuple(x.shape) for name, x in places.items()}))
+    return {name: tuple(each.shape) for name, each in places.items()}
 
 
-def _grouped(tensors: list[Stored], itemsize: int) -> list[list[Stored]]:
+def _grouped(tensors: Iterable[Stored], itemsize: int) -> list[list[Stored]]:
     """Consecutive tensors, as many as one file may hold."""
     groups: list[list[Stored]] = [[]]
     size = 0
@@ -206,13 +207,12 @@ def _write(path: Path, group: list[Stored], gather: "_Gather") -> None:
 class _Gather:
     """Brings whole parameters to rank 0 from wherever they lie."""
 
-    def __init__(self, config: DecoderConfig, places: Mapping[str, Place]) -> None:
+    def __init__(self, shapes: Shapes, places: Mapping[str, Place]) -> None:
         """Learn which process has what; with all of them here, nobody is asked."""
-        with torch.device("meta"):
-            self._like = named_places(Transformer(config))
+        self._shapes = shapes
         self._places = places
         self._holders: list[Collection[str]] = [places.keys()]
-        if self._like.keys() != places.keys():
+        if shapes.keys() != places.keys():
             self._holders = [()] * dist.get_world_size()
             dist.all_gather_object(self._holders, list(places))
 
@@ -226,7 +226,7 @@ class _Gather:
             dist.send(tensor.contiguous(), 0)
         elif holder and _rank() == 0:
             like = next(iter(self._places.values()))
-            tensor = torch.empty(self._like[name].shape, dtype=like.dtype, device=like.device)
+            tensor = torch.empty(self._shapes[name], dtype=like.dtype, device=like.device)
             dist.recv(tensor, holder)
         return tensor
 

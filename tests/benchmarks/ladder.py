@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from pipelines.core.records import Split
-from pipelines.core.storage import write_json
 from tests.benchmarks.harness import Benchmark, Contender, Demand
 from tests.benchmarks.loader import write_shard
 
@@ -40,20 +39,10 @@ Options = dict[str, Any]
 
 
 def make_data(folder: Path) -> Options:
-    """Random ids, and random weights to adapt."""
-    import torch
-
-    from pipelines.models.config import DecoderConfig
-    from pipelines.models.huggingface import save_pretrained
-    from pipelines.models.transformer import Transformer
-
+    """Random ids."""
     ids = np.random.default_rng(0).integers(0, SHAPE["vocab_size"], TOKENS, dtype=np.uint16)
     shard = write_shard(folder / "train-00000", ids)
     split = Split(documents=TOKENS // 1000, bytes=TOKENS, tokens=TOKENS, shards=(shard,))
-    model = Transformer(DecoderConfig(**SHAPE))
-    model.init_weights(0)
-    save_pretrained(model, folder / "base")
-    write_json(folder / "device.json", {"cuda": torch.cuda.is_available()})
     return {"split": split.model_dump(mode="json"), "shape": SHAPE, "train": TRAIN, "threads": 2}
 
 
@@ -89,7 +78,7 @@ DDP = rung(FUSED, "ddp", world=2, train={"micro_batch_size": 1})
 ZERO_1 = rung(DDP, "zero 1", 0.1, 2, parallel={"sharding": "optimizer"})
 ZERO_2 = rung(ZERO_1, "zero 2", 0.1, 2, parallel={"sharding": "gradients"})
 ZERO_3 = rung(ZERO_2, "zero 3", 0.02, 2, parallel={"sharding": "full"})
-LORA = rung(FUSED, "lora", 0.1, model={"init_from": "base"}, adapter={"kind": "lora"})
+LORA = rung(FUSED, "lora", 0.1, adapter={"kind": "lora"})
 QLORA = rung(LORA, "qlora", 0.02, adapter={"kind": "qlora"})
 RUNGS = [FP32, BF16, FUSED, COMPILED, ACCUMULATION, SELECTIVE, FULL]
 RUNGS += [DDP, ZERO_1, ZERO_2, ZERO_3, LORA, QLORA]

@@ -47,15 +47,21 @@ def make_data(folder: Path) -> dict[str, Any]:
     ids = np.random.default_rng(0).integers(0, SHAPE["vocab_size"], TOKENS, dtype=np.uint16)
     shard = write_shard(folder / "train-00000", ids)
     split = Split(documents=TOKENS // 1000, bytes=TOKENS, tokens=TOKENS, shards=(shard,))
-    return {"split": split.model_dump(mode="json"), "shape": SHAPE, "train": TRAIN, "threads": 2}
+    return {
+        "split": split.model_dump(mode="json"),
+        "shape": SHAPE,
+        "train": TRAIN,
+        "threads": 2,
+        "device": "cpu",
+    }
 
 
 BENCHMARK = Benchmark(
     name="train",
     unit="tokens",
     contenders=[
-        Contender("penstock", "train_ours", options={"compile": True}),
-        Contender("penstock eager", "train_ours", options={"compile": False}),
+        Contender("penstock", "train_ours", options={"name": "compiled", "compile": True}),
+        Contender("penstock eager", "train_ours", options={"name": "eager", "compile": False}),
         Contender("hf trainer", "train_huggingface", options={"compile": False}),
         Contender("hf trainer compiled", "train_huggingface", options={"compile": True}),
     ],

@@ -49,8 +49,6 @@ def _build(folder: Path, options: dict[str, Any], steps: int) -> Built:
     sections = json.loads(json.dumps(options["recipe"]))
     sections["train"] = options["train"] | sections.get("train", {}) | {"steps": steps}
     fused = sections.pop("optimizer")["fused"]
-    if "model" in sections:
-        sections["model"]["init_from"] = str(folder / sections["model"]["init_from"])
     split, shape = Split.model_validate(options["split"]), DecoderConfig(**options["shape"])
     scratch = "run-" + "".join(filter(str.isalnum, options["name"]))
     built = build_trainer(folder, split, shape, sections, DEVICE, scratch)

@@ -1,5 +1,6 @@
 """Penstock's Trainer over token shards in a folder, as contenders of several benchmarks use it."""
 
+import gc
 import shutil
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +16,13 @@ from pipelines.distributed.layout import resolve_layout
 from pipelines.distributed.mesh import build_mesh
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
+from pipelines.models.adapters import adapt
 from pipelines.models.config import DecoderConfig
+from pipelines.models.lora import adapted_layers, init_adapters
 from pipelines.models.parallelize import parallelize
 from pipelines.models.transformer import Transformer
-from pipelines.stages.train import build_model, fill_model
 from pipelines.training.metrics import StepMetrics
+from pipelines.training.precision import set_precision, to_fp8
 from pipelines.training.trainer import Trainer
 
 
@@ -63,11 +66,31 @@ def build_trainer(
         device=mesh.device,
         steps=recipe.train.steps,
     )
-    model = build_model(recipe, shape)
-    parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
+    set_precision(recipe.train.precision, mesh.device)
+    with torch.device("meta"):
+        model = Transformer(shape)
+        adapt(model, recipe)
+    if recipe.train.precision == "fp8":
+        to_fp8(model)
+    parallelized = parallelize(model, mesh, recipe, partial(_fill, recipe))
     points: list[StepMetrics] = []
     run = folder / scratch
     if mesh.rank == 0:
         shutil.rmtree(run, ignore_errors=True)
     trainer = Trainer(recipe, parallelized, loader, points.append, run / "checkpoints", run)
     return Built(trainer, parallelized.modules[0], points)
+
+
+def _fill(recipe: Recipe, model: Transformer) -> None:
+    """Weights from the seed; also below adapters, which elsewhere need a folder to adapt."""
+    model.init_weights(recipe.seed)
+    for layer in adapted_layers(model).values():
+        layer.fill(torch.randn(layer.shape, device=layer.device) * 0.02)
+    init_adapters(model, recipe.seed)
+
+
+def free(device: torch.device) -> None:
+    """Give a GPU's memory back, for the contenders whose turn is next."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,14 +1,20 @@
-"""Hugging Face's Trainer on its own Llama, from the same shard: eager as it comes, or compiled."""
+"""Hugging Face's Trainer on its own model of the same shape, from the same shard.
 
+Eager as it comes, or compiled; with `lora`, peft's adapters on frozen bf16 weights.
+"""
+
+import gc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
+from pipelines.models.config import DecoderConfig
+from pipelines.models.families import write_config
 from tests.benchmarks.contender import Round, serve
 
 
@@ -28,24 +34,59 @@ class Samples(Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, "labels": ids}
 
 
-def llama(shape: dict[str, Any]) -> LlamaConfig:
-    """The same shape."""
-    return LlamaConfig(
-        num_hidden_layers=shape["layers"],
-        hidden_size=shape["width"],
-        num_attention_heads=shape["heads"],
-        num_key_value_heads=shape["kv_heads"],
-        intermediate_size=shape["hidden"],
-        vocab_size=shape["vocab_size"],
-        max_position_embeddings=shape["context_length"],
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=shape.get("tie_embeddings", True),
-        use_cache=False,
-    )
+def prepare(folder: Path, options: dict[str, Any]) -> Round:
+    on_gpu = options["device"] == "cuda"
+    if not on_gpu:
+        torch.set_num_threads(options["threads"])
+    train = options["train"]
+    shape = DecoderConfig(**options["shape"])
+    samples = Samples(folder / "train-00000.bin", shape.context_length)
+    arguments = _arguments(folder / "huggingface", options)
+
+    def run_round() -> tuple[float, dict[str, Any]]:
+        torch.manual_seed(0)
+        model = _model(shape, options)
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        trainer = Trainer(model, arguments, train_dataset=samples)
+        result = trainer.train()
+        tokens = train["steps"] * train["global_batch_size"] * shape.context_length
+        figures = {
+            "loss": result.training_loss,
+            "parameters": sum(each.numel() for each in model.parameters()),
+            "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0,
+        }
+        del model, trainer
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()  # for the contenders whose turn is next
+        return tokens, figures
+
+    return run_round
 
 
-def arguments(folder: Path, train: dict[str, Any], **further: Any) -> TrainingArguments:
-    """The same optimisation."""
+def _model(shape: DecoderConfig, options: dict[str, Any]) -> nn.Module:
+    values = write_config(shape, "float32")
+    dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    config = AutoConfig.for_model(**{**values, **dropout, "use_cache": False})
+    dtype = torch.bfloat16 if "lora" in options else torch.float32
+    with torch.device(options["device"]):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if "lora" in options:
+        from peft import LoraConfig, get_peft_model
+
+        rank, alpha = options["lora"]["rank"], options["lora"]["alpha"]
+        chosen = LoraConfig(
+            r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+        model = get_peft_model(model, chosen)
+    return model
+
+
+def _arguments(folder: Path, options: dict[str, Any]) -> TrainingArguments:
+    """The same optimisation; on a GPU with what its guide to speed says."""
+    train, on_gpu = options["train"], options["device"] == "cuda"
+    again = train.get("activation_checkpoint", "none") != "none"
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=train["steps"],
@@ -61,32 +102,16 @@ def arguments(folder: Path, train: dict[str, Any], **further: Any) -> TrainingAr
         max_grad_norm=train["grad_clip"],
         optim="adamw_torch_fused",
         logging_steps=train["log_every"],
+        bf16=train.get("precision", "fp32") == "bf16",
+        gradient_checkpointing=again,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if again else None,
+        torch_compile=options["compile"],
+        use_cpu=not on_gpu,
+        dataloader_num_workers=2 if on_gpu else 0,
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        **further,
     )
-
-
-def prepare(folder: Path, options: dict[str, Any]) -> Round:
-    torch.set_num_threads(options["threads"])
-    shape, train = options["shape"], options["train"]
-    length = shape["context_length"]
-    samples = Samples(folder / "train-00000.bin", length)
-    # torch_compile= compiles the model that a Trainer is given; each round has a new one.
-    given = arguments(folder / "huggingface", train, use_cpu=True, torch_compile=options["compile"])
-
-    def run_round() -> tuple[float, dict[str, Any]]:
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(llama(shape))
-        trainer = Trainer(model, given, train_dataset=samples)
-        trainer.train()
-        tokens = train["steps"] * train["global_batch_size"] * length
-        loss = next(each["loss"] for each in reversed(trainer.state.log_history) if "loss" in each)
-        parameters = sum(each.numel() for each in model.parameters())
-        return tokens, {"loss": float(loss), "parameters": parameters}
-
-    return run_round
 
 
 if __name__ == "__main__":

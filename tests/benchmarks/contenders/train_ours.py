@@ -8,21 +8,35 @@ import torch
 from pipelines.core.records import Split
 from pipelines.models.config import DecoderConfig
 from tests.benchmarks.contender import Round, serve
-from tests.benchmarks.contenders.our_trainer import build_trainer
+from tests.benchmarks.contenders.our_trainer import build_trainer, free
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Round:
-    torch.set_num_threads(options["threads"])
+    device = torch.device(options["device"])
+    if device.type == "cpu":
+        torch.set_num_threads(options["threads"])
     split = Split.model_validate(options["split"])
-    train = options["train"] | {"compile": options["compile"]}
+    sections = {"train": options["train"] | {"compile": options["compile"]}}
+    if "lora" in options:
+        sections["adapter"] = options["lora"]
     shape = DecoderConfig(**options["shape"])
-    scratch = f"ours-compiled-{options['compile']}"
+    scratch = "-".join(["ours", options["name"]])
 
     def run_round() -> tuple[float, dict[str, Any]]:
-        built = build_trainer(folder, split, shape, {"train": train}, scratch=scratch)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        built = build_trainer(folder, split, shape, sections, device, scratch)
         built.trainer.fit()
         last = built.points[-1]
-        return last.tokens, {"loss": last.loss, "parameters": built.model.parameter_count}
+        figures = {
+            "loss": last.loss,
+            "parameters": built.model.parameter_count,
+            "mfu": last.mfu,
+            "peak_gib": last.memory_bytes / 2**30 if device.type == "cuda" else 0.0,
+        }
+        del built
+        free(device)
+        return last.tokens, figures
 
     return run_round
 

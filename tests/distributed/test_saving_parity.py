@@ -1,0 +1,54 @@
+"""Accumulation, checkpointing and compile change no loss, in pairs, whatever the layout."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.core.records import Split
+from tests.distributed.pool import Pool
+from tests.distributed.training import Case, losses
+
+LAYOUTS = {"zero-3": {"sharding": "full"}, "tp": {"tp": 2}, "pp": {"pp": 2}}
+ACCUMULATION = {"micro_batch_size": 1}
+SELECTIVE = {"activation_checkpoint": "selective"}
+FULL = {"activation_checkpoint": "full"}
+COMPILE = {"compile": True}
+PAIRS = {
+    "accumulation-selective": ACCUMULATION | SELECTIVE,
+    "accumulation-compile": ACCUMULATION | COMPILE,
+    "selective-compile": SELECTIVE | COMPILE,
+    "full-compile": FULL | COMPILE,
+}
+CASES = [
+    pytest.param(
+        Case(f"{layout}-{pair}", 2, parallel, {"micro_batch_size": 4}, savings),
+        id=f"{layout}-{pair}",
+        # To compile takes half a minute: only checkpointing is tested each time.
+        marks=[] if pair == "accumulation-selective" else [pytest.mark.parity],
+    )
+    for layout, parallel in LAYOUTS.items()
+    for pair, savings in PAIRS.items()
+]
+
+
+@pytest.fixture(scope="module")
+def plain(
+    data: tuple[Path, Split], tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[float, float]]:
+    """What one process does without any of them."""
+    case = Case("plain", 1, {}, {"micro_batch_size": 4})
+    return losses(case, data, tmp_path_factory.mktemp("plain"), torch.float32)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_losses_are_those_of_one_plain_process(
+    case: Case,
+    plain: list[tuple[float, float]],
+    data: tuple[Path, Split],
+    pool: Callable[[int], Pool],
+    tmp_path: Path,
+) -> None:
+    for found in pool(case.world).run(losses, case, data, tmp_path, torch.float32):
+        assert found == [pytest.approx(point, rel=1e-5) for point in plain]

@@ -23,6 +23,9 @@ class Bytes(NamedTuple):
     state: int  # of the optimizer, then
 
 
+_SHORT = {"micro_batch_size": 2, "steps": 2}
+_UNTIED = {"tie_embeddings": False}  # a tied weight is in a pipeline's first and last stage
+_ALL_OF_THEM = {"pp": 2, "tp": 2, "sharding": "full"}
 # By what each is divided. ZeRO's stage 2 has whole parameters between steps, FSDP2's not.
 CASES = [
     (Case("none", 2, {}), (1, 1, 1)),
@@ -32,6 +35,11 @@ CASES = [
     (Case("full-4", 4, {"sharding": "full"}), (4, 4, 4)),
     (Case("optimizer-4", 4, {"sharding": "optimizer"}), (1, 1, 4)),
     (Case("hsdp", 4, {"sharding": "full", "dp_replicate": 2, "dp_shard": 2}), (2, 2, 2)),
+    (Case("tp", 2, {"tp": 2}, _SHORT), (2, 2, 2)),
+    (Case("pp", 2, {"pp": 2}, _SHORT, model=_UNTIED), (2, 2, 2)),
+    (Case("tp-full", 4, {"tp": 2, "sharding": "full"}, _SHORT), (4, 4, 4)),
+    (Case("pp-tp", 4, {"pp": 2, "tp": 2}, _SHORT, model=_UNTIED), (4, 4, 4)),
+    (Case("pp-tp-full", 8, _ALL_OF_THEM, _SHORT, model=_UNTIED), (8, 8, 8)),
 ]
 
 
@@ -72,7 +80,7 @@ def test_a_process_holds_its_share(
     pool: Callable[[int], Pool],
     tmp_path: Path,
 ) -> None:
-    whole = DecoderConfig(**SHAPE).parameters * torch.float32.itemsize
+    whole = DecoderConfig(**{**SHAPE, **case.model}).parameters * torch.float32.itemsize
     formula = Bytes(whole // shares[0], whole // shares[1], 2 * whole // shares[2])
     for found in pool(case.world).run(measure, case, data, tmp_path):
         assert found == pytest.approx(formula, rel=0.05)

@@ -151,8 +151,9 @@ def model_shape(recipe: Recipe, vocab_size: int) -> DecoderConfig:
     if shape.vocab_size < vocab_size:
         raise UserError(
             f"model.init_from = {base}: its vocabulary is {shape.vocab_size}, but the data's is "
-            f"{vocab_size}; preprocess with the model's own tokenizer: "
-            "data.tokenizer.kind = pretrained"
+            f"{vocab_size}; preprocess with the model's own tokenizer, data.tokenizer.kind = "
+            "pretrained, and where that has no chat template give data.instruction.chat_template "
+            "one without new tokens, which ChatML has"
         )
     return shape
 

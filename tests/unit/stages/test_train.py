@@ -174,7 +174,13 @@ def test_no_step_is_logged_twice(workspace: Path, mlflow_client: Any, mlflow_run
     points = mlflow_client.get_metric_history(mlflow_run, "train/loss")
     assert [point.step for point in points] == [1, 2, 3, 4, 5, 6]
     assert [point.value for point in points] == [point["loss"] for point in history(workspace)]
-    assert mlflow_client.get_run(mlflow_run).data.tags["penstock.reader"] == "mmap"
+    tags = mlflow_client.get_run(mlflow_run).data.tags
+    assert tags["penstock.reader"] == "mmap"
+    assert tags["penstock.mfu_denominator"].startswith("measured ")
+    assert tags["penstock.bound_by"].endswith("% of its roof")
+    assert [each.path for each in mlflow_client.list_artifacts(mlflow_run, "diagnostics")] == [
+        "diagnostics/machine.json"
+    ]
 
 
 PROCESSES = """

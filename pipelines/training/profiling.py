@@ -7,7 +7,7 @@ the device at each of them; so it is measured in a window of steps and holds for
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
@@ -27,7 +27,7 @@ class Event(NamedTuple):
 
 
 class StepProfiler:
-    """Profiles one window of steps.
+    """Profiles one window of steps; a context manager around them all.
 
     Attributes:
         communication_share: Of the window's time, in which collectives ran and nothing else;
@@ -49,6 +49,15 @@ class StepProfiler:
         self._world = world
         self._window = steps
         self._profiler: profile | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """A run that fails within the window: torch has one profiler in a process."""
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler = None
 
     def before(self, step: int) -> None:
         """Begin where the window does."""

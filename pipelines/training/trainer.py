@@ -109,7 +109,7 @@ class Trainer:
         Raises:
             UserError: too many steps in a row were bad, and going back doesn't help any more.
         """
-        with self.checkpoints, self.watchdog:
+        with self.checkpoints, self.watchdog, self.profiler:
             return self._fit()
 
     def _fit(self) -> Position:

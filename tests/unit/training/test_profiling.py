@@ -29,6 +29,14 @@ def test_a_run_that_ends_early_still_gives_its_trace(tmp_path: Path) -> None:
     assert (tmp_path / "rank-0.json.gz").is_file()
 
 
+def test_a_run_that_fails_within_the_window_leaves_no_profiler_behind(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedError), StepProfiler((0, 5), tmp_path, 0, 1) as profiler:
+        profiler.before(0)
+        raise InterruptedError
+    steps(StepProfiler((0, 2), tmp_path, rank=0, world=1), 0, 2)
+    assert (tmp_path / "rank-0.json.gz").is_file()
+
+
 def test_nothing_is_written_unasked(tmp_path: Path) -> None:
     profiler = StepProfiler(None, tmp_path, rank=1, world=2)
     assert profiler.communication_share is None

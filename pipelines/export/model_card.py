@@ -1,6 +1,7 @@
 """The README.md of a registered model: what it is, what it was measured at, what it is not."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pipelines.core.recipe import Recipe
@@ -21,7 +22,7 @@ tags:
 {description}
 
 A decoder of {parameters:,} parameters, trained by Penstock with the recipe `{recipe}`
-({steps:,} steps, {tokens:,} tokens).
+({steps:,} steps, {tokens:,} tokens).{start}
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -52,8 +53,8 @@ Source: `{source}`. Exact duplicates are dropped; the splits share no document. 
 
 ## Limits
 
-- It continues text like its training data and nothing else: it follows no instructions, and what
-  it writes may be wrong, biased or copied from the training data.
+- {use}
+  What it writes may be wrong, biased or copied from the training data.
 - It sees {context:,} tokens at a time.
 - Nothing but the figures above was measured; they are of text from the same source.
 - The licence of the weights follows from the licences of the training data.
@@ -70,6 +71,9 @@ The whole record is `lineage.json` beside this file.
 
 </details>
 """
+
+_TEXT = "It continues text like its training data and nothing else: it follows no instructions."
+_CHAT = "It answers prompts like those of its training data, by the tokenizer's chat template."
 
 
 def model_card(
@@ -88,6 +92,8 @@ def model_card(
         description=recipe.description or "A language model.",
         parameters=train.parameters,
         recipe=recipe.name,
+        start=_start(recipe),
+        use=_CHAT if recipe.data.instruction.kind != "none" else _TEXT,
         steps=train.steps,
         tokens=train.tokens,
         documents=evaluate.documents,
@@ -105,6 +111,20 @@ def model_card(
         fingerprint=recipe.fingerprint(),
         model_hash=train.model_hash,
         yaml=dump_yaml(recipe),
+    )
+
+
+def _start(recipe: Recipe) -> str:
+    """What the weights were before, and how they were changed."""
+    if recipe.model.init_from is None:
+        return ""
+    text = f" Training started from `{Path(recipe.model.init_from).name}`"
+    if recipe.adapter.kind == "none":
+        return f"{text}."
+    method = {"lora": "LoRA", "qlora": "QLoRA"}[recipe.adapter.kind]
+    return (
+        f"{text}, whose weights\n{method} left as they were; the adapter is merged here, and in "
+        "`adapter/` it lies alone, in peft's\nformat."
     )
 
 

@@ -22,8 +22,8 @@ from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.evaluation.documents import read_documents
 from pipelines.evaluation.gate import bits_per_byte
 from pipelines.evaluation.perplexity import score_documents
-from pipelines.models.huggingface import save_pretrained
 from pipelines.models.config import DecoderConfig
+from pipelines.models.huggingface import save_pretrained
 from pipelines.models.transformer import Transformer
 from pipelines.stages import register
 from pipelines.tracking import registry
@@ -136,6 +136,16 @@ def test_the_first_model_becomes_champion_and_is_whole(
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "| xz | 1.5000 |" in card
+
+
+def test_an_adapter_goes_along_with_the_model_that_it_is_merged_into(models, trained, recipe):
+    workspace = trained(models[1])
+    (workspace / "outputs/train/adapter").mkdir()
+    write_json(workspace / "outputs/train/adapter/adapter_config.json", {"r": 4})
+    TrainRecord.read(workspace).model_copy(update={"adapter": "adapter"}).write(workspace)
+    register.run(recipe, workspace)
+    folder = registry.download(recipe.registration.model_name)
+    assert read_json(folder / "adapter" / "adapter_config.json") == {"r": 4}
 
 
 def test_transformers_loads_what_is_registered(models, trained, recipe):

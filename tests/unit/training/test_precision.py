@@ -59,3 +59,13 @@ def test_a_step_that_overflows_is_left_out(start: Callable) -> None:
         run.trainer._step(0)
     assert float(run.trainer.scale.scale) == 2.0**39
     assert all(torch.equal(each, before[name]) for name, each in run.model.state_dict().items())
+
+
+def test_fp32_on_the_cpu_rounds_no_factor() -> None:
+    set_precision("fp32", CPU)
+    torch.manual_seed(0)
+    x, weight = torch.randn(512, 256), torch.randn(256, 300)
+    # Factors of half the digits would be a thousand times as far off.
+    torch.testing.assert_close(
+        (x @ weight).double(), x.double() @ weight.double(), atol=2e-4, rtol=0
+    )

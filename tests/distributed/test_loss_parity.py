@@ -37,6 +37,13 @@ CASES = [
     Case("1f1b", 2, {"pp": 2, "schedule": "1f1b"}, _PAIRS),
     Case("interleaved-1f1b", 2, {"pp": 2, "schedule": "interleaved_1f1b"}, slow=True),
     Case("zero-bubble", 2, {"pp": 2, "schedule": "zero_bubble"}, slow=True),
+    Case(
+        "zero-bubble-checkpointed",
+        2,
+        {"pp": 2, "schedule": "zero_bubble"},
+        only_here={"activation_checkpoint": "full"},
+        slow=True,
+    ),
     Case("pp-untied", 2, {"pp": 2}, model={"tie_embeddings": False}, slow=True),
     Case("pp-4", 4, {"pp": 4}, _PAIRS),
     Case("tp-fsdp", 4, {"tp": 2, "sharding": "full"}, _HALVES),

@@ -10,7 +10,13 @@ from pipelines.core.records import Split
 from tests.distributed.pool import Pool
 from tests.distributed.training import Case, losses
 
-SHARDINGS = {"ddp": {}, "zero-1": {"sharding": "optimizer"}, "zero-3": {"sharding": "full"}}
+SHARDINGS = {
+    "ddp": {},
+    "zero-1": {"sharding": "optimizer"},
+    "zero-3": {"sharding": "full"},
+    "tp": {"tp": 2},
+    "pp": {"pp": 2},
+}
 ELSEWHERE = pytest.mark.parity  # seconds each, in make test-parity
 
 
@@ -23,6 +29,10 @@ ELSEWHERE = pytest.mark.parity  # seconds each, in make test-parity
         pytest.param("zero-1", "bf16", marks=ELSEWHERE),
         pytest.param("zero-1", "fp16", marks=ELSEWHERE),
         pytest.param("zero-3", "bf16", marks=ELSEWHERE),
+        pytest.param("tp", "bf16", marks=ELSEWHERE),
+        pytest.param("tp", "fp16", marks=ELSEWHERE),
+        pytest.param("pp", "bf16", marks=ELSEWHERE),
+        pytest.param("pp", "fp16", marks=ELSEWHERE),
     ],
 )
 def test_the_curve_is_that_of_one_process(

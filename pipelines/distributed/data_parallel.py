@@ -90,7 +90,13 @@ def replicate(part: nn.Module, mesh: Mesh) -> nn.Module:
     if group is None:
         return part
     return DistributedDataParallel(
-        part, process_group=group, gradient_as_bucket_view=True, forward_sync_buffers=False
+        part,
+        process_group=group,
+        gradient_as_bucket_view=True,
+        forward_sync_buffers=False,
+        # Else its buckets change after the first step, and with them the order in which a ring
+        # adds gradients up: a resumed run would differ in the last bit.
+        find_unused_parameters=True,
     )
 
 

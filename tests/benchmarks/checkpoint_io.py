@@ -12,7 +12,7 @@ from typing import Any
 from tests.benchmarks.harness import Benchmark, Contender, Demand
 
 SHAPE = {
-    "layers": 16,
+    "layers": 8,
     "width": 768,
     "heads": 12,
     "kv_heads": 12,
@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def make_data(folder: Path) -> dict[str, Any]:
-    """A checkpoint of 1.5 GB."""
+    """A checkpoint of 0.8 GB."""
     from pipelines.training.checkpoint import Checkpoints, Position
     from pipelines.training.checkpoint_store import CheckpointStore
     from tests.benchmarks.contenders.small_training import Training

@@ -11,15 +11,16 @@ A micro-batch is a power of two, at most this process's share of a step and `MOS
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import override_values
 from pipelines.distributed.layout import Layout, resolve_layout
 from pipelines.models.config import DecoderConfig
+from pipelines.models.division import check_division
 from pipelines.planning.memory import Memory, Training, estimate
 
 HEADROOM = 0.9  # of a device's memory; the rest is the allocator's, the library's and NCCL's
@@ -27,7 +28,7 @@ MOST_TOKENS = 16_384  # a micro-batch; beyond it matrix products gain nothing
 _GIB = 2**30
 _SHARDINGS = ("none", "optimizer", "gradients", "full")
 _WAYS = (1, 2, 4, 8, 16, 32, 64)
-_MOST_TP = 8  # neighbours that share one node's fast links
+_NEIGHBOURS = (1, 2, 4, 8)  # within one node, whose links are fast
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def choose(
     Raises:
         UserError: nothing fits, or what is fixed fits no number of processes.
     """
-    choices = list(_choices(recipe, config, world))
+    choices = _choices(recipe, config, world)
     if not is_left_to_the_rule(recipe):
         return choices[0]
     for choice in choices:
@@ -87,63 +88,74 @@ def choose(
     )
 
 
-def _choices(recipe: Recipe, config: DecoderConfig, world: int) -> Iterator[Choice]:
-    """Every choice that is possible, the best first."""
+def _choices(recipe: Recipe, config: DecoderConfig, world: int) -> list[Choice]:
+    """Every choice that is possible, the best first; at least one.
+
+    Raises:
+        UserError: none is; what is wrong with the first.
+    """
+    choices: list[Choice] = []
+    wrong: list[UserError] = []
+    for laid in _laid(recipe, world):
+        try:
+            layout = resolve_layout(laid.parallel, world)
+            for tried in _with_micro_batches(laid, layout):
+                check_division(config, layout, tried)
+                choices.append(Choice(tried, layout, estimate(config, _training(tried, layout))))
+        except UserError as error:
+            wrong.append(error)
+    if not choices:
+        raise wrong[0]
+    return choices
+
+
+def _laid(recipe: Recipe, world: int) -> Iterator[Recipe]:
+    """The recipe with each layout that the rule looks at, in its order."""
     parallel = recipe.parallel
-    for pp in _tried(parallel.pp, _WAYS):
-        for tp in _tried(parallel.tp, _WAYS[: _WAYS.index(_MOST_TP) + 1]):
-            for sharding in _tried(parallel.sharding, _SHARDINGS):
-                if _is_possible(recipe, config, world, pp, tp, sharding):
-                    fixed = {"parallel.pp": pp, "parallel.tp": tp, "parallel.sharding": sharding}
-                    yield from _micro_batches(override_values(recipe, fixed), config, world)
+    divides = recipe.adapter.kind == "none"  # adapters are not divided
+    for pp in _WAYS if parallel.pp == "auto" and divides else [_fixed(parallel.pp)]:
+        for tp in _NEIGHBOURS if parallel.tp == "auto" and divides else [_fixed(parallel.tp)]:
+            shardings: Sequence[str] = [parallel.sharding]
+            if parallel.sharding == "auto":
+                alone = world == pp * tp * parallel.cp
+                # Tensor and pipeline parallel come after all of ZeRO, on top of its last stage.
+                shardings = ["none"] if alone else _SHARDINGS if pp == tp == 1 else ["full"]
+            for sharding in shardings:
+                values = {"pp": pp, "tp": tp, "sharding": sharding}
+                yield override_values(recipe, {f"parallel.{key}": values[key] for key in values})
 
 
-def _tried(value: Any, ways: tuple[Any, ...]) -> tuple[Any, ...]:
-    return ways if value == "auto" else (value,)
+def _fixed(number: int | Literal["auto"]) -> int:
+    return 1 if number == "auto" else number
 
 
-def _is_possible(
-    recipe: Recipe, config: DecoderConfig, world: int, pp: int, tp: int, sharding: str
-) -> bool:
-    """Whether the rule looks at it; what a person fixed is not second-guessed here."""
-    parallel = recipe.parallel
-    if recipe.adapter.kind != "none" and "auto" in (parallel.pp, parallel.tp) and pp * tp > 1:
-        return False  # adapters are not divided
-    if parallel.pp == "auto" and (world % (pp * tp) or config.layers < pp):
-        return False
-    if parallel.tp == "auto" and (world % (pp * tp) or config.kv_heads % tp):
-        return False
-    if parallel.sharding != "auto":
-        return True
-    if world == pp * tp * parallel.cp:
-        return sharding == "none"  # nothing to shard over
-    # Tensor and pipeline parallel come after all of ZeRO, on top of its last stage.
-    return pp == tp == 1 or sharding == "full"
-
-
-def _micro_batches(recipe: Recipe, config: DecoderConfig, world: int) -> Iterator[Choice]:
-    layout = resolve_layout(recipe.parallel, world)
-    share = max(1, recipe.train.global_batch_size // layout.dp)
-    sequence = recipe.data.sequence_length
-    sizes = [2**power for power in range(20, -1, -1)]
-    if recipe.train.micro_batch_size == "auto":
-        most = min(share, max(1, MOST_TOKENS // sequence))
-        sizes = [size for size in sizes if size <= most and not share % size]
-    else:
-        sizes = [recipe.train.micro_batch_size]
+def _with_micro_batches(recipe: Recipe, layout: Layout) -> Iterator[Recipe]:
+    """The recipe with each micro-batch that is looked at, the largest first."""
+    train = recipe.train
+    share = train.global_batch_size // layout.dp
+    if not share:
+        raise UserError(
+            f"train.global_batch_size({train.global_batch_size}) is smaller than the {layout.dp} "
+            "data-parallel processes: each needs at least one sample a step"
+        )
+    sizes = [train.micro_batch_size]
+    if train.micro_batch_size == "auto":
+        most = min(share, max(1, MOST_TOKENS // recipe.data.sequence_length))
+        powers = (2**power for power in range(most.bit_length() - 1, -1, -1))
+        sizes = [size for size in powers if not share % size and not train.global_batch_size % size]
+    fixed = {f"parallel.{key}": getattr(layout, key) for key in ("dp_replicate", "dp_shard")}
     for size in sizes:
-        values = {f"parallel.{key}": getattr(layout, key) for key in ("dp_replicate", "dp_shard")}
-        chosen = override_values(recipe, values | {"train.micro_batch_size": size})
-        yield Choice(chosen, layout, estimate(config, _training(chosen, layout, size, share)))
+        yield override_values(recipe, fixed | {"train.micro_batch_size": size})
 
 
-def _training(recipe: Recipe, layout: Layout, micro_batch: int, share: int) -> Training:
+def _training(recipe: Recipe, layout: Layout) -> Training:
     parallel, train = recipe.parallel, recipe.train
+    micro_batch = train.fixed_micro_batch_size
     return Training(
         layout=layout,
         sharding=parallel.sharding,  # type: ignore[arg-type]  # no auto any more
         micro_batch=micro_batch,
-        micro_batches=-(-share // micro_batch),
+        micro_batches=math.ceil(train.global_batch_size / layout.dp / micro_batch),
         sequence=recipe.data.sequence_length,
         precision=train.precision,
         activation_checkpoint=train.activation_checkpoint,

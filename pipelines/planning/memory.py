@@ -90,10 +90,11 @@ def _state(held: float, unit: float, training: Training) -> tuple[float, float, 
 
 
 def _stage_parameters(config: DecoderConfig, layout: Layout) -> float:
+    """Numbers of the largest stage: embeddings, or head, with its layers."""
     layers = ceil(config.layers / layout.pp)
     rest: float = config.parameters - config.layers * config.layer_parameters
     if layout.pp > 1 and not config.tie_embeddings:
-        rest /= 2  # embeddings and head lie on different stages
+        rest /= 2  # embeddings and head lie on different stages; tied ones on both
     return (layers * config.layer_parameters + rest) / layout.tp
 
 

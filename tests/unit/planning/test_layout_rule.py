@@ -58,6 +58,23 @@ def test_nothing_fits():
         chosen("llama3-70b", 1, gib=24)
 
 
+def test_what_cannot_be_divided_is_passed_over():
+    """GPT-2's 12 heads go over 4 processes, not over 8; a pipeline needs a micro-batch a stage."""
+    for world in (8, 16):
+        choice = choose(recipe(tp="auto", sharding="full"), preset("gpt2-124m"), world, 2 * GIB)
+        assert choice.layout.tp in (1, 2, 4)
+    few = Recipe.model_validate(
+        {"name": "t", "parallel": "auto", "train": {"global_batch_size": 8, "micro_batch_size": 8}}
+    )
+    with pytest.raises(UserError, match="no layout of 8 processes fits"):
+        choose(few, preset("llama3-8b"), 8, 8 * GIB)
+
+
+def test_what_is_fixed_and_impossible_is_said():
+    with pytest.raises(UserError, match=r"parallel\.tp\(8\) does not divide the model's kv_heads"):
+        choose(recipe(tp=8), preset("gpt2-124m"), 8, 80 * GIB)
+
+
 def test_a_recipe_without_auto_is_left_as_it_is():
     fixed = Recipe.model_validate({"name": "t"})
     choice = choose(fixed, preset("llama-1m").sized(100, 256), 2, GIB)

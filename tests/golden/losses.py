@@ -26,6 +26,7 @@ from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.adapters import adapt, fill_adapters
 from pipelines.models.config import DecoderConfig
+from pipelines.models.huggingface import load_weights, save_pretrained
 from pipelines.models.parallelize import parallelize
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
@@ -103,13 +104,17 @@ def losses(recipe: Recipe, folder: Path) -> list[float]:
         device=mesh.device,
         steps=STEPS,
     )
+    shape = twin_shape(preset(twin.model.preset))
     with torch.device("meta"):
-        model = Transformer(twin_shape(preset(twin.model.preset)))
+        model = Transformer(shape)
         adapt(model, twin)
+    base = Transformer(shape)
+    base.init_weights(twin.seed)
+    save_pretrained(base, folder / "base")  # adapters are for a model that is there
     points: list[float] = []
     Trainer(
         twin,
-        parallelize(model, mesh, twin, partial(_fill, twin)),
+        parallelize(model, mesh, twin, partial(_fill, twin, folder / "base")),
         loader,
         lambda point: points.append(point.loss),
         folder / "checkpoints",
@@ -118,8 +123,8 @@ def losses(recipe: Recipe, folder: Path) -> list[float]:
     return points
 
 
-def _fill(recipe: Recipe, model: Transformer) -> None:
-    model.init_weights(recipe.seed)
+def _fill(recipe: Recipe, base: Path, model: Transformer) -> None:
+    load_weights(model, base)
     fill_adapters(model, recipe)
 
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.training.precision import LossScale, set_precision
+from pipelines.models.config import DecoderConfig
+from pipelines.models.transformer import Transformer
+from pipelines.training.precision import LossScale, set_precision, to_fp8
 
 CPU = torch.device("cpu")
 
@@ -69,3 +71,17 @@ def test_fp32_on_the_cpu_rounds_no_factor() -> None:
     torch.testing.assert_close(
         (x @ weight).double(), x.double() @ weight.double(), atol=2e-4, rtol=0
     )
+
+
+def test_fp8_is_for_the_blocks_alone() -> None:
+    shape = DecoderConfig(
+        layers=1, width=32, heads=2, kv_heads=1, hidden=40, vocab_size=64, context_length=16
+    )
+    with torch.device("meta"):
+        model = Transformer(shape)
+        to_fp8(model)
+    kinds = {name: type(each).__name__ for name, each in model.named_modules()}
+    assert kinds["layers.0.self_attn.q_proj"] == "Float8Linear"
+    assert kinds["layers.0.mlp.up_proj"] == "Linear"  # 40 is no multiple of 16
+    assert kinds["lm_head"] == "Linear"
+    assert model.lm_head.weight is model.embed_tokens.weight

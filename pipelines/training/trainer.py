@@ -257,4 +257,4 @@ class Trainer:
             return finished
         flag = torch.tensor(finished, device=self.device)
         dist.broadcast(flag, src=0)
-        return bool(flag.item())
+        return bool(flag.item())  # waits for the device: the price of a time limit

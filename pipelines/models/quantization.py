@@ -103,7 +103,10 @@ def _decode(nf4: list[Tensor], shape: list[int], after: Tensor, fused: bool) -> 
     backward pass did not need `after`, a gradient, for its own decoding.
     """
     decode = _decode_fused if fused else dequantize
-    return decode(NF4(*nf4), torch.Size(shape), after.dtype)
+    # Of parameters, the compiler would make code for each shape and soon give up.
+    plain = NF4(*(each.detach() for each in nf4))
+    with torch.no_grad():
+        return decode(plain, torch.Size(shape), after.dtype)
 
 
 @_decode.register_fake

@@ -49,7 +49,8 @@ def _device() -> torch.device:
 def one_for_all() -> Iterator[None]:
     """A person's error in one process ends all of them with its line; a barrier at the end.
 
-    Without it, the others would wait in their next collective until that times out.
+    Without it, the others would wait in their next collective until that times out. What is done
+    in it must hold no collective: another process may be in that one.
     """
     mine: UserError | None = None
     try:

@@ -71,13 +71,14 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             set_precision(recipe.train.precision, device)
             dataset = PreprocessRecord.read(workspace).dataset
             shape = model_shape(recipe, dataset.vocab_size)
-            settled = SettledLayout(recipe, shape, device, workspace)
-            recipe = settled.recipe
+        settled = SettledLayout(recipe, shape, device, workspace)
+        recipe = settled.recipe
+        mesh = build_mesh(settled.choice.layout, device)
+        with one_for_all():
             history = prepare(recipe, dataset, workspace)
-            mesh = build_mesh(settled.choice.layout, device)
             loader = build_loader(recipe, dataset, workspace, mesh)
             model = build_model(recipe, shape)
-            parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
+        parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
         with tracked_run(workspace) as tracked, settled.out_of_memory():
             reporter = Reporter(recipe, workspace, history, tracked, report)
             checkpoints = checkpoints_of(recipe, workspace)

@@ -1,4 +1,4 @@
-"""The engine by torchrun, with no service; on other numbers of processes a run goes on as it was."""
+"""The engine by torchrun, with no service; on other numbers of processes a run goes on."""
 
 import json
 import os

@@ -105,18 +105,30 @@ def device() -> dict[str, Any]:
 def show(result: dict[str, Any], console: Console) -> None:
     """The figures as tables."""
     for case in result["cases"]:
-        table = Table(title=f"{result['benchmark']} {case['case']}", title_justify="left")
-        for column in ("", f"median {result['unit']}", "least", "most"):
-            table.add_column(column, justify="right" if column else "left")
-        for name, figures in case["contenders"].items():
-            table.add_row(name, *(f"{figures[key]:,.4g}" for key in ("median", "min", "max")))
-        console.print(table)
+        console.print(_table(f"{result['benchmark']} {case['case']}", result["unit"], case))
         for ratio in case["ratios"]:
             console.print(
                 f"{ratio['of']} over {ratio['over']}: {ratio['median']:.2f}x "
                 f"({ratio['min']:.2f} to {ratio['max']:.2f}), demanded {ratio['demanded']}x: "
                 f"{'reached' if ratio['reached'] else 'NOT REACHED'}"
             )
+
+
+def _table(title: str, unit: str, case: dict[str, Any]) -> Table:
+    """A row a contender: its rate, and the further figures that any of them gave."""
+    columns = {"median": f"median {unit}", "min": "least", "max": "most"}
+    for figures in case["contenders"].values():
+        columns |= {key: key for key in figures if key not in columns and key != "setup_seconds"}
+    table = Table("", title=title, title_justify="left")
+    for column in columns.values():
+        table.add_column(column, justify="right")
+    for name, figures in case["contenders"].items():
+        cells = (figures.get(key, "") for key in columns)
+        table.add_row(
+            name,
+            *(f"{each:,.4g}" if isinstance(each, int | float) else str(each) for each in cells),
+        )
+    return table
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ Peak memory is exact: with a GPU what its allocator says, and on the CPU the run
 PyTorch's allocator gives and takes back, from before the model is made to the end of the second
 step. So it holds weights, gradients, moments, activations and what is computed with. Each rung also
 measures the rung before it, and ends the benchmark where it does not save the share that it
-promises. Rungs of several processes are measured in the first one; they run on the CPU only, over
-gloo, and offload, which there has nowhere to go, on a GPU only.
+promises. Rungs of several processes are measured in the first one, over gloo. There is no rung for
+offload: it moves bytes from a GPU to the host's memory, and on a CPU both are one.
 """
 
 from pathlib import Path

@@ -123,12 +123,12 @@ def _table(title: str, unit: str, case: dict[str, Any]) -> Table:
     for column in columns.values():
         table.add_column(column, justify="right")
     for name, figures in case["contenders"].items():
-        cells = (figures.get(key, "") for key in columns)
-        table.add_row(
-            name,
-            *(f"{each:,.4g}" if isinstance(each, int | float) else str(each) for each in cells),
-        )
+        table.add_row(name, *(_cell(figures.get(key, "")) for key in columns))
     return table
+
+
+def _cell(figure: float | str) -> str:
+    return figure if isinstance(figure, str) else f"{figure:,.4g}"
 
 
 if __name__ == "__main__":

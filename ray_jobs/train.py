@@ -14,23 +14,31 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import SharedError, UnreachableError, UserError
 from pipelines.core.recipe import Recipe
-from pipelines.stages.runner import run_stage, stage_variables
+from pipelines.stages.runner import (
+    forget_error,
+    keep_error,
+    run_stage,
+    stage_variables,
+    user_error,
+)
 from pipelines.training.supported import supported
 
 STAGE = "train"
+START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 RAY_TRAIN = {
     # Workers that start on a busy machine need more than Ray Train's minute.
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
+    START_TIMEOUT: "300",
     # How often the controller looks at the workers, and so how late it sees their end.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
 }
+# With any number of workers, those of a node whose death is not known yet aren't waited for long.
+ELASTIC = RAY_TRAIN | {START_TIMEOUT: "60"}
 
 
 def main() -> None:
     """Train the workspace's recipe, or one from the command line in a workspace of its own."""
-    os.environ.update(RAY_TRAIN | os.environ)  # what is set already stands
     if len(sys.argv) > 1:
         from ray_jobs.ad_hoc import train_ad_hoc
 
@@ -42,11 +50,17 @@ def main() -> None:
 def train_on_ray(recipe: Recipe, workspace: Path) -> None:
     """Run the train stage on the recipe's number of workers, a GPU each where there are any.
 
+    Of [min, max] workers there are as many as the cluster has room for. Where that changes, they
+    start anew from the last checkpoint, with the same global batches in the same order.
+
     Raises:
         UserError: the stage's, on any worker; it is not tried again.
         TrainingFailedError: workers died more often than is forgiven.
     """
     supported(recipe)
+    elastic = isinstance(recipe.resources.workers, tuple)
+    os.environ.update((ELASTIC if elastic else RAY_TRAIN) | os.environ)  # what is set stands
+    forget_error(workspace)
     ray.init(ignore_reinit_error=True)
     trainer = TorchTrainer(
         _work,
@@ -71,20 +85,33 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
 
 
 def _work(config: dict[str, Any]) -> str | None:
-    """One worker; a person's error is returned, as one that is raised would be tried again."""
+    """One worker; a person's error is returned, as one that is raised would be tried again.
+
+    One of this worker alone is raised all the same, as the others wait for it in a collective; the
+    try after that only tells it.
+    """
     os.environ.update(config["environment"])
 
     from pipelines.core.log import set_up_logging
     from pipelines.core.recipe import Recipe
+    from pipelines.distributed.process_group import one_for_all
     from pipelines.stages import train
 
     set_up_logging()
-    recipe = Recipe.model_validate(config["recipe"])
+    recipe, workspace = Recipe.model_validate(config["recipe"]), Path(config["workspace"])
     try:
-        train.run(recipe, Path(config["workspace"]), report=_report)
-    except UserError as error:
+        with one_for_all():
+            if line := user_error(workspace, STAGE):
+                raise UserError(line)
+        train.run(recipe, workspace, report=_report)
+    except UnreachableError:
+        raise
+    except SharedError as error:
         logging.getLogger(__name__).exception("a person's error; its line ends the job")
         return str(error)
+    except UserError as error:
+        keep_error(workspace, STAGE, error)
+        raise
     return None
 
 

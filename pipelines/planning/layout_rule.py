@@ -99,11 +99,17 @@ def _choices(recipe: Recipe, config: DecoderConfig, world: int) -> list[Choice]:
     for laid in _laid(recipe, world):
         try:
             layout = resolve_layout(laid.parallel, world)
-            for tried in _with_micro_batches(laid, layout):
-                check_division(config, layout, tried)
-                choices.append(Choice(tried, layout, estimate(config, _training(tried, layout))))
+            sized = list(_with_micro_batches(laid, layout))
         except UserError as error:
             wrong.append(error)
+            continue
+        for tried in sized:
+            try:
+                check_division(config, layout, tried)
+            except UserError as error:  # a smaller micro-batch may do
+                wrong.append(error)
+                continue
+            choices.append(Choice(tried, layout, estimate(config, _training(tried, layout))))
     if not choices:
         raise wrong[0]
     return choices

@@ -80,3 +80,14 @@ def test_a_recipe_without_auto_is_left_as_it_is():
     choice = choose(fixed, preset("llama-1m").sized(100, 256), 2, GIB)
     assert choice.recipe.train == fixed.train
     assert choice.layout.dp_replicate == 2
+
+
+def test_a_pipeline_gets_the_largest_micro_batch_that_gives_each_stage_one():
+    values = {
+        "name": "t",
+        "data": {"sequence_length": 1024},
+        "train": {"micro_batch_size": "auto", "global_batch_size": 16},
+        "parallel": {"pp": 4, "sharding": "full"},
+    }
+    choice = choose(Recipe.model_validate(values), preset("llama3-8b"), 4, 400 * GIB)
+    assert choice.recipe.train.micro_batch_size == 4

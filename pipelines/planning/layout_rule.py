@@ -167,5 +167,5 @@ def _training(recipe: Recipe, layout: Layout) -> Training:
         activation_checkpoint=train.activation_checkpoint,
         schedule=parallel.schedule,
         cpu_offload=parallel.cpu_offload,
-        adapter=recipe.adapter.kind,
+        adapter=recipe.adapter,
     )

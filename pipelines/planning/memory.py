@@ -5,12 +5,14 @@ with all three in fp32. Activations after Korthikanti et al. 2022, for attention
 scores. What the allocator loses is not in it: see `HEADROOM` in `layout_rule.py`.
 """
 
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, field
 from typing import Literal
 
+from pipelines.core.recipe_training import Adapter
 from pipelines.distributed.layout import Layout
+from pipelines.distributed.stages import Schedule, stage_count, stage_numbers
 from pipelines.models.config import DecoderConfig
+from pipelines.models.division import stage_layers
 
 FP32 = 4
 MOMENTS = 8  # two of AdamW a weight
@@ -30,19 +32,36 @@ class Training:
     sequence: int
     precision: str = "fp32"
     activation_checkpoint: str = "none"
-    schedule: str = "1f1b"
+    schedule: Schedule = "1f1b"
     cpu_offload: bool = False
-    adapter: str = "none"
+    adapter: Adapter = field(default_factory=Adapter)
 
     @property
     def compute_bytes(self) -> int:
         """Of a number in a matrix product."""
         return FP32 if self.precision in ("fp32", "tf32") else 2
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients wait, whole, for those of further micro-batches."""
+        return self.micro_batches > 1
+
+    @property
+    def is_fully_sharded(self) -> bool:
+        """Whether FSDP2 has the weights; see `distributed/data_parallel.py`."""
+        replicas = self.layout.tp * self.layout.pp > 1 and self.layout.dp > 1
+        return self.sharding in ("gradients", "full") or replicas
+
+    @property
+    def gives_up_blocks(self) -> bool:
+        """Whether a block's weights are gathered for its own time only."""
+        zero_bubble = self.layout.pp > 1 and self.schedule == "zero_bubble"
+        return self.sharding == "full" and not zero_bubble
+
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device that has most of it: the first pipeline stage's."""
+    """Bytes on a device: each the most that any has of it, early pipeline stages as a rule."""
 
     weights: float
     gradients: float
@@ -52,61 +71,148 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All of it, at the end of a forward pass."""
+        """All of it, in the backward pass of the last micro-batch."""
         return self.weights + self.gradients + self.moments + self.activations + self.logits
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Numbers of a process's part of the model, before data parallelism divides them.
+
+    Attributes:
+        whole: All.
+        root: What is in no block: embeddings, last norm, head.
+        block: Of one block.
+    """
+
+    whole: float
+    root: float
+    block: float
+
+    @property
+    def unit(self) -> float:
+        """The most that FSDP2 gathers at once."""
+        return max(self.root, self.block)
+
+    @property
+    def in_use(self) -> float:
+        """What FSDP2 keeps gathered where blocks are given up: the root, a block and the next."""
+        return min(self.whole, self.root + 2 * self.block)
 
 
 def estimate(config: DecoderConfig, training: Training) -> Memory:
     """The bytes that a step needs on one device."""
-    held = _stage_parameters(config, training.layout)
-    weights, gradients, moments = _state(held, _largest_unit(config, training.layout), training)
-    positions = training.micro_batch * training.sequence
-    logits = min(positions * config.vocab_size, LOGITS_AT_ONCE) / training.layout.tp
+    held = _held(config, training)
+    if training.adapter.kind == "none":
+        frozen, trained = 0.0, held
+    else:
+        frozen, trained = _frozen(config, held, training), _adapters(config, training.adapter)
+    weights, gradients, moments = _state(trained, training)
     return Memory(
-        weights=weights,
+        weights=frozen + weights,
         gradients=gradients,
         moments=moments,
         activations=_activations(config, training),
-        logits=logits * (2 * FP32 + training.compute_bytes),  # in fp32, their gradient, as computed
+        logits=_logits(config, training),
     )
 
 
-def _state(held: float, unit: float, training: Training) -> tuple[float, float, float]:
-    """Bytes of weights, gradients and moments for `held` numbers, gathered a `unit` at a time."""
-    cast = 0 if training.compute_bytes == FP32 else training.compute_bytes
-    shards = training.layout.dp_shard
-    if training.adapter != "none":
-        base = NF4 if training.adapter == "qlora" else training.compute_bytes
-        return held * base / (shards if training.sharding == "full" else 1), 0.0, 0.0
-    if training.sharding in ("none", "optimizer"):
+def _held(config: DecoderConfig, training: Training) -> _Held:
+    """Of the process that has most: embeddings, or head, with its layers."""
+    layout, block = training.layout, config.layer_parameters
+    root: float = config.parameters - config.layers * block
+    if layout.pp == 1:
+        whole = root + config.layers * block
+        return _Held(whole / layout.tp, root / layout.tp, block / layout.tp)
+    if not config.tie_embeddings:
+        root /= 2  # embeddings and head lie on different stages; tied ones on both
+    last = layout.pp - 1
+    ends = [root if rank in (0, last) else 0.0 for rank in range(layout.pp)]
+    whole = max(n * block + end for n, end in zip(_layers(config, training), ends, strict=True))
+    return _Held(whole / layout.tp, root / layout.tp, block / layout.tp)
+
+
+def _layers(config: DecoderConfig, training: Training) -> list[int]:
+    """How many each process of a pipeline has."""
+    pp, schedule = training.layout.pp, training.schedule
+    if pp == 1:
+        return [config.layers]
+    stages = stage_layers(config, stage_count(schedule, pp))
+    return [sum(len(stages[n]) for n in stage_numbers(schedule, pp, rank)) for rank in range(pp)]
+
+
+def _state(held: _Held, training: Training) -> tuple[float, float, float]:
+    """Bytes of weights, gradients and moments for numbers that are trained."""
+    whole, shards = held.whole, training.layout.dp_shard
+    if not training.is_fully_sharded:
+        cast = 0 if training.compute_bytes == FP32 else training.compute_bytes
         moments = MOMENTS / (shards if training.sharding == "optimizer" else 1)
-        return held * (FP32 + cast), held * FP32, held * moments
+        # DistributedDataParallel's buckets, which are gradients at last, are there all the time.
+        twice = 2 if training.layout.dp > 1 and training.accumulates else 1
+        return whole * (FP32 + cast), whole * FP32 * twice, whole * moments
     # FSDP2 keeps no whole weights between steps; stage 2 gathers all of them in the forward pass.
-    whole = held if training.sharding == "gradients" else min(held, 2 * unit)
+    gathered = (held.in_use if training.gives_up_blocks else whole) * training.compute_bytes
+    waiting = (whole if training.accumulates else held.unit) * FP32
     if training.cpu_offload:
-        return whole * training.compute_bytes, unit * FP32, 0.0
-    gathered = whole * training.compute_bytes
-    return held * FP32 / shards + gathered, held * FP32 / shards + unit * FP32, held * 8 / shards
+        return gathered, waiting, 0.0
+    share = whole / shards
+    # Whole gradients that wait turn into shards one by one.
+    gradients = max(waiting, share * FP32) if training.accumulates else waiting + share * FP32
+    return share * FP32 + gathered, gradients, share * MOMENTS
 
 
-def _stage_parameters(config: DecoderConfig, layout: Layout) -> float:
-    """Numbers of the largest stage: embeddings, or head, with its layers."""
-    layers = ceil(config.layers / layout.pp)
-    rest: float = config.parameters - config.layers * config.layer_parameters
-    if layout.pp > 1 and not config.tie_embeddings:
-        rest /= 2  # embeddings and head lie on different stages; tied ones on both
-    return (layers * config.layer_parameters + rest) / layout.tp
+def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
+    """Bytes of the weights below adapters; in NF4 are only those that have one."""
+    saved = 0.0  # a number of a block
+    if training.adapter.kind == "qlora":
+        quantised = sum(rows * columns for rows, columns in _adapted(config, training.adapter))
+        saved = quantised / config.layer_parameters * (training.compute_bytes - NF4)
+    whole = held.whole * training.compute_bytes - config.layers * held.block * saved
+    if not training.is_fully_sharded:
+        return whole
+    in_use = held.in_use * training.compute_bytes - min(2, config.layers) * held.block * saved
+    gathered = in_use if training.gives_up_blocks else whole
+    return gathered if training.cpu_offload else whole / training.layout.dp_shard + gathered
 
 
-def _largest_unit(config: DecoderConfig, layout: Layout) -> float:
-    """Numbers that FSDP2 gathers at once: a block, or embeddings and head."""
-    return max(config.layer_parameters, config.vocab_size * config.width) / layout.tp
+def _adapters(config: DecoderConfig, adapter: Adapter) -> _Held:
+    """Numbers of the two matrices beside each layer that has an adapter."""
+    block = adapter.rank * sum(rows + columns for rows, columns in _adapted(config, adapter))
+    return _Held(config.layers * block, 0, block)
+
+
+def _adapted(config: DecoderConfig, adapter: Adapter) -> list[tuple[int, int]]:
+    """Shapes of a block's linear layers that get an adapter."""
+    queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
+    width, hidden = config.width, config.hidden
+    shapes = {
+        "q_proj": (queries, width),
+        "k_proj": (keys, width),
+        "v_proj": (keys, width),
+        "o_proj": (width, queries),
+        "up_proj": (hidden, width),
+        "down_proj": (width, hidden),
+    }
+    if config.gated:
+        shapes["gate_proj"] = (hidden, width)
+    targets = adapter.targets or shapes
+    return [shape for name, shape in shapes.items() if name in targets]
+
+
+def _logits(config: DecoderConfig, training: Training) -> float:
+    """Bytes of the loss: logits as computed and in fp32, and their gradient."""
+    tp, positions = training.layout.tp, training.micro_batch * training.sequence
+    logits = positions * config.vocab_size
+    at_once = min(logits, LOGITS_AT_ONCE) / tp * (2 * FP32 + training.compute_bytes)
+    if logits <= LOGITS_AT_ONCE or training.adapter.kind != "none":
+        return at_once
+    # Chunk by chunk, the gradient of the head is added up beside its others.
+    return at_once + config.vocab_size * config.width / tp * FP32
 
 
 def _activations(config: DecoderConfig, training: Training) -> float:
-    """Bytes saved for the backward pass."""
+    """Bytes saved for the backward pass, by the first pipeline process, which has most."""
     layout = training.layout
-    layers = ceil(config.layers / layout.pp)
     positions = training.micro_batch * training.sequence / layout.tp / layout.cp
     kept = {
         "none": _block(config, training.compute_bytes),
@@ -114,16 +220,22 @@ def _activations(config: DecoderConfig, training: Training) -> float:
         "full": config.width * FP32,
     }[training.activation_checkpoint]
     again = 0 if training.activation_checkpoint == "none" else _block(config, 2 * FP32)
-    return positions * (layers * kept * _in_flight(training) + again)
+    return positions * (_layers(config, training)[0] * kept * _in_flight(training) + again)
 
 
-def _in_flight(training: Training) -> int:
-    """Micro-batches of which the first stage holds activations at once."""
-    if training.layout.pp == 1:
+def _in_flight(training: Training) -> float:
+    """Micro-batches of which the first process holds its layers' activations at once."""
+    pp, schedule, number = training.layout.pp, training.schedule, training.micro_batches
+    if pp == 1:
         return 1
-    if training.schedule == "gpipe":
-        return training.micro_batches
-    return min(training.layout.pp, training.micro_batches)
+    if schedule == "gpipe":
+        return number
+    if schedule == "1f1b":
+        return min(pp, number)
+    # Of two stages, the first's of a round, then both's until the first gradient comes.
+    hops = 2 if schedule == "interleaved_1f1b" else 1
+    a_round = number // max(1, number // pp)
+    return min(a_round + hops * (pp - 1) + 1, 2 * number) / 2
 
 
 def _block(config: DecoderConfig, size: int) -> float:

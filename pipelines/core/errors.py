@@ -10,5 +10,9 @@ class UserError(Exception):
     """
 
 
+class SharedError(UserError):
+    """One that every process of a job raises alike, so that one of them tells it."""
+
+
 class UnreachableError(UserError):
     """Something far away did not answer: one line, but a DAG task tries again."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import SharedError, UnreachableError, UserError
 
 
 @contextmanager
@@ -51,16 +51,20 @@ def one_for_all() -> Iterator[None]:
 
     Without it, the others would wait in their next collective until that times out. What is done
     in it must hold no collective: another process may be in that one.
+
+    Raises:
+        SharedError: with the line of the first process that has one.
+        UnreachableError: where that is one.
     """
     mine: UserError | None = None
     try:
         yield
     except UserError as error:
         mine = error
-    line = str(mine) if mine else None
-    lines = [line]
+    errors = [mine]
     if dist.is_initialized():
-        lines = [None] * dist.get_world_size()
-        dist.all_gather_object(lines, line)
-    if first := next(filter(None, lines), None):
-        raise UserError(first) from mine
+        errors = [None] * dist.get_world_size()
+        dist.all_gather_object(errors, mine)
+    if first := next(filter(None, errors), None):
+        kind = UnreachableError if isinstance(first, UnreachableError) else SharedError
+        raise kind(str(first)) from mine

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
-from pipelines.core.errors import EXIT_USER_ERROR, UserError
+from pipelines.core.errors import EXIT_USER_ERROR, SharedError, UserError
 from pipelines.core.log import rank, set_up_logging
 from pipelines.core.records import record_path
 from pipelines.stages.standalone import Job, open_workspace, parse_job
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
         )
         _train(job)
     except UserError as error:
-        if rank() == 0:
+        if rank() == 0 or not isinstance(error, SharedError):
             sys.stderr.write(f"train: {error}\n")
         sys.exit(EXIT_USER_ERROR)
 
@@ -77,7 +77,7 @@ def _from_first(prepare: Callable[[], str]) -> str:
     dist.broadcast_object_list(said, group=dist.new_group(backend="gloo", timeout=_PREPARATION))
     result, error_line = said
     if result is None:
-        raise UserError(error_line or "") from mine
+        raise SharedError(error_line or "") from mine
     return result
 
 

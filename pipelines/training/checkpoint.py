@@ -22,9 +22,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import SharedError, UnreachableError, UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef
+from pipelines.distributed.process_group import one_for_all
 from pipelines.models.folder import fingerprint
 from pipelines.models.parallelize import Parallelized
 from pipelines.training.checkpoint_planner import SameModelPlanner
@@ -184,10 +185,8 @@ class Checkpoints:
         try:
             written.result()
         except CheckpointException as error:
-            raise UserError(
-                f"{self._store.url(step)}: the checkpoint can't be written: {_reason(error)}; the "
-                "run goes on from the one before it"
-            ) from error
+            unwritten = f"{self._store.url(step)}: the checkpoint can't be written"
+            raise _failure(unwritten, error, "; the run goes on from the one before it") from error
 
     def restore(self) -> Position:
         """Put the newest complete checkpoint in place, and return where the run was.
@@ -211,7 +210,7 @@ class Checkpoints:
                 no_dist=self._group is None,
             )
         except CheckpointException as error:
-            raise UserError(f"{url}: the checkpoint can't be loaded: {_reason(error)}") from error
+            raise _failure(f"{url}: the checkpoint can't be loaded", error) from error
         for name, each in self._others.items():
             each.load_state_dict(facts["others"][name])
         _log.info("resumed after step %d from %s", position.step, url)
@@ -243,12 +242,19 @@ class Checkpoints:
         """What the first process sees: another may not see yet what S3 or NFS has."""
         if self._group is None:
             return look()
-        found = [look() if dist.get_rank() == 0 else None]
+        with one_for_all():
+            found = [look() if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(found, src=0, group=self._group)
         return found[0]
 
 
-def _reason(error: CheckpointException) -> str:
-    """The first process's trouble, in one line."""
+def _failure(what: str, error: CheckpointException, then: str = "") -> UserError:
+    """The first process's trouble, in one line, which every process has.
+
+    What S3 refuses a person mends; any other trouble with it may pass.
+    """
     first = next(iter(error.failures.values()))[0]
-    return " ".join((str(first) or repr(first)).split())
+    reason = " ".join((str(first) or repr(first)).split())
+    a_persons = isinstance(first, UserError | FileNotFoundError | PermissionError)
+    passes = isinstance(first, UnreachableError) or ("s3://" in what and not a_persons)
+    return (UnreachableError if passes else SharedError)(f"{what}: {reason}{then}")

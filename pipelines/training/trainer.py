@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import SharedError
 from pipelines.core.recipe import Recipe
 from pipelines.distributed.gradients import clip_factor, gradient_norm, scale_gradients
 from pipelines.loading.dataloader import IGNORED, Batch, TokenLoader
@@ -107,7 +107,7 @@ class Trainer:
         """Train to the last step or the time limit, and return how far that was.
 
         Raises:
-            UserError: too many steps in a row were bad, and going back doesn't help any more.
+            SharedError: too many steps in a row were bad, and going back doesn't help any more.
         """
         with self.checkpoints, self.watchdog, self.profiler:
             return self._fit()
@@ -238,10 +238,10 @@ class Trainer:
         )
         return Position(back.step, position.seconds)
 
-    def _failure(self, position: Position, verdict: Verdict) -> UserError:
+    def _failure(self, position: Position, verdict: Verdict) -> SharedError:
         times = len(self.guard.skipped)
         after = f" after going back to a checkpoint {times} times" if times else ""
-        return UserError(
+        return SharedError(
             f"the loss is {verdict.last_loss:.6g} at step {position.step}, the gradient norm "
             f"{verdict.last_norm:.6g}{after}; lower train.lr({self.train.lr}) or raise "
             f"train.warmup_steps({self.train.warmup_steps})"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef, Split
 from pipelines.core.storage import MARKER
@@ -249,6 +249,18 @@ def test_a_failed_write_is_told_at_the_next_save_or_at_the_end(
                 run.checkpoints.save(Position(5))
     assert "\n" not in str(told.value)
     assert run.store.steps() == [3]
+
+
+def test_a_store_that_does_not_answer_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise ConnectionResetError("no answer")
+
+    with s3_bucket("bucket"):
+        run = saved("s3://bucket/run")
+        monkeypatch.setattr(checkpoint_writer.FsspecWriter, "finish", away)
+        run.checkpoints.save(Position(4))
+        with pytest.raises(UnreachableError, match=r"step-000004: .*can't be written: no answer"):
+            run.checkpoints.wait()
 
 
 def test_where_training_failed_that_is_told(

@@ -29,6 +29,7 @@ class Pool:
         self.world = world
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 300) -> list[Any]:
         """Call `function(*arguments)` in each process, and return what each one returned.
@@ -52,12 +53,15 @@ class Pool:
         for connection in self._connections:
             connection.close()
         self._processes, self._connections = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _start(self) -> None:
         # One process imports torch, and the others are forked from it.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
-        store = Path(tempfile.mkdtemp(prefix="penstock-pool-")) / "store"
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-pool-")
+        store = Path(self._folder.name) / "store"
         for rank in range(self.world):
             ours, theirs = context.Pipe()
             process = context.Process(

@@ -11,7 +11,6 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.records import record_path
 from pipelines.stages import preprocess
 from pipelines.stages.run_tracking import close_tracking, open_tracking
-from pipelines.stages.runner import only_one
 from pipelines.stages.standalone import open_workspace, parse_job
 from ray_jobs.ray_map import map_on_ray
 from ray_jobs.train import STAGE, train_on_ray
@@ -22,14 +21,14 @@ def train_ad_hoc(arguments: Sequence[str]) -> None:
     set_up_logging()
     try:
         job = parse_job("python -m ray_jobs.train", arguments)
-        workspace = open_workspace(job)
-        print(f"workspace {workspace}\nMLflow run {open_tracking(workspace)}")  # noqa: T201
-        status = "FAILED"
-        try:
-            _run(job.recipe, workspace)
-            status = "FINISHED"
-        finally:
-            close_tracking(workspace, status)
+        with open_workspace(job) as workspace:
+            print(f"workspace {workspace}\nMLflow run {open_tracking(workspace)}")  # noqa: T201
+            status = "FAILED"
+            try:
+                _run(job.recipe, workspace)
+                status = "FINISHED"
+            finally:
+                close_tracking(workspace, status)
     except UserError as error:
         sys.stderr.write(f"{STAGE}: {error}\n")
         sys.exit(EXIT_USER_ERROR)
@@ -40,7 +39,6 @@ def _run(recipe: Recipe, workspace: Path) -> None:
 
     ray.init(ignore_reinit_error=True)
     os.chdir(workspace)
-    with only_one(workspace):
-        if not record_path(workspace, preprocess.STAGE).is_file():
-            preprocess.run(recipe, workspace, map_on_ray)
-        train_on_ray(recipe, workspace)
+    if not record_path(workspace, preprocess.STAGE).is_file():
+        preprocess.run(recipe, workspace, map_on_ray)
+    train_on_ray(recipe, workspace)

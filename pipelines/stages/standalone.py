@@ -6,8 +6,8 @@ stopped, and begins anew where it had ended.
 
 import argparse
 import hashlib
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,8 @@ from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
 from pipelines.core.storage import write_json, write_text
 from pipelines.data.reading.fingerprint import fingerprint_inputs
 from pipelines.ledger.workspace import Run
+from pipelines.stages.runner import only_one
+from pipelines.training.checkpoint_store import CheckpointStore
 from pipelines.training.supported import supported
 
 
@@ -54,24 +56,34 @@ def parse_job(program: str, arguments: Sequence[str], overrides: Sequence[str] =
     return Job(recipe, workspace and workspace.absolute())
 
 
-def open_workspace(job: Job) -> Path:
-    """The workspace of this recipe on this source."""
+@contextmanager
+def open_workspace(job: Job) -> Iterator[Path]:
+    """The workspace of this recipe on this source; the same job elsewhere waits for its end."""
     recipe = job.recipe
     source = fingerprint_inputs(recipe.data)
     identity = f"{recipe.fingerprint()} {source} {_code_hash()}"
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     workspace = job.workspace or load_settings().runs / f"ad-hoc-{recipe.name}-{key}"
-    if record_path(workspace, TrainRecord.stage).is_file():
-        shutil.rmtree(workspace / "checkpoints", ignore_errors=True)
-    write_text(workspace / "params.yaml", dump_yaml(recipe))
-    write_json(workspace / "source.json", source)
-    Run(
-        dag_run_id=f"{workspace.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}",
-        git_commit="",  # an uploaded folder has no git
-        dirty=False,
-        recipe_fingerprint=recipe.fingerprint(),
-    ).write(workspace)
-    return workspace
+    workspace.mkdir(parents=True, exist_ok=True)
+    with only_one(workspace):
+        if record_path(workspace, TrainRecord.stage).is_file():
+            _forget_checkpoints(recipe, workspace)
+        write_text(workspace / "params.yaml", dump_yaml(recipe))
+        write_json(workspace / "source.json", source)
+        Run(
+            dag_run_id=f"{workspace.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}",
+            git_commit="",  # an uploaded folder has no git
+            dirty=False,
+            recipe_fingerprint=recipe.fingerprint(),
+        ).write(workspace)
+        yield workspace
+
+
+def _forget_checkpoints(recipe: Recipe, workspace: Path) -> None:
+    from pipelines.stages.train import checkpoint_places  # seconds
+
+    for place in checkpoint_places(recipe, workspace):
+        CheckpointStore(place).clear()
 
 
 def _code_hash() -> str:

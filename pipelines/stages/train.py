@@ -78,8 +78,8 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             history = prepare(recipe, dataset, workspace)
             loader = build_loader(recipe, dataset, workspace, mesh)
             model = build_model(recipe, shape)
-        parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
         with tracked_run(workspace) as tracked, settled.out_of_memory():
+            parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
             reporter = Reporter(recipe, workspace, history, tracked, report)
             checkpoints = checkpoints_of(recipe, workspace)
             trainer = Trainer(
@@ -104,11 +104,15 @@ def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path) -> History | N
     history = None
     if rank() == 0:
         shutil.rmtree(output_folder(workspace, STAGE), ignore_errors=True)
-        folder = workspace / CHECKPOINTS
-        for place in {str(folder), checkpoints_of(recipe, workspace)}:
+        for place in checkpoint_places(recipe, workspace):
             CheckpointStore(place).claim(identity(recipe, dataset))
-        history = History(folder / HISTORY)
+        history = History(workspace / CHECKPOINTS / HISTORY)
     return history
+
+
+def checkpoint_places(recipe: Recipe, workspace: Path) -> set[str]:
+    """Where something of this workspace's run lies: its history and its checkpoints."""
+    return {str(workspace / CHECKPOINTS), checkpoints_of(recipe, workspace)}
 
 
 def checkpoints_of(recipe: Recipe, workspace: Path) -> str:

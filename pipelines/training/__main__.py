@@ -39,13 +39,11 @@ def main(arguments: Sequence[str]) -> None:
 def _train(job: Job) -> None:
     from pipelines.distributed.process_group import process_group
     from pipelines.stages import train
-    from pipelines.stages.runner import only_one
 
     with process_group(), ExitStack() as held:
 
         def prepare() -> str:
-            workspace = open_workspace(job)
-            held.enter_context(only_one(workspace))
+            workspace = held.enter_context(open_workspace(job))
             _preprocess(job, workspace)
             return str(workspace)
 

@@ -36,12 +36,21 @@ class CheckpointStore:
         self._place = _open(str(url))
 
     def claim(self, identity: str) -> None:
-        """Clear torn checkpoints, and all of them where something else made them.
+        """Clear torn checkpoints, and all of them where another run made them.
 
         One process calls it, before training.
+
+        Raises:
+            UserError: what is there was never claimed, and so is somebody's.
         """
-        if self._place.read(_IDENTITY) != identity:
-            self._place.remove("")
+        before = self._place.read(_IDENTITY)
+        if before is None and (foreign := self._claimed()):
+            raise UserError(
+                f"{self._place.url(foreign[0])} is of no checkpoint, and would be deleted; set "
+                "train.checkpoints to a place for nothing else"
+            )
+        if before != identity:
+            self.clear()
             self._place.write(_IDENTITY, identity)
         whole = set(self.steps())
         for step in self._all():
@@ -76,8 +85,10 @@ class CheckpointStore:
         self._place.remove(_name(step))
 
     def clear(self) -> None:
-        """Delete all there is."""
-        self._place.remove("")
+        """Delete all there is; it is claimed until the last of it is gone."""
+        for name in self._claimed():
+            self._place.remove(name)
+        self._place.remove(_IDENTITY)
 
     def prune(self, keep: int, keep_best: bool) -> None:
         """Keep the newest `keep`, and with `keep_best` the one of the least loss too.
@@ -93,6 +104,10 @@ class CheckpointStore:
         for step in self._all():
             if step < whole[-1] and step not in kept:
                 self.remove(step)
+
+    def _claimed(self) -> list[str]:
+        """All but the identity, and what a write of it may have left."""
+        return sorted(name for name in self._place.list() if _IDENTITY not in name)
 
     def _all(self) -> Iterator[int]:
         for name in self._place.list():

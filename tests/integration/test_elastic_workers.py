@@ -10,7 +10,7 @@ from pipelines.core.settings import PROJECT
 
 # A cluster of its own, in a process of its own; its second node dies under the training.
 JOB = """
-import sys, threading, time
+import contextlib, sys, threading, time
 
 import ray
 from ray.cluster_utils import Cluster
@@ -21,7 +21,8 @@ from pipelines.stages.standalone import open_workspace, parse_job
 from ray_jobs import train
 
 job = parse_job("test", sys.argv[1:])
-workspace = open_workspace(job)
+held = contextlib.ExitStack()
+workspace = held.enter_context(open_workspace(job))
 preprocess.run(job.recipe, workspace)
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
 cluster.connect()  # before there is another node, which the driver must not depend on
@@ -39,6 +40,7 @@ train.train_on_ray(job.recipe, workspace)
 print("workers", read_json(workspace / "layout.json")["world"], flush=True)
 ray.shutdown()
 cluster.shutdown()
+held.close()
 """
 RECIPE = [
     "data.source.max_documents=12",

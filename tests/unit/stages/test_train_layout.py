@@ -68,6 +68,19 @@ def test_a_layout_by_hand_is_not_changed_but_advised(tmp_path: Path) -> None:
         train(workspace, recipe(), fails_at=2)
 
 
+def test_memory_that_runs_out_as_the_model_is_made_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipelines.stages import train as stage
+
+    def too_large(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(stage, "parallelize", too_large)
+    with pytest.raises(UserError, match=r"out of memory with .*micro_batch_size 2.*would take"):
+        train(make_workspace(tmp_path / "w"), recipe())
+
+
 def test_the_layout_is_told_to_mlflow(tmp_path: Path, mlflow_client: Any, mlflow_run: str) -> None:
     workspace = make_workspace(tmp_path / "w")
     (workspace / "run.json").write_text(json.dumps({"mlflow_run_id": mlflow_run}))

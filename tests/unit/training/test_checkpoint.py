@@ -352,6 +352,20 @@ def test_frozen_weights_are_left_to_where_they_came_from(tmp_path: Path) -> None
         Run(tmp_path).checkpoints.restore()
 
 
+def test_what_was_never_claimed_is_not_deleted(place: str) -> None:
+    store = CheckpointStore(place)
+    store._place.write("step-by-step/thesis.txt", "years")
+    with pytest.raises(UserError, match=r"step-by-step is of no checkpoint, and would be deleted"):
+        store.claim("a")
+    assert store._place.read("step-by-step/thesis.txt") == "years"
+    store._place.remove("step-by-step")
+    store.claim("a")
+    store.claim("b")
+    assert store._place.list() == ["identity"]
+    store.clear()
+    assert store._place.list() == []
+
+
 def test_only_a_folder_or_s3() -> None:
     with pytest.raises(UserError, match="gs://bucket: checkpoints go to a folder or an s3:// URL"):
         CheckpointStore("gs://bucket")

@@ -1,0 +1,30 @@
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from pipelines.core.recipe_files import override_values
+from pipelines.stages import train
+from pipelines.stages.standalone import Job, open_workspace
+from tests.unit.stages.test_train import RECIPE, history, make_workspace
+
+
+def test_a_job_that_ended_begins_anew_wherever_its_checkpoints_are(tmp_path: Path) -> None:
+    elsewhere = {"train.checkpoints": str(tmp_path / "elsewhere"), "data.source.max_documents": 1}
+    job = Job(override_values(RECIPE, elsewhere), make_workspace(tmp_path / "w"))
+    records = []
+    for _ in range(2):
+        with open_workspace(job) as workspace:
+            records.append(train.run(job.recipe, workspace))
+        assert [point["step"] for point in history(workspace)] == [1, 2, 3, 4, 5, 6]
+    assert records[0] == records[1]
+
+
+def test_the_same_job_elsewhere_waits(tmp_path: Path) -> None:
+    job = Job(override_values(RECIPE, {"data.source.max_documents": 1}), tmp_path / "w")
+    with (
+        open_workspace(job) as workspace,
+        (workspace / ".stage.lock").open("w") as file,
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ def draw(module: nn.Module, config: DecoderConfig, seed: int) -> None:
     width and does not leave narrow models too near zero; those that write to the residual stream
     are smaller by sqrt(2 x layers), so that its variance does not grow with depth. Norms are 1,
     biases 0.
+
+    Raises:
+        UserError: a parameter is quantised, as below QLoRA's adapters.
     """
     normal = 0.7 / math.sqrt(config.width)
     into_residual = normal / math.sqrt(2 * config.layers)
@@ -95,6 +99,11 @@ def draw(module: nn.Module, config: DecoderConfig, seed: int) -> None:
         name = canonical_name(wrapped)
         if config.tie_embeddings and name == "lm_head.weight":
             name = "embed_tokens.weight"  # a pipeline's last stage holds a copy
+        if not parameter.is_floating_point():
+            raise UserError(
+                f"{name} is quantised, and random weights are nothing to adapt; "
+                "set model.init_from to a Hugging Face folder"
+            )
         if parameter.ndim == 1:
             with torch.no_grad():
                 parameter.fill_(0.0 if name.endswith(".bias") else 1.0)

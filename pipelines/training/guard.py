@@ -177,7 +177,9 @@ def step_unless(bad: Tensor, optimizer: Optimizer) -> None:
     A fused optimizer looks at it on the device, as it does for a gradient scaler.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        optimizer.found_inf = bad  # type: ignore[attr-defined]
+        # Under offload to the CPU the host waits here: AdamW would not, and read it too early.
+        device = optimizer.param_groups[0]["params"][0].device
+        optimizer.found_inf = bad.to(device)  # type: ignore[attr-defined]
         optimizer.step()
     elif not bad.item():  # here the host waits: such an optimizer can't be told on the device
         optimizer.step()

@@ -18,9 +18,11 @@ from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.adapters import adapt
 from pipelines.models.config import DecoderConfig
-from pipelines.models.lora import adapted_layers, init_adapters
+from pipelines.models.huggingface import named_places
+from pipelines.models.lora import init_adapters
 from pipelines.models.parallelize import parallelize
 from pipelines.models.transformer import Transformer
+from pipelines.models.weights import fill
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.precision import set_precision, to_fp8
 from pipelines.training.trainer import Trainer
@@ -82,10 +84,15 @@ def build_trainer(
 
 
 def _fill(recipe: Recipe, model: Transformer) -> None:
-    """Weights from the seed; also below adapters, which elsewhere need a folder to adapt."""
-    model.init_weights(recipe.seed)
-    for layer in adapted_layers(model).values():
-        layer.fill(torch.randn(layer.shape, device=layer.device) * 0.02)
+    """Weights from the seed; or random ones below adapters, which elsewhere need a folder."""
+    if recipe.adapter.kind == "none":
+        model.init_weights(recipe.seed)
+        return
+    model.after_to_empty()
+    for place in named_places(model).values():
+        is_matrix = len(place.shape) > 1
+        numbers = torch.randn(place.shape, device=place.device) * 0.02
+        fill(place, numbers if is_matrix else torch.ones_like(numbers))
     init_adapters(model, recipe.seed)
 
 

@@ -143,3 +143,9 @@ def test_a_base_in_bf16_keeps_adapters_in_fp32() -> None:
 def test_an_unknown_target_is_one_line() -> None:
     with pytest.raises(UserError, match="named 'c_attn'; there are down_proj, gate_proj, k_proj"):
         adapt(plain(), targets=["q_proj", "c_attn"])
+
+
+def test_random_weights_below_qlora_are_refused() -> None:
+    model = adapt(plain(), kind="qlora")
+    with pytest.raises(UserError, match=r"codes is quantised, .* set model\.init_from"):
+        model.init_weights(1)

@@ -105,3 +105,16 @@ def test_an_optimizer_leaves_a_bad_step_out_whole(fused: bool) -> None:
     parameter.grad = torch.ones(3)
     step_unless(torch.tensor(0.0), optimizer)
     assert not torch.equal(parameter, before)
+
+
+def test_an_optimizer_of_offloaded_weights_is_told_where_they_are() -> None:
+    told = []
+
+    class Fused(torch.optim.SGD):
+        _step_supports_amp_scaling = True
+
+        def step(self) -> None:
+            told.append(self.found_inf.device.type)
+
+    step_unless(torch.tensor(1.0), Fused([torch.nn.Parameter(torch.zeros(1, device="meta"))]))
+    assert told == ["meta"]

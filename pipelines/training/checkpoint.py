@@ -195,6 +195,7 @@ class Checkpoints:
             UserError: it is damaged, or of another model.
         """
         self.wait()
+        self._losses.clear()  # of steps that a run which goes back makes again
         facts = self._from_first(self._newest)
         if facts is None:
             return Position()

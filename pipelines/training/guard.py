@@ -24,6 +24,7 @@ _NOTHING = [math.nan, math.nan]
 # Of loss and norm, as parts of themselves: a very even stretch makes no ripple a spike.
 _LEAST_SPREAD = (0.05, 0.15)
 _TINY = 1e-30  # for what is 0
+_OVERFLOWS = 24  # in a row that a loss scale may be sought for; from 2^16 it falls to 2^-8
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Guard:
                 finite number will do.
             device: Of losses and norms.
             overflows: Gradients of a sound step may overflow, as a loss scale is sought: such a
-                step is left out, but is not a bad one.
+                step is left out, but is not a bad one, unless no scale helps.
         """
         self._sigma = spike_sigma
         self._overflows = overflows
@@ -82,7 +83,8 @@ class Guard:
         self._good = self._tensor(_NOTHING)  # of the last step that was not left out
         self._point = self._good  # of the last step
         self._least_spread = self._tensor(_LEAST_SPREAD)
-        self._counts = self._tensor([0, 0, 0])  # bad steps: in a row now, at most, in all
+        # Bad steps: in a row now, at most, in all; then overflows in a row now.
+        self._counts = self._tensor([0, 0, 0, 0])
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; waits for the device."""
@@ -140,11 +142,14 @@ class Guard:
         self._recent = torch.where(finite, moved, self._recent)
         self._good = torch.where(bad, self._good, self._point)
         leave_out = bad.float()
+        in_row, most, left_out, overflows = self._counts.unbind()
         if self._overflows:
-            bad = bad & ~(loss.isfinite() & ~norm.isfinite())
-        in_row, most, left_out = self._counts.unbind()
+            overflow = loss.isfinite() & ~norm.isfinite()
+            overflows = torch.where(overflow, overflows + 1, 0)
+            bad = bad & ~(overflow & (overflows <= _OVERFLOWS))
         in_row = torch.where(bad, in_row + 1, 0)
-        self._counts = torch.stack((in_row, torch.maximum(most, in_row), left_out + bad))
+        most = torch.maximum(most, in_row)
+        self._counts = torch.stack((in_row, most, left_out + bad, overflows))
         return leave_out
 
     def _is_spike(self, point: Tensor) -> Tensor:
@@ -162,7 +167,7 @@ class Guard:
     def verdict(self) -> Verdict:
         """Waits for the device."""
         figures = torch.cat((self._good, self._point, self._counts)).tolist()
-        loss, norm, last_loss, last_norm, _, worst_run, left_out = figures
+        loss, norm, last_loss, last_norm, _, worst_run, left_out, _ = figures
         return Verdict(loss, norm, last_loss, last_norm, int(worst_run), int(left_out))
 
 

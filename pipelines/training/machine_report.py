@@ -62,13 +62,16 @@ def _gpus() -> dict[str, Any]:
 
 
 def _topology() -> list[str] | None:
-    """NVIDIA's own table of how devices are joined; None where its tool isn't there or fails."""
+    """NVIDIA's own table of how devices are joined; None without its tool, or where that fails or hangs."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
-    done = subprocess.run(
-        [tool, "topo", "-m"], capture_output=True, text=True, timeout=_TOPOLOGY_SECONDS, check=False
-    )
+    try:
+        done = subprocess.run(
+            [tool, "topo", "-m"], capture_output=True, text=True, timeout=_TOPOLOGY_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return None
     return done.stdout.splitlines() if done.returncode == 0 else None
 
 

@@ -145,6 +145,16 @@ def test_the_newest_and_the_best_are_kept(place: str) -> None:
     assert run.store.facts(2)["loss"] == 3.0
 
 
+def test_what_a_run_went_back_from_makes_no_checkpoint_worse(tmp_path: Path) -> None:
+    run = saved(tmp_path)
+    run.checkpoints.note(100.0)
+    run.checkpoints.restore()
+    run.checkpoints.note(2.0)
+    run.checkpoints.save(Position(4))
+    run.checkpoints.wait()
+    assert run.store.facts(4)["loss"] == 2.0
+
+
 def test_a_million_steps_come_after_a_few_less(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.step()

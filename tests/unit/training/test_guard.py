@@ -67,6 +67,21 @@ def test_under_a_loss_scale_an_overflow_is_left_out_but_not_bad() -> None:
     assert guard.verdict().left_out == 1
 
 
+def test_gradients_that_overflow_at_any_scale_are_bad() -> None:
+    guard = Guard(10.0, CPU, overflows=True)
+    for _ in range(24):
+        judge(guard, 3.0, float("nan"))
+    assert guard.verdict().left_out == 0
+    other = Guard(10.0, CPU, overflows=True)
+    other.load_state_dict(guard.state_dict())
+    for _ in range(5):
+        judge(other, 3.0, float("nan"))
+    assert other.verdict().worst_run == 5
+    judge(other, 3.0, 1.0)
+    judge(other, 3.0, float("inf"))
+    assert other.verdict().left_out == 5
+
+
 def test_a_restored_guard_judges_as_the_one_that_was_saved() -> None:
     one, other = warmed(), Guard(10.0, CPU)
     judge(one, 20.0)

@@ -111,4 +111,4 @@ def add_over_ends(tensor: Tensor, mesh: Mesh) -> None:
     ]
     for work in dist.batch_isend_irecv(exchange):
         work.wait()
-    local(tensor).add_(other)
+    local(tensor).add_(other.to(tensor.device))  # that of offloaded weights is the CPU

@@ -226,7 +226,8 @@ class _Gather:
             dist.send(tensor.contiguous(), 0)
         elif holder and _rank() == 0:
             like = next(iter(self._places.values()))
-            tensor = torch.empty(self._shapes[name], dtype=like.dtype, device=like.device)
+            device = like.device_mesh.device_type if is_sharded(like) else like.device
+            tensor = torch.empty(self._shapes[name], dtype=like.dtype, device=device)
             dist.recv(tensor, holder)
         return tensor
 

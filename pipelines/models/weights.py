@@ -74,7 +74,11 @@ def whole(parameter: Place) -> Tensor:
     """All of a parameter; a DTensor is gathered, so all processes that share it must call this."""
     if not isinstance(parameter, Tensor):
         return parameter.whole()
-    return (parameter.full_tensor() if is_sharded(parameter) else parameter).detach()
+    if not is_sharded(parameter):
+        return parameter.detach()
+    # Offloaded weights wait on the CPU, but processes of GPUs exchange from GPU to GPU.
+    there: DTensor = parameter.detach().to(parameter.device_mesh.device_type)  # type: ignore[assignment]
+    return there.full_tensor()
 
 
 def is_sharded(tensor: Place) -> "TypeGuard[DTensor]":

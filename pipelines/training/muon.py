@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import AdamW, Optimizer
 
+from pipelines.models.weights import whole
+
 MOMENTUM = 0.95
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's quintic: steepest at zero
 _ITERATIONS = 5
@@ -69,7 +71,7 @@ class Muon(Optimizer):
             state["momentum"] = torch.zeros_like(matrix)
         state["momentum"].lerp_(gradient, 1 - MOMENTUM)
         direction = gradient.lerp(state["momentum"], MOMENTUM).bfloat16()
-        return direction.full_tensor() if isinstance(direction, DTensor) else direction
+        return whole(direction)
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
@@ -102,10 +104,11 @@ def _wide(matrix: Tensor) -> Tensor:
     return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
 
 
-def _laid_like(whole: Tensor, parameter: Tensor) -> Tensor:
-    """The part of `whole`, which all processes have alike, that belongs to this one."""
+def _laid_like(matrix: Tensor, parameter: Tensor) -> Tensor:
+    """The part of `matrix`, which all processes have alike, that belongs to this one."""
     if not isinstance(parameter, DTensor):
-        return whole
+        return matrix
     mesh = parameter.device_mesh
-    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return everywhere.redistribute(placements=parameter.placements)
+    everywhere = DTensor.from_local(matrix, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    # Offloaded weights are on the CPU, and not on the mesh's device.
+    return everywhere.redistribute(placements=parameter.placements).to(parameter.device)

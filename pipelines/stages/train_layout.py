@@ -16,6 +16,7 @@ from pipelines.core.log import rank
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import get_dotted, override_values
 from pipelines.core.storage import read_json, write_json
+from pipelines.distributed.process_group import one_for_all
 from pipelines.models.config import DecoderConfig
 from pipelines.planning.layout_rule import choose, is_left_to_the_rule
 
@@ -48,7 +49,8 @@ class SettledLayout:
             known = [None] * world
             dist.all_gather_object(known, mine)
         self._bytes, below = min(each[0] for each in known), known[0][1]
-        self.choice = choose(recipe, config, world, self._bytes, below=below)
+        with one_for_all():
+            self.choice = choose(recipe, config, world, self._bytes, below=below)
         if rank() == 0:
             _log.info("layout: %s", self.choice)
             self._write(below)

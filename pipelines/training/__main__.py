@@ -25,15 +25,21 @@ def main(arguments: Sequence[str]) -> None:
     """Train a recipe; exits with 2 and one line where a person is to blame."""
     set_up_logging()
     try:
-        workers = os.environ.get("WORLD_SIZE", "1")  # torchrun says how many, not the recipe
-        job = parse_job(
-            "torchrun -m pipelines.training", arguments, [f"resources.workers={workers}"]
-        )
-        _train(job)
+        _train(_parse(arguments))
     except UserError as error:
         if rank() == 0 or not isinstance(error, SharedError):
             sys.stderr.write(f"train: {error}\n")
         sys.exit(EXIT_USER_ERROR)
+
+
+def _parse(arguments: Sequence[str]) -> Job:
+    """The same in every process, and so are its errors."""
+    workers = os.environ.get("WORLD_SIZE", "1")  # torchrun says how many, not the recipe
+    program = "torchrun -m pipelines.training"
+    try:
+        return parse_job(program, arguments, [f"resources.workers={workers}"])
+    except UserError as error:
+        raise SharedError(str(error)) from error
 
 
 def _train(job: Job) -> None:

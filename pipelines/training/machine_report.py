@@ -62,7 +62,7 @@ def _gpus() -> dict[str, Any]:
 
 
 def _topology() -> list[str] | None:
-    """NVIDIA's own table of how devices are joined; None without its tool, or where that fails or hangs."""
+    """NVIDIA's own table of how devices are joined; None where that can't be had."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None

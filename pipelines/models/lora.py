@@ -103,7 +103,7 @@ def chosen_sizes(model: Transformer, adapter: Adapter) -> dict[str, Size]:
     linears = _linears(model)
     known = {_last(name) for name in linears}
     for target in adapter.targets:
-        if known and target not in known:  # a pipeline's stage may have no layer
+        if target not in known:
             raise UserError(
                 f"adapter.targets: no linear layer of this model is named {target!r}; "
                 f"there are {', '.join(sorted(known))}"

@@ -9,6 +9,7 @@ import yaml
 from pipelines.core.recipe_files import dump_yaml, get_dotted, leaves, load_recipe
 from pipelines.core.records import STAGES
 from pipelines.core.settings import DEFAULT_RECIPE
+from pipelines.ledger.workspace import environment
 from pipelines.stages.runner import INPUTS
 from tests.architecture.import_closure import ENTRY_MODULES, PROJECT, module_files, yaml_deps
 
@@ -74,6 +75,13 @@ def test_every_key_of_a_recipe_is_some_stages_parameter():
         if not any(leaf.key == key or leaf.key.startswith(f"{key}.") for key in read)
     }
     assert unread == KEYS_OF_NO_STAGE
+
+
+def test_all_that_the_environment_names_is_some_stages_parameter():
+    read = {
+        key for stage in DVC.values() for key in stage["params"][-1].get("environment.json", ())
+    }
+    assert read == set(environment(PROJECT, load_recipe(DEFAULT_RECIPE)))
 
 
 def test_params_yaml_is_the_default_recipe():

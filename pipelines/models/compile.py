@@ -1,14 +1,28 @@
 """Regional compile: a decoder's blocks, which are alike, are compiled once and not one by one."""
 
 import os
+from pathlib import Path
 
 import torch
 
+from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 from pipelines.models.loss import CrossEntropy
 from pipelines.models.transformer import Transformer
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def check_path(device: torch.device, folder: Path = Path(torch.__file__).parent) -> None:
+    """Raise UserError where what is compiled can't be linked with torch, which is in `folder`.
+
+    torch 2.13 does not quote the path of its libraries when it links code for a CPU.
+    """
+    if device.type == "cpu" and " " in str(folder):
+        raise UserError(
+            f"train.compile: torch can't compile for a CPU from {folder}, a path with a space; "
+            "move the project or set train.compile = false"
+        )
 
 
 def compile_blocks(part: Transformer, backend: str = "inductor") -> None:

@@ -14,7 +14,7 @@ from pipelines.distributed.activation_checkpoint import checkpoint_activations
 from pipelines.distributed.data_parallel import is_fully_sharded, replicate, shard
 from pipelines.distributed.mesh import Mesh
 from pipelines.distributed.zero_one import ShardedUpdate
-from pipelines.models.compile import compile_blocks
+from pipelines.models.compile import check_path, compile_blocks
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import canonical_name
 
@@ -104,6 +104,8 @@ def parallelize(
         fill: Gives a model from the meta device its weights, which it then has memory for.
     """
     parallel = recipe.parallel
+    if recipe.train.compile:
+        check_path(mesh.device)
     parts = [model] if mesh.layout.pp == 1 else _stages(model, mesh, parallel)
     laid = [_lay(part, mesh, recipe, fill) for part in parts]
     return Parallelized(mesh, laid, shards_update=parallel.sharding == "optimizer")

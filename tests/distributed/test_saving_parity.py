@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pipelines.core.records import Split
+from tests.compiling import needs_a_linker
 from tests.distributed.pool import Pool
 from tests.distributed.training import Case, losses
 
@@ -26,7 +27,7 @@ CASES = [
         Case(f"{layout}-{pair}", 2, parallel, {"micro_batch_size": 4}, savings),
         id=f"{layout}-{pair}",
         # To compile takes half a minute: only checkpointing is tested each time.
-        marks=[] if pair == "accumulation-selective" else [pytest.mark.parity],
+        marks=[] if pair == "accumulation-selective" else [pytest.mark.parity, needs_a_linker],
     )
     for layout, parallel in LAYOUTS.items()
     for pair, savings in PAIRS.items()

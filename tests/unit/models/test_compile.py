@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from pipelines.core.errors import UserError
 from pipelines.distributed.activation_checkpoint import checkpoint_activations
-from pipelines.models.compile import compile_blocks
+from pipelines.models.compile import check_path, compile_blocks
 from pipelines.models.config import DecoderConfig
 from pipelines.models.transformer import Transformer
+from tests.compiling import needs_a_linker
 
 SHAPE = DecoderConfig(
     layers=3, width=32, heads=4, kv_heads=2, hidden=48, vocab_size=50, context_length=16
@@ -84,6 +86,15 @@ def test_names_stay() -> None:
     assert model.state_dict().keys() == build().state_dict().keys()
 
 
+def test_a_path_with_a_space_is_one_line() -> None:
+    folder = Path("/a b/site-packages/torch")
+    with pytest.raises(UserError, match=r"train\.compile: .* a path with a space"):
+        check_path(torch.device("cpu"), folder)
+    check_path(torch.device("cuda"), folder)
+    check_path(torch.device("cpu"), Path("/ab/torch"))
+
+
+@needs_a_linker
 def test_the_next_run_finds_what_was_compiled() -> None:
     """With the compiler that runs use; on this machine's CPU it needs a C++ compiler."""
     losses = []

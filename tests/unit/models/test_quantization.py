@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pipelines.models.quantization import NF4Linear, dequantize, quantize
+from tests.compiling import needs_a_linker
 
 
 def error(weight: torch.Tensor, again: torch.Tensor) -> float:
@@ -43,7 +44,7 @@ def test_zeros_stay_zeros() -> None:
     assert torch.equal(dequantize(quantize(zeros), zeros.shape, zeros.dtype), zeros)
 
 
-@pytest.fixture(params=["eager", "compiled"])
+@pytest.fixture(params=["eager", pytest.param("compiled", marks=needs_a_linker)])
 def layers(request: pytest.FixtureRequest) -> tuple[NF4Linear, nn.Module]:
     torch.manual_seed(1)
     layer = NF4Linear(nn.Linear(192, 128))

@@ -10,7 +10,12 @@ from pipelines.training.supported import supported
 
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_recipes_run(name: str) -> None:
-    supported(load_recipe(name))
+    recipe = load_recipe(name)
+    if recipe.model.init_from is None:
+        supported(recipe)
+        return
+    with pytest.raises(UserError, match=rf"{recipe.model.init_from}: no config\.json"):
+        supported(recipe)
 
 
 @pytest.mark.parametrize(

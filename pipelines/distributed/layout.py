@@ -69,6 +69,11 @@ def _check_sharding(layout: Layout, parallel: Parallel) -> None:
             f"parallel.dp_shard({layout.dp_shard}) shards nothing with parallel.sharding = none; "
             "set optimizer, gradients or full, or use dp_replicate"
         )
+    if sharding != "none" and layout.dp_shard == 1 < layout.dp_replicate:
+        raise UserError(
+            f"parallel.sharding = {sharding}: dp_replicate({layout.dp_replicate}) leaves nothing "
+            "to shard over; lower it, or set parallel.sharding = none"
+        )
     if sharding == "optimizer" and layout.tp * layout.pp > 1:
         raise UserError(
             f"parallel.sharding = optimizer: not with parallel.tp({layout.tp}) * "

@@ -29,6 +29,7 @@ def test_auto_takes_what_the_others_leave(parallel: dict, world: int, layout: La
         ({"tp": 4, "pp": 4}, 8, r"pp\(4\) .* tp\(4\) = 16 processes, but there are 8"),
         ({"dp_replicate": 2, "tp": 2}, 8, "= 4 processes, but there are 8"),
         ({"dp_shard": 2}, 2, r"dp_shard\(2\) shards nothing with parallel\.sharding = none"),
+        ({"sharding": "full", "dp_replicate": 2}, 2, r"dp_replicate\(2\) leaves nothing"),
         ({"sharding": "optimizer", "tp": 2}, 4, r"optimizer: not with parallel\.tp\(2\)"),
         ({"cpu_offload": True}, 2, "cpu_offload: not with parallel.sharding = none"),
     ],

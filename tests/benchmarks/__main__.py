@@ -127,8 +127,8 @@ def _table(title: str, unit: str, case: dict[str, Any]) -> Table:
     return table
 
 
-def _cell(figure: float | str) -> str:
-    return figure if isinstance(figure, str) else f"{figure:,.4g}"
+def _cell(figure: Any) -> str:
+    return f"{figure:,.4g}" if isinstance(figure, int | float) else str(figure)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class Share:
         data: Processes with samples of their own (dp times cp, as cp cuts samples).
         shards: Processes over which weights, gradients and moments are sharded.
         trainable: The part of the weights that is trained; below 1 with adapters.
+        frozen_bytes: Of one of the others, as it lies in memory.
         offloaded: Whether weights wait in the host's memory.
     """
 
@@ -59,6 +60,7 @@ class Share:
     data: int = 1
     shards: int = 1
     trainable: float = 1.0
+    frozen_bytes: float = _FP32
     offloaded: bool = False
 
 
@@ -99,18 +101,19 @@ def step_work(config: DecoderConfig, share: Share, precision: Precision) -> Work
 
     Memory: in each micro-batch the weights are read by the forward and by the backward pass, and
     gradients read and written; activations go five times; once a step clipping and AdamW go
-    over the process's shard. Weights and gradients are counted in fp32, activations in the
-    precision of products.
+    over the process's shard. Trained weights and gradients are counted in fp32, activations in
+    the precision of products.
     """
     tokens = share.tokens / share.data
     weights = config.parameters / share.model
     trained = weights * share.trainable
-    passes = share.micro_batches * _FP32 * (2 * weights + 2 * trained)
+    held = trained * _FP32 + (weights - trained) * share.frozen_bytes
+    passes = share.micro_batches * 2 * (held + trained * _FP32)
     update = _FP32 * (_CLIP_ACCESSES + _ADAMW_ACCESSES) * trained / share.shards
     width = _FP32 if precision in ("fp32", "tf32") else 2
     activations = activations_per_token(config) * tokens / share.model * width
     ids = 2 * 8 * tokens  # inputs and targets, int64 at most
-    loads = share.micro_batches * _FP32 * weights / share.shards if share.offloaded else 0.0
+    loads = share.micro_batches * held / share.shards if share.offloaded else 0.0
     return Work(
         flops=flops_per_token(config, share.length, share.trainable) * tokens / share.model,
         memory_bytes=passes + update + activations * _ACTIVATION_ACCESSES,

@@ -41,6 +41,7 @@ class Meter:
         mesh = model.mesh
         train = recipe.train
         layout, sharded = mesh.layout, recipe.parallel.sharding != "none"
+        trainable, frozen_bytes = _trainable(model)
         share = Share(
             tokens=tokens_per_step,
             length=tokens_per_step // train.global_batch_size,
@@ -50,7 +51,8 @@ class Meter:
             model=layout.tp * layout.pp,
             data=layout.dp * layout.cp,
             shards=layout.dp_shard if sharded else 1,
-            trainable=_trainable(model),
+            trainable=trainable,
+            frozen_bytes=frozen_bytes,
             offloaded=recipe.parallel.cpu_offload,
         )
         self.hardware = hardware_of(mesh.device, train.precision)
@@ -98,10 +100,16 @@ class Meter:
         return Window(seconds, used, peak_bytes(self._device))
 
 
-def _trainable(model: Parallelized) -> float:
-    """The part of the weights that is trained."""
-    sizes = [(each.numel(), each.requires_grad) for each in model.parameters()]
-    return sum(size for size, trained in sizes if trained) / sum(size for size, _ in sizes)
+def _trainable(model: Parallelized) -> tuple[float, float]:
+    """The part of the weights that is trained, and the bytes of one that is not."""
+    parameters = model.parameters()
+    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    frozen = [each for each in parameters if not each.requires_grad]
+    if not frozen:
+        return 1.0, 0.0
+    base = model.modules[0].config.parameters  # codes of 4 bits can't be counted as they lie
+    held = sum(each.numel() * each.element_size() for each in frozen)
+    return trained / (base + trained), held / base
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from pipelines.models.presets import preset
@@ -92,3 +94,12 @@ def test_datasheets_are_dense_and_in_order() -> None:
         assert hardware.memory_bandwidth > (hardware.pcie_bandwidth or 0)
     assert DATASHEETS["NVIDIA H200"].peak("bf16") == 989.4e12
     assert DATASHEETS["Tesla T4"].peak("bf16") == 8.1e12  # it has none
+
+
+def test_frozen_weights_are_read_as_they_lie_and_not_written():
+    share = Share(tokens=1, length=1, micro_batches=1, trainable=0.0)
+    in_fp32, in_nf4 = (
+        step_work(SHAPE, replace(share, frozen_bytes=size), "fp32").memory_bytes
+        for size in (4.0, 0.5)
+    )
+    assert in_fp32 - in_nf4 == 2 * 3.5 * SHAPE.parameters

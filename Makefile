@@ -30,10 +30,11 @@ check: env
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
+SHARED = tests/distributed tests/integration tests/e2e
 # Unit tests on two processes; the rest share one platform, and one cluster of processes each size.
 test: env bench-env
-	.venv/bin/pytest -n 2 --dist loadfile tests/unit tests/architecture
-	.venv/bin/pytest tests/distributed tests/integration tests/e2e
+	.venv/bin/pytest -n 2 --dist loadfile $(SHARED:%=--ignore=%)
+	.venv/bin/pytest $(SHARED)
 
 test-parity: env
 	OMP_NUM_THREADS=1 .venv/bin/pytest -m parity tests/distributed

@@ -22,6 +22,7 @@ from tests.benchmarks.contenders.our_trainer import Built, build_trainer
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 STORE = "LADDER_STORE"  # set in the second process: where it meets the first
 MEASURED_STEPS = 2
+NOISE_MIB = 0.5  # what a rung that only claims to be no dearer may need more
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Round:
@@ -32,7 +33,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
     figures = {"peak_mib": _peak(folder, options) / 2**20}
     if before is not None and before["world"] == options["world"]:
         figures["before_mib"] = _peak(folder, options | before) / 2**20
-        most = figures["before_mib"] * (1 - options["saves"])
+        most = figures["before_mib"] * (1 - options["saves"]) + NOISE_MIB
         if figures["peak_mib"] > most:
             raise SystemExit(f"{options['name']} promises at most {most:.0f} MiB: {figures}")
 

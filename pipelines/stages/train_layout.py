@@ -92,19 +92,22 @@ class SettledLayout:
         return f"parallel: auto and train.micro_batch_size: auto would take {fits}"
 
     def _write(self, too_much: float) -> None:
-        content: dict[str, Any] = {"layout": self.facts(), "recipe": self._recipe.fingerprint()}
-        content["world"] = self.choice.layout.world
+        world, known = self.choice.layout.world, self._known()
         if too_much < math.inf:
-            content["too_much"] = too_much
+            known[str(world)] = too_much
+        content = {"layout": self.facts(), "recipe": self._recipe.fingerprint(), "too_much": known}
         write_json(self._file, content)
 
     def _too_much(self, world: int) -> float:
         """What ran out of memory before, on so many processes."""
-        if not self._file.is_file():
-            return math.inf
-        known = read_json(self._file)
-        same = (known["world"], known["recipe"]) == (world, self._recipe.fingerprint())
-        return known.get("too_much", math.inf) if same else math.inf
+        return self._known().get(str(world), math.inf)
+
+    def _known(self) -> dict[str, float]:
+        """Bytes that were too much, by the number of processes."""
+        known = read_json(self._file) if self._file.is_file() else {}
+        same = known.get("recipe") == self._recipe.fingerprint()
+        too_much: dict[str, float] = known["too_much"] if same else {}
+        return too_much
 
 
 def device_bytes(device: torch.device) -> int:

@@ -89,8 +89,15 @@ class Watchdog:
     def _write(self) -> None:
         path = self._folder / f"rank-{self._rank}.json"
         who = {"rank": self._rank, "host": socket.gethostname()}
+        failed = False
         while not self._over.is_set():
-            write_text(path, json.dumps(who | self._note))
+            try:
+                write_text(path, json.dumps(who | self._note))
+                failed = False
+            except OSError as error:
+                if not failed:  # training goes on; this tells what rank 0 may warn of wrongly
+                    _log.warning("where this process is can't be written: %s", error)
+                failed = True
             self._over.wait(self._seconds / _LOOKS)
         path.unlink(missing_ok=True)  # a process that is done is not one that stands still
 

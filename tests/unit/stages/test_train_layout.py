@@ -45,7 +45,7 @@ def test_memory_that_ran_out_means_the_next_layout_from_the_last_checkpoint(tmp_
         train(cut, recipe(**FREE), fails_at=3)
     record = train(cut, recipe(**FREE))
     assert record.layout["train.micro_batch_size"] == 1
-    assert read_json(cut / "layout.json")["too_much"] > 0
+    assert read_json(cut / "layout.json")["too_much"].keys() == {"1"}
     train(whole, recipe(**FREE))
     losses = [[point["loss"] for point in history(each)] for each in (cut, whole)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -68,3 +68,20 @@ def test_all_that_are_furthest_behind_are_named() -> None:
     ]
     line = warning(notes, 300, Path("w"))
     assert "rank 1 on h1, rank 2 on h2 at step 7, in forward and backward; 2 more" in line
+
+
+def test_a_full_disk_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "heartbeats"
+    with caplog.at_level(logging.WARNING), Watchdog(folder, 0, 1, 0.2) as watchdog:
+        watchdog.beat(0, "data")
+        folder.rename(tmp_path / "aside")
+        folder.write_text("")  # nothing can be written below it
+        while not caplog.records:
+            time.sleep(0.01)
+        folder.unlink()
+        (tmp_path / "aside").rename(folder)
+        watchdog.beat(1, "data")
+        note = folder / "rank-0.json"
+        while not note.is_file() or '"step": 1' not in note.read_text():
+            time.sleep(0.01)
+    assert "can't be written" in caplog.records[0].getMessage()

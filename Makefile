@@ -37,7 +37,7 @@ test: env bench-env
 	.venv/bin/pytest $(SHARED)
 
 test-parity: env
-	OMP_NUM_THREADS=1 .venv/bin/pytest -m parity tests/distributed
+	OMP_NUM_THREADS=1 .venv/bin/pytest -m parity $(SHARED)
 
 clean:
 	@if [ -x .venv/bin/penstock ]; then .venv/bin/penstock down; fi

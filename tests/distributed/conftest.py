@@ -18,9 +18,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # processes that wait for each other keep a core a little busy
 def pool() -> Iterator[Callable[[int], Pool]]:
-    """The session's processes of a world size: `pool(2).run(function, argument)`."""
+    """The processes of a world size, for all tests here: `pool(2).run(function, argument)`."""
     pools: dict[int, Pool] = {}
 
     def of(world: int) -> Pool:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pipelines.core.settings import PROJECT
 
 # A cluster of its own, in a process of its own; its second node dies under the training.
@@ -28,16 +30,19 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
 cluster.connect()  # before there is another node, which the driver must not depend on
 second = cluster.add_node(num_cpus=1)
 
+def workers():
+    return read_json(workspace / "layout.json")["layout"]["parallel.dp_replicate"]
+
 def lose_a_node():
     while len(history.read_text().splitlines() if history.is_file() else []) < 3:
         time.sleep(0.1)
-    print("workers", read_json(workspace / "layout.json")["world"], flush=True)
+    print("workers", workers(), flush=True)
     cluster.remove_node(second, allow_graceful=False)
 
 history = workspace / "checkpoints" / "history.jsonl"
 threading.Thread(target=lose_a_node, daemon=True).start()
 train.train_on_ray(job.recipe, workspace)
-print("workers", read_json(workspace / "layout.json")["world"], flush=True)
+print("workers", workers(), flush=True)
 ray.shutdown()
 cluster.shutdown()
 held.close()
@@ -51,6 +56,7 @@ RECIPE = [
 ]
 
 
+@pytest.mark.parity
 def test_a_lost_node_costs_a_worker_and_no_sample(tmp_path: Path) -> None:
     workspace = tmp_path / "w"
     sets = [part for each in RECIPE for part in ("--set", each)]

@@ -30,7 +30,7 @@ check: env
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-SHARED = tests/distributed tests/integration tests/e2e
+SHARED = tests/distributed tests/e2e tests/integration
 # Unit tests on two processes; the rest share one platform, and one cluster of processes each size.
 test: env bench-env
 	.venv/bin/pytest -n 2 --dist loadfile $(SHARED:%=--ignore=%)

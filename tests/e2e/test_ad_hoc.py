@@ -25,5 +25,6 @@ def test_a_ray_job_trains_and_logs_to_mlflow(platform, platform_variables):
     assert done.returncode == 0, done.stdout + done.stderr
     client = open_client()
     experiment = client.get_experiment_by_name("debug")
-    (run,) = client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'")
+    ours = "attributes.status = 'FINISHED' AND attributes.run_name LIKE 'ad-hoc-%'"
+    (run,) = client.search_runs([experiment.experiment_id], ours)
     assert len(client.get_metric_history(run.info.run_id, "train/loss")) >= 5

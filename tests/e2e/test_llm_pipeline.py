@@ -150,7 +150,7 @@ def test_an_untouched_form_ran_the_chosen_recipe(platform, cached_run, first_run
         (["--set", "train.stepz=3"], "did you mean train.steps?"),
         (["--recipe", "no-such"], "no recipe is named 'no-such'"),
         (["--set", "data.source.kind=files", "--set", "data.source.path=/no/such"], "/no/such"),
-        (["--set", "parallel.tp=2"], "parallel.tp = 2"),
+        (["--set", "parallel.tp=3"], "tp(3) = 3 processes, but there are 2"),
         (["--set", "model.preset=lama-1m"], "did you mean llama-1m"),
     ],
 )

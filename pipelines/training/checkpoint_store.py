@@ -151,10 +151,10 @@ class _Folder:
 
     def remove(self, name: str) -> None:
         path = self._root / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
+        try:
             path.unlink(missing_ok=True)
+        except IsADirectoryError:  # asked for no earlier: another process may just have made it
+            shutil.rmtree(path)
 
     def sync(self, name: str) -> None:
         """A power failure must not take the names of files that were themselves synced."""

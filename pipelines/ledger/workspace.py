@@ -41,6 +41,7 @@ class Run(BaseModel):
     recipe_fingerprint: str
     mlflow_run_id: str | None = None
     mlflow_address: str | None = None  # the run's page
+    mlflow_artifacts: str | None = None  # where its artifacts lie: a path or a URL
 
     @classmethod
     def read(cls, workspace: Path) -> "Run":

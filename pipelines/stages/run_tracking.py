@@ -12,7 +12,7 @@ def open_tracking(workspace: Path) -> str:
     A second call finds the same run by its `penstock.dag_run_id` tag.
     """
     from pipelines.tracking.run import DAG_RUN_TAG, DATASET_TAG, start_run
-    from pipelines.tracking.search import run_address
+    from pipelines.tracking.search import addresses
 
     run, recipe = Run.read(workspace), read_recipe(workspace)
     tags = {
@@ -26,9 +26,10 @@ def open_tracking(workspace: Path) -> str:
         tags[DATASET_TAG] = recipe.data.source.published_label
     settings = load_settings()
     run_id = start_run(settings, recipe.name, run.dag_run_id, tags, recipe.to_dict())
-    address = run_address(run_id)
-    run.model_copy(update={"mlflow_run_id": run_id, "mlflow_address": address}).write(workspace)
-    return address
+    page, artifacts = addresses(run_id)
+    facts = {"mlflow_run_id": run_id, "mlflow_address": page, "mlflow_artifacts": artifacts}
+    run.model_copy(update=facts).write(workspace)
+    return page
 
 
 def close_tracking(workspace: Path, status: str) -> None:

@@ -38,7 +38,8 @@ def _labels(tag: str) -> list[str]:
     return [part.partition("=")[0] for part in tag.split(", ")]
 
 
-def run_address(run_id: str) -> str:
-    """The page of a run."""
-    experiment = open_client().get_run(run_id).info.experiment_id
-    return f"{load_settings().mlflow_url}/#/experiments/{experiment}/runs/{run_id}"
+def addresses(run_id: str) -> tuple[str, str]:
+    """The page of a run, and where its artifacts lie: a path or a URL."""
+    info = open_client().get_run(run_id).info
+    page = f"{load_settings().mlflow_url}/#/experiments/{info.experiment_id}/runs/{run_id}"
+    return page, str(info.artifact_uri)

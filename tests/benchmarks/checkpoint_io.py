@@ -5,11 +5,11 @@ them: reads with eight threads, writes one after the other and synced, as ours a
 bytes are checked and copied besides. The page cache is emptied of the files before each round.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.harness import Benchmark, Contender, Demand
+from tests.benchmarks.page_cache import empty_cache
 
 SHAPE = {
     "layers": 8,
@@ -42,14 +42,6 @@ def make_data(folder: Path) -> dict[str, Any]:
     (file,) = (folder / "checkpoints").rglob("*.distcp")
     size = file.stat().st_size // 4096 * 4096
     return {"shape": SHAPE, "file": str(file.relative_to(folder)), "bytes": size}
-
-
-def empty_cache(folder: Path, _options: dict[str, Any]) -> None:
-    """Drop the files from the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 BENCHMARK = Benchmark(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks.harness import Benchmark, Contender, Demand
+from tests.benchmarks.page_cache import empty_cache
 
 FILE = "weights.bin"
 FILE_BYTES = 8 << 30
@@ -29,12 +30,6 @@ def make_data(folder: Path) -> dict[str, Any]:
             file.write(rng.bytes(TENSOR_BYTES))
         os.fsync(file.fileno())
     return {"file": FILE, "bytes": FILE_BYTES, "tensor_bytes": TENSOR_BYTES}
-
-
-def empty_cache(folder: Path, _options: dict[str, Any]) -> None:
-    """Drop the file from the page cache."""
-    with (folder / FILE).open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 BENCHMARK = Benchmark(

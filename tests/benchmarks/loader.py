@@ -13,6 +13,7 @@ import numpy as np
 from pipelines.core.records import Shard, Split
 from pipelines.data.tokens.token_shards import ShardWriter
 from tests.benchmarks.harness import Benchmark, Contender, Demand
+from tests.benchmarks.page_cache import empty_cache
 
 VOCABULARY = 50_257
 SHARDS, SHARD_TOKENS, DOCUMENT_TOKENS = 10, 50_000_000, 1000
@@ -46,16 +47,6 @@ def write_shard(prefix: Path, ids: np.ndarray) -> Shard:
     writer = ShardWriter(prefix, VOCABULARY)
     writer.add(ids, np.full(len(ids) // DOCUMENT_TOKENS, DOCUMENT_TOKENS))
     return writer.close()
-
-
-def empty_cache(folder: Path, options: dict[str, Any]) -> None:
-    """Drop what lies in the folder from the page cache, where the case is a cold one."""
-    if not options["cold"]:
-        return
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 BENCHMARK = Benchmark(

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pipelines.core.recipe import Recipe
-from pipelines.core.records import Shard, Split
-from pipelines.core.storage import md5
+from pipelines.core.records import Split
 from pipelines.data.tokens.token_shards import ShardWriter
 from pipelines.distributed.layout import resolve_layout
 from pipelines.distributed.mesh import build_mesh
@@ -81,16 +80,7 @@ def make_data(folder: Path) -> Split:
     """Four thousand tokens with something in them to learn."""
     writer = ShardWriter(folder / "train-00000", vocab_size=64)
     writer.add((np.arange(4000) ** 2 % 61).astype(np.uint16))
-    writer.close()
-    path = folder / "train-00000.bin"
-    shard = Shard(
-        path=path.name,
-        md5=md5(path),
-        index_md5=md5(path.with_suffix(".idx")),
-        bytes=path.stat().st_size,
-        tokens=4000,
-    )
-    return Split(documents=1, bytes=4000, tokens=4000, shards=(shard,))
+    return Split(documents=1, bytes=4000, tokens=4000, shards=(writer.close(),))
 
 
 def build_trainer(

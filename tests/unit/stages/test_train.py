@@ -15,12 +15,11 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.records import (
     DatasetRef,
     PreprocessRecord,
-    Shard,
     Split,
     TrainRecord,
     output_folder,
 )
-from pipelines.core.storage import folder_hash, md5
+from pipelines.core.storage import folder_hash
 from pipelines.data.tokens.token_shards import ShardWriter
 from tests.two_processes import group_variables
 
@@ -46,15 +45,7 @@ def write_split(folder: Path, name: str, seed: int) -> Split:
     writer = ShardWriter(folder / "tokens" / f"{name}-00000", VOCABULARY)
     ids = np.random.default_rng(seed).integers(0, VOCABULARY, 2000).astype(np.uint16)
     writer.add(ids)
-    writer.close()
-    path = folder / "tokens" / f"{name}-00000.bin"
-    shard = Shard(
-        path=f"tokens/{path.name}",
-        md5=md5(path),
-        index_md5=md5(path.with_suffix(".idx")),
-        bytes=path.stat().st_size,
-        tokens=2000,
-    )
+    shard = writer.close().model_copy(update={"path": f"tokens/{name}-00000.bin"})
     return Split(documents=1, bytes=2000, tokens=2000, shards=(shard,))
 
 

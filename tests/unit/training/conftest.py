@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from pipelines.core.recipe import Recipe
-from pipelines.core.records import Shard, Split
-from pipelines.core.storage import md5
+from pipelines.core.records import Split
 from pipelines.data.tokens.token_shards import ShardWriter
 from pipelines.distributed.layout import Layout
 from pipelines.distributed.mesh import build_mesh
@@ -58,16 +57,7 @@ def split(tmp_path: Path) -> Split:
     """A thousand tokens that repeat, so that there is something to learn."""
     writer = ShardWriter(tmp_path / "train-00000", vocab_size=50)
     writer.add((np.arange(1000) ** 2 % 50).astype(np.uint16))
-    writer.close()
-    path = tmp_path / "train-00000.bin"
-    shard = Shard(
-        path=path.name,
-        md5=md5(path),
-        index_md5=md5(path.with_suffix(".idx")),
-        bytes=path.stat().st_size,
-        tokens=1000,
-    )
-    return Split(documents=1, bytes=1000, tokens=1000, shards=(shard,))
+    return Split(documents=1, bytes=1000, tokens=1000, shards=(writer.close(),))
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from pipelines.stages.train_layout import SettledLayout
 from pipelines.tracking.registry import MODEL_HASH_TAG
 from pipelines.tracking.run import TrackedRun, open_run
 from pipelines.training.checkpoint import identity
-from pipelines.training.checkpoint_store import CheckpointStore
+from pipelines.training.checkpoint_store import CHECKPOINTS, CheckpointStore, place_of_run
 from pipelines.training.history import History
 from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.precision import set_precision, to_fp8
@@ -48,7 +48,6 @@ from pipelines.training.trainer import Trainer
 STAGE = TrainRecord.stage
 MODEL = "model"
 ADAPTER = "adapter"
-CHECKPOINTS = "checkpoints"
 HISTORY = "history.jsonl"
 READER_TAG = "penstock.reader"
 LAYOUT_TAG = "penstock.layout"
@@ -117,9 +116,7 @@ def checkpoint_places(recipe: Recipe, workspace: Path) -> set[str]:
 
 def checkpoints_of(recipe: Recipe, workspace: Path) -> str:
     """Where the checkpoints of this workspace's run lie: a folder or an s3:// URL."""
-    if recipe.train.checkpoints is None:
-        return str(workspace / CHECKPOINTS)
-    return f"{recipe.train.checkpoints.rstrip('/')}/{workspace.name}"
+    return place_of_run(recipe.train.checkpoints, workspace)
 
 
 def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> TokenLoader:

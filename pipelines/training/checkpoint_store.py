@@ -18,10 +18,18 @@ from typing import Any, Protocol
 from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.storage import MARKER, write_text
 
+CHECKPOINTS = "checkpoints"
 _IDENTITY = "identity"
 _PREFIX = "step-"
 # Each store sees what other processes wrote, and the endpoint that the environment names now.
 FSSPEC_OPTIONS: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+
+
+def place_of_run(checkpoints: str | None, workspace: Path) -> str:
+    """Where a run's checkpoints lie: in its workspace, or below `train.checkpoints`."""
+    if checkpoints is None:
+        return str(workspace / CHECKPOINTS)
+    return f"{checkpoints.rstrip('/')}/{workspace.name}"
 
 
 class CheckpointStore:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
 )
 
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
-# Dear to compute again: matrix products, attention, and sums over processes.
+# Dear to compute again: matrix products, attention, sums over processes and their exchanges.
 _KEPT = {
     _aten.mm.default,
     _aten.addmm.default,
@@ -29,6 +29,7 @@ _KEPT = {
     _aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.higher_order.flex_attention,
     _c10d.all_reduce.default,
+    _c10d.all_to_all_single.default,
     _c10d.reduce_scatter_tensor.default,
 }
 
@@ -44,7 +45,8 @@ def checkpoint_activations(
     Args:
         blocks: Modules that depend on nothing but their inputs, parameters and random numbers.
         mode: `full` keeps a block's inputs; `selective` also the outputs of matrix products,
-            attention and sums over processes, so that only what is cheap is computed again.
+            attention, sums over processes and their exchanges, so that only what is cheap is
+            computed again.
     """
     if mode == "none":
         return

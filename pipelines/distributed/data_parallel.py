@@ -1,6 +1,6 @@
-"""Replicas and shards of a model over the processes that see samples of their own.
+"""Replicas and shards of a model over the processes that see tokens of their own.
 
-| `parallel.sharding` | ZeRO | by | divided over `dp_shard` |
+| `parallel.sharding` | ZeRO | by | divided over `dp_shard * cp` |
 |---|---|---|---|
 | `none` | 0 | DistributedDataParallel | nothing |
 | `optimizer` | 1 | the same, and `zero_one.py` | the optimizer's state |
@@ -9,7 +9,8 @@
 
 ZeRO's stage 2 (Rajbhandari et al. 2020) keeps whole weights on every process. FSDP2, which is used
 for it here, also divides them between steps: it holds less than stage 2 promises, and gathers them
-once a step, as stage 2 does after its update. Over `dp_replicate` all of it is there again.
+once a step, as stage 2 does after its update. Over `dp_replicate` all of it is there again. The
+processes of one sequence (`cp`) see other tokens of it: to sharding they are like any others.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -38,7 +40,7 @@ def is_fully_sharded(mesh: Mesh, parallel: Parallel) -> bool:
     """
     if mesh.devices is None:
         return False
-    replicas = mesh.layout.tp * mesh.layout.pp > 1 and mesh.layout.dp > 1
+    replicas = mesh.layout.tp * mesh.layout.pp > 1 and mesh.layout.dp_cp > 1
     return parallel.sharding in ("gradients", "full") or replicas
 
 
@@ -54,13 +56,12 @@ def shard(
     Args:
         part: Calls `blocks` in its forward pass.
         blocks: Each is gathered, used and given up by itself.
-        mesh: `dp_replicate` and `dp_shard` are used.
+        mesh: `dp_replicate`, `dp_shard` and `cp` are used.
         parallel: `sharding` and `cpu_offload` are used.
         dtype: In which weights are gathered and used; None: as they are. Gradients are added up
             in the weights' own.
     """
-    devices = mesh.connected
-    names = ("dp_replicate", "dp_shard") if mesh.layout.dp_replicate > 1 else "dp_shard"
+    devices = _replicas_and_shards(mesh, parallel)
     offload = OffloadPolicy()
     if parallel.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=mesh.device.type != "cpu")
@@ -73,7 +74,7 @@ def shard(
     for module in (*blocks, part):
         fully_shard(
             module,
-            mesh=devices[names],
+            mesh=devices,
             # What the root gathers, its backward pass needs at once.
             reshard_after_forward=gives_up and module is not part,
             mp_policy=policy,
@@ -81,17 +82,25 @@ def shard(
         )
 
 
+def _replicas_and_shards(mesh: Mesh, parallel: Parallel) -> DeviceMesh:
+    """Of one dimension, that of shards, or of two."""
+    replicas, shards = ["dp_replicate"], ["dp_shard"]
+    (replicas if parallel.sharding == "none" else shards).append("cp")
+    copies, divided = mesh.along(*replicas), mesh.line(*shards)
+    return divided if copies is None else DeviceMesh._concatenate([copies, divided])
+
+
 def replicate(part: nn.Module, mesh: Mesh) -> nn.Module:
-    """Gradients become the mean over the data-parallel processes in the last backward pass.
+    """Gradients become the mean over the processes with other tokens in the last backward pass.
 
     Weights need to be there, and the same everywhere.
     """
-    group = mesh.data_parallel_group
-    if group is None:
+    others = mesh.along("dp_replicate", "dp_shard", "cp")
+    if others is None:
         return part
     return DistributedDataParallel(
         part,
-        process_group=group,
+        process_group=others.get_group(),
         gradient_as_bucket_view=True,
         forward_sync_buffers=False,
         # Else its buckets change after the first step, and with them the order in which a ring

@@ -27,6 +27,16 @@ class Layout:
         """Processes that see samples of their own."""
         return self.dp_replicate * self.dp_shard
 
+    @property
+    def dp_cp(self) -> int:
+        """Processes that see tokens of their own: over them gradients are averaged."""
+        return self.dp * self.cp
+
+    @property
+    def shards(self) -> int:
+        """Processes over which sharding divides; those of one sequence take part."""
+        return self.dp_shard * self.cp
+
     def __str__(self) -> str:
         return " * ".join(f"{name}({size})" for name, size in vars(self).items())
 
@@ -50,12 +60,6 @@ def resolve_layout(parallel: Parallel, world: int) -> Layout:
     for name in sizes.keys() - fixed.keys():
         fixed[name] = max(1, world // prod(fixed.values()))
     layout = Layout(**fixed)
-    if layout.cp > 1:
-        raise UserError(
-            f"parallel.cp({layout.cp}): context parallelism is not there yet; set 1. For long "
-            "sequences, parallel.tp divides activations too, and train.activation_checkpoint drops "
-            "them"
-        )
     if layout.world != world:
         raise UserError(f"parallel: {layout} = {layout.world} processes, but there are {world}")
     _check_sharding(layout, parallel)
@@ -69,7 +73,7 @@ def _check_sharding(layout: Layout, parallel: Parallel) -> None:
             f"parallel.dp_shard({layout.dp_shard}) shards nothing with parallel.sharding = none; "
             "set optimizer, gradients or full, or use dp_replicate"
         )
-    if sharding != "none" and layout.dp_shard == 1 < layout.dp_replicate:
+    if sharding != "none" and layout.shards == 1 < layout.dp_replicate:
         raise UserError(
             f"parallel.sharding = {sharding}: dp_replicate({layout.dp_replicate}) leaves nothing "
             "to shard over; lower it, or set parallel.sharding = none"

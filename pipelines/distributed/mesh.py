@@ -1,7 +1,6 @@
 """Processes as a mesh of named dimensions, the same with one process as with thousands."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -10,8 +9,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from pipelines.core.errors import UserError
 from pipelines.distributed.layout import Layout
-
-_DATA_PARALLEL = ("dp_replicate", "dp_shard")
 
 
 @dataclass(frozen=True)
@@ -49,16 +46,10 @@ class Mesh:
         """Into how many shares a batch is divided."""
         return self.layout.dp
 
-    @cached_property
-    def data_parallel_group(self) -> dist.ProcessGroup | None:
-        """The processes that share a batch with this one; None where alone."""
-        if self.devices is None or self.layout.dp == 1:
-            return None
-        # A new communicator only where no dimension is the group already.
-        for name in _DATA_PARALLEL:
-            if getattr(self.layout, name) == self.layout.dp:
-                return self.devices.get_group(name)
-        return self.devices[_DATA_PARALLEL]._flatten("dp").get_group()
+    @property
+    def token_rank(self) -> int:
+        """This process among those that see tokens of their own: samples, or parts of them."""
+        return self.dp_rank * self.layout.cp + self.coordinate("cp")
 
     def coordinate(self, name: str) -> int:
         """This process's place along a dimension."""
@@ -68,7 +59,14 @@ class Mesh:
         """The processes that differ from this one in these dimensions only; None where alone."""
         if self.devices is None or all(getattr(self.layout, name) == 1 for name in names):
             return None
-        return self.devices[names if len(names) > 1 else names[0]]
+        return self.line(*names)
+
+    def line(self, *names: str) -> DeviceMesh:
+        """As `along`, a mesh of one dimension, but this process may be alone in it."""
+        several = tuple(name for name in names if getattr(self.layout, name) > 1) or names[:1]
+        if len(several) == 1:  # a new communicator only where no dimension has one
+            return self.connected[several[0]]
+        return self.connected[several]._flatten("_".join(several))
 
     def sum(self, tensor: Tensor, *names: str) -> None:
         """Add it up, in place, over the processes that differ in these dimensions."""

@@ -3,11 +3,14 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -45,6 +48,15 @@ def _device() -> torch.device:
     return torch.device(accelerator.type, index)
 
 
+def from_all(mine: T) -> list[T]:
+    """What every process gives, by rank; all call it."""
+    if not dist.is_initialized():
+        return [mine]
+    given: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(given, mine)
+    return given
+
+
 @contextmanager
 def one_for_all() -> Iterator[None]:
     """A person's error in one process ends all of them with its line; a barrier at the end.
@@ -61,10 +73,6 @@ def one_for_all() -> Iterator[None]:
         yield
     except UserError as error:
         mine = error
-    errors = [mine]
-    if dist.is_initialized():
-        errors = [None] * dist.get_world_size()
-        dist.all_gather_object(errors, mine)
-    if first := next(filter(None, errors), None):
+    if first := next(filter(None, from_all(mine)), None):
         kind = UnreachableError if isinstance(first, UnreachableError) else SharedError
         raise kind(str(first)) from mine

@@ -17,11 +17,8 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
     """
     parallel, train = recipe.parallel, recipe.train
     check_divisible(config, layout.tp)
-    if parallel.sequence_parallel and recipe.data.sequence_length % layout.tp:
-        raise UserError(
-            f"parallel.tp({layout.tp}) does not divide data.sequence_length"
-            f"({recipe.data.sequence_length}); change it, or set parallel.sequence_parallel = false"
-        )
+    _check_heads(config, layout)
+    _check_sequence(layout, recipe)
     if layout.pp == 1:
         return
     stage_layers(config, stage_count(parallel.schedule, layout.pp))
@@ -33,6 +30,35 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
     if train.micro_batch_size != "auto":
         share = ceil(train.global_batch_size / layout.dp)
         check_micro_batches(parallel.schedule, layout.pp, ceil(share / train.micro_batch_size))
+
+
+def _check_heads(config: DecoderConfig, layout: Layout) -> None:
+    """In attention, context parallelism divides the heads that tensor parallelism leaves."""
+    heads, kv_heads = config.heads // layout.tp, config.kv_heads // layout.tp
+    each = f" of each of parallel.tp({layout.tp})" if layout.tp > 1 else ""
+    if heads % layout.cp:
+        raise UserError(
+            f"parallel.cp({layout.cp}) does not divide the model's heads({heads}){each}"
+        )
+    if kv_heads % layout.cp and layout.cp % kv_heads:
+        raise UserError(
+            f"parallel.cp({layout.cp}) and the model's kv_heads({kv_heads}){each}: one must divide "
+            "the other"
+        )
+
+
+def _check_sequence(layout: Layout, recipe: Recipe) -> None:
+    length, tp, cp = recipe.data.sequence_length, layout.tp, layout.cp
+    if length % cp:
+        raise UserError(
+            f"parallel.cp({cp}) does not divide data.sequence_length({length}); change one of them"
+        )
+    if recipe.parallel.sequence_parallel and length // cp % tp:
+        by = f"parallel.tp({tp})" if cp == 1 else f"parallel.tp({tp}) * cp({cp})"
+        raise UserError(
+            f"{by} does not divide data.sequence_length({length}); change it, or set "
+            "parallel.sequence_parallel = false"
+        )
 
 
 def check_divisible(config: DecoderConfig, tp: int) -> None:

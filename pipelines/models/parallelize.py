@@ -1,4 +1,14 @@
-"""A decoder laid over a mesh: tensor parallel, checkpointing, compile, then data parallel."""
+"""A decoder laid over a mesh: tensor and context parallel, checkpointing, compile, data parallel.
+
+| `parallel` | each process has | by |
+|---|---|---|
+| `pp` | consecutive layers | `pipeline_plan.py` |
+| `tp` | a part of each layer's features, on the same tokens | `tensor_plan.py` |
+| `cp` | whole layers, on a part of each sequence | `context_plan.py` |
+| `dp_replicate`, `dp_shard` | layers, or shards of them, on own samples | `data_parallel.py` |
+
+They combine, but for what `distributed/layout.py` and `division.py` refuse.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,7 +91,7 @@ class Parallelized:
 
     @cached_property
     def _sharded_update(self) -> ShardedUpdate | None:
-        along = self.mesh.along("dp_shard")
+        along = self.mesh.along("dp_shard", "cp")
         if not self.shards_update or along is None:
             return None
         named = self.named_parameters().items()
@@ -128,6 +138,10 @@ def _lay(
         from pipelines.models.tensor_plan import tensor_parallel
 
         tensor_parallel(part, tp, sequence_parallel=parallel.sequence_parallel)
+    if (cp := mesh.along("cp")) is not None:
+        from pipelines.models.context_plan import context_parallel
+
+        context_parallel(part, cp)
     _compute_again(part, train, divided=tp is not None)
     sharded = is_fully_sharded(mesh, parallel)
     if sharded:

@@ -45,7 +45,8 @@ def tensor_parallel(part: Transformer, mesh: DeviceMesh, *, sequence_parallel: b
     parallelize_module(part, mesh, _plan(part, stream), src_data_rank=None)
     if part.lm_head is not None:
         part.cross_entropy = VocabularyCrossEntropy(mesh, part.config.vocab_size, IGNORED)
-    part.sequence_shards = mesh.size() if sequence_parallel else 1
+    if sequence_parallel:
+        part.sequence_shards *= mesh.size()
     part.after_to_empty()  # ties what was divided apart
 
 

@@ -91,6 +91,7 @@ class Transformer(nn.Module):
             here; a pipeline's last stage has a copy, whose gradient its owner must add.
         cross_entropy: Of logits [P, V] and targets [P]; may be compiled, or replaced.
         sequence_shards: Over how many processes hidden states lie, along the sequence.
+        context: Which part of each sequence it works on, and of how many: context parallel.
     """
 
     def __init__(self, config: DecoderConfig, layers: range | None = None) -> None:
@@ -117,6 +118,7 @@ class Transformer(nn.Module):
         )
         self.cross_entropy: nn.Module = CrossEntropy()
         self.sequence_shards = 1
+        self.context = (0, 1)
         table = None if learned else torch.empty(2, config.context_length, config.rotary_width)
         self.register_buffer("rotary_2SR", table, persistent=False)
         self.rotary_2SR: Tensor | None
@@ -128,7 +130,7 @@ class Transformer(nn.Module):
         documents_BS: Tensor | None = None,
         targets_BS: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, S, V], or the loss where there are targets.
+        """Logits [B, S, V], or the loss where there are targets; of its part of each sequence.
 
         Args:
             inputs: Token ids [B, S], S at most the context; hidden states [B, S, D] where this
@@ -141,11 +143,12 @@ class Transformer(nn.Module):
             Logits; with targets, the sum of their nats, without ever holding all logits; from a
             part without head, hidden states [B, S, D].
         """
-        x_BSD = inputs if self.embed_tokens is None else self.embed_tokens(inputs)
-        if self.embed_positions is not None:
-            x_BSD = x_BSD + self.embed_positions(positions(inputs, documents_BS))
         shards = self.sequence_shards if self.embed_tokens is None else 1
         length, window = inputs.shape[1] * shards, self.config.sliding_window
+        mine = self._mine(length)
+        x_BSD = inputs if self.embed_tokens is None else self.embed_tokens(inputs[:, mine])
+        if self.embed_positions is not None:
+            x_BSD = x_BSD + self.embed_positions(positions(inputs, documents_BS)[:, mine])
         mask = attention_mask(documents_BS, length, window, inputs.device)
         for layer in self.layers.values():
             x_BSD = layer(x_BSD, self.rotary_2SR, mask)
@@ -154,9 +157,14 @@ class Transformer(nn.Module):
         x_BSD = self.norm(x_BSD)
         if targets_BS is None:
             return self.lm_head(x_BSD)  # type: ignore[no-any-return]
-        x_PD, targets_P = x_BSD.flatten(0, 1), targets_BS.flatten()
+        x_PD, targets_P = x_BSD.flatten(0, 1), targets_BS[:, mine].flatten()
         vocabulary = self.config.vocab_size
         return next_token_loss(self.lm_head, self.cross_entropy, x_PD, targets_P, vocabulary)
+
+    def _mine(self, length: int) -> slice:
+        """The positions that this process works on."""
+        rank, parts = self.context
+        return slice(rank * length // parts, (rank + 1) * length // parts)
 
     def init_weights(self, seed: int) -> None:
         """Fill every parameter from `seed` and its name, on any device and under any sharding."""

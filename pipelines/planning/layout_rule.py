@@ -24,7 +24,7 @@ from pipelines.models.division import check_division
 from pipelines.planning.memory import Memory, Training, estimate
 
 HEADROOM = 0.9  # of a device's memory; the rest is the allocator's, the library's and NCCL's
-MOST_TOKENS = 16_384  # a micro-batch; beyond it matrix products gain nothing
+MOST_TOKENS = 16_384  # a micro-batch on one process; beyond it matrix products gain nothing
 _GIB = 2**30
 _SHARDINGS = ("none", "optimizer", "gradients", "full")
 _WAYS = (1, 2, 4, 8, 16, 32, 64)
@@ -123,7 +123,7 @@ def _laid(recipe: Recipe, world: int) -> Iterator[Recipe]:
         for tp in _NEIGHBOURS if parallel.tp == "auto" and divides else [_fixed(parallel.tp)]:
             shardings: Sequence[str] = [parallel.sharding]
             if parallel.sharding == "auto":
-                alone = world == pp * tp * parallel.cp
+                alone = world == pp * tp
                 # Tensor and pipeline parallel come after all of ZeRO, on top of its last stage.
                 shardings = ["none"] if alone else _SHARDINGS if pp == tp == 1 else ["full"]
             for sharding in shardings:
@@ -146,7 +146,8 @@ def _with_micro_batches(recipe: Recipe, layout: Layout) -> Iterator[Recipe]:
         )
     sizes = [train.micro_batch_size]
     if train.micro_batch_size == "auto":
-        most = min(share, max(1, MOST_TOKENS // recipe.data.sequence_length))
+        tokens = recipe.data.sequence_length / layout.cp
+        most = min(share, max(1, int(MOST_TOKENS / tokens)))
         powers = (2**power for power in range(most.bit_length() - 1, -1, -1))
         sizes = [size for size in powers if not share % size and not train.global_batch_size % size]
     fixed = {f"parallel.{key}": getattr(layout, key) for key in ("dp_replicate", "dp_shard")}

@@ -47,9 +47,14 @@ class Training:
         return self.micro_batches > 1
 
     @property
+    def shards(self) -> int:
+        """Processes over which the state is divided that sharding divides."""
+        return 1 if self.sharding == "none" else self.layout.shards
+
+    @property
     def is_fully_sharded(self) -> bool:
         """Whether FSDP2 has the weights; see `distributed/data_parallel.py`."""
-        replicas = self.layout.tp * self.layout.pp > 1 and self.layout.dp > 1
+        replicas = self.layout.tp * self.layout.pp > 1 and self.layout.dp_cp > 1
         return self.sharding in ("gradients", "full") or replicas
 
     @property
@@ -143,12 +148,12 @@ def _layers(config: DecoderConfig, training: Training) -> list[int]:
 
 def _state(held: _Held, training: Training) -> tuple[float, float, float]:
     """Bytes of weights, gradients and moments for numbers that are trained."""
-    whole, shards = held.whole, training.layout.dp_shard
+    whole, shards = held.whole, training.shards
     if not training.is_fully_sharded:
         cast = 0 if training.compute_bytes == FP32 else training.compute_bytes
-        moments = MOMENTS / (shards if training.sharding == "optimizer" else 1)
+        moments = MOMENTS / shards
         # DistributedDataParallel's buckets, which are gradients at last, are there all the time.
-        twice = 2 if training.layout.dp > 1 and training.accumulates else 1
+        twice = 2 if training.layout.dp_cp > 1 and training.accumulates else 1
         return whole * (FP32 + cast), whole * FP32 * twice, whole * moments
     # FSDP2 keeps no whole weights between steps; stage 2 gathers all of them in the forward pass.
     gathered = (held.in_use if training.gives_up_blocks else whole) * training.compute_bytes
@@ -172,7 +177,7 @@ def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
         return whole
     in_use = held.in_use * training.compute_bytes - min(2, config.layers) * held.block * saved
     gathered = in_use if training.gives_up_blocks else whole
-    return gathered if training.cpu_offload else whole / training.layout.dp_shard + gathered
+    return gathered if training.cpu_offload else whole / training.shards + gathered
 
 
 def _adapters(config: DecoderConfig, adapter: Adapter) -> _Held:
@@ -202,7 +207,7 @@ def _adapted(config: DecoderConfig, adapter: Adapter) -> list[tuple[int, int]]:
 def _logits(config: DecoderConfig, training: Training) -> float:
     """Bytes of the loss: logits as computed and in fp32, and their gradient."""
     tp, positions = training.layout.tp, training.micro_batch * training.sequence
-    logits = positions * config.vocab_size
+    logits = positions / training.layout.cp * config.vocab_size
     at_once = min(logits, LOGITS_AT_ONCE) / tp * (2 * FP32 + training.compute_bytes)
     if logits <= LOGITS_AT_ONCE or training.adapter.kind != "none":
         return at_once
@@ -215,11 +220,11 @@ def _activations(config: DecoderConfig, training: Training) -> float:
     layout = training.layout
     positions = training.micro_batch * training.sequence / layout.tp / layout.cp
     kept = {
-        "none": _block(config, training.compute_bytes),
-        "selective": _block_selective(config, training.compute_bytes),
+        "none": _block(config, training.compute_bytes, layout),
+        "selective": _block_selective(config, training.compute_bytes, layout),
         "full": config.width * FP32,
     }[training.activation_checkpoint]
-    again = 0 if training.activation_checkpoint == "none" else _block(config, 2 * FP32)
+    again = 0 if training.activation_checkpoint == "none" else _block(config, 2 * FP32, layout)
     return positions * (_layers(config, training)[0] * kept * _in_flight(training) + again)
 
 
@@ -238,16 +243,27 @@ def _in_flight(training: Training) -> float:
     return min(a_round + hops * (pp - 1) + 1, 2 * number) / 2
 
 
-def _block(config: DecoderConfig, size: int) -> float:
+def _block(config: DecoderConfig, size: int, layout: Layout) -> float:
     """Bytes a position that one block saves."""
     streams = 2 * config.width * FP32  # what the two norms read
-    attention = 2 * (config.heads + config.kv_heads) * config.head_width  # q, k, v and the result
+    heads = 2 * (config.heads + _kv_heads(config, layout))  # q, k, v and the result
+    if layout.cp > 1:
+        heads += config.heads  # the result again, once it is exchanged
+    attention = heads * config.head_width
     feed_forward = (4 if config.gated else 2) * config.hidden
     return streams + size * (2 * config.width + attention + feed_forward)
 
 
-def _block_selective(config: DecoderConfig, size: int) -> float:
-    """Bytes a position where only matrix products and attention are saved."""
-    attention = 2 * (config.heads + config.kv_heads) * config.head_width
+def _block_selective(config: DecoderConfig, size: int, layout: Layout) -> float:
+    """Bytes a position where only matrix products, attention and exchanges are saved."""
+    heads = 2 * (config.heads + config.kv_heads)
+    if layout.cp > 1:
+        heads += 2 * (config.heads + _kv_heads(config, layout))
+    attention = heads * config.head_width
     feed_forward = (2 if config.gated else 1) * config.hidden
     return config.width * FP32 + size * (2 * config.width + attention + feed_forward)
+
+
+def _kv_heads(config: DecoderConfig, layout: Layout) -> int:
+    """In attention; where context parallelism has more processes, each has one all the same."""
+    return config.kv_heads if layout.cp == 1 else max(config.kv_heads, layout.cp * layout.tp)

@@ -46,7 +46,7 @@ class Share:
         length: Of a sample, in tokens.
         micro_batches: Forward passes a step.
         model: Into how many parts the matrix products of one replica are cut (tp times pp).
-        data: Processes with samples of their own (dp times cp, as cp cuts samples).
+        data: Processes with tokens of their own (dp times cp, as cp cuts samples).
         shards: Processes over which weights, gradients and moments are sharded.
         trainable: The part of the weights that is trained; below 1 with adapters.
         frozen_bytes: Of one of the others, as it lies in memory.

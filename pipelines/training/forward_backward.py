@@ -20,8 +20,8 @@ class ForwardBackward(Protocol):
 
         Args:
             batches: This process's share of the step, each with whether it is the last one.
-            share: What a token's loss counts: data-parallel processes ÷ tokens that all of them
-                predict, as their gradients are averaged.
+            share: What a token's loss counts: processes with tokens of their own ÷ tokens that
+                all of them predict, as their gradients are averaged.
 
         Returns:
             The nats of this process's tokens, summed; 0 where another process has the loss.

@@ -49,8 +49,8 @@ class Meter:
                 train.global_batch_size / mesh.dp_world / train.fixed_micro_batch_size
             ),
             model=layout.tp * layout.pp,
-            data=layout.dp * layout.cp,
-            shards=layout.dp_shard if sharded else 1,
+            data=layout.dp_cp,
+            shards=layout.shards if sharded else 1,
             trainable=trainable,
             frozen_bytes=frozen_bytes,
             offloaded=recipe.parallel.cpu_offload,

@@ -2,8 +2,10 @@
 
 import logging
 import math
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -12,17 +14,23 @@ from torch import Tensor
 from pipelines.core.errors import SharedError
 from pipelines.core.recipe import Recipe
 from pipelines.distributed.gradients import clip_factor, gradient_norm, scale_gradients
+from pipelines.distributed.process_group import from_all
 from pipelines.loading.dataloader import IGNORED, Batch, TokenLoader
 from pipelines.models.parallelize import Parallelized
+from pipelines.training import preemption
+from pipelines.training.attention import Attention
 from pipelines.training.checkpoint import Checkpoints, Position
+from pipelines.training.checkpoint_patience import Patience
 from pipelines.training.checkpoint_store import CheckpointStore
 from pipelines.training.determinism import set_deterministic
+from pipelines.training.events import Events
 from pipelines.training.forward_backward import Accumulation, ForwardBackward, evenly
 from pipelines.training.guard import Guard, Verdict, step_unless
 from pipelines.training.meter import Meter, Window
 from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from pipelines.training.precision import LossScale, autocast, set_precision
+from pipelines.training.preemption import PreemptedError
 from pipelines.training.profiling import StepProfiler
 from pipelines.training.watchdog import Watchdog
 
@@ -44,6 +52,7 @@ class Trainer:
         report: Report,
         checkpoints: Path | str,
         diagnostics: Path,
+        events: Events | None = None,
     ) -> None:
         """Take what is ready.
 
@@ -56,11 +65,13 @@ class Trainer:
             checkpoints: A folder or s3:// URL that all processes share.
             diagnostics: Likewise a folder, for heartbeats, the stacks of processes that hang, and
                 traces.
+            events: Told of what befalls the run.
         """
         self.recipe = recipe
         self.train = recipe.train
         self.loader = loader
         self.report = report
+        self.events = events or Events()
         self.model = model
         self.mesh = model.mesh
         self.device = model.mesh.device
@@ -79,7 +90,9 @@ class Trainer:
             others={"loss_scale": self.scale, "guard": self.guard},
             keep=self.train.keep_checkpoints,
             keep_best=self.train.keep_best,
+            patience=Patience(self.train.checkpoint_every, self.events),
         )
+        self.attention = Attention(self.mesh)
         # The most that any process has: all need to call a sharded model equally often.
         most = math.ceil(self.train.global_batch_size / self.mesh.dp_world)
         self.micro_batches = math.ceil(most / self.train.fixed_micro_batch_size)
@@ -87,7 +100,9 @@ class Trainer:
         self.meter = Meter(recipe, model, loader.tokens_per_step)
         who = self.mesh.rank, self.mesh.layout.world
         self.profiler = StepProfiler(self.train.profile_steps, diagnostics / "profile", *who)
-        self.watchdog = Watchdog(diagnostics / "heartbeats", *who, self.train.stall_seconds)
+        self.watchdog = Watchdog(
+            diagnostics / "heartbeats", *who, self.train.stall_seconds, self.events
+        )
 
     def _forward_backward(self) -> ForwardBackward:
         forward = autocast(self.train.precision, self.device)
@@ -107,13 +122,16 @@ class Trainer:
         """Train to the last step or the time limit, and return how far that was.
 
         Raises:
-            SharedError: too many steps in a row were bad, and going back doesn't help any more.
+            SharedError: too many steps in a row were bad, and going back doesn't help any more; or
+                no checkpoint could be written for too long.
+            PreemptedError: a process was told that it will be taken away, and the run was saved.
         """
-        with self.checkpoints, self.watchdog, self.profiler:
+        with self.checkpoints, self.watchdog, self.profiler, preemption.heeded():
             return self._fit()
 
     def _fit(self) -> Position:
         position = since = self.checkpoints.restore()  # since: the last report
+        self.events.begun(position.step)
         for part in self.model.parts:
             part.train()
         self.meter.begin()
@@ -123,39 +141,79 @@ class Trainer:
             position = Position(position.step + 1, position.seconds)
             finished = self._finished(position)
             self.profiler.after(position.step - 1, last=finished)
+            wanted = self.attention.is_wanted()
             saves = finished or position.step % self.train.checkpoint_every == 0
-            if not saves and position.step % self.train.log_every:
-                continue
-            self.watchdog.beat(position.step, "report")
-            verdict = self.guard.verdict()  # the one place where the host waits for the device
-            position = Position(position.step, position.seconds + self.meter.elapsed)
-            if verdict.worst_run >= self.train.max_bad_steps:
-                position, finished = self._go_back(position, verdict), False
-            else:
-                self._tell(position, since, verdict, finished)
-                if saves and verdict.any_good:  # of weights that were never good there is none
-                    self.watchdog.beat(position.step, "checkpoint")
-                    self.checkpoints.save(position)
-            since = position
-            self.meter.begin()
+            if saves or position.step % self.train.log_every == 0:
+                position, finished = self._look(position, since, saves, finished)
+                since = position
+                self.meter.begin()
+            if wanted and not finished:
+                self._attend(position)
+        self.checkpoints.finish(position)
         return position
+
+    def _look(
+        self, position: Position, since: Position, saves: bool, finished: bool
+    ) -> tuple[Position, bool]:
+        """Report, and save where that is due; or go back, where the last steps were bad."""
+        self.watchdog.beat(position.step, "report")
+        samples = self._samples_of(position.step)  # the device is busy still
+        verdict = self.guard.verdict()  # the one place where the host waits for the device
+        position = Position(position.step, position.seconds + self.meter.elapsed)
+        if verdict.worst_run >= self.train.max_bad_steps:
+            return self._go_back(position, verdict), False
+        self._tell(position, since, verdict, samples, finished)
+        if saves and verdict.any_good:  # of weights that were never good there is none
+            self.watchdog.beat(position.step, "checkpoint")
+            self.checkpoints.save(position)
+        return position, finished
+
+    def _attend(self, position: Position) -> None:
+        """Some process wants something of all: to end the run, or a look at a failed save."""
+        told = from_all((preemption.asked(), self.checkpoints.wish))
+        reasons = [reason for reason, _ in told if reason]
+        if reasons:
+            self._end_early(position, ", ".join(reasons))
+        now = Position(position.step, position.seconds + self.meter.elapsed)
+        self.checkpoints.heed({wish for _, wish in told if wish}, now)
+
+    def _end_early(self, position: Position, reason: str) -> NoReturn:
+        """Save what was learned, unless it is to be undone, and end."""
+        began = time.perf_counter()
+        self.watchdog.beat(position.step, "checkpoint")
+        verdict = self.guard.verdict()
+        is_good = verdict.any_good and verdict.worst_run < self.train.max_bad_steps
+        now = Position(position.step, position.seconds + self.meter.elapsed)
+        saved = is_good and self.checkpoints.save_now(now)
+        done = f"saved in {time.perf_counter() - began:.1f} s" if saved else "not saved"
+        step, newest = position.step, self.checkpoints.newest
+        _log.warning("%s: %s after step %d", reason, done, step)
+        self.events.note(
+            "preemption",
+            f"preemption at step {step}: {reason}",
+            reason,
+            f"{done}; the run goes on after step {newest}",
+            step=step,
+        )
+        raise PreemptedError(f"{reason}: {done} after step {step}")
 
     def _step(self, step: int) -> None:
         """One optimizer step over this process's share of the batch."""
         self.profiler.before(step)
         # Seeded by step, randomness resumes by itself and on any number of processes.
-        torch.manual_seed(hash((self.recipe.seed, step, self.mesh.dp_rank)))
+        torch.manual_seed(hash((self.recipe.seed, step, self.mesh.token_rank)))
         set_learning_rate(self.optimizer, learning_rate(step, self.train))
         for parameter in self.parameters:
             parameter.grad = None
         batches, predicted = self._batches(step)
         # Each token weighs the same wherever it is; the mean over processes is taken later.
-        share = self.scale.scale * self.mesh.dp_world / predicted
+        share = self.scale.scale * self.mesh.layout.dp_cp / predicted
         nats = self.forward_backward(batches, share)
         norm = gradient_norm(self.model.counted(), self.mesh) / self.scale.scale
         factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
         scale_gradients(self.parameters, factor)
-        self.mesh.sum(nats, "pp", "dp_replicate", "dp_shard")
+        wants = preemption.asked() is not None or self.checkpoints.wish is not None
+        nats = self.attention.sum(nats, "pp", "dp_replicate", "dp_shard", "cp", wanted=wants)
         self.watchdog.beat(step, "optimizer")
         self.checkpoints.before_update()
         step_unless(self.guard.judge(nats / predicted, norm), self.optimizer)
@@ -182,11 +240,18 @@ class Trainer:
             yield item
             self.watchdog.beat(step, "data")
 
-    def _tell(self, position: Position, since: Position, verdict: Verdict, last: bool) -> None:
+    def _samples_of(self, step: int) -> str:
+        """A hash of the samples of the steps since the last multiple of `log_every`, in order."""
+        first = (step - 1) // self.train.log_every * self.train.log_every
+        return self.loader.digest([self.guard.data_step(each) for each in range(first, step)])
+
+    def _tell(
+        self, position: Position, since: Position, verdict: Verdict, samples: str, last: bool
+    ) -> None:
         """Report a point of the curves, if there is one."""
         if verdict.any_good:
             window = self.meter.end(position.step - since.step, self.profiler.communication_share)
-            metrics = self._metrics(position, verdict, window, last)
+            metrics = self._metrics(position, verdict, window, samples, last)
             self.checkpoints.note(metrics.loss)
             _log.info("%s", metrics.line())
             self.report(metrics)
@@ -194,7 +259,7 @@ class Trainer:
             raise self._failure(position, verdict)
 
     def _metrics(
-        self, position: Position, verdict: Verdict, window: Window, last: bool
+        self, position: Position, verdict: Verdict, window: Window, samples: str, last: bool
     ) -> StepMetrics:
         tokens, used = self.loader.tokens_per_step, window.utilisation
         bound_by, bound_share = used.bound_by()
@@ -205,6 +270,7 @@ class Trainer:
             learning_rate=learning_rate(position.step - 1, self.train),
             gradient_norm=verdict.norm,
             steps_left_out=verdict.left_out,
+            samples=samples,
             step_seconds=window.seconds,
             tokens_per_second=tokens / window.seconds,
             mfu=used.mfu,
@@ -227,15 +293,15 @@ class Trainer:
         if back.step == 0:
             raise self._failure(position, verdict)
         self.guard.go_back(back.step, skipped, tried)
-        _log.warning(
-            "%d bad steps in a row up to step %d (loss %.4g, gradient norm %.4g): back to step "
-            "%d, and on with other data",
-            verdict.worst_run,
-            position.step,
-            verdict.last_loss,
-            verdict.last_norm,
-            back.step,
+        cause = (
+            f"{verdict.worst_run} bad steps in a row up to step {position.step} "
+            f"(loss {verdict.last_loss:.4g}, gradient norm {verdict.last_norm:.4g})"
         )
+        done = f"back to step {back.step}, and on with other data"
+        _log.warning("%s: %s", cause, done)
+        lost = position.seconds - back.seconds
+        key = f"rollback {len(skipped) + 1} at step {position.step}"
+        self.events.note("rollback", key, cause, done, step=position.step, seconds_lost=lost)
         return Position(back.step, position.seconds)
 
     def _failure(self, position: Position, verdict: Verdict) -> SharedError:

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from pipelines.core.records import Split
+from pipelines.models.families import flags
 from tests.distributed.pool import Pool
 from tests.distributed.training import Case, losses
 
 _HALVES, _PAIRS = {"micro_batch_size": 4}, {"micro_batch_size": 2}
+_GPT2 = {**flags("gpt2"), "kv_heads": 4}
+_WINDOW = {"sliding_window": 5}
 # Of two processes by `make test`, the others by `make test-parity`.
 CASES = [
     Case("ddp", 2, {}),
@@ -67,6 +70,31 @@ CASES = [
         {"pp": 2, "tp": 2, "sharding": "gradients", "schedule": "interleaved_1f1b"},
         _PAIRS,
     ),
+    # Two key-value heads: each is in two of four processes.
+    Case("cp", 2, {"cp": 2}, _HALVES),
+    Case("cp-gpt2", 2, {"cp": 2}, _HALVES, model=_GPT2, documents=True, slow=True),
+    Case("cp-window", 2, {"cp": 2}, _HALVES, model=_WINDOW, documents=True, slow=True),
+    Case("cp-accumulation", 2, {"cp": 2}, _PAIRS, model=_GPT2, slow=True),
+    Case("cp-zero-1", 2, {"cp": 2, "sharding": "optimizer"}, _HALVES, slow=True),
+    Case("cp-zero-2", 2, {"cp": 2, "sharding": "gradients"}, _HALVES, slow=True),
+    Case("cp-zero-3", 2, {"cp": 2, "sharding": "full"}, _HALVES, documents=True, slow=True),
+    Case("cp-offload", 2, {"cp": 2, "sharding": "full", "cpu_offload": True}, _HALVES, slow=True),
+    Case("cp-4", 4, {"cp": 4}, _HALVES, documents=True),
+    Case("cp-ddp", 4, {"cp": 2}, _PAIRS),
+    Case("cp-ddp-uneven", 4, {"cp": 2}, {"global_batch_size": 5}),
+    Case("cp-zero-1-4", 4, {"cp": 2, "sharding": "optimizer"}),
+    Case("cp-zero-2-4", 4, {"cp": 2, "sharding": "gradients"}, _PAIRS),
+    Case("cp-zero-3-4", 4, {"cp": 2, "sharding": "full"}, _PAIRS),
+    Case("cp-hsdp-4", 4, {"cp": 2, "sharding": "full", "dp_replicate": 2}, _PAIRS),
+    Case("cp-tp", 4, {"cp": 2, "tp": 2}, _HALVES, documents=True),
+    Case("cp-tp-no-sp", 4, {"cp": 2, "tp": 2, "sequence_parallel": False}, _HALVES, model=_GPT2),
+    Case("cp-tp-zero-3", 4, {"cp": 2, "tp": 2, "sharding": "full"}, _HALVES),
+    Case("cp-pp", 4, {"cp": 2, "pp": 2}, _PAIRS, documents=True),
+    Case("cp-pp-zero-bubble", 4, {"cp": 2, "pp": 2, "schedule": "zero_bubble"}),
+    Case("cp-hsdp", 8, {"cp": 2, "sharding": "full", "dp_replicate": 2, "dp_shard": 2}, _PAIRS),
+    Case("cp-tp-fsdp", 8, {"cp": 2, "tp": 2, "sharding": "full"}, _HALVES),
+    Case("cp-pp-tp", 8, {"cp": 2, "pp": 2, "tp": 2}, _PAIRS),
+    Case("cp-pp-fsdp", 8, {"cp": 2, "pp": 2, "sharding": "full"}, _PAIRS),
 ]
 PLAIN = {"fp64": (torch.float64, 1e-10), "fp32": (torch.float32, 1e-5)}
 
@@ -84,11 +112,15 @@ def alone(data: tuple[Path, Split], tmp_path_factory: pytest.TempPathFactory) ->
     """What one process does in a case."""
 
     @cache
-    def of(train: tuple, model: tuple, dtype: torch.dtype) -> list[tuple[float, float]]:
-        case = Case("alone", 1, {}, dict(train), model=dict(model))
+    def of(
+        train: tuple, model: tuple, documents: bool, dtype: torch.dtype
+    ) -> list[tuple[float, float]]:
+        case = Case("alone", 1, {}, dict(train), model=dict(model), documents=documents)
         return losses(case, data, tmp_path_factory.mktemp("alone"), dtype)
 
-    return lambda case, dtype: of(tuple(case.train.items()), tuple(case.model.items()), dtype)
+    return lambda case, dtype: of(
+        tuple(case.train.items()), tuple(case.model.items()), case.documents, dtype
+    )
 
 
 @pytest.mark.parametrize("precision", PLAIN)

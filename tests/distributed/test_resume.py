@@ -138,6 +138,11 @@ CHAINS = {
         Case("tp-fsdp", 4, {**ZERO_3, "tp": 2, "dp_shard": 2}),
         ALONE,
     ],
+    "cp-2-fsdp-2 to tp-2 to cp-2": [
+        Case("cp-fsdp", 4, {**ZERO_3, "cp": 2}),
+        Case("tp", 2, {"tp": 2}),
+        Case("cp", 2, {"cp": 2}),
+    ],
     "one to pp-2 to fsdp-2": [ALONE, Case("pp", 2, {"pp": 2}), Case("fsdp-2", 2, ZERO_3)],
     "pp-2-fsdp-2 to tp-2 to zero-1": [
         Case("pp-fsdp", 4, {**ZERO_3, "pp": 2, "dp_shard": 2}),

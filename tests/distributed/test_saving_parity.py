@@ -11,7 +11,7 @@ from tests.compiling import needs_a_linker
 from tests.distributed.pool import Pool
 from tests.distributed.training import Case, losses
 
-LAYOUTS = {"zero-3": {"sharding": "full"}, "tp": {"tp": 2}, "pp": {"pp": 2}}
+LAYOUTS = {"zero-3": {"sharding": "full"}, "tp": {"tp": 2}, "pp": {"pp": 2}, "cp": {"cp": 2}}
 ACCUMULATION = {"micro_batch_size": 1}
 SELECTIVE = {"activation_checkpoint": "selective"}
 FULL = {"activation_checkpoint": "full"}

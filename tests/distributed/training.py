@@ -47,6 +47,7 @@ class Case:
         train: Of the recipe; both the case and the single process take it.
         only_here: Of `train`, too, but not for the single process it is compared with.
         model: Of the model's shape.
+        documents: Whether a token sees its own document only.
         slow: Left to the proof, though two processes do.
     """
 
@@ -56,6 +57,7 @@ class Case:
     train: Mapping[str, Any] = field(default_factory=dict)
     only_here: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
+    documents: bool = False
     slow: bool = False
 
     def recipe(self, *, alone: bool) -> Recipe:
@@ -76,11 +78,14 @@ class Case:
         return Recipe.model_validate({"name": "case", "parallel": self.parallel, "train": train})
 
 
-def make_data(folder: Path) -> Split:
-    """Four thousand tokens with something in them to learn."""
-    writer = ShardWriter(folder / "train-00000", vocab_size=64)
-    writer.add((np.arange(4000) ** 2 % 61).astype(np.uint16))
-    return Split(documents=1, bytes=4000, tokens=4000, shards=(writer.close(),))
+def make_data(folder: Path, *, masked: bool = False) -> Split:
+    """Four thousand tokens with something in them to learn, in documents shorter than a sample."""
+    numbers = np.arange(4000)
+    sizes = np.diff([0, *range(7, 4000, 11), 4000])
+    mask = (numbers % 48 < 21).astype(np.uint8) if masked else None  # some samples have no target
+    writer = ShardWriter(folder / "train-00000", vocab_size=64, masked=masked)
+    writer.add((numbers**2 % 61).astype(np.uint16), sizes, mask)
+    return Split(documents=len(sizes), bytes=4000, tokens=4000, shards=(writer.close(),))
 
 
 def build_trainer(
@@ -95,7 +100,7 @@ def build_trainer(
     world = dist.get_world_size() if dist.is_initialized() else 1
     mesh = build_mesh(resolve_layout(recipe.parallel, world), torch.device("cpu"))
     loader = TokenLoader(
-        TokenDataset(*data, LENGTH),
+        TokenDataset(*data, LENGTH, documents=case.documents),
         seed=recipe.seed,
         global_batch=recipe.train.global_batch_size,
         micro_batch=recipe.train.fixed_micro_batch_size,

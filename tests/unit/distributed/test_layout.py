@@ -15,6 +15,9 @@ from pipelines.distributed.layout import Layout, resolve_layout
         ({"sharding": "full", "dp_replicate": 2}, 6, Layout(dp_replicate=2, dp_shard=3)),
         ({"sharding": "full", "tp": 2, "pp": 2}, 16, Layout(pp=2, dp_shard=4, tp=2)),
         ({"tp": 2}, 8, Layout(dp_replicate=4, tp=2)),
+        ({"cp": 2, "tp": 2}, 8, Layout(dp_replicate=2, cp=2, tp=2)),
+        ({"cp": 2, "sharding": "full"}, 8, Layout(dp_shard=4, cp=2)),
+        ({"cp": 2, "sharding": "full", "dp_replicate": 4}, 8, Layout(dp_replicate=4, cp=2)),
     ],
 )
 def test_auto_takes_what_the_others_leave(parallel: dict, world: int, layout: Layout) -> None:
@@ -26,6 +29,7 @@ def test_auto_takes_what_the_others_leave(parallel: dict, world: int, layout: La
     ("parallel", "world", "line"),
     [
         ({"tp": 3}, 4, r"tp\(3\) = 3 processes, but there are 4"),
+        ({"cp": 3}, 4, r"cp\(3\) \* tp\(1\) = 3 processes, but there are 4"),
         ({"tp": 4, "pp": 4}, 8, r"pp\(4\) .* tp\(4\) = 16 processes, but there are 8"),
         ({"dp_replicate": 2, "tp": 2}, 8, "= 4 processes, but there are 8"),
         ({"dp_shard": 2}, 2, r"dp_shard\(2\) shards nothing with parallel\.sharding = none"),

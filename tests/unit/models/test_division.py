@@ -26,6 +26,18 @@ def test_a_head_as_large_as_layers_makes_the_last_stage_shorter() -> None:
     [
         (Layout(tp=4), {}, r"tp\(4\) does not divide the model's kv_heads\(2\)"),
         (Layout(tp=2), {"data": {"sequence_length": 15}}, r"sequence_length\(15\)"),
+        (Layout(cp=8), {}, r"cp\(8\) does not divide the model's heads\(4\)"),
+        (Layout(cp=4, tp=2), {}, r"cp\(4\) .* heads\(2\) of each of parallel\.tp\(2\)"),
+        (
+            Layout(cp=2),
+            {"data": {"sequence_length": 15}},
+            r"cp\(2\) does not divide data\.s.*h\(15\)",
+        ),
+        (
+            Layout(cp=2, tp=2),
+            {"data": {"sequence_length": 14}},
+            r"tp\(2\) \* cp\(2\) does not divide data\.sequence_length\(14\)",
+        ),
         (Layout(pp=8), {}, "8 stages, but the model only 4 layers"),
         (
             Layout(pp=4),
@@ -45,6 +57,15 @@ def test_what_does_not_divide_is_one_line_with_its_numbers(
 ) -> None:
     with pytest.raises(UserError, match=line):
         check_division(CONFIG, layout, Recipe.model_validate({"name": "t"} | recipe))
+
+
+def test_key_value_heads_and_context_parallel_processes_divide_one_another() -> None:
+    wide = replace(CONFIG, width=96, heads=12, kv_heads=6)
+    recipe = Recipe.model_validate({"name": "t", "data": {"sequence_length": 48}})
+    for cp in (2, 3, 6, 12):
+        check_division(wide, Layout(cp=cp), recipe)
+    with pytest.raises(UserError, match=r"cp\(4\) and the model's kv_heads\(6\): one must divide"):
+        check_division(wide, Layout(cp=4), recipe)
 
 
 def test_odd_sequences_can_be_divided_without_sequence_parallelism() -> None:

@@ -91,3 +91,11 @@ def test_a_pipeline_gets_the_largest_micro_batch_that_gives_each_stage_one():
     }
     choice = choose(Recipe.model_validate(values), preset("llama3-8b"), 4, 400 * GIB)
     assert choice.recipe.train.micro_batch_size == 4
+
+
+def test_processes_of_one_sequence_are_sharded_over_too():
+    choice = choose(recipe(cp=8, sharding="auto"), preset("llama3-8b"), 8, 80 * GIB)
+    assert (choice.layout.cp, choice.layout.dp_shard) == (8, 1)
+    assert choice.recipe.parallel.sharding == "gradients"
+    roomy = choose(recipe(cp=8, sharding="full"), preset("llama3-8b"), 8, 800 * GIB)
+    assert roomy.recipe.train.micro_batch_size == 8 * 16_384 / 4096

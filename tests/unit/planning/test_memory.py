@@ -121,3 +121,16 @@ def test_the_first_pipeline_stage_holds_a_micro_batch_for_each_stage_behind_it()
     assert estimate(shape, four).activations == pytest.approx(4 * first * alone)
     gpipe = replace(four, schedule="gpipe")
     assert estimate(shape, gpipe).activations == pytest.approx(16 * first * alone)
+
+
+def test_context_parallel_processes_divide_activations_logits_and_what_is_sharded():
+    shape = preset("llama3-8b")
+    long = replace(ONE, sequence=131_072, activation_checkpoint="full")
+    alone = estimate(shape, long)
+    four = estimate(shape, replace(long, layout=Layout(cp=4), sharding="full"))
+    assert four.activations == pytest.approx(alone.activations / 4, rel=0.05)
+    assert four.moments == alone.moments / 4
+    replicas = estimate(shape, replace(long, layout=Layout(cp=4)))
+    assert replicas.moments == alone.moments
+    short = replace(ONE, layout=Layout(cp=4))  # whose logits are one chunk
+    assert estimate(shape, short).logits == estimate(shape, ONE).logits / 4

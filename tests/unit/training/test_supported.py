@@ -25,7 +25,7 @@ def test_shipped_recipes_run(name: str) -> None:
         ("parallel.pp=4", r"pp\(4\) .* = 4 processes, but there are 2"),
         ("parallel.dp_replicate=3", r"dp_replicate\(3\) .* = 3 processes, but there are 2"),
         ("parallel.dp_shard=2", r"dp_shard\(2\) shards nothing"),
-        ("parallel.cp=2", r"cp\(2\): context parallelism is not there yet"),
+        ("parallel.cp=4", r"cp\(4\) \* tp\(1\) = 4 processes, but there are 2"),
         ("parallel.cpu_offload=true", r"cpu_offload: not with parallel\.sharding = none"),
         ("adapter.kind=lora", r"adapter\.kind = 'lora'"),
         ("resources.workers=99", r"workers\(99\)"),
@@ -48,6 +48,10 @@ def test_every_number_of_workers_must_give_a_layout() -> None:
     [
         (["parallel.tp=4"], r"tp\(4\) does not divide the model's kv_heads\(2\)"),
         (["parallel.pp=4"], r"4 stages, but the model only 2 layers"),
+        (
+            ["parallel.cp=4", "data.sequence_length=30"],
+            r"cp\(4\) does not divide data\.s.*h\(30\)",
+        ),
     ],
 )
 def test_a_layout_must_divide_the_model(overrides: list[str], line: str) -> None:

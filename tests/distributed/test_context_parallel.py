@@ -1,0 +1,84 @@
+"""Context parallelism gives every family the loss and the gradients of one process."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipelines.distributed.context_parallel import to_heads, to_sequence
+from pipelines.distributed.layout import Layout
+from pipelines.distributed.mesh import build_mesh
+from pipelines.models import loss
+from pipelines.models.context_plan import context_parallel
+from tests.distributed.pool import Pool
+from tests.distributed.test_tensor_parallel import MODELS, built, passes
+from tests.distributed.training import Case, losses, make_data
+
+
+def exchanged() -> tuple[bool, bool]:
+    """Whether each process has the whole sequence of its heads, and gets its own part back."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    line = build_mesh(Layout(cp=world), torch.device("cpu")).line("cp")
+    whole = torch.arange(3 * 2 * world * 4 * world).view(3, 2 * world, 4 * world).float()
+    mine = whole.chunk(world, dim=1)[rank]
+    heads = to_heads(mine, line)
+    return torch.equal(heads, whole.chunk(world, dim=2)[rank]), torch.equal(
+        to_sequence(heads, line), mine
+    )
+
+
+def test_parts_of_the_sequence_are_exchanged_for_parts_of_the_heads(
+    pool: Callable[[int], Pool],
+) -> None:
+    assert pool(2).run(exchanged) == [(True, True)] * 2
+
+
+def distances(chunk: int | None) -> dict[str, tuple[float, float]]:
+    """Of each model's loss and gradients, summed over processes, from those of the model alone."""
+    line = build_mesh(Layout(cp=dist.get_world_size()), torch.device("cpu")).line("cp")
+    usual, loss.CHUNK = loss.CHUNK, chunk or loss.CHUNK
+    found = {}
+    for name, config in MODELS.items():
+        alone, divided = built(config), built(config)
+        context_parallel(divided, line)
+        nats = passes(divided, config.vocab_size)
+        dist.all_reduce(nats)
+        gap = nats - passes(alone, config.vocab_size)
+        furthest = 0.0
+        for ours, theirs in zip(divided.parameters(), alone.parameters(), strict=True):
+            dist.all_reduce(ours.grad)
+            furthest = max(furthest, (ours.grad - theirs.grad).abs().max().item())
+        found[name] = (abs(gap.item()), furthest)
+    loss.CHUNK = usual
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world", "chunk"),
+    [
+        pytest.param(2, None, id="2"),
+        pytest.param(2, 300, id="2, loss in chunks", marks=pytest.mark.parity),
+        pytest.param(4, None, id="4, more than key-value heads", marks=pytest.mark.parity),
+    ],
+)
+def test_every_family_has_the_gradients_of_one_process(
+    world: int, chunk: int | None, pool: Callable[[int], Pool]
+) -> None:
+    for found in pool(world).run(distances, chunk):
+        assert found.keys() == MODELS.keys()
+        for name, (nats, gradient) in found.items():
+            assert (nats, gradient) == pytest.approx((0, 0), abs=1e-12), name
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("world", [2, 4])
+def test_each_target_weighs_the_same_in_whichever_part_it_is(
+    world: int, pool: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    data = tmp_path, make_data(tmp_path, masked=True)
+    case = Case("cp", world, {"cp": 2}, {"steps": 6, "micro_batch_size": 2})
+    expected = losses(case, data, tmp_path / "alone", torch.float64)
+    for found in pool(world).run(losses, case, data, tmp_path / "parts", torch.float64):
+        assert found == [pytest.approx(point, rel=1e-10) for point in expected]

@@ -8,6 +8,7 @@ command, and not a part of the library: nothing imports it.
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -18,6 +19,7 @@ from pipelines.core.log import rank, set_up_logging
 from pipelines.core.records import record_path
 from pipelines.stages.standalone import Job, open_workspace, parse_job
 
+_LAST_WORDS_S = 30  # at most; as a rule torchrun ends the wait at once
 _PREPARATION = timedelta(days=7)  # preprocessing may take longer than a collective is given
 
 
@@ -29,6 +31,9 @@ def main(arguments: Sequence[str]) -> None:
     except UserError as error:
         if rank() == 0 or not isinstance(error, SharedError):
             sys.stderr.write(f"train: {error}\n")
+        else:
+            # torchrun ends all at the first exit: the first process must have said why by then.
+            time.sleep(_LAST_WORDS_S)
         sys.exit(EXIT_USER_ERROR)
 
 

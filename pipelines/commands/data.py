@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipelines.commands.figures import file_size
 from pipelines.commands.options import Json
 from pipelines.core.errors import UserError
 
@@ -47,7 +48,7 @@ def list_versions(
             _made(version),
             f"{version.documents:,}",
             f"{version.tokens:,}",
-            _size(version.bytes),
+            file_size(version.bytes),
             version.directory_hash[:8],
             version.recipe["name"],
             _gate(version),
@@ -74,10 +75,10 @@ def show(version: Version, as_json: Json = False) -> None:
         "code": f"commit {run['git_commit'][:12]}{changes}",
         "recipe": found.recipe["name"],
         "source": f"{found.recipe['data']['source']['kind']}, {source['files']:,} files, "
-        f"{_size(source['bytes'])}, sha256 {source['sha256'][:12]}",
+        f"{file_size(source['bytes'])}, sha256 {source['sha256'][:12]}",
         "rows": f"{found.documents:,} ({found.dataset.validation.documents:,} held out)",
         "tokens": f"{found.tokens:,} ({found.dataset.validation.tokens:,} held out)",
-        "size": f"{_size(found.bytes)} in {found.files:,} files",
+        "size": f"{file_size(found.bytes)} in {found.files:,} files",
         "hash": found.directory_hash,
         "git": found.git_revision,
         "data gate": _gate(found),
@@ -99,7 +100,7 @@ def verify(version: Version, as_json: Json = False) -> None:
         facts = {"version": found.label, "files": found.files, "damaged": damaged}
         typer.echo(json.dumps(facts, indent=2))
     elif not damaged:
-        typer.echo(f"{found.label}: {found.files:,} files, {_size(found.bytes)}, all sound")
+        typer.echo(f"{found.label}: {found.files:,} files, {file_size(found.bytes)}, all sound")
     for path, why in damaged.items():
         typer.echo(f"{found.label}: {path} {why}", err=True)
     raise typer.Exit(1 if damaged else 0)
@@ -129,11 +130,3 @@ def _made(version: "DatasetVersion") -> str:
 
 def _gate(version: "DatasetVersion") -> str:
     return f"passed {version.validation['expectations']}"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

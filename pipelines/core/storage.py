@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +81,12 @@ def folder_hash(folder: Path) -> str:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(folder).as_posix()}\0{md5(path)}\n".encode())
     return digest.hexdigest()
+
+
+def folder_bytes(folder: Path) -> int:
+    """The size of all files in a folder, links not followed; a file that vanishes is none."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            total += path.lstat().st_size if not path.is_dir() else 0
+    return total

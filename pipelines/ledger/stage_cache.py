@@ -2,12 +2,17 @@
 
 A stage's key is its command, the content of its deps and its params (`dvc.yaml`). DVC runs nothing
 here: a hit checks outputs out, and after a run `commit` records what the stage made.
+
+Any number of runs may do so at once. DVC writes an entry before the objects that it names, and a
+reader takes the half of one that another process writes for a broken one, and deletes it: so an
+entry is looked up and written under the lock of its stage, and `penstock gc` waits for all of them.
 """
 
+import fcntl
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 QUARANTINE = "quarantine"
+WHOLE = "whole"  # of the cache: shared by who uses it, exclusive for who deletes from it
+_LOCKS = "locks"
 
 
 def restore(workspace: Path, stage: str) -> bool:
@@ -28,7 +35,8 @@ def restore(workspace: Path, stage: str) -> bool:
     cache's `quarantine` folder, and the stage counts as not cached.
     """
     with _open(workspace) as repo:
-        cached = _lookup(repo, stage)
+        with locked(_folder(repo), stage, exclusive=False):
+            cached = _lookup(repo, stage)
         if cached is None or not _sound(repo, cached):
             return False
         shutil.rmtree(output_folder(workspace, stage), ignore_errors=True)
@@ -39,17 +47,36 @@ def restore(workspace: Path, stage: str) -> bool:
 
 def commit(workspace: Path, stage: str) -> None:
     """Record a finished stage: its outputs go to the cache, its entry to `dvc.lock`."""
-    with _open(workspace) as repo:
+    with _open(workspace) as repo, locked(_folder(repo), stage, exclusive=True):
         repo.commit(stage, force=True)
+
+
+@contextmanager
+def locked(cache: Path, name: str, *, exclusive: bool) -> Iterator[None]:
+    """Wait for and hold a lock of the cache: `name` is a stage, or `WHOLE`."""
+    path = cache / _LOCKS / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
 
 
 @contextmanager
 def _open(workspace: Path) -> Iterator["Repo"]:
     from dvc.repo import Repo, lock_repo
 
-    # DVC looks names and `dvc.yaml` up in the working directory, whichever repo is opened.
-    with chdir(workspace), Repo(str(workspace)) as repo, lock_repo(repo):
+    with ExitStack() as held:
+        # DVC looks names and `dvc.yaml` up in the working directory, whichever repo is opened.
+        held.enter_context(chdir(workspace))
+        # Without waiting, a second process in this workspace would fail after three seconds.
+        repo = held.enter_context(Repo(str(workspace), _wait_for_lock=True))
+        held.enter_context(lock_repo(repo))
+        held.enter_context(locked(_folder(repo), WHOLE, exclusive=False))
         yield repo
+
+
+def _folder(repo: "Repo") -> Path:
+    return Path(repo.cache.local.path).parent.parent
 
 
 def _lookup(repo: "Repo", name: str) -> Any | None:
@@ -92,7 +119,7 @@ def _present_and_good(repo: "Repo", oid: str) -> bool:
         return False
     if md5(path) == oid.removesuffix(".dir"):
         return True
-    folder = Path(repo.cache.local.path).parent.parent / QUARANTINE
+    folder = _folder(repo) / QUARANTINE
     folder.mkdir(parents=True, exist_ok=True)
     path.replace(folder / oid)
     _log.warning("stage cache: object %s is corrupt; moved to %s, the stage reruns", oid, folder)

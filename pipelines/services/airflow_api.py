@@ -1,7 +1,8 @@
 """Airflow's REST API, as far as `penstock run` needs it."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -13,9 +14,25 @@ from pipelines.services.secrets import AIRFLOW_USER
 
 _API = "/api/v2"
 _TIMEOUT_S = 30.0
+_PAGE = 100  # Airflow's most
 _DAG_APPEARS_S = 60.0  # after a start: the dag-processor's first look
 _NOT_ACCEPTED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)  # expired, not ours
 _PATIENCE_S = 120.0  # a restart of the api-server takes half a minute
+_LIVE = ("queued", "running")
+
+
+@dataclass(frozen=True)
+class DagRun:
+    """One run of any DAG."""
+
+    dag_id: str
+    run_id: str
+    state: str  # queued, running, success or failed
+
+    @property
+    def live(self) -> bool:
+        """Whether its tasks may still begin, or go on."""
+        return self.state in _LIVE
 
 
 class AirflowApi:
@@ -66,7 +83,25 @@ class AirflowApi:
 
     def run_state(self, dag_id: str, run_id: str) -> str:
         """`queued`, `running`, `success` or `failed`."""
-        return str(self._get(f"{_API}/dags/{dag_id}/dagRuns/{run_id}").json()["state"])
+        return str(self.run(dag_id, run_id)["state"])
+
+    def run(self, dag_id: str, run_id: str) -> dict[str, Any]:
+        """All that Airflow says of a run."""
+        run: dict[str, Any] = self._get(f"{_API}/dags/{dag_id}/dagRuns/{run_id}").json()
+        return run
+
+    def runs(self, *, live: bool = False) -> Iterator[DagRun]:
+        """The runs of every DAG, or the live ones, oldest first."""
+        query: dict[str, Any] = {"state": _LIVE} if live else {}
+        seen, total = 0, 1
+        while seen < total:
+            page = self._get(
+                f"{_API}/dags/~/dagRuns", order_by="id", limit=_PAGE, offset=seen, **query
+            ).json()
+            total = page["total_entries"] if page["dag_runs"] else 0
+            seen += len(page["dag_runs"])
+            for run in page["dag_runs"]:
+                yield DagRun(run["dag_id"], run["dag_run_id"], run["state"])
 
     def tasks(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
         """The run's task instances by task id."""

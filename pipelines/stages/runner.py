@@ -22,6 +22,7 @@ from pipelines.ledger.workspace import read_recipe
 
 ERROR_FILE = "error.json"
 TRACEBACK_FILE = "error.log"
+STAGE_LOCK = ".stage.lock"
 RAY_JOB_VARIABLE = "PENSTOCK_RAY_JOB_ID"  # a job's own submission id
 
 StageFunction = Callable[[Recipe, Path], object]
@@ -44,7 +45,7 @@ def run_stage(stage: str, run: StageFunction) -> None:
 @contextmanager
 def only_one(workspace: Path) -> Iterator[None]:
     """Wait until no other process works here: a killed task's child may live on for a while."""
-    with (workspace / ".stage.lock").open("w") as file:
+    with (workspace / STAGE_LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

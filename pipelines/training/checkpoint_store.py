@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipelines.core.errors import UnreachableError, UserError
-from pipelines.core.storage import MARKER, write_text
+from pipelines.core.recipe import Recipe
+from pipelines.core.storage import MARKER, folder_bytes, write_text
 
 CHECKPOINTS = "checkpoints"
+CHECKPOINTS = "checkpoints"  # in a workspace; the history is there, wherever the rest lies
 _IDENTITY = "identity"
 _PREFIX = "step-"
 # Each store sees what other processes wrote, and the endpoint that the environment names now.
@@ -30,6 +32,18 @@ def place_of_run(checkpoints: str | None, workspace: Path) -> str:
     if checkpoints is None:
         return str(workspace / CHECKPOINTS)
     return f"{checkpoints.rstrip('/')}/{workspace.name}"
+
+
+def checkpoints_of(recipe: Recipe, workspace: Path) -> str:
+    """Where the checkpoints of this workspace's run lie: a folder or an s3:// URL."""
+    if recipe.train.checkpoints is None:
+        return str(workspace / CHECKPOINTS)
+    return f"{recipe.train.checkpoints.rstrip('/')}/{workspace.name}"
+
+
+def checkpoint_places(recipe: Recipe, workspace: Path) -> set[str]:
+    """Where something of this workspace's run lies: its history and its checkpoints."""
+    return {str(workspace / CHECKPOINTS), checkpoints_of(recipe, workspace)}
 
 
 class CheckpointStore:
@@ -98,6 +112,10 @@ class CheckpointStore:
             self._place.remove(name)
         self._place.remove(_IDENTITY)
 
+    def bytes(self) -> int:
+        """What all of it takes."""
+        return self._place.bytes()
+
     def prune(self, keep: int, keep_best: bool) -> None:
         """Keep the newest `keep`, and with `keep_best` the one of the least loss too.
 
@@ -133,6 +151,7 @@ class _Place(Protocol):
     def read(self, name: str) -> str | None: ...
     def write(self, name: str, text: str) -> None: ...
     def remove(self, name: str) -> None: ...
+    def bytes(self) -> int: ...
     def sync(self, name: str) -> None: ...
 
 
@@ -163,6 +182,9 @@ class _Folder:
             path.unlink(missing_ok=True)
         except IsADirectoryError:  # asked for no earlier: another process may just have made it
             shutil.rmtree(path)
+
+    def bytes(self) -> int:
+        return folder_bytes(self._root)
 
     def sync(self, name: str) -> None:
         """A power failure must not take the names of files that were themselves synced."""
@@ -213,6 +235,10 @@ class _Bucket:
         with self._one_line():
             if self._store.exists(path):
                 self._store.rm(path, recursive=True)
+
+    def bytes(self) -> int:
+        with self._one_line():
+            return int(self._store.du(self._path)) if self._store.exists(self._path) else 0
 
     def sync(self, name: str) -> None:
         pass

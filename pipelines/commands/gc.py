@@ -1,0 +1,57 @@
+"""`penstock gc`: old workspaces, checkpoints and cached results away."""
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from pipelines.commands.figures import file_size
+from pipelines.commands.models import check_mlflow_answers
+from pipelines.commands.options import Json
+from pipelines.core.settings import load_settings
+
+
+def gc(
+    delete: Annotated[bool, typer.Option("--delete", help="Do it; else it is only told.")] = False,
+    days: Annotated[
+        float, typer.Option(min=0, help="A run that succeeded, and a result in the stage cache.")
+    ] = 14,
+    failed_days: Annotated[float, typer.Option(min=0, help="A run that failed.")] = 3,
+    checkpoint_days: Annotated[
+        float, typer.Option(min=0, help="The checkpoints of a run that succeeded.")
+    ] = 2,
+    keep_last: Annotated[
+        int, typer.Option(min=0, help="Runs that succeeded, of each recipe, however old.")
+    ] = 3,
+    as_json: Json = False,
+) -> None:
+    """Remove what old runs left: workspaces, checkpoints, cached results.
+
+    Kept are what lives or changed within the hour, the last runs of each recipe, and all of a run
+    whose model an alias names. Without --delete nothing is touched.
+    """
+    from pipelines.ledger.retention import Rules
+    from pipelines.services import garbage
+    from pipelines.services.airflow_api import AirflowApi
+
+    settings = load_settings()
+    airflow = AirflowApi(settings)
+    check_mlflow_answers()
+    rules = Rules(days, failed_days, checkpoint_days, keep_last)
+    aliased = garbage.aliased_models()
+    found = []
+    for each in garbage.collect(settings, airflow, rules, aliased, delete=delete):
+        found.append(each)
+        if not as_json:
+            typer.echo(f"{file_size(each.bytes):>9}  {each.what:<12} {each.name}: {each.why}")
+    total = sum(each.bytes for each in found)
+    if as_json:
+        items = [dataclasses.asdict(each) for each in found]
+        typer.echo(json.dumps({"deleted": delete, "bytes": total, "found": items}, indent=2))
+    elif not found:
+        typer.echo("nothing is old enough to go")
+    elif delete:
+        typer.echo(f"{file_size(total):>9}  freed")
+    else:
+        typer.echo(f"{file_size(total):>9}  would be freed; do it with --delete")

@@ -4,6 +4,7 @@ from math import ceil
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_training import Adapter
 from pipelines.distributed.layout import Layout
 from pipelines.distributed.stages import check_micro_batches, split_layers, stage_count
 from pipelines.models.config import DecoderConfig
@@ -19,6 +20,7 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
     check_divisible(config, layout.tp)
     _check_heads(config, layout)
     _check_sequence(layout, recipe)
+    _check_adapter(layout, recipe.adapter)
     if layout.pp == 1:
         return
     stage_layers(config, stage_count(parallel.schedule, layout.pp))
@@ -58,6 +60,25 @@ def _check_sequence(layout: Layout, recipe: Recipe) -> None:
         raise UserError(
             f"{by} does not divide data.sequence_length({length}); change it, or set "
             "parallel.sequence_parallel = false"
+        )
+
+
+def _check_adapter(layout: Layout, adapter: Adapter) -> None:
+    if adapter.kind == "none":
+        return
+    instead = "set 1, and parallel.sharding = full for a model too large for one device"
+    if layout.pp > 1:
+        raise UserError(
+            f"parallel.pp({layout.pp}): not with adapter.kind = {adapter.kind}; {instead}"
+        )
+    if layout.tp > 1 and adapter.kind == "qlora":
+        raise UserError(
+            f"parallel.tp({layout.tp}) can't cut adapter.kind = qlora's blocks of 64; {instead}"
+        )
+    if layout.tp > 1 and adapter.dropout:
+        raise UserError(
+            f"parallel.tp({layout.tp}): not with adapter.dropout({adapter.dropout:g}), which each "
+            "process would draw by itself; set 0"
         )
 
 

@@ -4,14 +4,11 @@ A layer W [out, in] becomes W + alpha / rank · B A, with A [rank, in] and B [ou
 2021). Over a base in NF4 it is QLoRA (Dettmers et al. 2023).
 """
 
-# ruff: noqa: N812 (functional is F everywhere)
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
@@ -38,8 +35,8 @@ class LoRALinear(nn.Module):
 
     Attributes:
         base: The layer.
-        lora_a: [rank, in].
-        lora_b: [out, rank]; zero at first, so that the layer begins as it was.
+        lora_a: in to rank.
+        lora_b: rank to out; zero at first, so that the layer begins as it was.
         scale: Of their product.
     """
 
@@ -47,20 +44,21 @@ class LoRALinear(nn.Module):
         super().__init__()
         self.base = base
         device = next(base.parameters()).device
-        self.lora_a = nn.Parameter(torch.empty(size.rank, base.in_features, device=device))
-        self.lora_b = nn.Parameter(torch.zeros(base.out_features, size.rank, device=device))
+        self.lora_a = nn.Linear(base.in_features, size.rank, bias=False, device=device)
+        self.lora_b = nn.Linear(size.rank, base.out_features, bias=False, device=device)
+        nn.init.zeros_(self.lora_b.weight)
         self.scale = size.scale
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
-        thin = F.linear(self.dropout(x), self.lora_a) * self.scale
-        return self.base(x) + F.linear(thin, self.lora_b)  # type: ignore[no-any-return]
+        thin = self.lora_a(self.dropout(x)) * self.scale
+        return self.base(x) + self.lora_b(thin)  # type: ignore[no-any-return]
 
     @property
     def size(self) -> Size:
         """Of the adapter."""
-        return Size(self.lora_a.shape[0], self.scale)
+        return Size(self.lora_a.out_features, self.scale)
 
     @property
     def shape(self) -> torch.Size:
@@ -76,7 +74,7 @@ class LoRALinear(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where it lies."""
-        return self.lora_a.device
+        return self.lora_a.weight.device
 
     @torch.no_grad()
     def fill(self, weight: Tensor) -> None:
@@ -90,7 +88,7 @@ class LoRALinear(nn.Module):
         Where it is sharded, all processes that share it must call this.
         """
         weight = whole(self.base if isinstance(self.base, NF4Linear) else self.base.weight)
-        product = whole(self.lora_b).float() @ whole(self.lora_a).float()
+        product = whole(self.lora_b.weight).float() @ whole(self.lora_a.weight).float()
         return (weight.float() + self.scale * product).to(weight.dtype)
 
 
@@ -145,11 +143,11 @@ def init_adapters(model: nn.Module, seed: int) -> None:
     """
     for name, layer in adapted_layers(model).items():
         key = f"{name}.lora_a"
-        generator = named_generator(seed, key, layer.lora_a.device)
+        generator = named_generator(seed, key, layer.device)
         limit = 1 / math.sqrt(layer.base.in_features)
-        numbers = torch.empty(layer.lora_a.shape, device=generator.device)
-        fill(layer.lora_a, numbers.uniform_(-limit, limit, generator=generator))
-        nn.init.zeros_(layer.lora_b)
+        numbers = torch.empty(layer.lora_a.weight.shape, device=generator.device)
+        fill(layer.lora_a.weight, numbers.uniform_(-limit, limit, generator=generator))
+        nn.init.zeros_(layer.lora_b.weight)
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoRALinear]:

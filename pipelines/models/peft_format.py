@@ -111,14 +111,15 @@ def load_adapter(model: Transformer, folder: Path) -> None:
 
 
 def _fill(folder: Path, name: str, layer: LoRALinear, a: Tensor, b: Tensor) -> None:
-    if (a.shape, b.shape) != (layer.lora_a.shape, layer.lora_b.shape):
-        wanted = f"{tuple(layer.lora_b.shape)} times {tuple(layer.lora_a.shape)}"
+    ours_a, ours_b = layer.lora_a.weight, layer.lora_b.weight
+    if (a.shape, b.shape) != (ours_a.shape, ours_b.shape):
+        wanted = f"{tuple(ours_b.shape)} times {tuple(ours_a.shape)}"
         raise UserError(
             f"{folder / WEIGHTS}: the adapter of {name} is {tuple(b.shape)} times "
             f"{tuple(a.shape)}, but the layer's is {wanted}; it is of another model"
         )
-    fill(layer.lora_a, a)
-    fill(layer.lora_b, b)
+    fill(ours_a, a)
+    fill(ours_b, b)
 
 
 def _joined(
@@ -126,12 +127,12 @@ def _joined(
 ) -> tuple[Tensor, Tensor, float]:
     """A and B of a module from those of our layers in it, some of which may have none."""
     present = [layer for layer in adapted if layer is not None]
-    a = torch.cat([whole(layer.lora_a).cpu() for layer in present])
+    a = torch.cat([whole(layer.lora_a.weight).cpu() for layer in present])
     parts, begun = [], 0
     for layer in adapted:
         part = torch.zeros(present[0].base.out_features, len(a))
         if layer is not None:
-            part[:, begun : begun + layer.size.rank] = whole(layer.lora_b).cpu()
+            part[:, begun : begun + layer.size.rank] = whole(layer.lora_b.weight).cpu()
             begun += layer.size.rank
         parts.append(part)
     b = parts[0] if module.stored.join is None else module.stored.join(parts)

@@ -3,6 +3,9 @@
 Megatron's split: what a block reads is divided by columns, what it writes to the residual stream
 by rows, so that a block needs two exchanges. The residual stream between them lies along the
 sequence (sequence parallel) or whole in each process. Embeddings and head lie over the vocabulary.
+
+An adapter beside a layer is divided as the layer is: beside columns its second matrix, by rows its
+first. What lies between the two, as narrow as its rank, is then what is exchanged.
 """
 
 from typing import cast
@@ -24,6 +27,7 @@ from pipelines.distributed.tensor_parallel import (
 )
 from pipelines.loading.dataloader import IGNORED
 from pipelines.models.division import check_divisible
+from pipelines.models.lora import LoRALinear
 from pipelines.models.transformer import Block, Transformer
 
 _SEQUENCE = Shard(1)
@@ -88,4 +92,23 @@ def _block(layer: Block, stream: Placement) -> dict[str, ParallelStyle]:
     if layer.self_attn.qk_norm:
         plan["self_attn.q_norm"] = Replicated(_HEADS, _HEADS, local=True)
         plan["self_attn.k_norm"] = Replicated(_HEADS, _HEADS, local=True)
-    return plan
+    return _with_adapters(layer, plan, stream)
+
+
+def _with_adapters(
+    block: Block, plan: dict[str, ParallelStyle], stream: Placement
+) -> dict[str, ParallelStyle]:
+    """The plan with three styles for a layer that has an adapter: its own, A's and B's."""
+    found: dict[str, ParallelStyle] = {}
+    for name, style in plan.items():
+        if not isinstance(block.get_submodule(name), LoRALinear):
+            found[name] = style
+            continue
+        found[f"{name}.base"] = style
+        if isinstance(style, ColwiseParallel):
+            found[f"{name}.lora_a"] = Replicated(Replicate(), Replicate())
+            found[f"{name}.lora_b"] = ColwiseParallel()
+        else:
+            found[f"{name}.lora_a"] = RowwiseParallel(output_layouts=stream)
+            found[f"{name}.lora_b"] = Replicated(stream, stream, local=True)
+    return found

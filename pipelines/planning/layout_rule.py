@@ -118,9 +118,8 @@ def _choices(recipe: Recipe, config: DecoderConfig, world: int) -> list[Choice]:
 def _laid(recipe: Recipe, world: int) -> Iterator[Recipe]:
     """The recipe with each layout that the rule looks at, in its order."""
     parallel = recipe.parallel
-    divides = recipe.adapter.kind == "none"  # adapters are not divided
-    for pp in _WAYS if parallel.pp == "auto" and divides else [_fixed(parallel.pp)]:
-        for tp in _NEIGHBOURS if parallel.tp == "auto" and divides else [_fixed(parallel.tp)]:
+    for pp in _WAYS if parallel.pp == "auto" else [_fixed(parallel.pp)]:
+        for tp in _NEIGHBOURS if parallel.tp == "auto" else [_fixed(parallel.tp)]:
             shardings: Sequence[str] = [parallel.sharding]
             if parallel.sharding == "auto":
                 alone = world == pp * tp

@@ -18,6 +18,7 @@ FP32 = 4
 MOMENTS = 8  # two of AdamW a weight
 NF4 = 0.52  # QLoRA's 4 bits, with the scales of blocks of 64 quantised once more
 LOGITS_AT_ONCE = 1 << 27  # `models/loss.py` computes no more
+_BY_ROWS = ("o_proj", "down_proj")  # what tensor parallelism divides so
 Sharding = Literal["none", "optimizer", "gradients", "full"]
 
 
@@ -111,7 +112,7 @@ def estimate(config: DecoderConfig, training: Training) -> Memory:
     if training.adapter.kind == "none":
         frozen, trained = 0.0, held
     else:
-        frozen, trained = _frozen(config, held, training), _adapters(config, training.adapter)
+        frozen, trained = _frozen(config, held, training), _adapters(config, training)
     weights, gradients, moments = _state(trained, training)
     return Memory(
         weights=frozen + weights,
@@ -170,7 +171,8 @@ def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
     """Bytes of the weights below adapters; in NF4 are only those that have one."""
     saved = 0.0  # a number of a block
     if training.adapter.kind == "qlora":
-        quantised = sum(rows * columns for rows, columns in _adapted(config, training.adapter))
+        adapted = _adapted(config, training.adapter).values()
+        quantised = sum(rows * columns for rows, columns in adapted)
         saved = quantised / config.layer_parameters * (training.compute_bytes - NF4)
     whole = held.whole * training.compute_bytes - config.layers * held.block * saved
     if not training.is_fully_sharded:
@@ -180,13 +182,17 @@ def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
     return gathered if training.cpu_offload else whole / training.shards + gathered
 
 
-def _adapters(config: DecoderConfig, adapter: Adapter) -> _Held:
-    """Numbers of the two matrices beside each layer that has an adapter."""
-    block = adapter.rank * sum(rows + columns for rows, columns in _adapted(config, adapter))
+def _adapters(config: DecoderConfig, training: Training) -> _Held:
+    """Numbers of the two matrices beside each layer that has an adapter; one is divided by tp."""
+    adapter, tp = training.adapter, training.layout.tp
+    block = adapter.rank * sum(
+        rows + columns / tp if name in _BY_ROWS else rows / tp + columns
+        for name, (rows, columns) in _adapted(config, adapter).items()
+    )
     return _Held(config.layers * block, 0, block)
 
 
-def _adapted(config: DecoderConfig, adapter: Adapter) -> list[tuple[int, int]]:
+def _adapted(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[int, int]]:
     """Shapes of a block's linear layers that get an adapter."""
     queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
     width, hidden = config.width, config.hidden
@@ -201,7 +207,7 @@ def _adapted(config: DecoderConfig, adapter: Adapter) -> list[tuple[int, int]]:
     if config.gated:
         shapes["gate_proj"] = (hidden, width)
     targets = adapter.targets or shapes
-    return [shape for name, shape in shapes.items() if name in targets]
+    return {name: shape for name, shape in shapes.items() if name in targets}
 
 
 def _logits(config: DecoderConfig, training: Training) -> float:

@@ -25,7 +25,7 @@ def supported(recipe: Recipe) -> None:
 
 
 def _check_adapter(recipe: Recipe) -> None:
-    adapter, parallel = recipe.adapter, recipe.parallel
+    adapter = recipe.adapter
     if adapter.kind == "none":
         if adapter.init_from is not None:
             raise UserError(
@@ -38,12 +38,6 @@ def _check_adapter(recipe: Recipe) -> None:
             f"adapter.kind = {adapter.kind!r}: a model of random weights is nothing to adapt; set "
             "model.init_from to a Hugging Face folder, or adapter.kind = none"
         )
-    for key, value in (("tp", parallel.tp), ("pp", parallel.pp)):
-        if value not in (1, "auto"):
-            raise UserError(
-                f"parallel.{key} = {value}: adapters can't be divided so; set 1, and "
-                "parallel.sharding = full for a model that is too large for one device"
-            )
     if recipe.train.precision == "fp8":
         raise UserError("train.precision = 'fp8': not with adapters; set bf16")
 

@@ -35,6 +35,10 @@ CASES = {
     "lora-ddp": ("lora", {}, {}),
     "lora-zero-3": ("lora", FULL, {}),
     "lora-zero-3-checkpointed": ("lora", FULL, {"activation_checkpoint": "full"}),
+    "lora-tp": ("lora", {"tp": 2}, {}),
+    "lora-tp-no-sp": ("lora", {"tp": 2, "sequence_parallel": False}, {}),
+    "lora-tp-zero-3": ("lora", FULL | {"tp": 2, "dp_shard": 2}, {"activation_checkpoint": "full"}),
+    "lora-tp-cp": ("lora", {"tp": 2, "cp": 2}, {}),
     "lora-cp": ("lora", {"cp": 2}, {}),
     "lora-cp-zero-3": ("lora", FULL | {"cp": 2}, {}),
     "qlora-cp": ("qlora", {"cp": 2}, {"activation_checkpoint": "selective"}),
@@ -45,6 +49,7 @@ CASES = {
     "qlora-zero-3-checkpointed": ("qlora", FULL, {"activation_checkpoint": "selective"}),
     "qlora-zero-3-offload": ("qlora", FULL | {"cpu_offload": True}, {}),
 }
+FOUR = ("lora-tp-zero-3", "lora-tp-cp")
 IN_MAKE_TEST = ("lora-zero-3", "qlora-zero-3")
 
 
@@ -138,13 +143,19 @@ def alone(
 
 
 @pytest.mark.parametrize(
-    ("kind", "parallel", "only_here"),
+    ("world", "kind", "parallel", "only_here"),
     [
-        pytest.param(*case, id=name, marks=[] if name in IN_MAKE_TEST else pytest.mark.parity)
+        pytest.param(
+            4 if name in FOUR else 2,
+            *case,
+            id=name,
+            marks=[] if name in IN_MAKE_TEST else pytest.mark.parity,
+        )
         for name, case in CASES.items()
     ],
 )
-def test_two_processes_learn_what_one_does(
+def test_several_processes_learn_what_one_does(
+    world: int,
     kind: str,
     parallel: dict[str, Any],
     only_here: dict[str, Any],
@@ -155,11 +166,11 @@ def test_two_processes_learn_what_one_does(
     tmp_path: Path,
 ) -> None:
     expected, folder = alone(kind)
-    both = pool(2).run(train, recipe(kind, base, parallel, only_here), data, tmp_path)
-    for outcome in (expected, *both):
+    found = pool(world).run(train, recipe(kind, base, parallel, only_here), data, tmp_path)
+    for outcome in (expected, *found):
         assert outcome.losses == pytest.approx(expected.losses, rel=1e-5)
         assert not outcome.base_moved
-        assert all(name.endswith(("lora_a", "lora_b")) for name in outcome.trained)
+        assert all(name.endswith(("lora_a.weight", "lora_b.weight")) for name in outcome.trained)
     for name in ("model/model.safetensors", "adapter/adapter_model.safetensors"):
         ours, theirs = load_file(folder / name), load_file(tmp_path / name)
         assert ours.keys() == theirs.keys()

@@ -38,6 +38,13 @@ def test_a_head_as_large_as_layers_makes_the_last_stage_shorter() -> None:
             {"data": {"sequence_length": 14}},
             r"tp\(2\) \* cp\(2\) does not divide data\.sequence_length\(14\)",
         ),
+        (Layout(pp=2), {"adapter": {"kind": "lora"}}, r"pp\(2\): not with adapter\.kind = lora"),
+        (Layout(tp=2), {"adapter": {"kind": "qlora"}}, r"tp\(2\) can't cut .* qlora's blocks"),
+        (
+            Layout(tp=2),
+            {"adapter": {"kind": "lora", "dropout": 0.1}},
+            r"tp\(2\): not with adapter\.dropout\(0\.1\)",
+        ),
         (Layout(pp=8), {}, "8 stages, but the model only 4 layers"),
         (
             Layout(pp=4),

@@ -28,7 +28,7 @@ def adapt(model: Transformer, **adapter: object) -> Transformer:
     init_adapters(model, seed=3)
     for number, layer in enumerate(adapted_layers(model).values()):
         generator = torch.Generator().manual_seed(number)
-        layer.lora_b.data.normal_(0, 0.1, generator=generator)
+        layer.lora_b.weight.data.normal_(0, 0.1, generator=generator)
     return model
 
 
@@ -49,15 +49,15 @@ def test_a_fresh_adapter_changes_nothing_and_all_linear_layers_have_one() -> Non
     init_adapters(model, seed=3)
     assert torch.equal(model(tokens()), before)
     assert len(adapted_layers(model)) == 7 * SHAPE.layers
-    ends = {name.rpartition(".")[2] for name in trained_names(model)}
+    ends = {name.split(".")[-2] for name in trained_names(model)}
     assert ends == {"lora_a", "lora_b"}
 
 
 def test_a_is_uniform_and_follows_from_seed_and_name_alone() -> None:
     one, other = adapt(plain()), adapt(plain(), targets=["k_proj"])
-    a = adapted_layers(one)["layers.1.self_attn.k_proj"].lora_a
-    assert torch.equal(a, adapted_layers(other)["layers.1.self_attn.k_proj"].lora_a)
-    assert not torch.equal(a, adapted_layers(one)["layers.0.self_attn.k_proj"].lora_a)
+    a = adapted_layers(one)["layers.1.self_attn.k_proj"].lora_a.weight
+    assert torch.equal(a, adapted_layers(other)["layers.1.self_attn.k_proj"].lora_a.weight)
+    assert not torch.equal(a, adapted_layers(one)["layers.0.self_attn.k_proj"].lora_a.weight)
     assert 0.9 / 8 < a.abs().max() <= 1 / 8
 
 

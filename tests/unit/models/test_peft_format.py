@@ -47,7 +47,7 @@ def adapted(family: str, targets: list[str]) -> Transformer:
     add_adapters(model, chosen_sizes(model, adapter), adapter)
     init_adapters(model, seed=3)
     for number, layer in enumerate(adapted_layers(model).values()):
-        layer.lora_b.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(number))
+        layer.lora_b.weight.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(number))
     return model
 
 

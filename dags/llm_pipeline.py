@@ -8,13 +8,14 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable
 
+from pipelines.core.settings import GPU_POOL
+from pipelines.orchestration.approval import RegisterOperator
 from pipelines.orchestration.dataset_refresh import DATASET_VERSION
 from pipelines.orchestration.stage_task import (
     RETRIES,
     PrepareOperator,
     RayStageOperator,
     StageOperator,
-    close_failed_run,
 )
 from pipelines.orchestration.trigger_form import trigger_form
 
@@ -29,7 +30,6 @@ with DAG(
     catchup=False,
     max_active_runs=4,
     params=trigger_form(),
-    on_failure_callback=close_failed_run,
     default_args=RETRIES,
     tags=["penstock"],
     doc_md=__doc__,
@@ -48,15 +48,17 @@ with DAG(
     )
     train = RayStageOperator(
         task_id="train",
+        pool=GPU_POOL,
         doc_md="Ray Train: the decoder, from the last complete checkpoint where there is one.",
     )
     evaluate = RayStageOperator(
         task_id="evaluate",
+        pool=GPU_POOL,
         doc_md="Bits per byte on held-out documents, beside n-gram and xz baselines; samples.",
     )
-    register = StageOperator(
+    register = RegisterOperator(
         task_id="register",
-        doc_md="Compare with the champion: promote, refuse, or leave unchanged.",
+        doc_md="Compare with the champion: promote, refuse, ask a person, or leave unchanged.",
     )
 
     prepare >> preprocess >> validate >> train >> evaluate >> register

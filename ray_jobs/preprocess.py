@@ -1,18 +1,12 @@
 """Preprocess as a Ray job: `python -m ray_jobs.preprocess`, from the workspace."""
 
-from functools import partial
-
-import ray
-
 from pipelines.stages import preprocess
-from pipelines.stages.runner import run_stage
-from ray_jobs.ray_map import map_on_ray
+from ray_jobs.data_stage import run_data_stage
 
 
 def main() -> None:
-    """Run the workspace's recipe on the cluster that RAY_ADDRESS names, or on one of its own."""
-    ray.init()
-    run_stage(preprocess.STAGE, partial(preprocess.run, map_ordered=map_on_ray))
+    """Run the stage in the working directory."""
+    run_data_stage(preprocess.STAGE, preprocess.run)
 
 
 if __name__ == "__main__":

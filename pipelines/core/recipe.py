@@ -80,12 +80,27 @@ class Register(Section):
     min_improvement: float = Field(
         0.0, ge=0, description="Bits per byte by which a candidate must beat the champion"
     )
+    needs_approval: bool = form_field(
+        False, "A person, too, decides whether a better candidate becomes champion"
+    )
+    approval_hours: float = Field(
+        72.0, gt=0, description="Without an answer for so long the candidate is refused"
+    )
 
 
 class Resources(Section):
     """What a stage asks of Ray."""
 
     workers: Count | tuple[Count, Count] = Field(2, description="Train workers: n, or [min, max]")
+    max_stage_hours: float | None = Field(
+        None, gt=0, description="A stage that has worked for so long is ended; null: never"
+    )
+    price_per_gpu_hour: float | None = Field(
+        None, ge=0, description="In any currency, host included; null: GPUs cost nothing"
+    )
+    price_per_cpu_hour: float | None = Field(
+        None, ge=0, description="Of a worker without a GPU; null: it costs nothing"
+    )
 
     @model_validator(mode="after")
     def _range_ascends(self) -> Self:

@@ -221,8 +221,14 @@ class ModelRef(BaseModel):
 
 
 class RegisterRecord(Record):
-    """The verdict, and the version that is champion now."""
+    """The verdict, the version that is champion now, and the one that a person decides about."""
 
     stage: ClassVar[str] = "register"
     verdict: Verdict
     model: ModelRef | None
+    candidate: ModelRef | None = None  # registered without the champion's alias
+
+    @property
+    def needs_approval(self) -> bool:
+        """Whether the run waits for a person's answer."""
+        return self.verdict.decision == "needs approval"

@@ -11,6 +11,7 @@ from pipelines.core.errors import UserError
 DEFAULT_RECIPE = "stdlib-code"
 PROJECT = Path(__file__).resolve().parent.parent.parent
 LOOPBACK = "127.0.0.1,localhost"
+GPU_POOL = "gpu_jobs"  # Airflow's pool of the tasks that compute on GPUs; a slot is a whole job
 PORTS_FILE = "ports.json"  # in the home while the platform is up: the ports that it was given
 
 
@@ -28,6 +29,7 @@ class Settings:
     ray_url: str  # RAY_API_SERVER_ADDRESS
     datasets_url: str  # PENSTOCK_DATASETS_URL: the git repository of dataset versions, path or URL
     datasets_remote: str  # PENSTOCK_DATASETS_REMOTE: their files, a folder or s3://bucket/prefix
+    ship_code: bool  # PENSTOCK_SHIP_CODE=1: Ray's nodes import from their disks, not the workspace
 
     @property
     def runs(self) -> Path:
@@ -83,6 +85,7 @@ def load_settings() -> Settings:
         ray_url=env.get("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{ray_port}"),
         datasets_url=_place("PENSTOCK_DATASETS_URL", home / "datasets.git"),
         datasets_remote=_place("PENSTOCK_DATASETS_REMOTE", home / "dataset-store"),
+        ship_code=_flag("PENSTOCK_SHIP_CODE"),
     )
 
 
@@ -115,6 +118,13 @@ def _place(variable: str, default: Path) -> str:
     given = os.environ.get(variable) or str(default)
     is_url = "://" in given or re.match(r"[\w.@-]+:", given)
     return given if is_url else str(Path(given).expanduser().absolute())
+
+
+def _flag(variable: str) -> bool:
+    text = os.environ.get(variable) or "0"
+    if text not in ("0", "1"):
+        raise UserError(f"{variable}={text!r}: neither 0 nor 1")
+    return text == "1"
 
 
 def _port(variable: str, default: int, running: dict[str, int]) -> int:

@@ -14,6 +14,7 @@ from pipelines.ledger import datasets
 from pipelines.ledger.dataset_publishing import dataset_name, make
 from pipelines.ledger.run_source import settle, unchanged
 from pipelines.ledger.workspace import Run, open_workspace
+from pipelines.orchestration.naming import workspace_name
 from pipelines.orchestration.opening import PREPARED, asked_recipe, mistakes_fail_the_task
 from pipelines.training.supported import supported
 
@@ -31,8 +32,7 @@ class LookOperator(BaseOperator):
 
     def execute(self, context: "Context") -> str:
         """Return the workspace's path."""
-        # Runs of both DAGs may be of the same second, and so of the same id.
-        run_id = f"{self.dag_id}__{context['dag_run'].run_id}"
+        run_id = workspace_name(self.dag_id, context["dag_run"].run_id)
         with mistakes_fail_the_task(self.task_id, run_id):
             recipe = asked_recipe(context)
             supported(recipe)

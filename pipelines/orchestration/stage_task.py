@@ -6,6 +6,8 @@ child process.
 
 import subprocess
 import sys
+from collections.abc import Collection
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,18 +16,23 @@ from airflow.providers.standard.hooks.subprocess import SubprocessHook
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipelines.core.records import RUN_FILE, ValidateRecord, record_path
+from pipelines.core import usage
+from pipelines.core.records import ValidateRecord, record_path
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.ledger import stage_cache
 from pipelines.ledger.datasets import find
 from pipelines.ledger.run_source import recipe_of, settle
-from pipelines.ledger.workspace import Run, open_workspace, workspace_path
+from pipelines.ledger.workspace import Run, open_workspace
 from pipelines.orchestration.dataset_refresh import triggering_version
-from pipelines.orchestration.links import DataDocsLink, MlflowRunLink, RayJobLink
+from pipelines.orchestration.links import DataDocsLink, MlflowRunLink, RayJobLink, RayJobLogLink
+from pipelines.orchestration.naming import workspace_name
 from pipelines.orchestration.opening import PREPARED, asked_recipe, mistakes_fail_the_task
-from pipelines.orchestration.ray_job import RayJobOperator
+from pipelines.orchestration.presence import task_process
+from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
+from pipelines.orchestration.webhook import keep_failure
+from pipelines.stages.costs import report_costs
 from pipelines.stages.publishing import PUBLISHED
-from pipelines.stages.run_tracking import close_tracking, open_tracking
+from pipelines.stages.run_tracking import open_tracking
 from pipelines.stages.runner import forget_error, stage_environment, user_error
 from pipelines.tracking.run import data_docs_address
 from pipelines.training.supported import supported
@@ -35,12 +42,15 @@ if TYPE_CHECKING:
 
     from pipelines.core.recipe import Recipe
 
+CODE = ("pipelines", "ray_jobs")  # what a stage's Ray job imports of the workspace
+
 # Every task's: what the world got wrong is tried again, what a person got wrong fails at once.
 RETRIES = {
     "retries": 3,
     "retry_delay": timedelta(seconds=10),
     "retry_exponential_backoff": True,
     "max_retry_delay": timedelta(minutes=5),
+    "on_failure_callback": keep_failure,
 }
 
 
@@ -55,7 +65,7 @@ class PrepareOperator(BaseOperator):
 
     def execute(self, context: "Context") -> str:
         """Return the workspace's path."""
-        run_id = context["dag_run"].run_id
+        run_id = workspace_name(self.dag_id, context["dag_run"].run_id)
         with mistakes_fail_the_task(self.task_id, run_id):
             recipe, source = settle(_recipe(context))
             supported(recipe)
@@ -69,55 +79,76 @@ class PrepareOperator(BaseOperator):
 class StageOperator(BaseOperator):
     """A light stage: a child process of the Airflow worker, in the workspace."""
 
-    template_fields = ("workspace",)
+    template_fields: Collection[str] = ("workspace",)
     operator_extra_links = (DataDocsLink(), MlflowRunLink())
 
     def __init__(self, *, workspace: str = PREPARED, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.stage: str = kwargs["task_id"]  # `self.task_id` has the name of a task group before it
         self.workspace = workspace
         self.links: dict[str, str] = {}
         self._hook = SubprocessHook()
 
     def execute(self, context: "Context") -> dict[str, Any]:
         """Restore the stage, or run and record it."""
+        self.show_links(context)
         workspace = Path(self.workspace)
-        if address := Run.read(workspace).mlflow_address:
+        with task_process(workspace, context):
+            return self.conclude(workspace, cached=self.run_stage(workspace))
+
+    def show_links(self, context: "Context") -> None:
+        """Show the links of a running task."""
+        if address := Run.read(Path(self.workspace)).mlflow_address:
             MlflowRunLink().show(self, context, address)
-            if self.task_id == ValidateRecord.stage:
+            if self.stage == ValidateRecord.stage:
                 DataDocsLink().show(self, context, data_docs_address(address))
+
+    def run_stage(self, workspace: Path) -> bool:
+        """Whether the stage came out of the cache; else it has run."""
         forget_error(workspace)
-        if _restored(workspace, self.task_id):
-            return {"stage": self.task_id, "cached": True}
+        if _restored(workspace, self.stage):
+            return True
         result = self._hook.run_command(
-            [sys.executable, "-m", "pipelines.stages", self.task_id],
+            [sys.executable, "-m", "pipelines.stages", self.stage],
             env=stage_environment(workspace),
             cwd=self.workspace,
         )
-        if message := user_error(workspace, self.task_id):
+        if message := user_error(workspace, self.stage):
             raise AirflowFailException(message)
         if result.exit_code:
-            raise RuntimeError(f"{self.task_id} exited with code {result.exit_code}; see above")
-        stage_cache.commit(workspace, self.task_id)
-        return {"stage": self.task_id, "cached": False}
+            raise RuntimeError(f"{self.stage} exited with code {result.exit_code}; see above")
+        stage_cache.commit(workspace, self.stage)
+        return False
+
+    def conclude(self, workspace: Path, *, cached: bool) -> dict[str, Any]:
+        """Report what the finished stage cost; the task's return value."""
+        return _concluded(workspace, self.stage, cached=cached)
 
     def on_kill(self) -> None:
-        """End the child with the task."""
-        self._hook.send_sigterm()
+        """End the child and this process; Airflow calls it in a signal handler."""
+        with suppress(ProcessLookupError):
+            self._hook.send_sigterm()
+        raise TaskKilledError("Airflow ends this process of the task")
 
 
 class RayStageOperator(RayJobOperator):
     """A heavy stage: a Ray job that runs `ray_jobs.<stage>` from the workspace."""
 
-    operator_extra_links = (RayJobLink(), MlflowRunLink())
+    operator_extra_links = (RayJobLink(), RayJobLogLink(), MlflowRunLink())
 
     def __init__(self, *, workspace: str = PREPARED, **kwargs: Any) -> None:
         stage = kwargs["task_id"]
-        super().__init__(workspace=workspace, entrypoint=f"python -m ray_jobs.{stage}", **kwargs)
+        super().__init__(
+            workspace=workspace,
+            entrypoint=f"python -m ray_jobs.{stage}",
+            ship=CODE if load_settings().ship_code else (),
+            **kwargs,
+        )
         self._cached = False
 
     def skip(self) -> bool:
         """Whether the stage cache held the result."""
-        self._cached = _restored(Path(self.workspace), self.task_id)
+        self._cached = _restored(Path(self.workspace), self.stage)
         return self._cached
 
     def execute(self, context: "Context") -> Any:
@@ -132,24 +163,25 @@ class RayStageOperator(RayJobOperator):
 
     def has_result(self) -> bool:
         """Whether the stage wrote its record, which it does last."""
-        return record_path(Path(self.workspace), self.task_id).is_file()
+        return record_path(Path(self.workspace), self.stage).is_file()
 
     def finish(self) -> dict[str, Any]:
-        """Record a stage that ran."""
+        """Record a stage that ran, and what it cost."""
+        workspace = Path(self.workspace)
         if not self._cached:
-            stage_cache.commit(Path(self.workspace), self.task_id)
-        return {"stage": self.task_id, "cached": self._cached}
+            stage_cache.commit(workspace, self.stage)
+        return _concluded(workspace, self.stage, cached=self._cached)
 
     def _show_mlflow_run(self, context: "Context") -> None:
         if address := Run.read(Path(self.workspace)).mlflow_address:
             MlflowRunLink().show(self, context, address)
 
 
-def close_failed_run(context: "Context") -> None:
-    """DAG callback: the MLflow run of a failed DAG run ends as failed."""
-    workspace = workspace_path(load_settings().runs, context["dag_run"].run_id)
-    if (workspace / RUN_FILE).is_file():
-        close_tracking(workspace, "FAILED")
+def _concluded(workspace: Path, stage: str, *, cached: bool) -> dict[str, Any]:
+    if cached:
+        usage.cached(workspace, stage)
+    report_costs(workspace, stage)
+    return {"stage": stage, "cached": cached}
 
 
 def _recipe(context: "Context") -> "Recipe":

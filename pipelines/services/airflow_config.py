@@ -20,6 +20,7 @@ def airflow_config(settings: Settings) -> str:
     sections: dict[str, dict[str, object]] = {
         "core": {
             "dags_folder": PROJECT / "dags",
+            "plugins_folder": PROJECT / "pipelines" / "orchestration" / "plugins",
             "executor": "LocalExecutor",
             "parallelism": 4,
             "load_examples": False,

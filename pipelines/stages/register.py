@@ -1,6 +1,8 @@
 """Register: the candidate meets the champion on the same documents and replaces it, or does not.
 
-Never cached: the champion may have changed since the last run.
+Never cached: the champion may have changed since the last run. Where the recipe wants a person's
+consent, the stage ends with `needs approval` and a version that is not champion yet; run again with
+the answer, it promotes just that version, or leaves it.
 """
 
 import fcntl
@@ -36,6 +38,7 @@ from pipelines.data.splitting import VALIDATION
 from pipelines.evaluation.gate import decide, refuse
 from pipelines.export.model_card import model_card
 from pipelines.models.folder import load_config
+from pipelines.stages.approval import Answer
 from pipelines.tracking import registry
 from pipelines.tracking.lineage import lineage
 from pipelines.tracking.run import DATASET_TAG, TrackedRun, open_run
@@ -44,27 +47,37 @@ STAGE = RegisterRecord.stage
 SCORES = "scores"  # under the home: <model hash>/<data hash>.parquet, shared by all runs
 CARD = "card"  # in the stage's output: what lies beside the weights in the registry
 BEATEN_TAG = "penstock.champion_bits_per_byte"
+VERDICT_TAG = "penstock.verdict"
 _log = logging.getLogger(__name__)
 
 
 def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
-    """Decide, register what is promoted, and write the verdict."""
+    """Decide, register what is promoted or awaits a person, and write the verdict."""
     output = output_folder(workspace, STAGE)
     shutil.rmtree(output, ignore_errors=True)
     name = recipe.registration.model_name
     facts = lineage(workspace)
+    candidate = None
     with _one_at_a_time(name), open_run(workspace) as tracked:
         champion = registry.champion(name)
         verdict = _own_promotion(workspace, champion, tracked.run_id)
         if verdict is None:
             verdict = _judge(recipe, workspace, facts, champion)
-        if verdict.decision == "promoted":
-            champion = _promote(recipe, workspace, facts, verdict, tracked.run_id)
+            answer = Answer.read(workspace)
+            if verdict.decision == "promoted" and recipe.registration.needs_approval:
+                verdict = _with_consent(verdict, answer, champion)
+            if verdict.decision in ("promoted", "needs approval") or answer:
+                candidate = _register(recipe, workspace, facts, verdict, tracked.run_id)
+            if candidate and verdict.decision == "promoted":
+                champion, candidate = registry.promote(candidate), None
         _report(tracked, verdict, champion)
     _log.info("%s: %s", verdict.decision, verdict.reason)
     write_json(output / "verdict.json", verdict.model_dump(mode="json"))
-    model = champion.ref if champion else None
-    return RegisterRecord(verdict=verdict, model=model).write(workspace)
+    return RegisterRecord(
+        verdict=verdict,
+        model=champion.ref if champion else None,
+        candidate=candidate.ref if candidate else None,
+    ).write(workspace)
 
 
 def _own_promotion(
@@ -115,6 +128,19 @@ def _judge(
     )
 
 
+def _with_consent(
+    verdict: Verdict, answer: Answer | None, champion: registry.ModelVersion | None
+) -> Verdict:
+    """What becomes of a better candidate; an answer about another champion is none."""
+    if answer is None or answer.champion != (champion.version if champion else None):
+        decision, reason = "needs approval", f"{verdict.reason}; a person decides"
+    elif answer.approved:
+        decision, reason = "promoted", f"{verdict.reason}; {answer.words}"
+    else:
+        decision, reason = "refused", f"{answer.words}; {verdict.reason}"
+    return Verdict.model_validate(verdict.model_dump() | {"decision": decision, "reason": reason})
+
+
 def _champion_scores(
     workspace: Path, champion: registry.ModelVersion, doc_ids: pa.ChunkedArray
 ) -> pa.Table:
@@ -141,7 +167,7 @@ def _champion_scores(
     return scores
 
 
-def _promote(
+def _register(
     recipe: Recipe,
     workspace: Path,
     facts: dict[str, Any],
@@ -172,6 +198,7 @@ def _promote(
             **_dataset_tag(preprocess.dataset),
             "penstock.bits_per_byte": repr(evaluate.bits_per_byte),
             BEATEN_TAG: "" if beaten is None else repr(beaten),
+            VERDICT_TAG: verdict.decision,
             "penstock.recipe": recipe.name,
             "penstock.recipe_fingerprint": recipe.fingerprint(),
             "penstock.git_commit": str((facts["run"] or {}).get("git_commit")),
@@ -189,7 +216,7 @@ def _report(tracked: TrackedRun, verdict: Verdict, champion: registry.ModelVersi
     version = f"{champion.name}/{champion.version}" if champion else "none"
     tracked.set_tags(
         {
-            "penstock.verdict": verdict.decision,
+            VERDICT_TAG: verdict.decision,
             "penstock.verdict_reason": verdict.reason,
             "penstock.champion": version,
         }

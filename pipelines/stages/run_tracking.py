@@ -1,17 +1,21 @@
 """The MLflow run of a workspace: opened before the first stage, closed after the last."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.core.settings import load_settings
 from pipelines.ledger.workspace import Run, read_recipe
 
 
-def open_tracking(workspace: Path) -> str:
+def open_tracking(
+    workspace: Path, parent: Path | None = None, more_tags: Mapping[str, str] | None = None
+) -> str:
     """Begin the workspace's MLflow run, keep its id in `run.json`, and return its page.
 
-    A second call finds the same run by its `penstock.dag_run_id` tag.
+    A second call finds the same run by its `penstock.dag_run_id` tag. MLflow shows the run below
+    that of the workspace `parent`, where one is given.
     """
-    from pipelines.tracking.run import DAG_RUN_TAG, DATASET_TAG, start_run
+    from pipelines.tracking.run import DAG_RUN_TAG, DATASET_TAG, PARENT_TAG, start_run
     from pipelines.tracking.search import addresses
 
     run, recipe = Run.read(workspace), read_recipe(workspace)
@@ -21,7 +25,10 @@ def open_tracking(workspace: Path) -> str:
         "penstock.dirty": str(run.dirty).lower(),
         "penstock.recipe": recipe.name,
         "penstock.recipe_fingerprint": run.recipe_fingerprint,
+        **(more_tags or {}),
     }
+    if parent and (parent_run := Run.read(parent).mlflow_run_id):
+        tags[PARENT_TAG] = parent_run
     if recipe.data.source.is_published:
         tags[DATASET_TAG] = recipe.data.source.published_label
     settings = load_settings()

@@ -80,11 +80,11 @@ def register(
     tags: Mapping[str, str],
     description: str,
 ) -> ModelVersion:
-    """Register a model and make it the champion.
+    """Register a model; `promote` makes it the champion.
 
-    Files go straight to the artifact store and the alias moves last, so whoever loads the champion
-    finds a whole model. A second call for the same run and content returns the version that is
-    there.
+    Files go straight to the artifact store and the version is made last, so whoever loads it finds
+    a whole model. A second call for the same run and content returns the version that is there,
+    with these tags and this description. Calls for one name may not run at once.
 
     Args:
         folders: The Hugging Face folder, and folders whose files lie beside it (card, lineage).
@@ -98,16 +98,26 @@ def register(
     if version is None:
         model_id = _upload(client, folders, name, run_id, tags)
         _make_registered_model(client, name)
-        version = client.create_model_version(
+        client.create_model_version(
             name,
             source=f"models:/{model_id}",
             model_id=model_id,  # a server takes the source only with it
             run_id=run_id,
             tags=dict(tags),
             description=description,
-        ).version
-    client.set_registered_model_alias(name, CHAMPION, str(version))
+        )
+        version = _same_content(client, name, run_id, tags[MODEL_HASH_TAG])
+    else:
+        for key, value in tags.items():
+            client.set_model_version_tag(name, str(version), key, value)
+        client.update_model_version(name, str(version), description)
     return find(name, str(version))
+
+
+def promote(version: ModelVersion) -> ModelVersion:
+    """Move the alias `champion` to a version; it names one version at any moment."""
+    open_client().set_registered_model_alias(version.name, CHAMPION, str(version.version))
+    return find(version.name, str(version.version))
 
 
 def list_models() -> list[RegisteredModel]:
@@ -211,14 +221,18 @@ def _version(found: Any, aliases: Mapping[str, str]) -> ModelVersion:
 def _same_content(
     client: "MlflowClient", name: str, run_id: str | None, model_hash: str
 ) -> int | None:
-    return next(
-        (
-            each.version
-            for each in _versions(client, name)
-            if (each.run_id, each.model_hash) == (run_id, model_hash)
-        ),
-        None,
-    )
+    """The version that a run made of this content; None before there is one.
+
+    A server that dies between making a version and saying so is asked again by its client, and
+    makes a second: the oldest stays.
+    """
+    wanted = (run_id, model_hash)
+    found = [
+        each.version for each in _versions(client, name) if (each.run_id, each.model_hash) == wanted
+    ]
+    for doubled in found[:-1]:  # newest first
+        client.delete_model_version(name, str(doubled))
+    return found[-1] if found else None
 
 
 def _upload(

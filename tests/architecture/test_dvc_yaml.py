@@ -52,7 +52,7 @@ def test_params_exist_in_the_recipe():
 
 # A change of these alone changes no stage's result: paths, revisions and mixtures stand for
 # content that source.json holds, the number of workers is environment.json's world_size, readers
-# read alike.
+# read alike, and a price changes what a run cost, not what it made.
 KEYS_OF_NO_STAGE = {
     "description",
     "data.decontamination.against",
@@ -63,6 +63,9 @@ KEYS_OF_NO_STAGE = {
     "data.source.path",
     "data.source.revision",
     "data.tokenizer.path",
+    "resources.price_per_cpu_hour",
+    "resources.price_per_gpu_hour",
+    "resources.max_stage_hours",
     "resources.workers",
 }
 

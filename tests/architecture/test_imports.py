@@ -24,11 +24,12 @@ def imported_by(code: str) -> set[str]:
     [
         "import runpy; runpy.run_path('dags/llm_pipeline.py')",
         "import runpy; runpy.run_path('dags/data_refresh.py')",
+        "import runpy; runpy.run_path('dags/llm_sweep.py')",
         "import pipelines.cli",
         "import pipelines.core.recipe_files",
         "import pipelines.models.presets, pipelines.training.supported",
     ],
-    ids=["llm_pipeline", "data_refresh", "cli", "recipe", "checks"],
+    ids=["llm_pipeline", "data_refresh", "llm_sweep", "cli", "recipe", "checks"],
 )
 def test_nothing_heavy_is_imported(code):
     assert imported_by(code).isdisjoint(HEAVY)
@@ -40,7 +41,7 @@ def seconds(code: str) -> float:
     return time.perf_counter() - started
 
 
-@pytest.mark.parametrize("dag", ["llm_pipeline", "data_refresh"])
+@pytest.mark.parametrize("dag", ["llm_pipeline", "data_refresh", "llm_sweep"])
 def test_parsing_a_dag_costs_at_most_a_second_over_airflows_sdk(dag):
     # The best of three pairs: a machine that is busy for a moment is no regression.
     pairs = [

@@ -26,6 +26,7 @@ from pipelines.models.config import DecoderConfig
 from pipelines.models.huggingface import save_pretrained
 from pipelines.models.transformer import Transformer
 from pipelines.stages import register
+from pipelines.stages.approval import Answer, forget_answer
 from pipelines.tracking import registry
 
 TEXTS = ["def add(a, b):\n    return a + b\n", "import os\n", "x = 'été'\n"]
@@ -220,3 +221,76 @@ def test_uncommitted_changes_are_refused_where_the_recipe_says_so(models, traine
     assert (record.verdict.decision, record.model) == ("refused", None)
     assert "uncommitted" in record.verdict.reason
     assert register.run(strict, trained(models[0])).verdict.decision == "promoted"
+
+
+@pytest.fixture
+def asking(recipe):
+    """The recipe, but a person decides."""
+    wanted = recipe.registration.model_copy(update={"needs_approval": True})
+    return recipe.model_copy(update={"registration": wanted})
+
+
+def answer(workspace, approved):
+    record = RegisterRecord.read(workspace)
+    Answer(
+        approved=approved,
+        by="ada",
+        at="2026-01-01T00:00:00+00:00",
+        candidate=record.candidate.version,
+        champion=record.model.version if record.model else None,
+    ).write(workspace)
+
+
+def test_a_person_is_asked_about_one_version_and_just_that_one_is_promoted(
+    models, trained, recipe, asking, mlflow_client
+):
+    register.run(recipe, trained(models[2]))
+    workspace = trained(models[0])
+    asked = register.run(asking, workspace)
+    assert (asked.needs_approval, asked.model.version, asked.candidate.version) == (True, 1, 2)
+    assert asked.verdict.reason.endswith("a person decides")
+    assert register.run(asking, workspace) == asked  # a retry makes no second version
+    answer(workspace, approved=True)
+    promoted = register.run(asking, workspace)
+    assert promoted.verdict.decision == "promoted"
+    assert promoted.verdict.reason.endswith("approved by ada")
+    assert (promoted.model.version, promoted.candidate) == (2, None)
+    assert promoted.verdict.champion_bits_per_byte == asked.verdict.champion_bits_per_byte
+    assert register.run(asking, workspace) == promoted
+    assert len(registry.show(recipe.registration.model_name)) == 2
+    assert mlflow_client.get_run(workspace.name).data.tags["penstock.verdict"] == "promoted"
+
+
+def test_a_persons_refusal_leaves_the_champion_and_marks_the_version(
+    models, trained, recipe, asking
+):
+    register.run(recipe, trained(models[2]))
+    workspace = trained(models[0])
+    register.run(asking, workspace)
+    answer(workspace, approved=False)
+    refused = register.run(asking, workspace)
+    assert (refused.verdict.decision, refused.model.version) == ("refused", 1)
+    assert refused.verdict.reason.startswith("refused by ada; better")
+    version = registry.find(recipe.registration.model_name, "2")
+    assert (version.aliases, version.tags["penstock.verdict"]) == ((), "refused")
+    forget_answer(workspace)  # as a person's Clear does
+    assert register.run(asking, workspace).needs_approval
+    assert len(registry.show(recipe.registration.model_name)) == 2
+
+
+def test_an_answer_about_another_champion_is_none(models, trained, recipe, asking):
+    register.run(recipe, trained(models[2]))
+    workspace = trained(models[0])
+    register.run(asking, workspace)
+    answer(workspace, approved=True)
+    register.run(recipe, trained(models[1]))  # another run promotes its model meanwhile
+    asked = register.run(asking, workspace)
+    assert asked.needs_approval
+    assert (asked.candidate.version, asked.model.version) == (2, 3)
+
+
+def test_no_one_is_asked_about_a_model_that_the_gate_refuses(models, trained, recipe, asking):
+    register.run(recipe, trained(models[0]))
+    record = register.run(asking, trained(models[2]))
+    assert (record.verdict.decision, record.candidate) == ("refused", None)
+    assert len(registry.show(recipe.registration.model_name)) == 1

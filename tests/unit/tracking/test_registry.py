@@ -28,6 +28,11 @@ def tags(content):
     return {registry.MODEL_HASH_TAG: content}
 
 
+def crown(*arguments):
+    """Register and promote."""
+    return registry.promote(registry.register(*arguments))
+
+
 def test_no_model_no_champion(name):
     assert registry.champion(name) is None
     with pytest.raises(UserError, match="no model is registered"):
@@ -35,7 +40,7 @@ def test_no_model_no_champion(name):
 
 
 def test_a_registered_model_is_the_champion_and_its_folder_is_whole(name, folders, mlflow_run):
-    version = registry.register(folders, name, mlflow_run, tags("aa"), "the first")
+    version = crown(folders, name, mlflow_run, tags("aa"), "the first")
     assert version == registry.champion(name)
     assert (version.version, version.aliases, version.model_hash) == (1, ("champion",), "aa")
     assert (version.run_id, version.description) == (mlflow_run, "the first")
@@ -45,22 +50,33 @@ def test_a_registered_model_is_the_champion_and_its_folder_is_whole(name, folder
 
 @pytest.mark.parametrize("name", ["my.model v1", ".v2.", "größe_3"])
 def test_a_name_that_a_recipe_allows_can_be_registered(name, folders, mlflow_run):
-    registry.register(folders, name, mlflow_run, tags("aa"), "")
+    crown(folders, name, mlflow_run, tags("aa"), "")
     assert registry.find(name).ref.name == name
     assert (registry.download(name) / "config.json").is_file()
 
 
-def test_a_retry_registers_nothing_new(name, folders, mlflow_run, mlflow_client):
-    registry.register(folders, name, mlflow_run, tags("aa"), "")
-    mlflow_client.delete_registered_model_alias(name, "champion")  # as if cut off before the alias
-    again = registry.register(folders, name, mlflow_run, tags("aa"), "")
-    assert (again.version, again.aliases) == (1, ("champion",))
+def test_a_retry_registers_nothing_new_and_says_what_is_true_now(name, folders, mlflow_run):
+    first = registry.register(folders, name, mlflow_run, tags("aa"), "a person decides")
+    assert (first.version, first.aliases, registry.champion(name)) == (1, (), None)
+    again = crown(folders, name, mlflow_run, tags("aa") | {"verdict": "promoted"}, "approved")
+    assert (again.version, again.aliases, again.description) == (1, ("champion",), "approved")
+    assert again.tags["verdict"] == "promoted"
     assert len(registry.show(name)) == 1
 
 
+def test_of_versions_that_a_dying_server_doubled_the_oldest_stays(name, folders, mlflow_run):
+    from pipelines.tracking.client import open_client
+
+    first = registry.register(folders, name, mlflow_run, tags("aa"), "")
+    open_client().create_model_version(name, first.source, mlflow_run, tags=tags("aa"))
+    assert len(registry.show(name)) == 2
+    again = registry.register(folders, name, mlflow_run, tags("aa"), "")
+    assert (again.version, len(registry.show(name))) == (1, 1)
+
+
 def test_the_alias_moves_and_old_versions_stay(name, folders, mlflow_run):
-    registry.register(folders, name, mlflow_run, tags("aa"), "")
-    second = registry.register(folders, name, mlflow_run, tags("bb"), "")
+    crown(folders, name, mlflow_run, tags("aa"), "")
+    second = crown(folders, name, mlflow_run, tags("bb"), "")
     assert [(each.version, each.aliases) for each in registry.show(name)] == [
         (2, ("champion",)),
         (1, ()),
@@ -74,17 +90,17 @@ def test_the_alias_moves_and_old_versions_stay(name, folders, mlflow_run):
 
 def test_a_model_without_a_run(name, folders, mlflow_client, monkeypatch, tmp_path):
     mlflow_client.create_experiment(name, artifact_location=str(tmp_path / "artifacts"))
-    assert registry.register(folders, name, None, tags("aa"), "").run_id is None
+    assert crown(folders, name, None, tags("aa"), "").run_id is None
 
 
 def test_files_that_are_gone_are_said_to_be(name, folders, mlflow_run):
-    registry.register(folders, name, mlflow_run, tags("aa"), "")
+    crown(folders, name, mlflow_run, tags("aa"), "")
     (registry.download(name) / "config.json").unlink()
     with pytest.raises(UserError, match="its files are gone"):
         registry.download(name)
 
 
 def test_a_near_name_is_suggested(name, folders, mlflow_run):
-    registry.register(folders, name, mlflow_run, tags("aa"), "")
+    crown(folders, name, mlflow_run, tags("aa"), "")
     with pytest.raises(UserError, match=f"did you mean {name[:5]}"):
         registry.show("modle")

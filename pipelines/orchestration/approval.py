@@ -1,0 +1,145 @@
+"""Register as a task: where the recipe wants a person's consent, it asks for it and waits.
+
+While it waits it holds no worker slot. The answer is given on the task's page in Airflow (Required
+Actions) or by Airflow's REST API; without one in time the candidate is refused.
+"""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+
+from pipelines.core.logbook import Entry, note
+from pipelines.core.records import (
+    EvaluateRecord,
+    ModelRef,
+    RegisterRecord,
+    TrainRecord,
+)
+from pipelines.core.settings import load_settings
+from pipelines.ledger.workspace import Run, read_recipe
+from pipelines.orchestration.stage_task import StageOperator
+from pipelines.stages.approval import Answer, forget_answer
+from pipelines.tracking.run import data_docs_address
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class RegisterOperator(StageOperator, ApprovalOperator):
+    """The register stage, and between its two halves a person, where the recipe says so.
+
+    The stage decides; `needs approval` parks the task. With the answer in the workspace the stage
+    runs again and promotes just what was shown, or nothing. A try that fails behind the answer is
+    followed by one that finds it; a person's Clear of the finished task asks anew.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(
+            subject="Shall the candidate become champion?",
+            defaults=ApprovalOperator.REJECT,
+            **kwargs,
+        )
+
+    def execute(self, context: "Context") -> Any:
+        """Decide, and wait for the answer where there must be one."""
+        self.show_links(context)
+        workspace = Path(self.workspace)
+        cached = self.run_stage(workspace)
+        record = RegisterRecord.read(workspace)
+        if not record.needs_approval:
+            return self._end(workspace, cached=cached)
+        registration = read_recipe(workspace).registration
+        self.subject = f"Shall {_name(record.candidate)} become champion?"
+        self.body = comparison(workspace, registration.approval_hours)
+        self.response_timeout = timedelta(hours=registration.approval_hours)
+        return ApprovalOperator.execute(self, context)  # parks the task
+
+    def execute_complete(self, context: "Context", event: dict[str, Any]) -> Any:
+        """Go on with the answer, in a new process."""
+        ApprovalOperator.execute_complete(self, context, event)
+        self.show_links(context)
+        workspace = Path(self.workspace)
+        self._keep(event, context["ti"].try_number)
+        cached = self.run_stage(workspace)
+        if RegisterRecord.read(workspace).needs_approval:
+            # A new try, as Airflow shows the page of one try unchanged.
+            raise RuntimeError("the champion changed meanwhile; the question is put again")
+        return self._end(workspace, cached=cached)
+
+    def _end(self, workspace: Path, *, cached: bool) -> dict[str, Any]:
+        result = self.conclude(workspace, cached=cached)
+        forget_answer(workspace)
+        return result
+
+    def _keep(self, event: dict[str, Any], try_number: int) -> None:
+        """Write the answer where the stage finds it, and into the logbook."""
+        workspace = Path(self.workspace)
+        record = RegisterRecord.read(workspace)
+        if record.candidate is None:
+            return
+        user = event["responded_by_user"]
+        answer = Answer(
+            approved=event["chosen_options"] == [ApprovalOperator.APPROVE],
+            by=user["name"] if user else None,
+            at=event["responded_at"].isoformat(),
+            candidate=record.candidate.version,
+            champion=record.model.version if record.model else None,
+        ).write(workspace)
+        entry = Entry(
+            kind="human decision",
+            key=f"answer to try {try_number} of {self.task_id}",
+            stage=self.stage,
+            cause=f"{_name(record.candidate)} was {answer.words} at {answer.at}",
+            done="it becomes champion" if answer.approved else "the champion stays",
+        )
+        note(workspace, entry)
+
+
+def comparison(workspace: Path, hours: float) -> str:
+    """What a person needs to decide, as Markdown: the numbers side by side, and links."""
+    register, train = RegisterRecord.read(workspace), TrainRecord.read(workspace)
+    evaluate, run = EvaluateRecord.read(workspace), Run.read(workspace)
+    verdict = register.verdict
+    theirs = verdict.champion_bits_per_byte
+    yardsticks = ", ".join(f"{name} {bits:.3f}" for name, bits in evaluate.baselines.items())
+    rows = [
+        f"| | candidate: {_link(register.candidate)} | champion: {_link(register.model)} |",
+        "|---|--:|--:|",
+        f"| bits per byte of held-out text | **{verdict.candidate_bits_per_byte:.4f}** "
+        f"| {'' if theirs is None else f'{theirs:.4f}'} |",
+        f"| perplexity a token | {evaluate.perplexity:.2f} | |",
+        f"| parameters | {train.parameters:,} | |",
+        f"| trained on | {train.tokens:,} tokens in {train.steps:,} steps | |",
+    ]
+    facts = [
+        f"Gate: {verdict.reason}.",
+        f"Held out: {evaluate.documents:,} documents, {evaluate.bytes:,} bytes. "
+        f"On the same text: {yardsticks}.",
+        f"Recipe {run.recipe_fingerprint}, commit {run.git_commit[:12]}"
+        + (" with uncommitted changes." if run.dirty else "."),
+        f"Without an answer within {hours:g} hours the candidate is refused.",
+    ]
+    return "\n\n".join(["\n".join(rows), *facts, _pages(run.mlflow_address)])
+
+
+def _pages(address: str | None) -> str:
+    if address is None:
+        return ""
+    report = f"{address}/artifacts/evaluate/report.html"
+    return (
+        f"[MLflow run]({address}) · [evaluation report]({report}) "
+        f"· [Data Docs]({data_docs_address(address)})"
+    )
+
+
+def _name(model: ModelRef | None) -> str:
+    return f"{model.name} version {model.version}" if model else "none"
+
+
+def _link(model: ModelRef | None) -> str:
+    if model is None:
+        return "none"
+    page = f"{load_settings().mlflow_url}/#/models/{model.name}/versions/{model.version}"
+    return f"[version {model.version}]({page.replace(' ', '%20')})"

@@ -1,0 +1,48 @@
+"""What each stage cost, among the metrics of the run: seconds, worker-hours, GPU-hours, money.
+
+The points are made of `usage.jsonl` alone, times included, and MLflow keeps one of several that are
+alike: so a task that is tried again writes none twice.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipelines.core.recipe import Resources
+from pipelines.core.records import STAGES
+from pipelines.core.usage import Usage, usage_of
+from pipelines.ledger.workspace import Run, read_recipe
+from pipelines.tracking.run import Point
+
+TOTAL = "cost/total"  # of all stages, written with the last
+
+
+def report_costs(workspace: Path, stage: str) -> None:
+    """Log what a finished stage used; a stage out of the cache used nothing."""
+    from pipelines.tracking.rest import log_points
+
+    if run_id := Run.read(workspace).mlflow_run_id:
+        log_points(run_id, list(_points(workspace, stage)))
+
+
+def _points(workspace: Path, stage: str) -> Iterator[Point]:
+    resources = read_recipe(workspace).resources
+    used = usage_of(workspace, stage)
+    values = {
+        f"seconds/{stage}": used.seconds,
+        f"worker_hours/{stage}": used.worker_hours,
+        f"gpu_hours/{stage}": used.gpu_hours,
+    }
+    if resources.price_per_gpu_hour is not None or resources.price_per_cpu_hour is not None:
+        values[f"cost/{stage}"] = cost(used, resources)
+        if stage == STAGES[-1]:
+            values[TOTAL] = sum(cost(usage_of(workspace, each), resources) for each in STAGES)
+    # A stage that a person cleared is finished twice; the second point has a step of its own.
+    step = max(0, used.endings - 1)
+    for key, value in values.items():
+        yield Point(key, value, int(used.last * 1000), step)
+
+
+def cost(used: Usage, resources: Resources) -> float:
+    """A GPU's price holds the CPU of its worker; another worker costs a CPU's."""
+    gpu_price, cpu_price = resources.price_per_gpu_hour or 0.0, resources.price_per_cpu_hour or 0.0
+    return used.gpu_hours * gpu_price + max(0.0, used.worker_hours - used.gpu_hours) * cpu_price

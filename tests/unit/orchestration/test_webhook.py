@@ -1,0 +1,79 @@
+"""The webhook: a real server that takes the request, refuses it, or is not there."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from pipelines.orchestration.webhook import FILE, VARIABLE, Notice, post
+from pipelines.services.preflight import free_port
+
+NOTICE = Notice(
+    event="failed",
+    dag="llm_pipeline",
+    run="r1",
+    task="train",
+    error="train.lr: too high",
+    links={"run": "http://airflow/r1"},
+)
+SECRET = "T0K3N"  # in the address's path, as chat services have it
+
+
+class Hook(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.seen.append((self.path, json.loads(body)))
+        self.send_response(self.server.answer)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    with HTTPServer(("127.0.0.1", 0), Hook) as server:
+        server.seen, server.answer = [], 204
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    (tmp_path / "secrets").mkdir()
+    return tmp_path
+
+
+def address(port):
+    return f"http://127.0.0.1:{port}/services/{SECRET}"
+
+
+def test_without_an_address_nothing_is_sent():
+    assert not post(NOTICE)
+
+
+@pytest.mark.parametrize("how", ["variable", "file"])
+def test_one_request_with_what_a_person_needs(server, home, monkeypatch, how):
+    if how == "variable":
+        monkeypatch.setenv(VARIABLE, address(server.server_port))
+    else:
+        (home / "secrets" / FILE).write_text(address(server.server_port) + "\n")
+    assert post(NOTICE)
+    assert server.seen == [(f"/services/{SECRET}", NOTICE.model_dump())]
+
+
+def test_a_webhook_that_is_down_refuses_or_is_none_raises_nothing_and_shows_nothing(
+    server, monkeypatch, caplog
+):
+    server.answer = 500
+    with caplog.at_level("DEBUG"):
+        for url in (address(server.server_port), address(free_port()), f"no url {SECRET}"):
+            monkeypatch.setenv(VARIABLE, url)
+            assert not post(NOTICE)
+    assert len(server.seen) == 1
+    assert "answered 500" in caplog.text
+    assert SECRET not in caplog.text

@@ -9,6 +9,8 @@ decoding, with no kernel or tensor type of our own.
 
 # ruff: noqa: N812 (functional is F everywhere)
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -92,7 +94,10 @@ def _nearest(values: Tensor, table: tuple[float, ...]) -> Tensor:
     return torch.bucketize(values, middles, out_int32=True).to(torch.uint8)
 
 
-_decode_fused = torch.compile(dequantize, dynamic=True)  # nothing is compiled before a first call
+@cache
+def _decode_fused() -> Callable[[NF4, torch.Size, torch.dtype], Tensor]:
+    """`torch.compile` imports the compiler, four seconds of it, even where nothing is compiled."""
+    return torch.compile(dequantize, dynamic=True)
 
 
 @torch.library.custom_op("penstock::nf4_decode", mutates_args=())
@@ -102,7 +107,7 @@ def _decode(nf4: list[Tensor], shape: list[int], after: Tensor, fused: bool) -> 
     It would else decode once and keep the weight until the backward pass, as it would if the
     backward pass did not need `after`, a gradient, for its own decoding.
     """
-    decode = _decode_fused if fused else dequantize
+    decode = _decode_fused() if fused else dequantize
     # Of parameters, the compiler would make code for each shape and soon give up.
     plain = NF4(*(each.detach() for each in nf4))
     with torch.no_grad():

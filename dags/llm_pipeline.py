@@ -11,6 +11,7 @@ from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable
 from pipelines.core.settings import GPU_POOL
 from pipelines.orchestration.approval import RegisterOperator
 from pipelines.orchestration.dataset_refresh import DATASET_VERSION
+from pipelines.orchestration.deadline import deadline
 from pipelines.orchestration.stage_task import (
     RETRIES,
     PrepareOperator,
@@ -30,6 +31,7 @@ with DAG(
     catchup=False,
     max_active_runs=4,
     params=trigger_form(),
+    deadline=deadline(),
     default_args=RETRIES,
     tags=["penstock"],
     doc_md=__doc__,

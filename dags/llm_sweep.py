@@ -8,6 +8,7 @@ from airflow.sdk import DAG, TriggerRule, task_group
 
 from pipelines.core.settings import GPU_POOL
 from pipelines.orchestration.approval import RegisterOperator
+from pipelines.orchestration.deadline import deadline
 from pipelines.orchestration.stage_task import (
     RETRIES,
     PrepareOperator,
@@ -30,6 +31,7 @@ with DAG(
     schedule=None,
     max_active_runs=2,
     params=sweep_field() | trigger_form(),
+    deadline=deadline(),
     default_args=RETRIES,
     tags=["penstock"],
     doc_md=__doc__,

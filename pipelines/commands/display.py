@@ -18,7 +18,9 @@ from pipelines.services.secrets import AIRFLOW_USER
 _MARKS = {"success": "[green]✔[/]", "failed": "[red]✘[/]", "up_for_retry": "[yellow]↻[/]"}
 
 
-def show_progress(events: Iterable[tuple[str, str] | Progress], *, to_stderr: bool) -> None:
+def show_progress(
+    events: Iterable[tuple[str, str] | Progress], run_page: str, *, to_stderr: bool
+) -> None:
     """Draw one bar a stage; where there is no terminal, a line for each stage that ends."""
     console = Console(stderr=to_stderr, highlight=False)
     columns = (
@@ -40,6 +42,9 @@ def show_progress(events: Iterable[tuple[str, str] | Progress], *, to_stderr: bo
             name, state = event
             if state in ("running", "deferred") and name not in rows:
                 rows[name] = bars.add_task(name, total=None, mark=" ", text="")
+            elif state == "awaiting_input":
+                where = f"{run_page}/tasks/{name}/required_actions"
+                console.print(f"  [yellow]?[/] {name} waits for an answer: {where}", soft_wrap=True)
             elif state in _MARKS:
                 _end_row(bars, rows, name, state)
                 if not console.is_terminal:

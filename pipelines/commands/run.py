@@ -46,7 +46,8 @@ def run(
         typer.echo(json.dumps({"dag_run_id": run_id}) if as_json else run_id)
         return
     typer.echo(f"run {run_id}", err=as_json)
-    show_progress(dag_run.follow(airflow, settings, run_id), to_stderr=as_json)
+    run_page = dag_run.page(settings, run_id)
+    show_progress(dag_run.follow(airflow, settings, run_id), run_page, to_stderr=as_json)
     summary = dag_run.summarize(airflow, settings, run_id)
     if as_json:
         typer.echo(json.dumps(summary.to_dict(), indent=2))

@@ -3,11 +3,10 @@
 The address may hold a secret: it is never logged. A webhook that is down fails nothing.
 """
 
-import asyncio
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import httpx
 from pydantic import BaseModel, ConfigDict
@@ -76,22 +75,6 @@ def failure_line(workspace: Path, task: str | None) -> str:
     path = workspace / _FAILURE
     failure = read_json(path) if path.is_file() else {}
     return str(failure["error"]) if failure.get("task") == task else "see the task's log"
-
-
-async def post_late(**values: Any) -> None:
-    """Deadline callback, in the triggerer: the run is not over in time."""
-    run = values["context"]["dag_run"]
-    dag_id, run_id = run["dag_id"], run["dag_run_id"]
-    link = f"{load_settings().airflow_url}/dags/{dag_id}/runs/{run_id}"
-    notice = Notice(
-        event="late",
-        dag=dag_id,
-        run=run_id,
-        task=None,
-        error=f"not over after {values['hours']:g} hours",
-        links={"run": link},
-    )
-    await asyncio.to_thread(post, notice)
 
 
 def _address() -> str | None:

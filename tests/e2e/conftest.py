@@ -1,8 +1,29 @@
 """One run of the DAG for the whole session; whoever needs a finished run shares it."""
 
 import json
+import os
+import re
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+
+from pipelines.core.settings import PROJECT
+from pipelines.orchestration.webhook import FILE
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE_MS = 60_000
+SCREENSHOTS = "PENSTOCK_SCREENSHOTS"  # set: the README's pictures are taken anew
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +35,63 @@ def first_run(platform):
         for log in (platform.settings.home / "airflow/logs").rglob("attempt=*.log")
     )
     return json.loads(done.stdout)
+
+
+class _Hook(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.seen.append(json.loads(body))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="session")
+def webhook(platform):
+    """What the platform posts to its webhook, oldest first."""
+    path = platform.settings.secrets / FILE
+    with HTTPServer(("127.0.0.1", 0), _Hook) as server:
+        server.seen = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        path.write_text(f"http://127.0.0.1:{server.server_port}/services/a-secret-of-the-hook")
+        path.chmod(0o600)
+        yield server.seen
+        path.unlink()
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def page(platform):
+    """A page of headless Chromium, logged in to Airflow."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here; on Debian: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    settings = platform.settings
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(settings.airflow_url)
+        page.fill("input[name=username]", "admin")
+        page.fill("input[name=password]", settings.airflow_password_path.read_text().strip())
+        page.keyboard.press("Enter")
+        page.wait_for_url(re.compile(r"^(?!.*login).*$"))
+        yield page
+        browser.close()
+
+
+@pytest.fixture
+def picture(page):
+    """Takes a picture for the README, where the environment asks for it."""
+
+    def take(name):
+        if os.environ.get(SCREENSHOTS):
+            folder = PROJECT / "docs" / "screenshots"
+            folder.mkdir(exist_ok=True)
+            page.wait_for_timeout(1000)  # what moves comes to rest
+            page.screenshot(path=folder / f"{name}.png")
+
+    return take

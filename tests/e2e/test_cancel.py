@@ -1,0 +1,154 @@
+"""A person clears or marks a task: its job ends and frees what it held, triggerer or none."""
+
+import time
+from collections.abc import Callable
+
+import httpx
+import psutil
+import pytest
+
+from pipelines.core.logbook import read_logbook
+from pipelines.core.recipe_files import load_recipe
+from pipelines.ledger.workspace import workspace_path
+from pipelines.orchestration.job_state import JobState
+from pipelines.services.airflow_api import AirflowApi
+from pipelines.services.dag_run import DAG, make_ready, start
+from pipelines.services.supervisor import GROUP, Supervisor
+from pipelines.stages.runner import RAY_JOB_VARIABLE
+from tests.conftest import Platform
+
+WITHIN_S = 15
+
+
+class Run:
+    """A run of the pipeline whose data no other run has."""
+
+    def __init__(self, platform: Platform, *overrides: str) -> None:
+        self.platform = platform
+        self.airflow = AirflowApi(platform.settings)
+        make_ready(self.airflow)
+        self.id = start(self.airflow, load_recipe("debug", list(overrides)))
+        self.workspace = workspace_path(platform.settings.runs, self.id)
+
+    def wait_for(self, task: str, state: str) -> None:
+        until(lambda: self.state(task) == state, f"{task} to be {state}", 240)
+
+    def state(self, task: str) -> str | None:
+        return self.airflow.tasks(DAG, self.id).get(task, {}).get("state")
+
+    def live_job(self, task: str, *, other_than: str = "") -> str:
+        """The task's job as soon as its driver runs."""
+
+        def runs() -> bool:
+            submissions = JobState.of(self.workspace, task, -1).read().submissions
+            return bool(
+                submissions
+                and submissions[-1] != other_than
+                and self.state(task) == "deferred"
+                and self.processes(submissions[-1])
+            )
+
+        until(runs, f"the job of {task}", 240)
+        return JobState.of(self.workspace, task, -1).read().submissions[-1]
+
+    def processes(self, job: str) -> list[psutil.Process]:
+        return [p for p in self.platform.processes() if variable(p, RAY_JOB_VARIABLE) == job]
+
+    def status(self, job: str) -> str:
+        settings = self.platform.settings
+        token = settings.ray_token_path.read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        answer = httpx.get(f"{settings.ray_url}/api/jobs/{job}", headers=headers, timeout=30)
+        return answer.raise_for_status().json()["status"]
+
+    def mark(self, task: str, state: str) -> None:
+        path = f"/api/v2/dags/{DAG}/dagRuns/{self.id}/taskInstances/{task}"
+        self.airflow._client.patch(path, json={"new_state": state}).raise_for_status()
+
+    def clear(self, task: str) -> None:
+        body = {"dag_run_id": self.id, "task_ids": [task], "dry_run": False}
+        body |= {"only_failed": False, "include_downstream": True}
+        path = f"/api/v2/dags/{DAG}/clearTaskInstances"
+        self.airflow._client.post(path, json=body).raise_for_status()
+
+    def wait_for_end_of(self, job: str) -> None:
+        """The job is stopped and nothing of it is left to hold a CPU."""
+        until(
+            lambda: self.status(job) == "STOPPED" and not self.processes(job),
+            f"the end of {job}",
+            WITHIN_S,
+        )
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.3)
+
+
+def variable(process: psutil.Process, name: str) -> str | None:
+    try:
+        return process.environ().get(name)
+    except psutil.Error:
+        return None
+
+
+@pytest.fixture
+def no_triggerer(platform):
+    """Stops the triggerer until the end of the test."""
+    supervisor = Supervisor(platform.runtime)
+
+    def stop() -> None:
+        with supervisor._rpc() as rpc:
+            rpc.stopProcess(f"{GROUP}:triggerer", True)
+
+    yield stop
+    supervisor.start("triggerer")
+
+
+@pytest.mark.timeout(900)
+def test_what_a_person_decides_about_a_deferred_task(platform, no_triggerer):
+    run = Run(platform, "data.validation_fraction=0.21")
+
+    first = run.live_job("preprocess")
+    run.clear("preprocess")
+    run.wait_for_end_of(first)
+    second = run.live_job("preprocess", other_than=first)
+
+    run.mark("preprocess", "success")
+    run.wait_for_end_of(second)
+    assert run.state("preprocess") == "success"
+
+    run.clear("preprocess")
+    third = run.live_job("preprocess", other_than=second)
+    no_triggerer()
+    run.mark("preprocess", "failed")
+    run.wait_for_end_of(third)
+    assert run.state("preprocess") == "failed"
+
+    # Each decision once, though every part that saw it acted on it.
+    until(lambda: len(decisions(run)) == 4, "four decisions in the logbook", 20)
+    said = ["cleared", "marked success", "cleared", "marked failed"]
+    assert [entry.cause.removeprefix("admin ").removesuffix(" it") for entry in decisions(run)] == (
+        said
+    )
+
+
+@pytest.mark.timeout(900)
+def test_a_running_stage_ends_with_its_task(platform):
+    run = Run(platform, "data.validation_fraction=0.22")
+    run.wait_for("validate", "running")
+
+    def children() -> list[psutil.Process]:
+        found = [p for p in platform.processes() if variable(p, "PYTHONPATH") == str(run.workspace)]
+        return [p for p in found if "pipelines.stages" in p.cmdline()]
+
+    until(lambda: bool(children()), "the stage's process", 60)
+    run.mark("validate", "failed")
+    until(lambda: not children(), "the end of the stage's process", WITHIN_S)
+    assert run.state("validate") == "failed"
+
+
+def decisions(run: Run) -> list:
+    return [entry for entry in read_logbook(run.workspace) if entry.kind == "human decision"]

@@ -36,6 +36,7 @@ Kind = Literal[
     "node lost",
     "driver lost",
     "cluster lost",
+    "failure",  # of a job, by an error of its program
     "task lost",  # the process of an Airflow task
     "service lost",  # a part of the platform: the scheduler, the triggerer, MLflow, …
     "storage",  # full, slow or gone, and back

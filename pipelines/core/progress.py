@@ -1,5 +1,6 @@
 """Progress is data: one JSON line an event, appended by one writer, tailed by any reader."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,6 +10,9 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 PROGRESS_FILE = "progress.jsonl"
+_TAIL = 1 << 16  # bytes in which a stage that just ran has its last line
+
+_log = logging.getLogger(__name__)
 
 
 class Progress(BaseModel):
@@ -23,15 +27,18 @@ class Progress(BaseModel):
     rate: float | None = None  # units a second
     eta: float | None = None  # seconds
     loss: float | None = None  # nats a token
+    tokens_per_second: float | None = None  # over all processes
 
     def line(self) -> str:
-        """For a person: `train 120/400 steps, 4.1/s, loss 2.31, 68 s left`."""
+        """For a person: `train 12/40 steps, 4.1 steps/s, loss 2.3102, 4,200 tokens/s, 7 s left`."""
         of = f"/{self.total:,.0f}" if self.total else ""
         parts = [f"{self.stage} {self.done:,.0f}{of} {self.unit}"]
         if self.rate:
             parts.append(f"{self.rate:,.3g} {self.unit}/s")
         if self.loss is not None:
             parts.append(f"loss {self.loss:.4f}")
+        if self.tokens_per_second is not None:
+            parts.append(f"{self.tokens_per_second:,.0f} tokens/s")
         if self.eta is not None:
             parts.append(f"{self.eta:.0f} s left")
         return ", ".join(parts)
@@ -54,6 +61,7 @@ class ProgressWriter:
         unit: str,
         *,
         loss: float | None = None,
+        tokens_per_second: float | None = None,
         force: bool = False,
     ) -> None:
         """Record progress; the last one of a stage is written with `force`."""
@@ -66,11 +74,30 @@ class ProgressWriter:
         rate = gained / elapsed if elapsed > 0 else None
         eta = (total - done) / rate if total and rate else None
         progress = Progress(
-            stage=self._stage, done=done, total=total, unit=unit, rate=rate, eta=eta, loss=loss
+            stage=self._stage,
+            done=done,
+            total=total,
+            unit=unit,
+            rate=rate,
+            eta=eta,
+            loss=loss,
+            tokens_per_second=tokens_per_second,
         )
-        # One write of one line in append mode: a reader never sees half a line from two writers.
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(progress.model_dump_json(exclude_none=True) + "\n")
+        line = progress.model_dump_json(exclude_none=True) + "\n"
+        try:
+            # One write of one line in append mode: a reader never sees half a line of two writers.
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:  # it must not end what it tells of
+            _log.warning("%s can't be written: %s", self._path, error)
+
+
+def last_progress(workspace: Path, stage: str) -> Progress | None:
+    """How far a stage was told to be last."""
+    path = workspace / PROGRESS_FILE
+    end = max(0, path.stat().st_size - _TAIL) if path.exists() else 0
+    lines = [each for each in ProgressReader(workspace, end).read() if each.stage == stage]
+    return lines[-1] if lines else None
 
 
 class ProgressReader:

@@ -1,44 +1,93 @@
-"""Which generation of a task's Ray job counts: `jobs/<task>.json` in the workspace.
+"""Which Ray job of a task counts: `jobs/<task>.json` in the workspace.
 
-A retry stays in its generation and finds its job again. A person's Clear begins a new one: the job
-of a finished task is not run again by itself, and that of a killed one must not be attached to.
+A retry stays in its generation and finds its job again. What a person clears begins a new one: its
+former job, over or not, is nothing to attach to. Airflow itself tells the two apart: only a Clear
+raises a task instance's `max_tries`. Whoever stops a job on a person's behalf closes the generation
+besides, as the Clear of a running task does not always raise it.
 """
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from pipelines.core.storage import read_json, write_json
+
+FOLDER = "jobs"
+
+
+class Generation(BaseModel):
+    """The content of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    generation: int = 0
+    max_tries: int = 0  # Airflow's, as the generation began
+    closed: bool = False
+    former: str | None = None  # the last job of the generation before, until it is known to be over
+    n: int = 0  # the job's number in the generation
+    submitted: bool = False  # Ray has said so
+    submissions: tuple[str, ...] = ()  # of all generations, oldest first; the last one counts
+    offset: int = 0  # where the last one's lines in the progress file begin, in bytes
+    best: dict[str, float] = {}  # how far the generation's jobs before it came, by what they count
 
 
 @dataclass(frozen=True)
 class JobState:
-    """The state of one task instance, in its file."""
+    """The state of one task instance, in its file; safe for several processes at once."""
 
     path: Path
 
     @classmethod
     def of(cls, workspace: Path, task_id: str, map_index: int) -> "JobState":
         """The state of a task instance; `map_index` is -1 for a task that is not mapped."""
-        name = task_id if map_index < 0 else f"{task_id}-{map_index}"
-        return cls(workspace / "jobs" / f"{name}.json")
+        return cls(workspace / FOLDER / f"{instance_name(task_id, map_index)}.json")
 
-    def generation(self) -> int:
-        """The generation to run; a closed one is followed by the next."""
-        generation, closed = self._read()
-        if closed:
-            generation += 1
-            self._write(generation, closed=False)
-        return generation
+    def read(self) -> Generation:
+        """What is there, or the first generation."""
+        return Generation.model_validate(read_json(self.path) if self.path.exists() else {})
 
-    def close(self) -> None:
-        """Nothing of this generation is run or attached to again: it is finished, or killed."""
-        self._write(self._read()[0], closed=True)
+    def begin(self, max_tries: int) -> Generation:
+        """The generation to run; of a task that has had jobs, a Clear begins the next."""
+        with self._locked():
+            known = self.read()
+            if known.submissions and (known.closed or max_tries > known.max_tries):
+                known = Generation(
+                    generation=known.generation + 1,
+                    former=known.submissions[-1],
+                    submissions=known.submissions,
+                )
+            return self._write(known.model_copy(update={"max_tries": max_tries}))
 
-    def _read(self) -> tuple[int, bool]:
-        if not self.path.exists():
-            return 0, False
-        values = read_json(self.path)
-        return values["generation"], values["closed"]
+    def update(self, **changes: object) -> Generation:
+        """Change some of it."""
+        with self._locked():
+            return self._write(self.read().model_copy(update=changes))
 
-    def _write(self, generation: int, *, closed: bool) -> None:
-        write_json(self.path, {"generation": generation, "closed": closed})
+    def close(self, submission_id: str) -> None:
+        """This job is not attached to again; one that another follows already is left alone."""
+        if not self.path.exists():  # the workspace is gone
+            return
+        with self._locked():
+            known = self.read()
+            if known.submissions[-1:] == (submission_id,):
+                self._write(known.model_copy(update={"closed": True}))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _write(self, values: Generation) -> Generation:
+        write_json(self.path, values.model_dump(mode="json"))
+        return values
+
+
+def instance_name(task_id: str, map_index: int) -> str:
+    """A task instance's name within its workspace."""
+    return task_id if map_index < 0 else f"{task_id}-{map_index}"

@@ -1,5 +1,10 @@
-"""Ray's Jobs REST API, spoken directly: importing ray takes seconds and would block a triggerer."""
+"""Ray's Jobs REST API, spoken directly: importing ray takes seconds and would block a triggerer.
 
+An https address is trusted by the CAs of SSL_CERT_FILE, where that is set.
+"""
+
+import asyncio
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -7,7 +12,10 @@ from typing import Any, Self
 import httpx
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.settings import load_settings
+
 LIVE = ("PENDING", "RUNNING")
+_END_S = 60.0  # Ray kills what a stop has not ended after 3 seconds
 _TIMEOUT = httpx.Timeout(30.0)  # seconds; a submit waits for the job's supervisor to start
 
 
@@ -16,9 +24,12 @@ class Job(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    submission_id: str
+    submission_id: str | None = None  # of a driver that nobody submitted
     status: str  # PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED
     message: str | None = None
+    error_type: str | None = None  # of FAILED: whether the command failed or what should run it
+    driver_exit_code: int | None = None  # of the command, as a shell has it or, of a signal, minus
+    metadata: dict[str, str] | None = None
 
     @property
     def live(self) -> bool:
@@ -30,8 +41,9 @@ class JobsApi:
     """An asynchronous client; use it as a context manager.
 
     Args:
-        url: the dashboard's address, `http://host:port`.
-        token_path: a file that holds the bearer token; read at each start, never passed on.
+        url: the dashboard's address, `http://host:port` or https.
+        token_path: a file with the bearer token, read for each request, as tokens are renewed; a
+            cluster that asks for none needs no file.
     """
 
     def __init__(self, url: str, token_path: Path) -> None:
@@ -40,9 +52,8 @@ class JobsApi:
 
     async def __aenter__(self) -> Self:
         """Open the connection."""
-        token = self._token_path.read_text(encoding="utf-8").strip()
         self._client = httpx.AsyncClient(
-            base_url=self._url, timeout=_TIMEOUT, headers={"Authorization": f"Bearer {token}"}
+            base_url=self._url, timeout=_TIMEOUT, auth=_TokenFile(self._token_path)
         )
         return self
 
@@ -63,12 +74,18 @@ class JobsApi:
         _raise_for_status(response)
         return Job.model_validate(response.json())
 
+    async def jobs(self) -> list[Job]:
+        """All that the cluster knows, those that are over included."""
+        response = await self._client.get("/api/jobs/")
+        _raise_for_status(response)
+        return [Job.model_validate(job) for job in response.json()]
+
     async def submit(
         self,
         submission_id: str,
         entrypoint: str,
-        env_vars: dict[str, str],
-        metadata: dict[str, Any],
+        runtime_env: dict[str, Any],
+        metadata: dict[str, str],
     ) -> None:
         """Submit a job; one that exists by this id already is as good.
 
@@ -79,7 +96,7 @@ class JobsApi:
             json={
                 "submission_id": submission_id,
                 "entrypoint": entrypoint,
-                "runtime_env": {"env_vars": env_vars},
+                "runtime_env": runtime_env,
                 "metadata": metadata,
             },
         )
@@ -92,6 +109,53 @@ class JobsApi:
         response = await self._client.post(f"/api/jobs/{submission_id}/stop")
         if response.status_code != httpx.codes.NOT_FOUND:
             _raise_for_status(response)
+
+    async def upload(self, name: str, content: bytes) -> str:
+        """Keep a package in the cluster unless it is there, and return its URI."""
+        path = f"/api/packages/gcs/{name}"
+        response = await self._client.get(path)  # where it is there, this also keeps it for a while
+        if response.status_code == httpx.codes.NOT_FOUND:
+            response = await self._client.put(path, content=content)
+        _raise_for_status(response)
+        return f"gcs://{name}"
+
+
+def jobs_api() -> JobsApi:
+    """The Jobs API of the settings' Ray cluster."""
+    settings = load_settings()
+    return JobsApi(settings.ray_url, settings.ray_token_path)
+
+
+async def stop_job(submission_id: str) -> None:
+    """Ask the settings' cluster to end a job."""
+    async with jobs_api() as jobs:
+        await jobs.stop(submission_id)
+
+
+async def end_job(submission_id: str) -> None:
+    """Stop a job of the settings' cluster and wait until it uses nothing any more.
+
+    Raises:
+        TimeoutError: it lives on.
+    """
+    async with jobs_api() as jobs, asyncio.timeout(_END_S):
+        while (job := await jobs.get(submission_id)) and job.live:
+            await jobs.stop(submission_id)
+            await asyncio.sleep(0.5)
+
+
+class _TokenFile(httpx.Auth):
+    """A bearer token that lies in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Add the header."""
+        if self._path.is_file():
+            token = self._path.read_text(encoding="utf-8").strip()
+            request.headers["Authorization"] = f"Bearer {token}"
+        yield request
 
 
 def _raise_for_status(response: httpx.Response) -> None:

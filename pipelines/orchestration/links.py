@@ -38,6 +38,18 @@ class RayJobLink(_StageLink):
         return f"{load_settings().ray_url}/#/jobs/{submission_id}"
 
 
+class RayJobLogLink(_StageLink):
+    """All that the job printed, as text; Ray's own page asks for the token first."""
+
+    name = "Ray job log"
+
+    @staticmethod
+    def address(submission_id: str) -> str:
+        """The driver's log; it grows while the job lives."""
+        query = f"submission_id={submission_id}&lines=-1&download_filename={submission_id}.log"
+        return f"{load_settings().ray_url}/api/v0/logs/file?{query}"
+
+
 class MlflowRunLink(_StageLink):
     """The run's page in MLflow."""
 

@@ -1,29 +1,38 @@
-"""A Ray job as an Airflow task: submitted once, reattached, followed and cancelled.
+"""A Ray job as an Airflow task: submitted once, reattached, followed, resumed and cancelled.
 
 The submission id is `penstock-<hash(dag, run, task, map index, generation)>-<n>`. A task walks
 n = 0, 1, …: absent → submit; pending or running → attach; succeeded with a valid result → done;
-failed or stopped → the next n. Ray refuses a known id, so two walkers can't make two jobs.
+over without one, or gone with its cluster → the next n. Ray refuses a known id, so two walkers
+can't make two jobs. What a person clears begins a new generation: see `job_state`.
+
+A job that came further than all before it is followed by the next one within the same try, however
+often; only one that made no progress costs one of Airflow's retries. An end of Airflow's processes
+neither stops nor doubles a job. It is stopped where a person acts on the task: by the trigger or
+the operator that sees it, and by `pipelines.services.reconciler` where neither could.
 """
 
 import asyncio
 import hashlib
 import shlex
-import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from airflow.sdk import BaseOperator, BaseOperatorLink
-from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated, TaskDeferred
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, TaskDeferred
 
+from pipelines.core.logbook import Entry, note
 from pipelines.core.progress import ProgressReader
 from pipelines.core.settings import load_settings
-from pipelines.orchestration.job_state import JobState
-from pipelines.orchestration.jobs_api import Job, JobsApi
-from pipelines.orchestration.links import RayJobLink
+from pipelines.orchestration.job_failure import failure_of
+from pipelines.orchestration.job_package import upload_code
+from pipelines.orchestration.job_state import Generation, JobState
+from pipelines.orchestration.jobs_api import Job, end_job, jobs_api, stop_job
+from pipelines.orchestration.links import RayJobLink, RayJobLogLink
+from pipelines.orchestration.presence import map_index_of, task_process
+from pipelines.orchestration.ray_job_trigger import LOST, UNREACHABLE, RayJobTrigger
 from pipelines.stages.runner import (
     RAY_JOB_VARIABLE,
     forget_error,
@@ -34,13 +43,12 @@ from pipelines.stages.runner import (
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-_UNREACHABLE_S = 60.0  # without an answer from Ray until its cluster counts as gone
 
+class TaskKilledError(BaseException):
+    """Airflow ends this process of the task; like KeyboardInterrupt, nothing on the way stops it.
 
-def jobs_api() -> JobsApi:
-    """The Jobs API of the settings' Ray cluster."""
-    settings = load_settings()
-    return JobsApi(settings.ray_url, settings.ray_token_path)
+    Airflow then tries the task again, unless a person has decided otherwise.
+    """
 
 
 class RayJobOperator(BaseOperator):
@@ -50,58 +58,43 @@ class RayJobOperator(BaseOperator):
         entrypoint: the shell command, run in the workspace with its code first on PYTHONPATH.
         workspace: a folder that Airflow and Ray share; the job's progress is read from its
             `progress.jsonl`, a person's error from its `error.json`.
+        ship: files and folders of the workspace with the code, which then goes to Ray as a package
+            and runs from each node's own disk; none: it is imported from the shared folder.
         poll_seconds: between two looks at the job.
+        patience_seconds: how long a cluster may give no answer before a retry is used up.
     """
 
     template_fields = ("workspace",)
-    operator_extra_links: Collection[BaseOperatorLink] = (RayJobLink(),)
+    operator_extra_links: Collection[BaseOperatorLink] = (RayJobLink(), RayJobLogLink())
 
     def __init__(
         self,
         *,
         entrypoint: str,
         workspace: str,
+        ship: tuple[str, ...] = (),
         poll_seconds: float = 1.0,
+        patience_seconds: float = 3600.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.stage: str = kwargs["task_id"]  # `self.task_id` has the name of a task group before it
         self.entrypoint = entrypoint
         self.workspace = workspace
+        self.ship = ship
         self.poll_seconds = poll_seconds
+        self.patience_seconds = patience_seconds
         self.links: dict[str, str] = {}
-        self._submission_id: str | None = None
-        self._state: JobState | None = None
 
     def execute(self, context: "Context") -> Any:
         """Attach to the task's job, or submit it, and defer until it ends."""
-        state = self._open_state(context)
-        submission_id, job = asyncio.run(self._walk(_job_key(context, state.generation())))
-        if job is None:
-            forget_error(Path(self.workspace))
-        if (job is None and self.skip()) or (job and not job.live):
-            return self._finish(state)
-        progress = ProgressReader.at_end(Path(self.workspace))
-        if job is None:
-            asyncio.run(self._submit(submission_id, context))
-        self.log.info("%s Ray job %s", "attached to" if job else "submitted", submission_id)
-        RayJobLink().show(self, context, RayJobLink.address(submission_id))
-        raise TaskDeferred(
-            trigger=RayJobTrigger(
-                submission_id, self.workspace, str(state.path), progress.offset, self.poll_seconds
-            ),
-            method_name="resume",
-        )
+        with self._at_work(context) as state:
+            return self._go_on(context, state)
 
     def resume(self, context: "Context", event: dict[str, Any]) -> Any:
         """Go on after the job's end."""
-        state = self._open_state(context)
-        self._submission_id = event["submission_id"]
-        RayJobLink().show(self, context, RayJobLink.address(event["submission_id"]))
-        if event["status"] != "SUCCEEDED":
-            raise self._failure(event)
-        if not self.has_result():
-            raise RuntimeError(f"Ray job {event['submission_id']} left no valid record")
-        return self._finish(state)
+        with self._at_work(context) as state:
+            return self._go_on(context, state, Job.model_validate(event))
 
     def skip(self) -> bool:
         """Whether there is no need for a job; asked before one is submitted."""
@@ -116,120 +109,123 @@ class RayJobOperator(BaseOperator):
         return None
 
     def on_kill(self) -> None:
-        """Stop the job when a person kills the task while it is not deferred, and the task too.
+        """End this process; Airflow calls it where a person acts on the task, and at a shutdown.
 
-        Airflow calls this in a signal handler, perhaps inside a running event loop, and goes on
-        with `execute` where it returns.
+        It comes in a signal handler, perhaps inside a running event loop: `_at_work` does the rest.
         """
-        if self._state:
-            self._state.close()
-        if self._submission_id:
-            stopping = Thread(target=asyncio.run, args=(stop_job(self._submission_id),))
-            stopping.start()
-            stopping.join()
-        raise AirflowTaskTerminated("killed by a person")
+        raise TaskKilledError("Airflow ends this process of the task")
 
-    async def _walk(self, key: str) -> tuple[str, Job | None]:
-        """The id to use, and the job by that id where it is live or succeeded."""
-        n = 0
-        async with jobs_api() as jobs:
-            while True:
-                self._submission_id = submission_id = f"penstock-{key}-{n}"
-                job = await jobs.get(submission_id)
-                if job is None or job.live or (job.status == "SUCCEEDED" and self.has_result()):
-                    return submission_id, job
-                n += 1
-
-    async def _submit(self, submission_id: str, context: "Context") -> None:
-        ti = context["ti"]
-        metadata = {"dag_id": ti.dag_id, "dag_run_id": ti.run_id, "task_id": ti.task_id}
-        entrypoint, variables = job_command(Path(self.workspace), self.entrypoint)
-        async with jobs_api() as jobs:
-            await jobs.submit(
-                submission_id, entrypoint, {**variables, RAY_JOB_VARIABLE: submission_id}, metadata
-            )
-
-    def _open_state(self, context: "Context") -> JobState:
-        map_index = context["ti"].map_index
-        self._state = JobState.of(
-            Path(self.workspace), self.task_id, -1 if map_index is None else map_index
-        )
-        return self._state
-
-    def _finish(self, state: JobState) -> Any:
-        result = self.finish()
-        state.close()
-        return result
-
-    def _failure(self, event: dict[str, Any]) -> Exception:
-        if message := user_error(Path(self.workspace), self.task_id):
-            return AirflowFailException(message)
-        if event.get("message"):
-            self.log.error("%s", event["message"])
-        return RuntimeError(f"Ray job {event['submission_id']} ended as {event['status']}")
-
-
-class RayJobTrigger(BaseTrigger):
-    """Waits for a Ray job in the triggerer and writes its progress into the task's log.
-
-    Args:
-        submission_id: the job.
-        workspace: the folder whose `progress.jsonl` is followed.
-        state_path: the task's `JobState`.
-        offset: where in the progress file the job's lines begin, in bytes.
-        poll_seconds: between two looks.
-    """
-
-    def __init__(
-        self,
-        submission_id: str,
-        workspace: str,
-        state_path: str,
-        offset: int,
-        poll_seconds: float,
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.submission_id = submission_id
-        self.workspace = workspace
-        self.state_path = state_path
-        self.offset = offset
-        self.poll_seconds = poll_seconds
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """How the triggerer makes this trigger again."""
-        names = ("submission_id", "workspace", "state_path", "offset", "poll_seconds")
-        arguments = {name: getattr(self, name) for name in names}
-        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield one event when the job is over, or when its cluster is gone."""
-        progress = ProgressReader(Path(self.workspace), self.offset)
-        answered = time.monotonic()
-        while True:
-            for event in await asyncio.to_thread(lambda: list(progress.read())):
-                self.log.info("%s", event.line())
+    @contextmanager
+    def _at_work(self, context: "Context") -> Iterator[JobState]:
+        state = JobState.of(Path(self.workspace), self.task_id, map_index_of(context))
+        with task_process(Path(self.workspace), context):
             try:
-                async with jobs_api() as jobs:
-                    job = await jobs.get(self.submission_id)
-            except (httpx.HTTPError, OSError, ValueError) as error:
-                if time.monotonic() - answered > _UNREACHABLE_S:
-                    yield self._event("UNREACHABLE", f"Ray did not answer: {error}")
-                    return
-            else:
-                answered = time.monotonic()
-                if job is None or not job.live:
-                    yield self._event(job.status if job else "LOST", job.message if job else None)
-                    return
-            await asyncio.sleep(self.poll_seconds)
+                yield state
+            except TaskKilledError:
+                if not _wanted(context) and (submissions := state.read().submissions):
+                    state.close(submissions[-1])
+                    asyncio.run(stop_job(submissions[-1]))
+                raise
 
-    async def on_kill(self) -> None:
-        """Stop the job when a person clears or marks the deferred task."""
-        JobState(Path(self.state_path)).close()
-        await stop_job(self.submission_id)
+    def _go_on(self, context: "Context", state: JobState, event: Job | None = None) -> Any:
+        """Walk to the job that counts; `event` is how the one that was waited for ended."""
+        if event and event.status == UNREACHABLE:
+            raise RuntimeError(event.message)
+        job = self._walk(context, state, event)
+        if job.status == "SUCCEEDED":
+            return self.finish()
+        if job.status == LOST:
+            forget_error(Path(self.workspace))
+            if self.skip():
+                return self.finish()
+            self._submit(context, state, str(job.submission_id))
+        raise self._deferral(context, state, job)
 
-    def _event(self, status: str, message: str | None) -> TriggerEvent:
-        return TriggerEvent(
-            {"submission_id": self.submission_id, "status": status, "message": message}
+    def _walk(self, context: "Context", state: JobState, job: Job | None) -> Job:
+        """The job that lives or has the result, or LOST with the id by which to submit one."""
+        current = state.begin(context["ti"].max_tries)
+        if current.former:
+            asyncio.run(end_job(current.former))
+            current = state.update(former=None)
+        while True:
+            submission_id = f"penstock-{_job_key(context, current.generation)}-{current.n}"
+            if job is None or job.submission_id != submission_id:
+                job = asyncio.run(_look(submission_id))
+            absent = job.status == LOST and not current.submitted
+            succeeded = job.status == "SUCCEEDED" and self.has_result()
+            if absent or succeeded or job.live or job.status == UNREACHABLE:
+                return job
+            if submission_id in current.submissions:  # else it is of a workspace that is gone
+                self._judge(state, current, job)
+            current = state.update(n=current.n + 1, submitted=False)
+
+    def _judge(self, state: JobState, current: Generation, job: Job) -> None:
+        """Note a job's failure; return where another is to follow, raise where Airflow decides."""
+        workspace, failure = Path(self.workspace), failure_of(job)
+        if message := user_error(workspace, self.stage):
+            raise AirflowFailException(message)
+        reached = _reached(workspace, current.offset)
+        further = any(done > current.best.get(what, 0) for what, done in reached.items())
+        done = "the next job goes on from there" if further else "no progress: one retry is used up"
+        step = reached.get("steps")
+        note(
+            workspace,
+            Entry(
+                kind=failure.kind,
+                key=f"{job.submission_id} {failure.kind}",
+                stage=self.stage,
+                cause=failure.cause,
+                done=done,
+                step=None if step is None else int(step),
+            ),
+        )
+        self.log.error("%s; %s\n%s", failure.cause, done, job.message or "")
+        state.update(best={**current.best, **reached} if further else current.best)
+        if not further:
+            state.update(n=current.n + 1, submitted=False)
+            raise RuntimeError(failure.cause)
+
+    def _submit(self, context: "Context", state: JobState, submission_id: str) -> None:
+        progress = ProgressReader.at_end(Path(self.workspace))
+        earlier = [name for name in state.read().submissions if name != submission_id]
+        state.update(submissions=(*earlier, submission_id), offset=progress.offset)
+        try:
+            asyncio.run(self._send(context, submission_id))
+        except httpx.TransportError as error:
+            self.log.warning("Ray gives no answer (%r); waiting for it", error)
+        else:
+            state.update(submitted=True)
+            self.log.info("submitted Ray job %s", submission_id)
+
+    async def _send(self, context: "Context", submission_id: str) -> None:
+        workspace = Path(self.workspace)
+        entrypoint, variables = job_command(workspace, self.entrypoint)
+        variables[RAY_JOB_VARIABLE] = submission_id
+        async with jobs_api() as jobs:
+            runtime_env: dict[str, Any] = {"env_vars": variables}
+            if self.ship:
+                runtime_env |= {"working_dir": await upload_code(jobs, workspace, self.ship)}
+                variables["PYTHONSAFEPATH"] = "1"  # the code in the working directory is not run
+            metadata = _metadata(context, workspace)
+            await jobs.submit(submission_id, entrypoint, runtime_env, metadata)
+
+    def _deferral(self, context: "Context", state: JobState, job: Job) -> TaskDeferred:
+        submission_id, offset = str(job.submission_id), state.read().offset
+        if job.live:
+            self.log.info("attached to Ray job %s", submission_id)
+            offset = ProgressReader.at_end(Path(self.workspace)).offset
+        RayJobLink().show(self, context, RayJobLink.address(submission_id))
+        RayJobLogLink().show(self, context, RayJobLogLink.address(submission_id))
+        return TaskDeferred(
+            trigger=RayJobTrigger(
+                submission_id,
+                self.workspace,
+                str(state.path),
+                offset,
+                self.poll_seconds,
+                self.patience_seconds,
+            ),
+            method_name="resume",
         )
 
 
@@ -238,10 +234,50 @@ def job_command(workspace: Path, entrypoint: str) -> tuple[str, dict[str, str]]:
     return f"cd {shlex.quote(str(workspace))} && {entrypoint}", stage_variables(workspace)
 
 
-async def stop_job(submission_id: str) -> None:
-    """Ask Ray to end a job."""
-    async with jobs_api() as jobs:
-        await jobs.stop(submission_id)
+async def _look(submission_id: str) -> Job:
+    """The job as Ray has it, or LOST or UNREACHABLE."""
+    try:
+        async with jobs_api() as jobs:
+            return await jobs.get(submission_id) or Job(submission_id=submission_id, status=LOST)
+    except httpx.TransportError as error:
+        return Job(submission_id=submission_id, status=UNREACHABLE, message=repr(error))
+
+
+def _reached(workspace: Path, offset: int) -> dict[str, float]:
+    """How far a job came, by what it counted, from where its lines in the progress file begin."""
+    reached: dict[str, float] = {}
+    for event in ProgressReader(workspace, offset).read():
+        reached[event.unit] = max(event.done, reached.get(event.unit, 0))
+    return reached
+
+
+def _metadata(context: "Context", workspace: Path) -> dict[str, str]:
+    """By which the reconciler knows the job's task; Ray takes strings only."""
+    ti = context["ti"]
+    return {
+        "home": str(load_settings().home),
+        "workspace": str(workspace),
+        "dag_id": ti.dag_id,
+        "dag_run_id": ti.run_id,
+        "task_id": ti.task_id,
+        "map_index": str(map_index_of(context)),
+        "max_tries": str(ti.max_tries),
+    }
+
+
+def _wanted(context: "Context") -> bool:
+    """Whether the task is still to run: then Airflow shuts down, or its api-server is away.
+
+    Where Airflow can't say, it is: a job is stopped only on a person's word.
+    """
+    ti, map_index = context["ti"], map_index_of(context)
+    try:
+        states = ti.get_task_states(
+            dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=map_index
+        )
+    except (AirflowRuntimeError, AttributeError, EOFError, OSError):
+        return True  # the last three: the end came amid a conversation with Airflow's supervisor
+    return "running" in states.get(ti.run_id, {}).values()
 
 
 def _job_key(context: "Context", generation: int) -> str:

@@ -50,8 +50,8 @@ Path("seen.json").write_text(json.dumps(seen))
 
 async def run_job(platform: Platform, submission_id: str, entrypoint: str, variables) -> Job:
     async with JobsApi(platform.settings.ray_url, platform.settings.ray_token_path) as jobs:
-        await jobs.submit(submission_id, entrypoint, variables, {})
-        await jobs.submit(submission_id, entrypoint, variables, {})  # a second walker attaches
+        for _ in range(2):  # a second walker attaches
+            await jobs.submit(submission_id, entrypoint, {"env_vars": variables}, {})
         deadline = time.monotonic() + 300
         while (job := await jobs.get(submission_id)).live and time.monotonic() < deadline:
             await asyncio.sleep(0.5)

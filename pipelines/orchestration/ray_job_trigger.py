@@ -1,0 +1,150 @@
+"""Waits in the triggerer for a Ray job's end and tells of its progress, without a worker slot."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from pipelines.core.progress import Progress, ProgressReader
+from pipelines.orchestration.job_state import JobState
+from pipelines.orchestration.jobs_api import Job, jobs_api, stop_job
+from pipelines.orchestration.presence import TriggererProcess
+
+LOST = "LOST"  # the cluster answers and knows no such job: it is another cluster now
+UNREACHABLE = "UNREACHABLE"
+_WARN_EVERY_S = 60.0
+_TELL_SHARE = 0.02  # of a job's time until now: the pause between two lines of its progress ...
+_TELL_EVERY_S = 60.0  # ... which is no longer than this
+
+
+class RayJobTrigger(BaseTrigger):
+    """Fires once: when the job is over, or when its cluster is gone or silent for too long.
+
+    A restart of the triggerer starts it anew and does nothing to the job.
+
+    Args:
+        submission_id: the job.
+        workspace: the folder whose `progress.jsonl` is followed.
+        state_path: the task's `JobState`.
+        offset: where in the progress file the job's lines begin, in bytes.
+        poll_seconds: between two looks.
+        patience_seconds: without an answer from Ray until that is an event.
+    """
+
+    def __init__(
+        self,
+        submission_id: str,
+        workspace: str,
+        state_path: str,
+        offset: int,
+        poll_seconds: float,
+        patience_seconds: float,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.submission_id = submission_id
+        self.workspace = workspace
+        self.state_path = state_path
+        self.offset = offset
+        self.poll_seconds = poll_seconds
+        self.patience_seconds = patience_seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """How the triggerer makes this trigger again."""
+        arguments = {
+            "submission_id": self.submission_id,
+            "workspace": self.workspace,
+            "state_path": self.state_path,
+            "offset": self.offset,
+            "poll_seconds": self.poll_seconds,
+            "patience_seconds": self.patience_seconds,
+        }
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield one event: the job as `Job.model_dump` has it, or LOST or UNREACHABLE."""
+        workspace, stage = Path(self.workspace), Path(self.state_path).stem
+        presence = TriggererProcess(Path(self.state_path), self.submission_id)
+        progress = ProgressReader(workspace, self.offset)
+        if await asyncio.to_thread(presence.arrive, workspace, stage):
+            progress = ProgressReader.at_end(workspace)  # the log has what was before
+            self.log.info("the triggerer was replaced; %s goes on", self.submission_id)
+        job = await self._follow(progress)
+        presence.leave()
+        yield TriggerEvent(job.model_dump(exclude={"metadata"}))
+
+    async def on_kill(self) -> None:
+        """Stop the job: a person has cleared or marked the deferred task."""
+        JobState(Path(self.state_path)).close(self.submission_id)
+        TriggererProcess(Path(self.state_path), self.submission_id).leave()
+        await stop_job(self.submission_id)
+
+    async def _follow(self, progress: ProgressReader) -> Job:
+        """The job once it is over."""
+        log, silence = _Thinned(), _Silence(self.patience_seconds)
+        async with jobs_api() as jobs:  # one for the whole time: opening it loads the trusted CAs
+            while True:
+                try:
+                    events = await asyncio.to_thread(lambda: list(progress.read()))
+                    job = await jobs.get(self.submission_id) or self._job(LOST)
+                    silence.ended()
+                except (httpx.HTTPError, OSError, ValueError) as error:
+                    if silence.too_long():
+                        return self._job(UNREACHABLE, f"Ray gave no answer: {error}")
+                    if silence.to_be_told():
+                        self.log.warning("no answer about %s: %r", self.submission_id, error)
+                else:
+                    if line := log.line(events, last=not job.live):
+                        self.log.info("%s", line)
+                    if not job.live:
+                        return job
+                await asyncio.sleep(self.poll_seconds)
+
+    def _job(self, status: str, message: str | None = None) -> Job:
+        return Job(submission_id=self.submission_id, status=status, message=message)
+
+
+class _Thinned:
+    """Which lines of progress go to the log: fewer, the longer a job lasts."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._told = float("-inf")
+        self._waiting: Progress | None = None
+
+    def line(self, events: list[Progress], *, last: bool) -> str | None:
+        """The newest, where it is time for one."""
+        self._waiting = events[-1] if events else self._waiting
+        now = time.monotonic()
+        pause = min((now - self._began) * _TELL_SHARE, _TELL_EVERY_S)
+        due = now - self._told >= pause
+        if self._waiting is None or not (due or last):
+            return None
+        line, self._waiting, self._told = self._waiting.line(), None, now
+        return line
+
+
+class _Silence:
+    """How long Ray has not answered."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self.ended()
+
+    def ended(self) -> None:
+        """Ray answered."""
+        self._since = self._warned = time.monotonic()
+
+    def too_long(self) -> bool:
+        """Whether patience is at its end."""
+        return time.monotonic() - self._since > self._patience
+
+    def to_be_told(self) -> bool:
+        """Whether it is time for a warning."""
+        due = time.monotonic() - self._warned > _WARN_EVERY_S
+        if due:
+            self._warned = time.monotonic()
+        return due

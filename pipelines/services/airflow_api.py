@@ -1,7 +1,7 @@
-"""Airflow's REST API, as far as `penstock run` needs it."""
+"""Airflow's REST API, as far as `penstock run` and the reconciler need it."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,24 @@ class AirflowApi:
         body = {"dag_run_id": run_id, "logical_date": None, "conf": conf}
         self._client.post(f"{_API}/dags/{dag_id}/dagRuns", json=body).raise_for_status()
 
+    def pool_slots(self, name: str) -> int | None:
+        """The size of a pool; None where there is none."""
+        response = self._client.get(f"{_API}/pools/{name}")
+        if response.status_code == httpx.codes.NOT_FOUND:
+            return None
+        return int(response.raise_for_status().json()["slots"])
+
+    def make_pool(self, name: str, slots: int, description: str) -> None:
+        """Make a pool in which deferred tasks count."""
+        body = {"name": name, "slots": slots, "description": description, "include_deferred": True}
+        response = self._client.post(f"{_API}/pools", json=body)
+        if response.status_code != httpx.codes.CONFLICT:  # another `up` was quicker
+            response.raise_for_status()
+
+    def set_pool_slots(self, name: str, slots: int) -> None:
+        """Change the size of a pool."""
+        self._client.patch(f"{_API}/pools/{name}", json={"slots": slots}).raise_for_status()
+
     def run_state(self, dag_id: str, run_id: str) -> str:
         """`queued`, `running`, `success` or `failed`."""
         return str(self.run(dag_id, run_id)["state"])
@@ -113,6 +131,23 @@ class AirflowApi:
         path = f"{_API}/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
         response = self._get(f"{path}/xcomEntries/return_value", deserialize=True)
         return response.json()["value"]
+
+    def task(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> dict[str, Any] | None:
+        """A task instance as it is now, None where Airflow knows none; -1 for one not mapped."""
+        path = f"{_API}/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
+        response = self._client.get(path if map_index < 0 else f"{path}/{map_index}")
+        if response.status_code == httpx.codes.NOT_FOUND:
+            return None
+        task: dict[str, Any] = response.raise_for_status().json()
+        return task
+
+    def events(self, names: Sequence[str], after: str) -> list[dict[str, Any]]:
+        """What people did after a time in ISO format, oldest first; by Airflow's own names."""
+        params: dict[str, Any] = {"included_events": names, "after": after, "limit": _PAGE}
+        params |= {"order_by": "when"}
+        response = self._client.get(f"{_API}/eventLogs", params=params).raise_for_status()
+        events: list[dict[str, Any]] = response.json()["event_logs"]
+        return events
 
     @retry(
         retry=retry_if_exception_type(httpx.TransportError),

@@ -6,6 +6,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from pipelines.core.settings import Settings
@@ -58,6 +59,11 @@ def _ray_answers(settings: Settings, _: Process) -> bool:
     return _get(f"{base}/api/v0/nodes?limit=1", bearer=token) is not None
 
 
+def _reconciler_answers(settings: Settings, process: Process) -> bool:
+    passed = reconciled_path(settings)
+    return passed.exists() and passed.stat().st_mtime >= process.started
+
+
 PARTS = (
     Part("ray", _ray_answers, lambda settings: settings.ray_url),
     Part("mlflow", _mlflow_answers, lambda settings: settings.mlflow_url),
@@ -65,9 +71,15 @@ PARTS = (
     Part("scheduler", _airflow_answers("scheduler")),
     Part("dag-processor", _airflow_answers("dag_processor")),
     Part("triggerer", _airflow_answers("triggerer")),
+    Part("reconciler", _reconciler_answers),
 )
 NAMES = tuple(part.name for part in PARTS)
 AIRFLOW = ("api-server", "scheduler", "dag-processor", "triggerer")
+
+
+def reconciled_path(settings: Settings) -> Path:
+    """A file that the reconciler touches after each pass."""
+    return settings.home / "services" / "reconciled"
 
 
 def _get_json(url: str) -> Any:

@@ -28,7 +28,7 @@ from pipelines.services.supervisor import Process, Supervisor, start_supervisord
 
 START_LIMIT_S = 180.0
 _POLL_S = 0.25
-_IMPORTERS = ("dag-processor", "triggerer")  # programs that keep our code imported
+_IMPORTERS = ("dag-processor", "triggerer", "reconciler")  # programs that keep our code imported
 _IMPORTED = ("pipelines/**/*.py", "dags/*.py")
 
 
@@ -68,12 +68,15 @@ def up(settings: Settings, on_ready: Callable[[str, float], None]) -> None:
         _wait_until_ready(
             settings, supervisor, lambda name: on_ready(name, time.monotonic() - began)
         )
+        from pipelines.services.gpu_pool import ensure_pool  # imports httpx
+
+        ensure_pool(settings)
 
 
 def down(settings: Settings) -> bool:
     """End what `up` started, and only that; False when there was nothing to end."""
     with _one_at_a_time(settings):
-        runtime = _runtime(settings)  # what an `up` or `down` that we waited for has left
+        runtime = runtime_folder(settings)  # what an `up` or `down` that we waited for has left
         if runtime is None:
             return False
         _end(settings, runtime)
@@ -109,7 +112,7 @@ def _check_same_ports(settings: Settings) -> None:
 
 
 def _start(settings: Settings) -> Supervisor:
-    leftover = _runtime(settings)  # of a platform whose supervisord was killed
+    leftover = runtime_folder(settings)  # of a platform whose supervisord was killed
     if leftover is not None:
         _end(settings, leftover)
     check_ports(settings)
@@ -229,14 +232,15 @@ def _end(settings: Settings, runtime: Path) -> None:
 
 
 def _running_supervisor(settings: Settings) -> Supervisor | None:
-    runtime = _runtime(settings)
+    runtime = runtime_folder(settings)
     if runtime is None:
         return None
     supervisor = Supervisor(runtime)
     return supervisor if supervisor.is_running() else None
 
 
-def _runtime(settings: Settings) -> Path | None:
+def runtime_folder(settings: Settings) -> Path | None:
+    """Where the sockets of the platform lie, None where none was started."""
     try:
         return Path(_runtime_file(settings).read_text())
     except FileNotFoundError:

@@ -48,6 +48,7 @@ def test_status_names_every_part_with_its_log(platform: Platform) -> None:
     assert status["ready"]
     assert {part["name"] for part in status["parts"]} == {
         "ray", "mlflow", "api-server", "scheduler", "dag-processor", "triggerer",
+        "reconciler",
     }  # fmt: skip
     for part in status["parts"]:
         assert part["state"] == "ready"

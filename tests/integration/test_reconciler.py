@@ -1,0 +1,68 @@
+"""The platform's reconciler against the real Ray: it stops what it knows for an orphan, only."""
+
+import asyncio
+import time
+
+import pytest
+
+from pipelines.orchestration.job_state import JobState
+from pipelines.orchestration.jobs_api import jobs_api
+from pipelines.services.reconciler import reconcile_once
+
+pytestmark = pytest.mark.usefixtures("platform_variables")
+
+
+def metadata(home, workspace) -> dict[str, str]:
+    """Of a run that Airflow does not know."""
+    return {
+        "home": str(home),
+        "workspace": str(workspace),
+        "dag_id": "llm_pipeline",
+        "dag_run_id": "deleted",
+        "task_id": "train",
+        "map_index": "-1",
+        "max_tries": "3",
+    }
+
+
+async def submit(name: str, said: dict[str, str]) -> None:
+    async with jobs_api() as jobs:
+        await jobs.submit(name, "sleep 300", {}, said)
+
+
+async def statuses(*names: str) -> list[str]:
+    async with jobs_api() as jobs:
+        found = [await jobs.get(name) for name in names]
+    return [job.status for job in found if job]
+
+
+async def stop(*names: str) -> None:
+    async with jobs_api() as jobs:
+        for name in names:
+            await jobs.stop(name)
+
+
+def test_an_orphan_is_stopped_and_what_is_not_ours_is_left_alone(platform, tmp_path):
+    home = platform.settings.home
+    workspace = tmp_path / "workspace"
+    orphan = "penstock-orphan-0"
+    JobState.of(workspace, "train", -1).update(submissions=(orphan,))
+    others = {
+        "a-persons-own": metadata(home, workspace),
+        "penstock-a-persons-own": {},
+        "penstock-of-another-home-0": metadata(tmp_path, workspace),
+        "penstock-unknown-to-its-workspace-0": metadata(home, workspace),
+    }
+    try:
+        for name, said in others.items():
+            asyncio.run(submit(name, said))
+        asyncio.run(submit(orphan, metadata(home, workspace)))
+        began = time.monotonic()
+        while asyncio.run(statuses(orphan)) != ["STOPPED"]:
+            assert time.monotonic() - began < 15
+            time.sleep(0.5)
+        assert reconcile_once(platform.settings) == []
+        assert not {"STOPPED", "FAILED"} & set(asyncio.run(statuses(*others)))
+        assert JobState.of(workspace, "train", -1).read().closed
+    finally:
+        asyncio.run(stop(*others, orphan))

@@ -1,0 +1,76 @@
+"""Airflow's event log, as the platform's own writes it, in terms of a logbook."""
+
+import json
+
+import pytest
+
+from pipelines.services.watch import Decision, decisions
+
+
+def event(name, extra, *, run="r", task=None):
+    return {
+        "event": name,
+        "dag_id": "d",
+        "run_id": run,
+        "task_id": task,
+        "extra": json.dumps(extra),
+    }
+
+
+@pytest.mark.parametrize(
+    ("logged", "expected"),
+    [
+        (
+            event("patch_task_instance", {"new_state": "failed", "method": "PATCH"}, task="train"),
+            [Decision("d", "r", "train", "marked failed")],
+        ),
+        (
+            event("patch_dag_run", {"state": "success", "method": "PATCH"}),
+            [Decision("d", "r", "", "marked success")],
+        ),
+        (
+            event(
+                "post_clear_task_instances",
+                {"dag_run_id": "r", "task_ids": ["train", ["evaluate", 2]], "dry_run": False},
+            ),
+            [Decision("d", "r", "train, evaluate", "cleared")],
+        ),
+        (
+            event("clear_dag_run", {"dry_run": False}),
+            [Decision("d", "r", "", "cleared")],
+        ),
+        (event("patch_task_instance", {"note": "well done"}, task="train"), []),
+        (event("patch_dag_run", {"note": "well done"}), []),
+        # A range of dates names no run.
+        (event("post_clear_task_instances", {"start_date": "2026-01-01"}, run=None), []),
+        (
+            event(
+                "bulk_task_instances",
+                {
+                    "actions": [
+                        {
+                            "action": "update",
+                            "entities": [
+                                {"task_id": "a", "dag_run_id": "r1", "new_state": "failed"},
+                                {
+                                    "task_id": "b",
+                                    "dag_id": "other",
+                                    "dag_run_id": "r2",
+                                    "new_state": "success",
+                                },
+                            ],
+                        },
+                        {"action": "delete", "entities": ["c"]},
+                    ]
+                },
+                run="~",
+            ),
+            [
+                Decision("d", "r1", "a", "marked failed"),
+                Decision("other", "r2", "b", "marked success"),
+            ],
+        ),
+    ],
+)
+def test_what_a_person_decided(logged, expected):
+    assert list(decisions(logged)) == expected

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
@@ -18,7 +19,9 @@ from pipelines.core.recipe import Recipe
 from pipelines.core.records import output_folder, record_path
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import read_json, write_json, write_text
+from pipelines.core.usage import metered
 from pipelines.ledger.workspace import read_recipe
+from pipelines.stages.time_limit import time_limit
 
 ERROR_FILE = "error.json"
 TRACEBACK_FILE = "error.log"
@@ -34,8 +37,11 @@ def run_stage(stage: str, run: StageFunction) -> None:
     workspace = Path.cwd()
     try:
         need_inputs(workspace, stage)
-        with only_one(workspace):
-            run(read_recipe(workspace), workspace)
+        with only_one(workspace), metered(workspace, stage):
+            recipe = read_recipe(workspace)
+            keep = partial(keep_error, workspace, stage)
+            with time_limit(workspace, stage, recipe.resources.max_stage_hours, keep):
+                run(recipe, workspace)
     except UserError as error:
         keep_error(workspace, stage, error)
         sys.stderr.write(f"{stage}: {error}\n")

@@ -33,7 +33,10 @@ class Contender:
 
 @dataclass(frozen=True)
 class Demand:
-    """By how much our rate must exceed a baseline's; in one case, or in all."""
+    """By how much our rate must exceed a baseline's; in one case, or in all.
+
+    Where seconds are compared, how much of the baseline's ours may at most be.
+    """
 
     over: str
     ratio: float
@@ -42,17 +45,29 @@ class Demand:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What a figure may at most be: of the rounds the median, of any other the last round's."""
+
+    figure: str
+    most: float
+    of: str = OURS
+
+
+@dataclass(frozen=True)
 class Benchmark:
     """What is compared on which data.
 
     Attributes:
-        unit: Of the work that a round returns; figures are in units a second.
+        unit: Of the work that a round returns.
+        measures: Units a second, of which more is better, or seconds a unit, of which less is.
         make_data: Fills an empty folder once, deterministically; what it returns is every
             contender's options. The folder is kept between runs.
         cases: Options by the name of each case, such as a warm and a cold cache.
         before_round: Called before each round, untimed, with the data folder and the options.
         service: Runs while the contenders do; what it yields is added to their options.
         warm_up: Rounds of each contender that do not count.
+        pairs: Rounds that do, unless a person says how many; fewer are no result to keep.
+        limits: What holds whatever a baseline does.
     """
 
     name: str
@@ -64,19 +79,32 @@ class Benchmark:
     before_round: Callable[[Path, dict[str, Any]], None] | None = None
     service: Callable[[Path], AbstractContextManager[dict[str, Any]]] = lambda _: nullcontext({})
     warm_up: int = 1
+    pairs: int = 5
+    measures: Literal["rate", "seconds"] = "rate"
+    limits: list[Limit] = field(default_factory=list)
+
+    @property
+    def figure(self) -> str:
+        """What stands in the results, and behind a round's figure."""
+        return f"{self.unit}/s" if self.measures == "rate" else "s"
+
+    def value(self, answer: dict[str, Any]) -> float:
+        """The figure of one round."""
+        rate: float = answer["amount"] / answer["seconds"]
+        return rate if self.measures == "rate" else 1 / rate
 
 
 @dataclass(frozen=True)
 class Figures:
     """What one contender's rounds came to."""
 
-    rates: list[float]  # units a second, a round each
+    values: list[float]  # a round each
     setup_seconds: float
     figures: dict[str, Any]  # further ones, of the last round
 
     def summary(self) -> dict[str, Any]:
         """As the results file has it."""
-        return spread(self.rates) | {"setup_seconds": self.setup_seconds, **self.figures}
+        return spread(self.values) | {"setup_seconds": self.setup_seconds, **self.figures}
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -104,13 +132,13 @@ def run_case(
                 if benchmark.before_round:
                     benchmark.before_round(folder, options)
                 answer = running[name].round()
-                rate = answer["amount"] / answer["seconds"]
-                told(f"round {number + 1}/{pairs}: {name} {rate:,.4g} {benchmark.unit}/s")
+                value = benchmark.value(answer)
+                told(f"round {number + 1}/{pairs}: {name} {value:,.4g} {benchmark.figure}")
                 if number >= 0:
                     answers[name].append(answer)
         return {
             name: Figures(
-                [answer["amount"] / answer["seconds"] for answer in answers[name]],
+                [benchmark.value(answer) for answer in answers[name]],
                 process.setup_seconds,
                 answers[name][-1]["figures"],
             )
@@ -121,11 +149,11 @@ def run_case(
 def ratios(
     benchmark: Benchmark, case: str, figures: dict[str, Figures]
 ) -> Iterator[dict[str, Any]]:
-    """Our rate over each baseline's, pair by pair, beside what is demanded."""
+    """Our figure over each baseline's, pair by pair, beside what is demanded."""
     for demand in benchmark.demands:
         if demand.case not in (None, case) or demand.over not in figures:
             continue
-        ours, theirs = figures[demand.of].rates, figures[demand.over].rates
+        ours, theirs = figures[demand.of].values, figures[demand.over].values
         pairs = [mine / other for mine, other in zip(ours, theirs, strict=True)]
         yield {
             "of": demand.of,
@@ -133,8 +161,20 @@ def ratios(
             "pairs": pairs,
             **spread(pairs),
             "demanded": demand.ratio,
-            "reached": statistics.median(pairs) >= demand.ratio,
+            "reached": _reached(benchmark, statistics.median(pairs), demand.ratio),
         }
+
+
+def kept_limits(benchmark: Benchmark, figures: dict[str, Figures]) -> Iterator[dict[str, Any]]:
+    """Each limit beside the figure that it is for."""
+    for limit in benchmark.limits:
+        figure = figures[limit.of].summary()[limit.figure]
+        facts = {"of": limit.of, "figure": limit.figure, "is": figure, "most": limit.most}
+        yield facts | {"reached": figure <= limit.most}
+
+
+def _reached(benchmark: Benchmark, ratio: float, demanded: float) -> bool:
+    return ratio >= demanded if benchmark.measures == "rate" else ratio <= demanded
 
 
 class _Running:

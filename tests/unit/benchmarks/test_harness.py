@@ -1,9 +1,18 @@
 import shutil
+from typing import Any
 
 import pytest
 
 from tests.benchmarks import contender, harness
-from tests.benchmarks.harness import Benchmark, Contender, Demand, ratios, run_case
+from tests.benchmarks.harness import (
+    Benchmark,
+    Contender,
+    Demand,
+    Limit,
+    kept_limits,
+    ratios,
+    run_case,
+)
 
 ROUND = """
 import threading, time
@@ -43,7 +52,7 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def benchmark(*demands: Demand) -> Benchmark:
+def benchmark(*demands: Demand, **options: Any) -> Benchmark:
     return Benchmark(
         name="waiting",
         unit="naps",
@@ -53,6 +62,7 @@ def benchmark(*demands: Demand) -> Benchmark:
         ],
         demands=list(demands),
         make_data=lambda folder: {},
+        **options,
     )
 
 
@@ -60,11 +70,21 @@ def test_the_faster_one_has_the_higher_ratio_pair_by_pair(project):
     reached, missed = Demand("slow", 3.0), Demand("slow", 50.0)
     bench = benchmark(reached, missed)
     figures = run_case(bench, project, {}, pairs=3, told=lambda line: None)
-    assert len(figures["penstock"].rates) == 3
+    assert len(figures["penstock"].values) == 3
     assert figures["slow"].figures["seen"] == "words"
     found = list(ratios(bench, "", figures))
     assert [each["reached"] for each in found] == [True, False]
     assert found[0]["min"] <= found[0]["median"] <= found[0]["max"]
+
+
+def test_seconds_are_the_better_the_fewer_and_may_have_a_limit(project):
+    demands = Demand("slow", 0.3), Demand("slow", 0.01)
+    limits = [Limit("median", 10), Limit("median", 0.001), Limit("before", 1e9, of="slow")]
+    bench = benchmark(*demands, measures="seconds", limits=limits)
+    figures = run_case(bench, project, {}, pairs=3, told=lambda line: None)
+    assert 0.002 <= figures["penstock"].summary()["median"] < 0.02  # of ten units a round
+    assert [each["reached"] for each in ratios(bench, "", figures)] == [True, False]
+    assert [each["reached"] for each in kept_limits(bench, figures)] == [True, False, True]
 
 
 def test_a_contender_is_stopped_while_another_does_its_round(project):

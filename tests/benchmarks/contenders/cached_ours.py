@@ -1,0 +1,41 @@
+"""A pipeline that has run before, stage by stage."""
+
+import itertools
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.recipe_files import load_recipe
+from pipelines.core.records import STAGES
+from pipelines.services import dag_run
+from tests.benchmarks.contender import Round, serve
+from tests.benchmarks.contenders.dag_nothing import DAG as NOTHING
+from tests.benchmarks.local_platform import connect, wait_for_run
+
+
+def prepare(folder: Path, options: dict[str, Any]) -> Round:
+    settings, airflow = connect(dag_run.DAG, NOTHING)
+    recipe = load_recipe(str(folder / "recipe.yaml"))
+    wait_for_run(airflow, dag_run.DAG, dag_run.start(airflow, recipe))  # fills the cache
+    numbers = itertools.count()
+
+    def run_round() -> tuple[float, dict[str, Any]]:
+        nothing = f"nothing-{os.getpid()}-{next(numbers)}"
+        airflow.trigger(NOTHING, nothing, {})
+        wait_for_run(airflow, NOTHING, nothing)
+        durations = [each["duration"] for each in airflow.tasks(NOTHING, nothing).values()]
+        stock = statistics.median(durations)
+        run_id = dag_run.start(airflow, recipe)
+        wait_for_run(airflow, dag_run.DAG, run_id)
+        stages = dag_run.summarize(airflow, settings, run_id).stages
+        if fresh := [name for name in STAGES[:-1] if not stages[name].cached]:
+            raise SystemExit(f"not out of the cache: {fresh}")
+        own = {name: (stages[name].seconds or 0.0) - stock for name in STAGES}
+        return 1.0, {"seconds": max(own.values()), **own, "stock task": stock}
+
+    return run_round
+
+
+if __name__ == "__main__":
+    serve(prepare)

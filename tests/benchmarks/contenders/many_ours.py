@@ -1,0 +1,58 @@
+"""Many runs at once of a DAG with one Ray job."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.benchmarks.contender import Round, serve
+from tests.benchmarks.local_platform import connect
+
+DAG = "many"
+FIRST = 0.2  # of the runs are over when the scheduler counts as warm
+
+
+def prepare(folder: Path, options: dict[str, Any]) -> Round:
+    settings, airflow = connect(DAG)
+    scheduler = psutil.Process(_pid("scheduler"))
+
+    def over(names: list[str]) -> int:
+        runs = {run.run_id: run.state for run in airflow.runs() if run.dag_id == DAG}
+        if failed := [name for name in names if runs.get(name) == "failed"]:
+            raise SystemExit(f"failed: {failed}")
+        return sum(runs.get(name) == "success" for name in names)
+
+    def run_round() -> tuple[float, dict[str, Any]]:
+        workspace = settings.home / f"many-{time.time_ns()}"
+        workspace.mkdir()
+        names = [f"{workspace.name}-{number}" for number in range(options["runs"])]
+        began, warm = time.monotonic(), 0
+        for name in names:
+            airflow.trigger(DAG, name, {"workspace": str(workspace)})
+        while (done := over(names)) < len(names):
+            if not warm and done >= FIRST * len(names):
+                warm = scheduler.memory_info().rss
+            time.sleep(2)
+        seconds = time.monotonic() - began
+        written = (workspace / "done").read_text().split()
+        if len(written) != len(names) or len(set(written)) != len(names):
+            raise SystemExit(f"{len(names)} runs, {len(written)} jobs: {len(set(written))} names")
+        growth = scheduler.memory_info().rss / warm
+        return float(len(names)), {"seconds": seconds, "memory growth": growth}
+
+    return run_round
+
+
+def _pid(part: str) -> int:
+    command = [Path(sys.prefix) / "bin" / "penstock", "status", "--json"]
+    said = subprocess.run(command, env=os.environ, capture_output=True, check=False).stdout
+    return next(each["pid"] for each in json.loads(said)["parts"] if each["name"] == part)
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -1,0 +1,43 @@
+"""The train task of a whole pipeline, from its queueing to the first step."""
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.progress import ProgressReader
+from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_files import load_recipe
+from pipelines.ledger.workspace import workspace_path
+from pipelines.services import dag_run
+from tests.benchmarks.contender import Round, serve
+from tests.benchmarks.local_platform import connect, seconds_of, wait_for_run, wait_until
+
+
+def prepare(folder: Path, options: dict[str, Any]) -> Round:
+    settings, airflow = connect(dag_run.DAG)
+    numbers = itertools.count(1)
+
+    def next_recipe() -> Recipe:
+        """One that no earlier round has trained."""
+        new = f"train.lr={1e-3 + next(numbers) * 1e-9 + os.getpid() * 1e-12!r}"
+        return load_recipe(str(folder / "recipe.yaml"), [new])
+
+    def run_round() -> tuple[float, dict[str, Any]]:
+        run_id = dag_run.start(airflow, next_recipe())
+        progress = ProgressReader(workspace_path(settings.runs, run_id))
+
+        def has_stepped() -> bool:
+            return any(each.stage == "train" and each.done >= 1 for each in progress.read())
+
+        stepped = wait_until(has_stepped, "the first step")
+        # Asked for now: once the job is over the task is queued again, to go on.
+        queued = seconds_of(airflow.tasks(dag_run.DAG, run_id)["train"]["queued_when"])
+        wait_for_run(airflow, dag_run.DAG, run_id)
+        return 1.0, {"seconds": stepped - queued}
+
+    return run_round
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -110,6 +110,17 @@ class JobsApi:
         if response.status_code != httpx.codes.NOT_FOUND:
             _raise_for_status(response)
 
+    async def end(self, submission_id: str) -> None:
+        """Stop a job and wait until it uses nothing any more.
+
+        Raises:
+            TimeoutError: it lives on.
+        """
+        async with asyncio.timeout(_END_S):
+            while (job := await self.get(submission_id)) and job.live:
+                await self.stop(submission_id)
+                await asyncio.sleep(0.5)
+
     async def upload(self, name: str, content: bytes) -> str:
         """Keep a package in the cluster unless it is there, and return its URI."""
         path = f"/api/packages/gcs/{name}"
@@ -130,18 +141,6 @@ async def stop_job(submission_id: str) -> None:
     """Ask the settings' cluster to end a job."""
     async with jobs_api() as jobs:
         await jobs.stop(submission_id)
-
-
-async def end_job(submission_id: str) -> None:
-    """Stop a job of the settings' cluster and wait until it uses nothing any more.
-
-    Raises:
-        TimeoutError: it lives on.
-    """
-    async with jobs_api() as jobs, asyncio.timeout(_END_S):
-        while (job := await jobs.get(submission_id)) and job.live:
-            await jobs.stop(submission_id)
-            await asyncio.sleep(0.5)
 
 
 class _TokenFile(httpx.Auth):

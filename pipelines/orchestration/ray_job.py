@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 from airflow.sdk import BaseOperator, BaseOperatorLink
-from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from pipelines.core.logbook import Entry, note
 from pipelines.core.progress import ProgressReader
@@ -29,10 +29,11 @@ from pipelines.core.settings import load_settings
 from pipelines.orchestration.job_failure import failure_of
 from pipelines.orchestration.job_package import upload_code
 from pipelines.orchestration.job_state import Generation, JobState
-from pipelines.orchestration.jobs_api import Job, end_job, jobs_api, stop_job
+from pipelines.orchestration.jobs_api import Job, jobs_api, stop_job
 from pipelines.orchestration.links import RayJobLink, RayJobLogLink
 from pipelines.orchestration.presence import map_index_of, task_process
 from pipelines.orchestration.ray_job_trigger import LOST, UNREACHABLE, RayJobTrigger
+from pipelines.orchestration.task_state import is_still
 from pipelines.stages.runner import (
     RAY_JOB_VARIABLE,
     forget_error,
@@ -122,7 +123,8 @@ class RayJobOperator(BaseOperator):
             try:
                 yield state
             except TaskKilledError:
-                if not _wanted(context) and (submissions := state.read().submissions):
+                submissions = state.read().submissions
+                if submissions and not is_still("running", context["ti"]):
                     state.close(submissions[-1])
                     asyncio.run(stop_job(submissions[-1]))
                 raise
@@ -144,13 +146,11 @@ class RayJobOperator(BaseOperator):
     def _walk(self, context: "Context", state: JobState, job: Job | None) -> Job:
         """The job that lives or has the result, or LOST with the id by which to submit one."""
         current = state.begin(context["ti"].max_tries)
-        if current.former:
-            asyncio.run(end_job(current.former))
-            current = state.update(former=None)
         while True:
             submission_id = f"penstock-{_job_key(context, current.generation)}-{current.n}"
             if job is None or job.submission_id != submission_id:
-                job = asyncio.run(_look(submission_id))
+                job = asyncio.run(_look(submission_id, current.former))
+                current = state.update(former=None) if job.status != UNREACHABLE else current
             absent = job.status == LOST and not current.submitted
             succeeded = job.status == "SUCCEEDED" and self.has_result()
             if absent or succeeded or job.live or job.status == UNREACHABLE:
@@ -234,10 +234,16 @@ def job_command(workspace: Path, entrypoint: str) -> tuple[str, dict[str, str]]:
     return f"cd {shlex.quote(str(workspace))} && {entrypoint}", stage_variables(workspace)
 
 
-async def _look(submission_id: str) -> Job:
-    """The job as Ray has it, or LOST or UNREACHABLE."""
+async def _look(submission_id: str, former: str | None) -> Job:
+    """The job as Ray has it, or LOST or UNREACHABLE; a former one, which a person ended, is over.
+
+    Raises:
+        TimeoutError: the former one lives on.
+    """
     try:
         async with jobs_api() as jobs:
+            if former:
+                await jobs.end(former)
             return await jobs.get(submission_id) or Job(submission_id=submission_id, status=LOST)
     except httpx.TransportError as error:
         return Job(submission_id=submission_id, status=UNREACHABLE, message=repr(error))
@@ -263,21 +269,6 @@ def _metadata(context: "Context", workspace: Path) -> dict[str, str]:
         "map_index": str(map_index_of(context)),
         "max_tries": str(ti.max_tries),
     }
-
-
-def _wanted(context: "Context") -> bool:
-    """Whether the task is still to run: then Airflow shuts down, or its api-server is away.
-
-    Where Airflow can't say, it is: a job is stopped only on a person's word.
-    """
-    ti, map_index = context["ti"], map_index_of(context)
-    try:
-        states = ti.get_task_states(
-            dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=map_index
-        )
-    except (AirflowRuntimeError, AttributeError, EOFError, OSError):
-        return True  # the last three: the end came amid a conversation with Airflow's supervisor
-    return "running" in states.get(ti.run_id, {}).values()
 
 
 def _job_key(context: "Context", generation: int) -> str:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from pipelines.core.logbook import read_logbook
 from pipelines.orchestration.jobs_api import jobs_api
@@ -51,7 +52,6 @@ def context(request):
         try_number=1,
         max_tries=3,
         xcom_push=lambda **_: 0,
-        get_task_states=lambda **_: {request.node.name: {"job": "failed"}},
     )
     return {"ti": ti}
 
@@ -180,7 +180,9 @@ def test_killing_a_deferred_task_stops_its_job_and_a_clear_does_not_attach_to_it
     assert again.trigger.submission_id != deferred.trigger.submission_id
 
 
-def test_killing_a_task_in_a_worker_stops_its_job_and_the_task(make, context):
+def test_killing_a_task_in_a_worker_stops_its_job_and_the_task(make, context, monkeypatch):
+    said = {context["ti"].run_id: {"job": "failed"}}
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(lambda **_: said))
     deferred = submit(make("sleep 100"), context)
     wait_for_life(deferred.trigger.submission_id)
     task = make("sleep 100")

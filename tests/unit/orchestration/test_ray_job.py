@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from pipelines.core.logbook import read_logbook
 from pipelines.orchestration.job_state import JobState
@@ -38,7 +39,7 @@ def ray(monkeypatch, tmp_path):
 def process(ray, tmp_path):
     """One process of Airflow that works on the task: its operator object and its context."""
 
-    def begin(*, tried=1, max_tries=3, states=None):
+    def begin(*, tried=1, max_tries=3):
         task = Task(
             task_id="train",
             entrypoint="python -m train",
@@ -47,12 +48,6 @@ def process(ray, tmp_path):
             patience_seconds=0.3,
         )
         task.result = tmp_path / "result"
-
-        def get_task_states(**_):
-            if states is None:
-                raise EOFError  # Airflow's supervisor is gone
-            return states
-
         ti = SimpleNamespace(
             dag_id="dag",
             run_id="run",
@@ -61,7 +56,6 @@ def process(ray, tmp_path):
             try_number=tried,
             max_tries=max_tries,
             xcom_push=lambda **_: None,
-            get_task_states=get_task_states,
         )
         return task, {"ti": ti}
 
@@ -232,6 +226,21 @@ def test_a_persons_error_is_not_tried_again(ray, process, reach, tmp_path):
         resumed(process(), event(trigger))
 
 
+@pytest.fixture
+def airflow_says(monkeypatch):
+    """What Airflow's supervisor answers to a question about the task; None where it is gone."""
+
+    def answer(states):
+        def get_task_states(**_):
+            if states is None:
+                raise EOFError
+            return states
+
+        monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(get_task_states))
+
+    return answer
+
+
 @pytest.mark.parametrize(
     ("states", "status"),
     [
@@ -243,13 +252,34 @@ def test_a_persons_error_is_not_tried_again(ray, process, reach, tmp_path):
     ],
 )
 def test_an_end_of_the_process_stops_the_job_only_where_a_person_ended_the_task(
-    ray, process, states, status
+    ray, process, airflow_says, states, status
 ):
     trigger = deferred(process())
-    task, context = process(states=states)
+    airflow_says(states)
+    task, context = process()
     task.has_result = task.on_kill  # the signal comes while the task looks at the result
     with pytest.raises(TaskKilledError):
         task.resume(context, {"submission_id": trigger.submission_id, "status": "SUCCEEDED"})
+    assert ray.jobs[trigger.submission_id]["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("states", "status"),
+    [
+        ({"run": {"train": "deferred"}}, "RUNNING"),  # another triggerer has it now
+        (None, "RUNNING"),
+        ({"run": {"train": "failed"}}, "STOPPED"),
+        ({"run": {"train": None}}, "STOPPED"),  # cleared
+    ],
+)
+def test_an_end_of_the_trigger_stops_the_job_only_where_a_person_ended_the_task(
+    ray, process, airflow_says, states, status
+):
+    _, context = process()
+    trigger = deferred(process())
+    airflow_says(states)
+    trigger.task_instance = context["ti"]
+    asyncio.run(trigger.on_kill())
     assert ray.jobs[trigger.submission_id]["status"] == status
 
 

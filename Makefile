@@ -1,5 +1,5 @@
 # Every path here is relative, so that the project may lie anywhere, spaces included.
-.PHONY: help env bench-env demo down check test test-parity clean
+.PHONY: help env bench-env demo down check test test-parity test-faults clean
 
 help:
 	@echo "make env    the virtual environment .venv, from requirements.lock"
@@ -9,6 +9,7 @@ help:
 	@echo "make check  lint, formatting, types, import contract"
 	@echo "make test   the tests"
 	@echo "make test-parity  that a model trained over many processes is the one trained by a single one"
+	@echo "make test-faults  kills, full disks and outages on a real platform; ROW=row_04 for one of them"
 	@echo "make clean  stop the platform; remove .venv and caches, but not .penstock"
 
 env:
@@ -30,14 +31,20 @@ check: env
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-SHARED = tests/distributed tests/e2e tests/integration
+SHARED = tests/distributed tests/e2e tests/integration tests/faults
 # Unit tests on two processes; the rest share one platform, and one cluster of processes each size.
+# What hurts the platform comes last.
 test: env bench-env
 	.venv/bin/pytest -n 2 --dist loadfile $(SHARED:%=--ignore=%)
 	.venv/bin/pytest $(SHARED)
 
 test-parity: env
 	OMP_NUM_THREADS=1 .venv/bin/pytest -m parity $(SHARED)
+
+# Some two minutes a row. Each is a command of its own: make test-faults ROW=row_04
+ROW = row
+test-faults: env
+	.venv/bin/pytest -m faults tests/faults -k "$(ROW)"
 
 clean:
 	@if [ -x .venv/bin/penstock ]; then .venv/bin/penstock down; fi

@@ -1,0 +1,105 @@
+"""A second node of the platform's Ray cluster, on the same machine."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import httpx
+import psutil
+
+from pipelines.services.environment import platform_environment, server_variables
+from tests.conftest import Platform
+from tests.faults.pipeline_run import until
+from tests.faults.processes import FIND_LIMIT_S, find, kill_tree
+
+_BLOCKER = "blocker"  # a job that holds CPUs of the head
+
+
+class Node:
+    """A raylet of its own with one CPU, joined to the platform's cluster."""
+
+    def __init__(self, platform: Platform) -> None:
+        known = set(_raylets(platform))
+        settings = platform.settings
+        python = platform.runtime / "venv" / "bin" / "python"
+        options = [
+            f"--address=127.0.0.1:{settings.ray_gcs_port}",
+            "--node-ip-address=127.0.0.1",
+            "--num-cpus=1",
+            "--dashboard-agent-listen-port=0",
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            "--disable-usage-stats",
+            "--block",
+        ]
+        self._log = (settings.home / "services" / "second-node.log").open("a")
+        self._start = subprocess.Popen(
+            [python, "-m", "ray.scripts.scripts", "start", *options],
+            env=platform_environment(settings) | server_variables(settings, platform.runtime),
+            stdout=self._log,
+            stderr=self._log,
+        )
+        self.raylet = find(
+            platform, lambda each: each not in known and _is_raylet(each), "the second raylet"
+        )
+
+    def close(self) -> None:
+        """End what is left of it."""
+        with suppress(psutil.NoSuchProcess):
+            kill_tree(psutil.Process(self._start.pid))
+        self._start.wait()
+        self._log.close()
+
+
+@contextmanager
+def second_node(platform: Platform) -> Iterator[Node]:
+    """The head has one free CPU in the block, and another node has one: two workers need both."""
+    with _one_free_cpu(platform):
+        node = Node(platform)
+        try:
+            yield node
+        finally:
+            node.close()
+
+
+@contextmanager
+def _one_free_cpu(platform: Platform) -> Iterator[None]:
+    """All CPUs of the head but one belong to a job that sleeps."""
+    settings = platform.settings
+    token = settings.ray_token_path.read_text(encoding="utf-8").strip()
+    with httpx.Client(
+        base_url=f"{settings.ray_url}/api",
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=60,
+        trust_env=False,
+    ) as ray:
+        cpus = psutil.cpu_count() or 1
+        body = {
+            "submission_id": _BLOCKER,
+            "entrypoint": "sleep 3600",
+            "entrypoint_num_cpus": max(2, cpus) - 1,
+        }
+        ray.post("/jobs/", json=body).raise_for_status()
+        try:
+            until(
+                lambda: ray.get(f"/jobs/{_BLOCKER}").json()["status"] == "RUNNING",
+                "the job that holds the head's CPUs",
+                FIND_LIMIT_S,
+            )
+            yield
+        finally:
+            ray.post(f"/jobs/{_BLOCKER}/stop").raise_for_status()
+            until(
+                lambda: ray.get(f"/jobs/{_BLOCKER}").json()["status"] == "STOPPED",
+                "the end of the job that holds the head's CPUs",
+                FIND_LIMIT_S,
+            )
+            ray.delete(f"/jobs/{_BLOCKER}").raise_for_status()
+
+
+def _raylets(platform: Platform) -> list[psutil.Process]:
+    return [each for each in platform.processes() if _is_raylet(each)]
+
+
+def _is_raylet(process: psutil.Process) -> bool:
+    return process.name() == "raylet"

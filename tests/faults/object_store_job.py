@@ -1,0 +1,75 @@
+"""All that touches an object store: `python -m tests.faults.object_store_job FOLDER BUCKET ACTION`.
+
+`make`: texts out of S3, a dataset version into it. `train`: its shards streamed back out of S3,
+checkpoints into it. Prints what came out as JSON; a person's error is its line, and exit code 2.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from pipelines.core.errors import EXIT_USER_ERROR, UserError
+from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_files import dump_yaml, load_recipe
+from pipelines.core.records import PreprocessRecord
+from pipelines.core.storage import write_json, write_text
+from pipelines.data.reading.fingerprint import fingerprint_inputs
+from pipelines.ledger.dataset_publishing import make
+from pipelines.ledger.run_source import settle
+from pipelines.ledger.workspace import Run
+from pipelines.loading.remote import object_path
+from pipelines.stages import preprocess, train, validate
+from tests.unit.ledger.dataset_workspace import validate as pass_gate
+
+STEPS = "train.steps=12"
+
+
+def main(folder: Path, bucket: str, action: str) -> None:
+    """`make` the version, or `train` on it."""
+    result = _make(folder) if action == "make" else _train(folder, bucket)
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+def _make(folder: Path) -> dict[str, str]:
+    texts = ["data.source.kind=files", "data.source.path=s3://texts", "data.name=texts"]
+    recipe = load_recipe("debug", texts)
+    workspace = _open(folder / "made", recipe, fingerprint_inputs(recipe.data))
+    preprocess.run(recipe, workspace)
+    pass_gate(workspace)
+    version = make(workspace)
+    shard = PreprocessRecord.read(workspace).dataset.train.shards[0]
+    return {
+        "version": version.label,
+        "data": version.directory_hash,
+        "shard": object_path(shard.md5),
+    }
+
+
+def _train(folder: Path, bucket: str) -> dict[str, str]:
+    dataset = ["data.source.kind=dataset", "data.source.path=texts", "data.reader=object_store"]
+    changes = [STEPS, f"train.checkpoints=s3://{bucket}/checkpoints", "train.checkpoint_every=4"]
+    recipe, source = settle(load_recipe("debug", [*dataset, *changes]))
+    workspace = _open(folder / "trained", recipe, source)
+    preprocess.run(recipe, workspace)
+    validate.run(recipe, workspace)
+    record = train.run(recipe, workspace)
+    assert record is not None
+    return {"model": record.model_hash}
+
+
+def _open(folder: Path, recipe: Recipe, source: dict[str, object]) -> Path:
+    write_text(folder / "params.yaml", dump_yaml(recipe))
+    write_json(folder / "source.json", source)
+    write_json(folder / "previous.json", {})
+    Run(dag_run_id=folder.name, git_commit="0" * 40, dirty=False, recipe_fingerprint="0").write(
+        folder
+    )
+    return folder
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_USER_ERROR)

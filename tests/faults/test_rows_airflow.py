@@ -1,0 +1,84 @@
+"""Rows 9 to 12: parts of Airflow die while a stage runs, and while its job is handed over.
+
+Each row is one run that is hurt three times: in *preprocess*, between the submission of *train*'s
+job and the task's defer, and while it trains.
+"""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pipelines.services.parts import AIRFLOW
+from tests.faults.pipeline_run import START_LIMIT_S, PipelineRun
+from tests.faults.processes import airflow_task, has_ended, kept_down, kill, service
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
+
+# In the key of *preprocess*, so that it runs; no document of the recipe's data is malformed.
+FRESH_DATA = {"data__max_malformed_fraction": 0.5}
+
+
+@pytest.mark.always
+def test_row_09_the_airflow_task_process(scenario, reference):
+    run = scenario.start(**FRESH_DATA)
+    task = airflow_task(run, "preprocess")
+    with run.fault("task lost", lambda: run.task_state("preprocess") == "success"):
+        kill(task)
+    task = airflow_task(run, "train")
+    wait_for_job(scenario, run, "train")
+    with run.fault("task lost", lambda: run.step > 0):
+        assert not has_ended(task), "the task had deferred"
+        kill(task)
+    run.wait(lambda: run.has_result("train"), "the trained model", START_LIMIT_S)
+    with run.fault("task lost", lambda: run.task_state("train") == "success"):
+        kill(airflow_task(run, "train"))  # as it records what the job made
+    ends_with_one_job_each(scenario, run, reference)
+
+
+def test_row_10_the_scheduler(scenario, reference):
+    hurt_three_times(scenario, reference, lambda platform: kill(service(platform, "scheduler")))
+
+
+def test_row_11_the_triggerer(scenario, reference):
+    hurt_three_times(scenario, reference, lambda platform: kill(service(platform, "triggerer")))
+
+
+def test_row_12_all_of_airflow_for_20_s(scenario, reference):
+    def away(platform):
+        with kept_down(platform, *AIRFLOW):
+            time.sleep(20)
+
+    hurt_three_times(scenario, reference, away, entries=len(AIRFLOW))
+
+
+def hurt_three_times(scenario, reference, hurt: Callable, entries: int = 1) -> None:
+    """The run ends like the one without a fault, and each stage had one job."""
+    run = scenario.start(**FRESH_DATA)
+    run.wait_for_task("preprocess", "deferred")
+    with run.fault("service lost", lambda: run.has_result("preprocess"), entries):
+        hurt(scenario.platform)
+    task = airflow_task(run, "train")
+    wait_for_job(scenario, run, "train")
+    with run.fault("service lost", lambda: run.step > 0, entries):
+        assert not has_ended(task), "the task had deferred"
+        hurt(scenario.platform)
+    run.wait_for_step()
+    with run.fault("service lost", entries=entries):
+        hurt(scenario.platform)
+    ends_with_one_job_each(scenario, run, reference)
+
+
+def wait_for_job(scenario, run: PipelineRun, task_id: str) -> None:
+    """Until Ray knows the task's job; the task itself waits for Ray's answer still."""
+    run.wait(
+        lambda: scenario.watch.live(run, task_id), f"{task_id}'s job", START_LIMIT_S, every=0.02
+    )
+
+
+def ends_with_one_job_each(scenario, run: PipelineRun, reference: PipelineRun) -> None:
+    """Nobody started a job again because it lost sight of it."""
+    scenario.ends_well(run, like=reference)
+    jobs = {stage: len(scenario.watch.seen(run, stage)) for stage in ("preprocess", "train")}
+    assert jobs == {"preprocess": 1, "train": 1}
+    scenario.holds("no job was submitted again")

@@ -1,0 +1,80 @@
+"""Row 16: a person clears or marks the train task; its job ends, and its resources are free."""
+
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from pipelines.services.dag_run import DAG
+from tests.faults.pipeline_run import START_LIMIT_S, PipelineRun
+from tests.faults.processes import airflow_task, has_ended, kept_down, train_worker
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
+
+FREE_WITHIN_S = 15.0
+TASK = "train"
+
+
+@pytest.mark.parametrize("moment", ["running", "deferred", "triggerer-down"])
+@pytest.mark.parametrize("action", ["clear", "failed", "success"])
+def test_row_16(scenario, reference, action, moment):
+    run = scenario.start()
+    task = airflow_task(run, TASK)
+    run.wait(lambda: scenario.watch.live(run, TASK), "the job", START_LIMIT_S, every=0.02)
+    (job,) = scenario.watch.live(run, TASK)
+    workers = []
+    with ExitStack() as held:
+        if moment == "running":
+            assert not has_ended(task), "the task had deferred"
+        else:
+            run.wait_for_step()
+            workers = [train_worker(run, rank) for rank in (0, 1)]
+        if moment == "triggerer-down":
+            held.enter_context(kept_down(run.platform, "triggerer"))
+        act(run, action)
+        seconds = free(scenario, run, job, workers, cleared=action == "clear")
+    scenario.recoveries.append(seconds)
+    scenario.holds(f"job gone, resources free in {seconds:.1f} s")
+    run.expected["human decision"] = 1
+    if action == "clear":
+        scenario.ends_well(run, like=reference)
+        assert len(scenario.watch.seen(run, TASK)) == 2
+    else:
+        stays_as_marked(scenario, run, action)
+
+
+def act(run: PipelineRun, action: str) -> None:
+    """What the buttons of Airflow's page do."""
+    if action == "clear":
+        body = {"dag_run_id": run.run_id, "task_ids": [TASK], "dry_run": False}
+        body |= {"only_failed": False, "include_downstream": True}
+        answer = run.airflow._client.post(f"/api/v2/dags/{DAG}/clearTaskInstances", json=body)
+    else:
+        path = f"/api/v2/dags/{DAG}/dagRuns/{run.run_id}/taskInstances/{TASK}"
+        answer = run.airflow._client.patch(path, json={"new_state": action})
+    answer.raise_for_status()
+
+
+def free(scenario, run: PipelineRun, job: str, workers: list, *, cleared: bool) -> float:
+    """Seconds until the job, its processes and its CPUs are free."""
+    began = time.monotonic()
+
+    def gone() -> bool:
+        if job in scenario.watch.live(run, TASK) or not all(map(has_ended, workers)):
+            return False
+        return cleared or scenario.watch.used_cpus() == 0  # a cleared task has a new job soon
+
+    run.wait(gone, f"the end of {job}, {FREE_WITHIN_S:.0f} s at most,", FREE_WITHIN_S)
+    return time.monotonic() - began
+
+
+def stays_as_marked(scenario, run: PipelineRun, state: str) -> None:
+    """No other job starts; what can't go on without the model says so in one line."""
+    assert run.wait_for_end() == "failed"
+    assert run.task_state(TASK) == state
+    assert len(scenario.watch.seen(run, TASK)) == 1
+    scenario.holds(f"{TASK} stays {state}")
+    if state == "success":
+        message = "evaluate reads"
+        assert message in (run.workspace / "error.json").read_text()
+        scenario.holds("evaluate says in one line that there is no model")

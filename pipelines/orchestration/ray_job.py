@@ -33,7 +33,7 @@ from pipelines.orchestration.jobs_api import Job, jobs_api, stop_job
 from pipelines.orchestration.links import RayJobLink, RayJobLogLink
 from pipelines.orchestration.presence import map_index_of, task_process
 from pipelines.orchestration.ray_job_trigger import LOST, UNREACHABLE, RayJobTrigger
-from pipelines.orchestration.task_state import is_still
+from pipelines.orchestration.task_state import OVER, state_of
 from pipelines.stages.runner import (
     RAY_JOB_VARIABLE,
     forget_error,
@@ -124,7 +124,7 @@ class RayJobOperator(BaseOperator):
                 yield state
             except TaskKilledError:
                 submissions = state.read().submissions
-                if submissions and not is_still("running", context["ti"]):
+                if submissions and state_of(context["ti"]) in OVER:
                     state.close(submissions[-1])
                     asyncio.run(stop_job(submissions[-1]))
                 raise

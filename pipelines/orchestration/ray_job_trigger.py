@@ -13,7 +13,7 @@ from pipelines.core.progress import Progress, ProgressReader
 from pipelines.orchestration.job_state import JobState
 from pipelines.orchestration.jobs_api import Job, jobs_api, stop_job
 from pipelines.orchestration.presence import TriggererProcess
-from pipelines.orchestration.task_state import is_still
+from pipelines.orchestration.task_state import DEFERRED, UNKNOWN, state_of
 
 LOST = "LOST"  # the cluster answers and knows no such job: it is another cluster now
 UNREACHABLE = "UNREACHABLE"
@@ -80,11 +80,9 @@ class RayJobTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """Stop the job where a person has cleared or marked the deferred task."""
         ti = self.task_instance
-        if ti is not None:
-            waited_for: bool = await asyncio.to_thread(is_still, "deferred", ti)
-            if waited_for:
-                self.log.info("%s goes on: its task still waits for it", self.submission_id)
-                return
+        if ti is not None and await asyncio.to_thread(state_of, ti) in (DEFERRED, UNKNOWN):
+            self.log.info("%s goes on: its task still waits for it", self.submission_id)
+            return
         JobState(Path(self.state_path)).close(self.submission_id)
         TriggererProcess(Path(self.state_path), self.submission_id).leave()
         await stop_job(self.submission_id)

@@ -21,15 +21,13 @@ from pipelines.core.log import set_up_logging
 from pipelines.core.settings import Settings, bypass_proxy_on_loopback, load_settings
 from pipelines.orchestration.job_state import JobState
 from pipelines.orchestration.jobs_api import Job, JobsApi
+from pipelines.orchestration.task_state import OVER
 from pipelines.services.airflow_api import AirflowApi
 from pipelines.services.parts import reconciled_path
 from pipelines.services.watch import Watch
 
 _EVERY_S = 5.0  # a stop takes Ray 3 s more, and an orphan is to be gone after 15
 _PREFIX = "penstock-"
-# A task in any other state runs, waits for its job, or is about to find it again.
-_OVER = ("success", "failed", "skipped", "upstream_failed", "removed")
-_CLEARED_WHILE_RUNNING = "restarting"
 
 _log = logging.getLogger(__name__)
 
@@ -108,9 +106,10 @@ def _orphaned(airflow: AirflowApi, job: Job, owner: Owner) -> str | None:
         # Another Airflow's, where the workspace doesn't know of the job either.
         ours = job.submission_id in owner.state.read().submissions
         return f"{name} is unknown to Airflow" if ours else None
-    if task["state"] in _OVER:
+    if task["state"] in OVER:
         return f"{name} is {task['state']}"
-    if task["max_tries"] > owner.max_tries or task["state"] == _CLEARED_WHILE_RUNNING:
+    # In any other state it runs, waits for its job, or is about to find it again, unless cleared.
+    if task["max_tries"] > owner.max_tries:
         return f"{name} was cleared"
     return None
 

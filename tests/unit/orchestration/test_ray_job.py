@@ -245,6 +245,7 @@ def airflow_says(monkeypatch):
     ("states", "status"),
     [
         ({"run": {"train": "running"}}, "RUNNING"),  # Airflow shuts down, or its server is away
+        ({"run": {"train": None}}, "RUNNING"),  # a new scheduler has it run again
         (None, "RUNNING"),  # Airflow can't say
         ({"run": {"train": "failed"}}, "STOPPED"),
         ({"run": {"train": "restarting"}}, "STOPPED"),

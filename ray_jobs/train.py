@@ -4,6 +4,7 @@ In a workspace: `python -m ray_jobs.train`.
 Ad hoc, from anywhere: `python -m ray_jobs.train --recipe debug --set train.steps=50`.
 """
 
+import itertools
 import logging
 import os
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.exceptions import RayActorError
+from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
@@ -23,7 +25,9 @@ from pipelines.stages.runner import (
     stage_variables,
     user_error,
 )
+from pipelines.stages.train_logbook import job
 from pipelines.training.supported import supported
+from ray_jobs.train_overseer import FruitlessError, Overseer, Progress, controller_lost
 
 STAGE = "train"
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
@@ -35,6 +39,7 @@ RAY_TRAIN = {
 }
 # With any number of workers, those of a node whose death is not known yet aren't waited for long.
 ELASTIC = RAY_TRAIN | {START_TIMEOUT: "60"}
+RESIZE_INTERVAL_S = 60.0  # at the least, from one look for more workers to the next
 
 
 def main() -> None:
@@ -51,17 +56,37 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
     """Run the train stage on the recipe's number of workers, a GPU each where there are any.
 
     Of [min, max] workers there are as many as the cluster has room for. Where that changes, they
-    start anew from the last checkpoint, with the same global batches in the same order.
+    start anew from the last checkpoint, with the same global batches in the same order. A run that
+    gets on between its failures may have any number of them.
 
     Raises:
         UserError: the stage's, on any worker; it is not tried again.
-        TrainingFailedError: workers died more often than is forgiven.
+        FruitlessError: the run failed several times in a row without a new checkpoint.
     """
     supported(recipe)
     elastic = isinstance(recipe.resources.workers, tuple)
     os.environ.update((ELASTIC if elastic else RAY_TRAIN) | os.environ)  # what is set stands
     forget_error(workspace)
     ray.init(ignore_reinit_error=True)
+    progress = Progress(recipe, workspace)
+    for number in itertools.count():
+        life = f"{job()}, driver {os.getpid()}, controller {number}"
+        try:
+            message = _fit(recipe, workspace, Overseer(recipe, workspace, life))
+            break
+        except RayActorError:
+            controller_lost(workspace, life)
+            progress.failed("Ray Train's controller died")
+    if message is not None:
+        raise UserError(message)
+
+
+def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
+    """Train under one controller; returns a person's error.
+
+    Raises:
+        RayActorError: the controller died, and its workers with it.
+    """
     trainer = TorchTrainer(
         _work,
         train_loop_config={
@@ -72,16 +97,22 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
         scaling_config=ScalingConfig(
             num_workers=recipe.resources.workers,
             use_gpu=ray.cluster_resources().get("GPU", 0) > 0,
+            elastic_resize_monitor_interval_s=RESIZE_INTERVAL_S,
         ),
         run_config=RunConfig(
             name=STAGE,
             storage_path=str(workspace / "ray"),  # of Train's own state; checkpoints are ours
-            failure_config=FailureConfig(max_failures=2),
+            failure_config=FailureConfig(max_failures=-1),  # the overseer says when it is enough
+            callbacks=[overseer],
         ),
     )
-    message = trainer.fit().return_value
-    if message is not None:
-        raise UserError(message)
+    try:
+        message: str | None = trainer.fit().return_value
+    except ControllerError as error:
+        if isinstance(error.controller_failure, FruitlessError):
+            raise error.controller_failure from error
+        raise
+    return message
 
 
 def _work(config: dict[str, Any]) -> str | None:

@@ -2,9 +2,10 @@
 
 # ruff: noqa: N815 (names that end in their shape)
 
+import hashlib
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -88,6 +89,13 @@ class TokenLoader:
             is_last, number = begun.is_last, number + 1
             yield begun.batch(), is_last
 
+    def digest(self, steps: Iterable[int]) -> str:
+        """A hash of the samples of some steps over all processes, in order: 16 hex digits."""
+        hashed = hashlib.blake2b(digest_size=8)
+        for step in steps:
+            hashed.update(self._samples(step, 0, 1).astype("<i8").tobytes())
+        return hashed.hexdigest()
+
     def _next(self, step: int, number: int) -> "_Begun":
         """Take the micro-batch that is asked for, and begin to read those behind it."""
         if not self._begun or self._begun[0].place != (step, number):
@@ -113,7 +121,10 @@ class TokenLoader:
                 return
 
     def _share(self, step: int) -> Numbers:
-        place = (self._seed, step, self._dp_rank, self._dp_world, self._global_batch)
+        return self._samples(step, self._dp_rank, self._dp_world)
+
+    def _samples(self, step: int, dp_rank: int, dp_world: int) -> Numbers:
+        place = (self._seed, step, dp_rank, dp_world, self._global_batch)
         if self._dataset.mixture is None:
             return samples(*place, len(self._dataset))
         return mixed_samples(*place, self._dataset.mixture)

@@ -22,6 +22,7 @@ from pipelines.core.storage import read_json, write_json, write_text
 from pipelines.core.usage import metered
 from pipelines.ledger.workspace import read_recipe
 from pipelines.stages.time_limit import time_limit
+from pipelines.tracking.client import PATIENT
 
 ERROR_FILE = "error.json"
 TRACEBACK_FILE = "error.log"
@@ -65,6 +66,7 @@ def stage_variables(workspace: Path) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": settings.mlflow_url,
         "PENSTOCK_DATASETS_URL": settings.datasets_url,
         "PENSTOCK_DATASETS_REMOTE": settings.datasets_remote,
+        **PATIENT,
     }
 
 

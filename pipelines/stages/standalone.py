@@ -20,7 +20,7 @@ from pipelines.core.storage import write_json, write_text
 from pipelines.data.reading.fingerprint import fingerprint_inputs
 from pipelines.ledger.workspace import Run
 from pipelines.stages.runner import only_one
-from pipelines.training.checkpoint_store import CheckpointStore
+from pipelines.training.checkpoint_store import CheckpointStore, checkpoint_places
 from pipelines.training.supported import supported
 
 
@@ -80,8 +80,6 @@ def open_workspace(job: Job) -> Iterator[Path]:
 
 
 def _forget_checkpoints(recipe: Recipe, workspace: Path) -> None:
-    from pipelines.stages.train import checkpoint_places  # seconds
-
     for place in checkpoint_places(recipe, workspace):
         CheckpointStore(place).clear()
 

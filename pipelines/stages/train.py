@@ -14,11 +14,13 @@ from pathlib import Path
 import torch
 
 from pipelines.core.errors import UserError
+from pipelines.core.line_file import LineFile
 from pipelines.core.log import rank
 from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef, PreprocessRecord, TrainRecord, output_folder
 from pipelines.core.storage import folder_hash
+from pipelines.core.usage import holds
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.distributed.mesh import Mesh, build_mesh
 from pipelines.distributed.process_group import one_for_all, process_group
@@ -35,10 +37,17 @@ from pipelines.models.transformer import Transformer
 from pipelines.stages.runner import RAY_JOB_VARIABLE
 from pipelines.stages.train_diagnostics import DIAGNOSTICS, conclude, describe_machine
 from pipelines.stages.train_layout import SettledLayout
+from pipelines.stages.train_logbook import TrainLogbook
 from pipelines.tracking.registry import MODEL_HASH_TAG
 from pipelines.tracking.run import TrackedRun, open_run
-from pipelines.training.checkpoint import identity
-from pipelines.training.checkpoint_store import CHECKPOINTS, CheckpointStore, place_of_run
+from pipelines.training.checkpoint_identity import identity
+from pipelines.training.checkpoint_store import (
+    CHECKPOINTS,
+    CheckpointStore,
+    checkpoint_places,
+    checkpoints_of,
+)
+from pipelines.training.events import Events
 from pipelines.training.history import History
 from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.precision import set_precision, to_fp8
@@ -49,6 +58,7 @@ STAGE = TrainRecord.stage
 MODEL = "model"
 ADAPTER = "adapter"
 HISTORY = "history.jsonl"
+CURVES = "curves.jsonl"  # what goes to MLflow
 READER_TAG = "penstock.reader"
 LAYOUT_TAG = "penstock.layout"
 
@@ -73,8 +83,16 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
         settled = SettledLayout(recipe, shape, device, workspace)
         recipe = settled.recipe
         mesh = build_mesh(settled.choice.layout, device)
+        if rank() == 0:
+            world = mesh.layout.world
+            holds(workspace, STAGE, workers=world, gpus=world if device.type == "cuda" else 0)
         with one_for_all():
             history = prepare(recipe, dataset, workspace)
+            events = Events()
+            if history is not None:
+                events = TrainLogbook(
+                    workspace, settled.facts(), settled.before, recipe.train.steps
+                )
             loader = build_loader(recipe, dataset, workspace, mesh)
             model = build_model(recipe, shape)
         with tracked_run(workspace) as tracked, settled.out_of_memory():
@@ -82,7 +100,7 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             reporter = Reporter(recipe, workspace, history, tracked, report)
             checkpoints = checkpoints_of(recipe, workspace)
             trainer = Trainer(
-                recipe, parallelized, loader, reporter, checkpoints, workspace / DIAGNOSTICS
+                recipe, parallelized, loader, reporter, checkpoints, workspace / DIAGNOSTICS, events
             )
             if tracked is not None:
                 layout = json.dumps(settled.facts())
@@ -95,6 +113,7 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
         record = export(settled, parallelized, workspace, position.step, tokens, history)
     if record is not None:
         tag_run(workspace, record)
+        events.ended(record.steps, record.model_hash)
     return record
 
 
@@ -107,16 +126,6 @@ def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path) -> History | N
             CheckpointStore(place).claim(identity(recipe, dataset))
         history = History(workspace / CHECKPOINTS / HISTORY)
     return history
-
-
-def checkpoint_places(recipe: Recipe, workspace: Path) -> set[str]:
-    """Where something of this workspace's run lies: its history and its checkpoints."""
-    return {str(workspace / CHECKPOINTS), checkpoints_of(recipe, workspace)}
-
-
-def checkpoints_of(recipe: Recipe, workspace: Path) -> str:
-    """Where the checkpoints of this workspace's run lie: a folder or an s3:// URL."""
-    return place_of_run(recipe.train.checkpoints, workspace)
 
 
 def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> TokenLoader:
@@ -186,16 +195,13 @@ def tracked_run(workspace: Path) -> Iterator[TrackedRun | None]:
         yield None
         return
     node = os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK", "0")  # Ray's or torchrun's
-    with open_run(workspace) as tracked, tracked.system_metrics(f"node-{node}"):
+    curves = workspace / CHECKPOINTS / CURVES if rank() == 0 else None
+    with open_run(workspace, curves) as tracked, tracked.system_metrics(f"node-{node}"):
         yield tracked
 
 
 class Reporter:
-    """Rank 0 writes each point to the progress file, the history and MLflow.
-
-    Steps that a resumed run repeats are the same to the bit, and MLflow keeps each point that it
-    is given: it gets only what was not in the history when the run went on.
-    """
+    """Rank 0 writes each point to the progress file, the history and MLflow."""
 
     def __init__(
         self,
@@ -208,7 +214,6 @@ class Reporter:
         self._steps = recipe.train.steps
         self._progress = ProgressWriter(workspace, STAGE)
         self._history = history
-        self._logged = history.last_step if history else 0
         self._tracked = tracked
         self._also = also
         self.points: list[StepMetrics] = []  # of this process's life, on rank 0
@@ -219,10 +224,14 @@ class Reporter:
             self.points.append(metrics)
             self._history.add(metrics.curve_point())
             self._progress.write(
-                metrics.step, self._steps, "steps", loss=metrics.loss, force=metrics.last
+                metrics.step,
+                self._steps,
+                "steps",
+                loss=metrics.loss,
+                tokens_per_second=metrics.tokens_per_second,
+                force=metrics.last,
             )
-            if metrics.step > self._logged:
-                self._tracked.log_metrics(metrics.curves(), step=metrics.step)
+            self._tracked.log_metrics(metrics.curves(), step=metrics.step)
         if self._also is not None:
             self._also(metrics)
 
@@ -249,7 +258,7 @@ def export(
         save_adapter(model.modules[0], output / ADAPTER)
     if history is None:
         return None
-    shutil.copyfile(workspace / CHECKPOINTS / HISTORY, output / HISTORY)
+    LineFile(output / HISTORY).replace(history.lines())
     last = history.points[-1]
     record = TrainRecord(
         model=MODEL,

@@ -19,6 +19,7 @@ from pipelines.core.storage import read_json, write_json
 from pipelines.distributed.process_group import one_for_all
 from pipelines.models.config import DecoderConfig
 from pipelines.planning.layout_rule import choose, is_left_to_the_rule
+from pipelines.stages.train_logbook import Facts, out_of_memory
 
 FILE = "layout.json"  # what was taken, and the bytes by formula of what ran out of memory before
 
@@ -30,6 +31,7 @@ class SettledLayout:
 
     Attributes:
         choice: What the rule took, or what the recipe says.
+        before: The layout of the try before this one, as `facts` gives it; None before the first.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class SettledLayout:
             UserError: nothing fits the smallest device.
         """
         self._recipe, self._config = recipe, config
-        self._file = workspace / FILE
+        self._workspace, self._file = workspace, workspace / FILE
         world = dist.get_world_size() if dist.is_initialized() else 1
         mine = device_bytes(device), self._too_much(world)
         known: list[Any] = [mine]
@@ -51,6 +53,7 @@ class SettledLayout:
         self._bytes, below = min(each[0] for each in known), known[0][1]
         with one_for_all():
             self.choice = choose(recipe, config, world, self._bytes, below=below)
+        self.before: Facts | None = self._known().get("layout")
         if rank() == 0:
             _log.info("layout: %s", self.choice)
             self._write(below)
@@ -60,7 +63,7 @@ class SettledLayout:
         """With a number in the place of every `auto`."""
         return self.choice.recipe
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """The layout under the recipe's keys."""
         keys = [f"parallel.{name}" for name in vars(self.choice.layout)]
         keys += ["parallel.sharding", "train.micro_batch_size"]
@@ -79,8 +82,11 @@ class SettledLayout:
             if is_left_to_the_rule(self._recipe):
                 _log.warning("out of memory with %s; the next try takes less", self.choice)
                 self._write(self.choice.memory.total)  # the same by every process that it hits
+                out_of_memory(self._workspace, str(self.choice), "the next try takes less")
                 raise
-            raise UserError(f"out of memory with {self.choice}; {self._advice()}") from error
+            advice = self._advice()
+            out_of_memory(self._workspace, str(self.choice), advice)
+            raise UserError(f"out of memory with {self.choice}; {advice}") from error
 
     def _advice(self) -> str:
         free = override_values(self._recipe, {"parallel": "auto", "train.micro_batch_size": "auto"})
@@ -92,7 +98,7 @@ class SettledLayout:
         return f"parallel: auto and train.micro_batch_size: auto would take {fits}"
 
     def _write(self, too_much: float) -> None:
-        world, known = self.choice.layout.world, self._known()
+        world, known = self.choice.layout.world, self._too_much_before()
         if too_much < math.inf:
             known[str(world)] = too_much
         content = {"layout": self.facts(), "recipe": self._recipe.fingerprint(), "too_much": known}
@@ -100,14 +106,17 @@ class SettledLayout:
 
     def _too_much(self, world: int) -> float:
         """What ran out of memory before, on so many processes."""
-        return self._known().get(str(world), math.inf)
+        return self._too_much_before().get(str(world), math.inf)
 
-    def _known(self) -> dict[str, float]:
+    def _too_much_before(self) -> dict[str, float]:
         """Bytes that were too much, by the number of processes."""
-        known = read_json(self._file) if self._file.is_file() else {}
-        same = known.get("recipe") == self._recipe.fingerprint()
-        too_much: dict[str, float] = known["too_much"] if same else {}
+        too_much: dict[str, float] = self._known().get("too_much", {})
         return too_much
+
+    def _known(self) -> dict[str, Any]:
+        """What the try before this one wrote; nothing where it was of another recipe."""
+        known: dict[str, Any] = read_json(self._file) if self._file.is_file() else {}
+        return known if known.get("recipe") == self._recipe.fingerprint() else {}
 
 
 def device_bytes(device: torch.device) -> int:

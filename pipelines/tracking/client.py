@@ -13,15 +13,18 @@ _ENVIRONMENT = {
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # Waits of 2, 4 and 8 s (MLflow's own default goes on for four minutes).
+    # Some 13 s in all: a person waits (MLflow's own default goes on for four minutes).
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
 }
+# Two minutes, for a stage, whose work is worth waiting for: a server is restarted meanwhile.
+PATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "6"}
 
 
 def open_client(url: str | None = None) -> "MlflowClient":
     """A client of the tracking server and registry at `url`, or where the settings say.
 
-    A request that fails is retried for some 13 s, and then raises MlflowException.
+    A request that fails is retried for some 13 s, in a stage for two minutes, and then raises
+    MlflowException.
     """
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from pipelines.core.records import DATA_DOCS, RUN_FILE
 from pipelines.core.settings import Settings
 from pipelines.core.storage import read_json
 from pipelines.tracking.client import open_client
+from pipelines.tracking.curves import Curves
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,14 +31,18 @@ DAG_RUN_TAG = "penstock.dag_run_id"
 DATASET_TAG = "penstock.dataset"  # name@N; of a mixture a@1=3, b@2=7
 CACHED_FROM_TAG = "penstock.cached_from"
 DATA_DOCS_TAG = "penstock.data_docs"
+PARENT_TAG = "mlflow.parentRunId"  # MLflow's own: its pages nest runs by it
 KIND_TAG = "mlflow.experimentKind"  # MLflow's pages show training curves first, not chats
 
 _log = logging.getLogger(__name__)
+# What a run used itself, which a run that reuses its training did not.
+_OF_ONE_RUN = ("system/", "seconds/", "worker_hours/", "gpu_hours/", "cost/")
 _METRICS_A_BATCH = 1000  # MLflow's limits
 _PARAMS_A_BATCH = 100
 _PARAM_LENGTH = 6000
 _CUT = "... (cut; whole in params.yaml)"
 _SYSTEM_METRICS_SECONDS = 5
+_PATIENCE_AFTER_ERROR_S = 3.0
 
 
 def start_run(
@@ -72,7 +77,7 @@ def copy_final_metrics(from_run: str, to_run: str) -> None:
     """Repeat in `to_run` the last value of each metric of `from_run`, whose training it reuses."""
     client = open_client()
     metrics = client.get_run(from_run).data.metrics
-    results = {key: value for key, value in metrics.items() if not key.startswith("system/")}
+    results = {key: value for key, value in metrics.items() if not key.startswith(_OF_ONE_RUN)}
     _send(client, to_run, _points(results, step=0))
     client.set_tag(to_run, CACHED_FROM_TAG, from_run)
 
@@ -82,11 +87,14 @@ def data_docs_address(run_address: str) -> str:
     return f"{run_address}/artifacts/{DATA_DOCS}"
 
 
-def open_run(workspace: Path) -> "TrackedRun":
-    """The MLflow run of a workspace; one that logs nothing where `run.json` names none."""
+def open_run(workspace: Path, curves: Path | None = None) -> "TrackedRun":
+    """The MLflow run of a workspace; one that logs nothing where `run.json` names none.
+
+    What is in the file `curves` and not yet in MLflow is sent, and new points are kept there.
+    """
     path = workspace / RUN_FILE
     facts = read_json(path) if path.is_file() else {}
-    return TrackedRun(facts.get("mlflow_run_id"))
+    return TrackedRun(facts.get("mlflow_run_id"), curves)
 
 
 @dataclass(frozen=True)
@@ -105,25 +113,16 @@ class TrackedRun:
     Use it as a context manager, or call `close`, so that the last points of a curve arrive.
     """
 
-    def __init__(self, run_id: str | None) -> None:
+    def __init__(self, run_id: str | None, curves: Path | None = None) -> None:
         self.run_id = run_id
         self._opened: MlflowClient | None = None
-        self._waiting: list[Point] = []
-        self._flush_is_queued = False
-        self._lock = threading.Lock()
-        # One thread: points arrive in order, and MLflow's import happens beside the first steps.
-        self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
+        # MLflow's import happens beside the first steps.
+        self._curves = Curves(run_id, self._client, curves) if run_id else None
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Add a point to each curve; returns at once."""
-        if self.run_id is None:
-            return
-        with self._lock:
-            self._waiting += _points(metrics, step)
-            # One flush at most stands in the queue: behind a slow server they would pile up.
-            submit, self._flush_is_queued = not self._flush_is_queued, True
-        if submit:
-            self._sender.submit(self._flush)
+        """Add a point to each curve, unless that step is there; returns at once."""
+        if self._curves is not None:
+            self._curves.add({_name(key): float(value) for key, value in metrics.items()}, step)
 
     def log_results(self, metrics: Mapping[str, float]) -> None:
         """Write final figures, at step 0."""
@@ -149,22 +148,21 @@ class TrackedRun:
         if self.run_id is None:
             yield
             return
-        monitor = self._sender.submit(self._start_monitor, node_id)
+        started: Future[SystemMetricsMonitor] = Future()
+        threading.Thread(target=self._start_monitor, args=(node_id, started), daemon=True).start()
+        ending = threading.Thread(target=_finish, args=(node_id, started), daemon=True)
         try:
             yield
-        finally:
-            if (error := monitor.exception()) is None:
-                monitor.result().finish()
-            else:
-                _log.warning("no system metrics of %s: %s", node_id, error)
+        except BaseException:
+            ending.start()  # nobody waits for the last figures of a run that failed
+            raise
+        ending.start()
+        ending.join()
 
     def close(self) -> None:
         """Wait until the curves are written; warns of points that could not be."""
-        if self.run_id is not None:
-            self._sender.submit(self._flush)
-        self._sender.shutdown(wait=True)
-        if self._waiting:
-            _log.warning("%d metric points never reached MLflow", len(self._waiting))
+        if self._curves is not None:
+            self._curves.close()
 
     def __enter__(self) -> Self:
         return self
@@ -175,40 +173,40 @@ class TrackedRun:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        elif self._curves is not None:  # what is left is sent by who goes on
+            self._curves.close(_PATIENCE_AFTER_ERROR_S)
 
     def _client(self) -> "MlflowClient":
         if self._opened is None:
             self._opened = open_client()
         return self._opened
 
-    def _flush(self) -> None:
-        """Send all that waits; what can't be sent is put back for the next flush."""
-        with self._lock:
-            points, self._waiting = self._waiting, []
-            self._flush_is_queued = False
-        if not points or self.run_id is None:
-            return
+    def _start_monitor(self, node_id: str, started: "Future[SystemMetricsMonitor]") -> None:
         try:
-            _send(self._client(), self.run_id, points)
+            client = self._client()
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            monitor = SystemMetricsMonitor(
+                self.run_id,
+                sampling_interval=_SYSTEM_METRICS_SECONDS,
+                resume_logging=True,
+                node_id=node_id,
+                tracking_uri=client.tracking_uri,
+            )
+            monitor.start()
         except Exception as error:
-            with self._lock:
-                self._waiting = points + self._waiting
-            _log.warning("MLflow did not take %d metric points, kept: %s", len(points), error)
+            started.set_exception(error)
+        else:
+            started.set_result(monitor)
 
-    def _start_monitor(self, node_id: str) -> "SystemMetricsMonitor":
-        client = self._client()
-        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-        monitor = SystemMetricsMonitor(
-            self.run_id,
-            sampling_interval=_SYSTEM_METRICS_SECONDS,
-            resume_logging=True,
-            node_id=node_id,
-            tracking_uri=client.tracking_uri,
-        )
-        monitor.start()
-        return monitor
+def _finish(node_id: str, started: "Future[SystemMetricsMonitor]") -> None:
+    if (error := started.exception()) is None:
+        started.result().finish()
+    else:
+        _log.warning("no system metrics of %s: %s", node_id, error)
 
 
 def experiment_id(client: "MlflowClient", name: str) -> str:

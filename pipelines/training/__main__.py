@@ -2,11 +2,14 @@
 
 torchrun --nproc-per-node 2 -m pipelines.training --recipe debug --set train.steps=50
 
-All nodes' processes need the same files. `python -m pipelines.training` is one process. It is a
-command, and not a part of the library: nothing imports it.
+All nodes' processes need the same files. After SIGTERM, to torchrun or to any process, the run
+saves and ends with an error, for the scheduler to start the same command again. `python -m
+pipelines.training` is one process. It is a command, and not a part of the library: nothing imports
+it.
 """
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +21,10 @@ from pipelines.core.errors import EXIT_USER_ERROR, SharedError, UserError
 from pipelines.core.log import rank, set_up_logging
 from pipelines.core.records import record_path
 from pipelines.stages.standalone import Job, open_workspace, parse_job
+from pipelines.training import preemption
+from pipelines.training.preemption import PreemptedError
 
+_EXIT_BY_SIGTERM = 128 + signal.SIGTERM
 _LAST_WORDS_S = 30  # at most; as a rule torchrun ends the wait at once
 _PREPARATION = timedelta(days=7)  # preprocessing may take longer than a collective is given
 
@@ -26,6 +32,7 @@ _PREPARATION = timedelta(days=7)  # preprocessing may take longer than a collect
 def main(arguments: Sequence[str]) -> None:
     """Train a recipe; exits with 2 and one line where a person is to blame."""
     set_up_logging()
+    preemption.listen()
     try:
         _train(_parse(arguments))
     except UserError as error:
@@ -35,6 +42,10 @@ def main(arguments: Sequence[str]) -> None:
             # torchrun ends all at the first exit: the first process must have said why by then.
             time.sleep(_LAST_WORDS_S)
         sys.exit(EXIT_USER_ERROR)
+    except PreemptedError as ended:
+        if rank() == 0:
+            sys.stderr.write(f"train: {ended}; the same command goes on from there\n")
+        sys.exit(_EXIT_BY_SIGTERM)
 
 
 def _parse(arguments: Sequence[str]) -> Job:

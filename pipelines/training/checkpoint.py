@@ -5,16 +5,15 @@ other saved. The learning rate, randomness and the batches follow from the step:
 moments and the step a run is whole.
 """
 
-import hashlib
-import json
 import logging
+import time
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -23,43 +22,24 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
-from pipelines.core.recipe import Recipe
-from pipelines.core.records import DatasetRef
 from pipelines.distributed.process_group import one_for_all
-from pipelines.models.folder import fingerprint
 from pipelines.models.parallelize import Parallelized
+from pipelines.training.checkpoint_patience import (
+    RETRY_S,
+    Patience,
+    UnsavedError,
+    in_one_line,
+    is_away,
+    unsaved,
+)
 from pipelines.training.checkpoint_planner import SameModelPlanner
 from pipelines.training.checkpoint_reader import CheckpointReader
 from pipelines.training.checkpoint_state import HostStager, make_moments, state_of
 from pipelines.training.checkpoint_store import CheckpointStore
 from pipelines.training.checkpoint_writer import CheckpointWriter
+from pipelines.training.events import Events
 
 _log = logging.getLogger(__name__)
-
-# What neither changes the samples of a step nor what is computed of them, but for the order of
-# sums; with other values of these a run goes on. A key that is not named here begins anew.
-_MAY_CHANGE = (
-    "name",
-    "description",
-    "validation",
-    "parallel",
-    "evaluate",
-    "register",
-    "resources",
-    "data.reader",
-    "train.max_seconds",
-    "train.micro_batch_size",
-    "train.activation_checkpoint",
-    "train.compile",
-    "train.checkpoints",
-    "train.checkpoint_every",
-    "train.keep_checkpoints",
-    "train.keep_best",
-    "train.log_every",
-    "train.max_rollbacks",
-    "train.stall_seconds",
-    "train.profile_steps",
-)
 
 
 @dataclass(frozen=True)
@@ -80,26 +60,26 @@ class Stateful(Protocol):
         """Take a state."""
 
 
-def identity(recipe: Recipe, dataset: DatasetRef) -> str:
-    """A hash of what a run's weights follow from: with the same one it can be resumed.
+class _Writing(NamedTuple):
+    """A checkpoint that is being written."""
 
-    The layout is not in it, nor are the number of processes or how the work is cut. The weights
-    that the run starts from are: a checkpoint of adapters is of no use on another base.
-    """
-    values = recipe.to_dict()
-    for name in _MAY_CHANGE:
-        section, _, key = name.rpartition(".")
-        del (values[section] if section else values)[key]
-    starts = (recipe.model.init_from, recipe.adapter.init_from)
-    weights = [folder and fingerprint(Path(folder)) for folder in starts]
-    text = json.dumps([values, dataset.model_dump(mode="json"), weights], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    step: int
+    written: Future[Any]
+    losses: list[float]  # since the checkpoint before it
+
+
+# What a process may want of all of them: to look at a save that failed, or to try one again.
+Wish = Literal["look", "retry"]
 
 
 class Checkpoints:
     """Saves and restores a run; every process makes one and calls its methods alike.
 
-    `with Checkpoints(...)`: the last save is waited for at the end.
+    `with Checkpoints(...)`: the last save is waited for at the end. A save that fails for a reason
+    that may pass, such as a full disk, is tried again, and training goes on meanwhile.
+
+    Attributes:
+        newest: The step of the last checkpoint that was saved or restored.
     """
 
     def __init__(
@@ -110,6 +90,7 @@ class Checkpoints:
         others: Mapping[str, Stateful] | None = None,
         keep: int = 2,
         keep_best: bool = False,
+        patience: Patience | None = None,
     ) -> None:
         """Take what is saved.
 
@@ -120,6 +101,7 @@ class Checkpoints:
             others: Further small states by name, the same in all processes.
             keep: Newest checkpoints that are kept.
             keep_best: Keep the one of the least loss, too.
+            patience: With saves that fail.
         """
         self._store = store
         self._model = model
@@ -127,12 +109,15 @@ class Checkpoints:
         self._others = others or {}
         self._keep = keep
         self._keep_best = keep_best
+        self._patience = patience or Patience(1, Events())
         # Its own: the saving thread may not come between the training's collectives, and NCCL
         # can't carry what is agreed on here.
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._is_first = self._group is None or dist.get_rank() == 0
         self._stager = HostStager(model.mesh.device)
-        self._writing: tuple[int, Future[Any]] | None = None
+        self._writing: _Writing | None = None
         self._losses: list[float] = []
+        self.newest = 0
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
     def note(self, loss: float) -> None:
@@ -143,14 +128,83 @@ class Checkpoints:
         """Begin to write a checkpoint; `before_update` tells when training may go on.
 
         Raises:
-            UserError: the checkpoint before this one could not be written.
+            UserError: the checkpoint before this one could not be written, and waiting is no use.
         """
-        self.wait()
+        self._settle(position.step)
+        self._begin(position)
+
+    def save_now(self, position: Position, *, is_good: bool) -> bool:
+        """Before the run ends early: wait for the last save, and write what is good and not saved.
+
+        Returns:
+            Whether there is a checkpoint of this step.
+        """
+        try:
+            self._settle(position.step)
+            if is_good and self.newest < position.step:
+                self._begin(position)
+                self._settle(position.step)
+        except UserError as error:
+            _log.error("%s", error)
+        return self.newest == position.step
+
+    def finish(self, position: Position) -> None:
+        """At the end of a run: until its last checkpoint is whole.
+
+        Raises:
+            UserError: it can't be written, and waiting was no use.
+        """
+        while not self._settle(position.step):
+            time.sleep(RETRY_S)
+            self._begin(position)
+
+    @property
+    def wish(self) -> Wish | None:
+        """What this process wants of all; nobody waits for the answer."""
+        if self._writing is not None:
+            written = self._writing.written
+            return "look" if written.done() and written.exception() else None
+        return "retry" if self._is_first and self._patience.retry_is_due else None
+
+    def heed(self, wishes: set[Wish], position: Position) -> None:
+        """Do what some process wants; all call it after the same step, with all wishes.
+
+        Raises:
+            UserError: a checkpoint could not be written, and waiting is no use.
+        """
+        if "look" in wishes:
+            self._settle(position.step)
+        elif "retry" in wishes:
+            self._begin(position)
+
+    def before_update(self) -> None:
+        """Call it before weights or moments change: the last save may still be copying them."""
+        self._stager.before_update()
+
+    def wait(self) -> None:
+        """Until the last save is whole.
+
+        Raises:
+            UserError: it could not be written.
+        """
+        if self._writing is None:
+            return
+        save, self._writing = self._writing, None
+        try:
+            save.written.result()
+        except CheckpointException as error:
+            self._losses = save.losses + self._losses
+            self._discard(save.step)
+            raise unsaved(self._store.url(save.step), _first_cause(error)) from error
+        self.newest = save.step
+        self._patience.saved(save.step)
+
+    def _begin(self, position: Position) -> None:
+        losses, self._losses = self._losses, []
         facts = asdict(position) | {
-            "loss": sum(self._losses) / len(self._losses) if self._losses else None,
+            "loss": sum(losses) / len(losses) if losses else None,
             "others": {name: each.state_dict() for name, each in self._others.items()},
         }
-        self._losses.clear()
 
         def complete() -> None:
             self._store.complete(position.step, facts)
@@ -167,26 +221,28 @@ class Checkpoints:
             process_group=self._group,
             no_dist=self._group is None,
         )
-        self._writing = position.step, begun.upload_completion
+        self._writing = _Writing(position.step, begun.upload_completion, losses)
 
-    def before_update(self) -> None:
-        """Call it before weights or moments change: the last save may still be copying them."""
-        self._stager.before_update()
-
-    def wait(self) -> None:
-        """Until the last save is whole.
+    def _settle(self, step: int) -> bool:
+        """Wait for the last save; whether it is whole. One that failed is put up with for a time.
 
         Raises:
-            UserError: it could not be written.
+            UserError: for no longer, or it will never be written.
         """
-        if self._writing is None:
-            return
-        (step, written), self._writing = self._writing, None
         try:
-            written.result()
-        except CheckpointException as error:
-            unwritten = f"{self._store.url(step)}: the checkpoint can't be written"
-            raise _failure(unwritten, error, "; the run goes on from the one before it") from error
+            self.wait()
+        except UnsavedError as error:
+            self._patience.failed(step, error)
+            if self._from_first(lambda: self._patience.is_spent(step)):
+                raise
+            return False
+        return True
+
+    def _discard(self, step: int) -> None:
+        """What a save that failed left takes room that the next one needs."""
+        if self._is_first:
+            with suppress(OSError, UserError):
+                self._store.remove(step)
 
     def restore(self) -> Position:
         """Put the newest complete checkpoint in place, and return where the run was.
@@ -194,12 +250,14 @@ class Checkpoints:
         Raises:
             UserError: it is damaged, or of another model.
         """
-        self.wait()
+        with suppress(UnsavedError):  # the run goes on from the one before it
+            self.wait()
         self._losses.clear()  # of steps that a run which goes back makes again
         facts = self._from_first(self._newest)
         if facts is None:
             return Position()
         position = Position(facts["step"], facts["seconds"])
+        self.newest = position.step
         url = self._store.url(position.step)
         make_moments(self._optimizer)
         try:
@@ -211,7 +269,9 @@ class Checkpoints:
                 no_dist=self._group is None,
             )
         except CheckpointException as error:
-            raise _failure(f"{url}: the checkpoint can't be loaded", error) from error
+            cause = _first_cause(error)
+            kind = UnreachableError if is_away(url, cause) else SharedError
+            raise kind(f"{url}: the checkpoint can't be loaded: {in_one_line(cause)}") from error
         for name, each in self._others.items():
             each.load_state_dict(facts["others"][name])
         _log.info("resumed after step %d from %s", position.step, url)
@@ -249,13 +309,7 @@ class Checkpoints:
         return found[0]
 
 
-def _failure(what: str, error: CheckpointException, then: str = "") -> UserError:
-    """The first process's trouble, in one line, which every process has.
-
-    What S3 refuses a person mends; any other trouble with it may pass.
-    """
-    first = next(iter(error.failures.values()))[0]
-    reason = " ".join((str(first) or repr(first)).split())
-    a_persons = isinstance(first, UserError | FileNotFoundError | PermissionError)
-    passes = isinstance(first, UnreachableError) or ("s3://" in what and not a_persons)
-    return (UnreachableError if passes else SharedError)(f"{what}: {reason}{then}")
+def _first_cause(error: CheckpointException) -> BaseException:
+    """The first process's trouble; every process has it."""
+    cause: BaseException = next(iter(error.failures.values()))[0]
+    return cause

@@ -19,7 +19,6 @@ from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.storage import MARKER, folder_bytes, write_text
 
-CHECKPOINTS = "checkpoints"
 CHECKPOINTS = "checkpoints"  # in a workspace; the history is there, wherever the rest lies
 _IDENTITY = "identity"
 _PREFIX = "step-"
@@ -36,9 +35,7 @@ def place_of_run(checkpoints: str | None, workspace: Path) -> str:
 
 def checkpoints_of(recipe: Recipe, workspace: Path) -> str:
     """Where the checkpoints of this workspace's run lie: a folder or an s3:// URL."""
-    if recipe.train.checkpoints is None:
-        return str(workspace / CHECKPOINTS)
-    return f"{recipe.train.checkpoints.rstrip('/')}/{workspace.name}"
+    return place_of_run(recipe.train.checkpoints, workspace)
 
 
 def checkpoint_places(recipe: Recipe, workspace: Path) -> set[str]:

@@ -2,8 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
-from pipelines.core.storage import write_text
+from pipelines.core.line_file import LineFile
+
+Point = dict[str, Any]  # `step`, and what StepMetrics.curve_point says of it
 
 
 class History:
@@ -11,29 +14,24 @@ class History:
 
     def __init__(self, path: Path) -> None:
         """Read the points that are there; half a line at the end is dropped."""
-        self._path = path
-        lines = path.read_text(encoding="utf-8").splitlines(True) if path.is_file() else []
-        whole = [line for line in lines if line.endswith("\n")]
-        self.points: list[dict[str, float]] = [json.loads(line) for line in whole]
-        self._torn = len(whole) < len(lines)
+        self._file = LineFile(path)
+        self.points: list[Point] = [json.loads(line) for line in self._file.read()]
 
     @property
     def last_step(self) -> int:
         """The step of the last point; 0 before the first."""
         return int(self.points[-1]["step"]) if self.points else 0
 
-    def add(self, point: dict[str, float]) -> None:
+    def add(self, point: Point) -> None:
         """Append a point; those of its step and later ones are from before a failure and go."""
         kept = [old for old in self.points if old["step"] < point["step"]]
-        rewrite = self._torn or len(kept) < len(self.points)
+        went_back = len(kept) < len(self.points)
         self.points = [*kept, point]
-        if rewrite:
-            write_text(self._path, "".join(map(_line, self.points)))
-            self._torn = False
-            return
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(_line(point))
+        if went_back:
+            self._file.replace(self.lines())
+        else:
+            self._file.append(json.dumps(point))
 
-
-def _line(point: dict[str, float]) -> str:
-    return json.dumps(point) + "\n"
+    def lines(self) -> list[str]:
+        """All points as they are written, also what the disk has no room for yet."""
+        return [json.dumps(point) for point in self.points]

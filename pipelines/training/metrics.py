@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-_CURVE = ("step", "tokens", "loss", "learning_rate", "gradient_norm", "steps_left_out")
+from pipelines.training.history import Point
+
+_CURVE = ("step", "tokens", "loss", "learning_rate", "gradient_norm", "steps_left_out", "samples")
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class StepMetrics:
     learning_rate: float
     gradient_norm: float  # before clipping
     steps_left_out: int  # so far: not finite, or a spike
+    samples: str  # a hash of those since the last multiple of `log_every` steps, in their order
 
     step_seconds: float
     tokens_per_second: float  # over all processes
@@ -35,7 +38,7 @@ class StepMetrics:
 
     last: bool  # of this run
 
-    def curve_point(self) -> dict[str, float]:
+    def curve_point(self) -> Point:
         """What depends on recipe and data alone, and not on the machine's speed."""
         return {key: getattr(self, key) for key in _CURVE}
 

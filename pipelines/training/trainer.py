@@ -93,6 +93,7 @@ class Trainer:
             patience=Patience(self.train.checkpoint_every, self.events),
         )
         self.attention = Attention(self.mesh)
+        self._went_back_at = 0.0  # by the clock of `Position.seconds`
         # The most that any process has: all need to call a sharded model equally often.
         most = math.ceil(self.train.global_batch_size / self.mesh.dp_world)
         self.micro_batches = math.ceil(most / self.train.fixed_micro_batch_size)
@@ -184,7 +185,7 @@ class Trainer:
         verdict = self.guard.verdict()
         is_good = verdict.any_good and verdict.worst_run < self.train.max_bad_steps
         now = Position(position.step, position.seconds + self.meter.elapsed)
-        saved = is_good and self.checkpoints.save_now(now)
+        saved = self.checkpoints.save_now(now, is_good=is_good)
         done = f"saved in {time.perf_counter() - began:.1f} s" if saved else "not saved"
         step, newest = position.step, self.checkpoints.newest
         _log.warning("%s: %s after step %d", reason, done, step)
@@ -299,7 +300,8 @@ class Trainer:
         )
         done = f"back to step {back.step}, and on with other data"
         _log.warning("%s: %s", cause, done)
-        lost = position.seconds - back.seconds
+        lost = position.seconds - max(back.seconds, self._went_back_at)
+        self._went_back_at = position.seconds
         key = f"rollback {len(skipped) + 1} at step {position.step}"
         self.events.note("rollback", key, cause, done, step=position.step, seconds_lost=lost)
         return Position(back.step, position.seconds)

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 from pipelines.core.storage import write_text
+from pipelines.training.events import Events
 
 Phase = Literal["data", "forward and backward", "optimizer", "report", "checkpoint"]
 _LOOKS = 4  # at each file within the time allowed
@@ -34,7 +35,9 @@ class _Seen(NamedTuple):
 class Watchdog:
     """Warns of processes that do not move; used as a context manager around the steps."""
 
-    def __init__(self, folder: Path, rank: int, world: int, seconds: float) -> None:
+    def __init__(
+        self, folder: Path, rank: int, world: int, seconds: float, events: Events | None = None
+    ) -> None:
         """Nothing starts before the block is entered.
 
         Args:
@@ -43,11 +46,13 @@ class Watchdog:
             rank: Of this process.
             world: How many there are.
             seconds: Without a move, until there is a warning.
+            events: Told of it, too; by rank 0.
         """
         self._folder = folder
         self._rank = rank
         self._world = world
         self._seconds = seconds
+        self._events = events or Events()
         self._note: dict[str, Any] = {}
         self._beats = 0
         self._armed = float("-inf")
@@ -105,8 +110,14 @@ class Watchdog:
         while not self._over.wait(self._seconds / _LOOKS):
             still = self._look(time.monotonic())
             if still and not self._warned.issuperset(still):
-                _log.warning("%s", warning(list(still.values()), self._seconds, self._folder))
+                self._warn(list(still.values()))
             self._warned = set(still)
+
+    def _warn(self, still: list[dict[str, Any]]) -> None:
+        line = warning(still, self._seconds, self._folder)
+        _log.warning("%s", line)
+        step = min(note["step"] for note in still)
+        self._events.note("stall", f"stall: {line}", line, "all stacks are kept", step=step)
 
     def _look(self, now: float) -> dict[int, dict[str, Any]]:
         """Where those are that have not moved for too long, by their ranks."""

@@ -84,7 +84,7 @@ def train_alone(workspace: Path) -> TrainRecord:
     return record
 
 
-def history(workspace: Path) -> list[dict[str, float]]:
+def history(workspace: Path) -> list[dict[str, Any]]:
     text = (output_folder(workspace, "train") / "history.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
@@ -194,20 +194,20 @@ for folder, step in zip(sys.argv[1::2], map(int, sys.argv[2::2])):
 
 def run_and_record(workspace: Path, report: Callable[[Any], None] | None = None) -> None:
     """Run the stage and append `[step, sample ids]` of each step to a file of this process."""
-    from pipelines.loading import dataloader
-    from pipelines.loading.sampler import samples
+    from pipelines.loading.dataloader import TokenLoader
     from pipelines.stages import train
 
     path = workspace / f"samples-{os.environ.get('RANK', '0')}.jsonl"
+    share = TokenLoader._share
 
-    def recorded(seed: int, step: int, *rest: int) -> Any:
-        indices = samples(seed, step, *rest)
+    def recorded(loader: TokenLoader, step: int) -> Any:
+        indices = share(loader, step)
         with path.open("a") as file:
             file.write(json.dumps([step, indices.tolist()]) + "\n")
         return indices
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataloader, "samples", recorded)
+        patch.setattr(TokenLoader, "_share", recorded)
         train.run(RECIPE, workspace, report)
 
 
@@ -264,6 +264,7 @@ def test_two_processes_go_on_as_two_or_as_one(tmp_path: Path) -> None:
     for workspace in (alone, one):
         for ours, theirs in zip(history(workspace), history(whole), strict=True):
             assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+            assert ours["samples"] == theirs["samples"]
 
 
 def test_an_error_of_one_process_ends_both_with_its_line(tmp_path: Path) -> None:

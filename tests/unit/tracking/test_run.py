@@ -1,9 +1,14 @@
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
-from pipelines.core.settings import load_settings
+from pipelines.core.settings import PROJECT, load_settings
 from pipelines.core.storage import write_json
+from pipelines.tracking import curves
 from pipelines.tracking.run import copy_final_metrics, end_run, flatten, open_run, start_run
 
 EXPERIMENT = "unit"
@@ -51,6 +56,7 @@ def test_a_curve_arrives_whole_and_in_order(mlflow_client, workspace, mlflow_run
 
 
 def test_logging_a_point_does_not_wait_for_the_server(workspace, monkeypatch):
+    monkeypatch.setattr(curves, "_PATIENCE_S", 0.1)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     run = open_run(workspace)
@@ -62,11 +68,14 @@ def test_logging_a_point_does_not_wait_for_the_server(workspace, monkeypatch):
 
 
 def test_points_wait_for_a_server_that_is_down(mlflow_client, workspace, mlflow_run, monkeypatch):
+    monkeypatch.setattr(curves, "_RETRY_S", 0.1)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     run = open_run(workspace)
     run.log_metrics({"loss": 2.0}, 1)
-    run._sender.submit(lambda: None).result()  # the first try has failed
+    while not run._opened:
+        time.sleep(0.01)
+    time.sleep(0.3)
     run._opened = mlflow_client  # the server is back
     run.log_metrics({"loss": 1.0}, 2)
     run.close()
@@ -77,11 +86,65 @@ def test_points_wait_for_a_server_that_is_down(mlflow_client, workspace, mlflow_
 
 
 def test_points_that_never_arrive_are_counted_aloud(workspace, monkeypatch, caplog):
+    monkeypatch.setattr(curves, "_PATIENCE_S", 0.5)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with open_run(workspace) as run:
         run.log_metrics({"loss": 2.0, "lr": 0.1}, 1)
-    assert "2 metric points never reached MLflow" in caplog.text
+    assert "2 metric points did not reach MLflow" in caplog.text
+
+
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from pipelines.tracking.run import open_run
+
+run = open_run(Path(sys.argv[1]), Path(sys.argv[1]) / "curves.jsonl")
+for step in range(1, 6):
+    run.log_metrics({"loss": float(step), "lr": 0.1}, step)
+time.sleep(float(sys.argv[2]))
+for step in range(6, 9):
+    run.log_metrics({"loss": float(step), "lr": 0.1}, step)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("server", ["answers", "is away"])
+def test_what_a_killed_process_did_not_send_is_sent_by_the_next_one(
+    mlflow_client, mlflow_uri, workspace, mlflow_run, server
+):
+    """The last steps are never sent before the end: nothing waits for them."""
+    answers = server == "answers"
+    variables = {
+        "MLFLOW_TRACKING_URI": mlflow_uri if answers else "http://127.0.0.1:9",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    }
+    dead = subprocess.run(
+        [sys.executable, "-c", KILLED, str(workspace), "15" if answers else "0"],
+        env=os.environ | variables,
+        cwd=PROJECT,
+    )
+    assert dead.returncode == -signal.SIGKILL
+    if answers:
+        assert mlflow_client.get_metric_history(mlflow_run, "loss")
+    with (workspace / "curves.jsonl").open("a") as file:
+        file.write('{"step": 9, "mill')  # it died as it wrote
+    with open_run(workspace, workspace / "curves.jsonl") as run:
+        for step in range(7, 11):  # from its checkpoint on, and steps with other values
+            run.log_metrics({"loss": float(step) + (step == 7), "lr": 0.1}, step)
+    for key in ("loss", "lr"):
+        points = mlflow_client.get_metric_history(mlflow_run, key)
+        assert [point.step for point in points] == list(range(1, 11))
+    assert [point.value for point in mlflow_client.get_metric_history(mlflow_run, "loss")] == [
+        float(step) for step in range(1, 11)
+    ]
+
+
+def test_a_request_holds_whole_steps_only():
+    steps = [curves.Step(step, 0, {f"m{n}": 0.0 for n in range(300)}) for step in range(7)]
+    batches = list(curves._batches(iter(steps)))
+    assert [len(batch) for batch in batches] == [3, 3, 1]
+    assert [step for batch in batches for step in batch] == steps
 
 
 def test_results_tags_and_artifacts_are_there_when_the_call_returns(

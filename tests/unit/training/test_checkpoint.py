@@ -23,7 +23,8 @@ from pipelines.models.config import DecoderConfig
 from pipelines.models.parallelize import Parallelized
 from pipelines.models.transformer import Transformer
 from pipelines.training import checkpoint_writer
-from pipelines.training.checkpoint import Checkpoints, Position, identity
+from pipelines.training.checkpoint import Checkpoints, Position
+from pipelines.training.checkpoint_identity import identity
 from pipelines.training.checkpoint_store import CheckpointStore
 from tests.s3_server import s3_bucket
 
@@ -239,18 +240,18 @@ def test_an_earlier_try_of_the_same_step_is_no_part_of_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_failed_write_is_told_at_the_next_save_or_at_the_end(
+def test_a_write_that_is_refused_is_told_at_the_next_save_or_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     run = saved(tmp_path)
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_writer.FsspecWriter, "finish", full)
+        patch.setattr(checkpoint_writer.FsspecWriter, "finish", refused)
         run.checkpoints.save(Position(4))
-        line = r"step-000004: the checkpoint can't be written: .*No space left on device"
+        line = r"step-000004: the checkpoint can't be written: .*Permission denied"
         with pytest.raises(UserError, match=line) as told:
             if ends:
                 with run.checkpoints:

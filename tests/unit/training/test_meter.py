@@ -50,6 +50,7 @@ def test_what_depends_on_the_machine_is_not_in_the_history(start: Callable) -> N
         "learning_rate",
         "gradient_norm",
         "steps_left_out",
+        "samples",
     }
 
 
@@ -77,6 +78,7 @@ def test_a_runs_summary_takes_what_bound_it_most() -> None:
         learning_rate=1.0,
         gradient_norm=1.0,
         steps_left_out=0,
+        samples="",
         step_seconds=1.0,
         tokens_per_second=1000.0,
         mfu=0.4,

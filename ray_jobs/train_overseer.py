@@ -1,0 +1,218 @@
+"""What Ray Train's controller does for a run beside polling its workers.
+
+It lets workers take SIGTERM as a preemption's notice, notes each failure in the logbook, gives up
+on a run that fails again and again without getting on, and lets workers save before their number
+changes.
+"""
+
+import logging
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupFailedError,
+    WorkerHealthCheckFailedError,
+)
+from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
+from ray.train.v2._internal.execution.controller.state import (
+    ReschedulingState,
+    TrainControllerState,
+)
+from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
+from ray.train.v2._internal.execution.worker_group import (
+    Worker,
+    WorkerGroup,
+    WorkerGroupPollStatus,
+)
+
+from pipelines.core.errors import UserError
+from pipelines.core.logbook import Entry, Kind, note
+from pipelines.core.recipe import Recipe
+from pipelines.training import preemption
+from pipelines.training.checkpoint_store import CheckpointStore, checkpoints_of
+from pipelines.training.preemption import PreemptedError
+
+STAGE = "train"
+FRUITLESS = 3  # failures in a row without a new checkpoint
+RESIZE_GRACE_S = 120.0  # for a save before the number of workers changes
+_LOOK_S = 2.0  # for an answer from a worker or a node that lives
+
+_log = logging.getLogger(__name__)
+
+
+class FruitlessError(Exception):
+    """A run failed again and again and did not get on between."""
+
+
+class Progress:
+    """Counts failures since the run last got on: a new complete checkpoint forgives all."""
+
+    def __init__(self, recipe: Recipe, workspace: Path) -> None:
+        self._place = checkpoints_of(recipe, workspace)
+        self._newest = self._look()
+        self._failures = 0
+
+    def failed(self, cause: str) -> None:
+        """One more.
+
+        Raises:
+            FruitlessError: it is one too many.
+        """
+        newest = self._look()
+        if newest > self._newest:
+            self._newest, self._failures = newest, 0
+        self._failures += 1
+        if self._failures >= FRUITLESS:
+            raise FruitlessError(
+                f"{self._failures} failures without a new checkpoint since step {newest}; the "
+                f"last: {cause}"
+            )
+
+    def _look(self) -> int:
+        return max(CheckpointStore(self._place).steps(), default=0)
+
+
+class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  # Ray has no types
+    """Lives in the controller's process."""
+
+    def __init__(self, recipe: Recipe, workspace: Path, life: str) -> None:
+        """Made by the driver.
+
+        Args:
+            recipe: Of the run.
+            workspace: Of the run.
+            life: Of this controller, unlike that of any other.
+        """
+        self._workspace = workspace
+        self._life = life
+        self._progress = Progress(recipe, workspace)
+        self._failures = 0
+        self._workers: list[Worker] = []
+        self._trains = False
+        self._nodes: dict[str, tuple[str, int]] = {}  # of the workers: address by id
+
+    def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
+        """SIGTERM is from now on a notice to each worker."""
+        self._workers, self._trains = worker_group.get_workers(), True
+        ray.get([worker.execute_async(preemption.listen) for worker in self._workers])
+        ours = {worker.metadata.node_id for worker in self._workers}
+        self._nodes = {
+            node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"])
+            for node in ray.nodes()
+            if node["NodeID"] in ours
+        }
+
+    def after_worker_group_poll_status(self, worker_group_status: WorkerGroupPollStatus) -> None:
+        """Note a failure; Ray Train then starts all workers anew, unless this raises.
+
+        Raises:
+            FruitlessError: the run fails without getting on.
+        """
+        errors: Mapping[int, Exception] = worker_group_status.errors
+        if not errors:
+            return
+        self._trains = False
+        self._failures += 1
+        told = (PreemptedError, UserError)  # these are in the logbook, or will be at the end
+        cause = _first_line(next(iter(errors.values())))
+        if not any(isinstance(error, told) for error in errors.values()):
+            kind, cause = self._fault(errors)
+            _note(self._workspace, kind, f"{self._life}, failure {self._failures}", cause)
+        self._progress.failed(cause)
+
+    def after_controller_state_update(
+        self,
+        previous_state: TrainControllerState,  # noqa: ARG002 (Ray's signature)
+        current_state: TrainControllerState,
+    ) -> None:
+        """Note a worker that died as it started, which no poll sees; as above."""
+        if not isinstance(current_state, ReschedulingState):
+            return
+        error = getattr(current_state.training_failed_error, "controller_failure", None)
+        if isinstance(error, WorkerGroupStartupFailedError):
+            self._failures += 1
+            cause = "a worker died as it started"
+            _note(self._workspace, "worker lost", f"{self._life}, failure {self._failures}", cause)
+            self._progress.failed(cause)
+
+    def before_controller_execute_resize_decision(self, resize_decision: ResizeDecision) -> None:
+        """Let workers that train save before there are more or fewer of them."""
+        if not self._trains:  # they have just failed, or are the first
+            return
+        reason = f"{resize_decision.num_workers} workers from now on"
+        asked = [
+            worker.execute_async(preemption.save_and_end, reason, RESIZE_GRACE_S)
+            for worker in self._workers
+        ]
+        try:
+            ray.get(asked, timeout=RESIZE_GRACE_S)
+        except (RayActorError, GetTimeoutError) as error:
+            _log.warning("no checkpoint before the number of workers changes: %s", error)
+
+    def _fault(self, errors: Mapping[int, Exception]) -> tuple[Kind, str]:
+        """What happened: of a process that dies, the others' broken connections come first."""
+        if lost := [address for address in self._nodes.values() if not _answers(*address)]:
+            return "node lost", f"{', '.join(host for host, _ in lost)} does not answer"
+        ends = enumerate(_ends(self._workers))
+        gone = {rank: error for rank, error in ends if error is not None}
+        if any(_is_out_of_memory(error) for error in (*gone.values(), *errors.values())):
+            return "out of memory", _first_line(next(iter((gone or errors).values())))
+        if gone:
+            return "worker lost", ", ".join(
+                _name(rank, self._workers[rank]) for rank in gone
+            ) + " died"
+        rank, error = next(iter(errors.items()))
+        return "worker lost", f"{_name(rank, self._workers[rank])} failed: {_first_line(error)}"
+
+
+def controller_lost(workspace: Path, life: str) -> None:
+    """Note that the controller died, and all workers with it."""
+    _note(workspace, "driver lost", life, "Ray Train's controller died")
+
+
+def _note(workspace: Path, kind: Kind, identity: str, cause: str) -> None:
+    done = "all workers start anew from the newest checkpoint"
+    key = f"{STAGE}: {kind}: {identity}"
+    note(workspace, Entry(kind=kind, key=key, stage=STAGE, cause=cause, done=done))
+
+
+def _ends(workers: list[Worker]) -> list[Exception | None]:
+    """Of each worker how its process ended, or None where it answers."""
+    asked = [worker.actor.get_metadata.remote() for worker in workers]
+    ray.wait(asked, num_returns=len(asked), timeout=_LOOK_S)
+    ends: list[Exception | None] = []
+    for answer in asked:
+        try:
+            ray.get(answer, timeout=0.0)
+            ends.append(None)
+        except GetTimeoutError:
+            ends.append(None)  # it lives, but is busy
+        except Exception as error:
+            ends.append(error)
+    return ends
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether a node's raylet lives: Ray itself finds out some seconds later."""
+    try:
+        with socket.create_connection((host, port), _LOOK_S):
+            return True
+    except OSError:
+        return False
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Of the host; what ran out of a device's memory has noted it itself."""
+    cause = error.health_check_failure if isinstance(error, WorkerHealthCheckFailedError) else error
+    return isinstance(cause, ray.exceptions.OutOfMemoryError)
+
+
+def _name(rank: int, worker: Worker) -> str:
+    return f"rank {rank} (process {worker.metadata.pid} on {worker.metadata.hostname})"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), repr(error))

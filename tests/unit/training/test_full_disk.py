@@ -1,0 +1,102 @@
+"""Checkpoints that can't be written for a while: training goes on, and saves later."""
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.core.errors import SharedError, UserError
+from pipelines.training import checkpoint, checkpoint_patience, checkpoint_writer
+from pipelines.training.checkpoint_store import CheckpointStore
+from tests.unit.training.test_preemption import Noted
+from tests.unit.training.test_trainer import same_weights
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """While it is set there is no room for what DCP writes last, its metadata."""
+    event = threading.Event()
+    finish = checkpoint_writer.FsspecWriter.finish
+
+    def perhaps(*arguments: Any) -> None:
+        if event.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        finish(*arguments)
+
+    monkeypatch.setattr(checkpoint_writer.FsspecWriter, "finish", perhaps)
+    for module in (checkpoint, checkpoint_patience):
+        monkeypatch.setattr(module, "RETRY_S", 0.2)
+    return event
+
+
+def slow(run: Any, full: threading.Event, between: range) -> Noted:
+    """Steps that leave time to look, with a full disk between two of them."""
+    run.trainer.events = noted = run.trainer.checkpoints._patience._events = Noted()
+    report = run.trainer.report
+
+    def tell(metrics: Any) -> None:
+        report(metrics)
+        if metrics.step == between.start:
+            full.set()
+        if metrics.step == between.stop:
+            full.clear()
+        time.sleep(0.02)
+
+    run.trainer.report = tell
+    return noted
+
+
+def test_training_goes_on_and_saves_as_soon_as_there_is_room(
+    start: Callable, full: threading.Event, tmp_path: Path
+) -> None:
+    whole = start("whole", steps=80)
+    whole.trainer.fit()
+    run = start(steps=80, checkpoint_every=25, keep_checkpoints=9)
+    noted = slow(run, full, range(24, 35))
+    run.trainer.fit()
+    assert same_weights(run.model, whole.model)
+    first, second, *rest = CheckpointStore(tmp_path / "checkpoints").steps()
+    assert 25 < first < 50  # tried again before the next was due
+    assert [second, *rest] == [50, 75, 80]
+    assert noted.kinds == ["storage"]
+    assert "step-000025: the checkpoint can't be written" in noted.entries[0]["cause"]
+    # What was torn is gone: it took room.
+    assert not (tmp_path / "checkpoints" / "step-000025").exists()
+
+
+def test_the_last_checkpoint_is_waited_for(
+    start: Callable, full: threading.Event, tmp_path: Path
+) -> None:
+    full.set()
+    run = start()
+    threading.Timer(1.5, full.clear).start()
+    run.trainer.fit()
+    assert CheckpointStore(tmp_path / "checkpoints").steps() == [10]
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_one_line(
+    start: Callable, full: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_patience, "LONGEST_S", 0.3)
+    full.set()
+    run = start(steps=10_000, checkpoint_every=2)
+    slow(run, full, range(-1, -1))
+    line = r"step-0000\d\d: the checkpoint can't be written: .*No space left on device; the run "
+    with pytest.raises(SharedError, match=line):
+        run.trainer.fit()
+    assert run.points[-1].step >= 2 * checkpoint_patience.MISSED
+
+
+def test_what_waiting_does_not_mend_ends_it_at_once(
+    start: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoint_writer.FsspecWriter, "finish", refused)
+    with pytest.raises(UserError, match="Permission denied"):
+        start(steps=100).trainer.fit()

@@ -81,6 +81,7 @@ def _folder(repo: "Repo") -> Path:
 
 def _lookup(repo: "Repo", name: str) -> Any | None:
     from dvc.dependency.base import DependencyDoesNotExistError
+    from dvc.stage.cache import _get_stage_hash
 
     # `Repo.stage_cache.restore` trusts an existing dvc.lock before it looks at the deps, and checks
     # no content; so the key is computed from the files, and the entry is loaded, here.
@@ -90,6 +91,10 @@ def _lookup(repo: "Repo", name: str) -> Any | None:
     try:
         stage.save_deps()
     except DependencyDoesNotExistError:
+        return None
+    # DVC fails on a key whose only entry it found torn, and deleted.
+    folder = Path(repo.stage_cache._get_cache_dir(_get_stage_hash(stage)))
+    if not folder.is_dir() or not any(folder.iterdir()):
         return None
     entry = repo.stage_cache._load(stage)
     if not entry:

@@ -1,6 +1,7 @@
 """What the stage cache may forget: results of other days that no kept workspace holds."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ def forget(cache: Path, workspaces: Iterable[Path], older_than: float) -> int:
         for path in unneeded(cache, workspaces, older_than):
             freed += path.stat().st_size
             path.unlink()
+            with suppress(OSError):  # there are others
+                path.parent.rmdir()
     return freed
 
 

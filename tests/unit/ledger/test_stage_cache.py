@@ -93,6 +93,15 @@ def test_a_corrupt_object_is_quarantined_and_rebuilt(project, victim, caplog):
     assert (third / "outputs/first/deep/data.bin").read_text() == "result" * 1000
 
 
+def test_a_torn_entry_costs_a_rerun_and_is_written_anew(project):
+    run_stage(open_run(project, "one"), "first")
+    (entry,) = (project.parent / "home/dvc-cache").glob("runs/*/*/*")
+    entry.write_text("outs: [")
+    assert not stage_cache.restore(open_run(project, "two"), "first")
+    assert not run_stage(open_run(project, "three"), "first")
+    assert run_stage(open_run(project, "four"), "first")
+
+
 def test_changing_a_restored_file_leaves_the_cache_alone(project):
     run_stage(open_run(project, "one"), "first")
     second = open_run(project, "two")

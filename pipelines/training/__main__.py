@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(EXIT_USER_ERROR)
     except PreemptedError as ended:
         if rank() == 0:
-            sys.stderr.write(f"train: {ended}; the same command goes on from there\n")
+            sys.stderr.write(f"train: {ended}, by the same command\n")
         sys.exit(_EXIT_BY_SIGTERM)
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NamedTuple
 
 # Ray ends a process that it no longer wants by SIGTERM, and 0.1 s later by SIGKILL. That is no
 # notice: what is stopped on purpose saves nothing.
@@ -23,17 +24,24 @@ class PreemptedError(Exception):
     """The run was asked to end; it goes on from its newest checkpoint."""
 
 
-class _Notice:
+class Notice(NamedTuple):
+    """Why a run is to end before its last step."""
+
+    reason: str
+    is_preemption: bool  # and not a change of the workers' number, which is noted as they resume
+    since: float  # when it was given, by this process's monotonic clock
+
+
+class _Process:
     """What this process was told; signals are the whole process's, and so is this.
 
     Attributes:
-        reason: Why the run is to end; None as long as it is not.
-        since: When that was known first.
+        notice: None as long as the run may go on.
         saving: Whether a training loop looks at it.
+        ended: Set while none does.
     """
 
-    reason: str | None = None
-    since = 0.0
+    notice: Notice | None = None
     saving = False
     ended = threading.Event()
 
@@ -46,7 +54,7 @@ def listen() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def noted(number: int, _: FrameType | None) -> None:
-        if _Notice.saving:
+        if _Process.saving:
             ask(f"SIGTERM to process {os.getpid()} on {socket.gethostname()}")
         else:
             signal.signal(number, before)
@@ -55,33 +63,34 @@ def listen() -> None:
     signal.signal(signal.SIGTERM, noted)
 
 
-def ask(reason: str) -> None:
+def ask(reason: str, *, is_preemption: bool = True) -> None:
     """Let the run save and end; asked again, the first reason stands."""
-    if _Notice.reason is None:
-        _Notice.reason, _Notice.since = reason, time.monotonic()
+    if _Process.notice is None:
+        _Process.notice = Notice(reason, is_preemption, time.monotonic())
 
 
-def asked() -> str | None:
+def asked() -> Notice | None:
     """Why this process wants the run to end, or None."""
-    too_new = time.monotonic() - _Notice.since < _NOTICE_S
-    return None if too_new else _Notice.reason
+    notice = _Process.notice
+    too_new = notice is not None and time.monotonic() - notice.since < _NOTICE_S
+    return None if too_new else notice
 
 
 def save_and_end(reason: str, seconds: float) -> bool:
     """From another thread: ask, and wait so long for the end; False where nothing trains."""
-    if not _Notice.saving:
+    if not _Process.saving:
         return False
-    ask(reason)
-    return _Notice.ended.wait(seconds)
+    ask(reason, is_preemption=False)
+    return _Process.ended.wait(seconds)
 
 
 @contextmanager
 def heeded() -> Iterator[None]:
     """Within the block somebody looks at `asked` after every step."""
-    _Notice.reason, _Notice.saving = None, True
-    _Notice.ended.clear()
+    _Process.notice, _Process.saving = None, True
+    _Process.ended.clear()
     try:
         yield
     finally:
-        _Notice.saving = False
-        _Notice.ended.set()
+        _Process.saving = False
+        _Process.ended.set()

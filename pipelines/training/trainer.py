@@ -30,7 +30,7 @@ from pipelines.training.meter import Meter, Window
 from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from pipelines.training.precision import LossScale, autocast, set_precision
-from pipelines.training.preemption import PreemptedError
+from pipelines.training.preemption import Notice, PreemptedError
 from pipelines.training.profiling import StepProfiler
 from pipelines.training.watchdog import Watchdog
 
@@ -172,13 +172,12 @@ class Trainer:
     def _attend(self, position: Position) -> None:
         """Some process wants something of all: to end the run, or a look at a failed save."""
         told = from_all((preemption.asked(), self.checkpoints.wish))
-        reasons = [reason for reason, _ in told if reason]
-        if reasons:
-            self._end_early(position, ", ".join(reasons))
+        if notices := [notice for notice, _ in told if notice]:
+            self._end_early(position, notices)
         now = Position(position.step, position.seconds + self.meter.elapsed)
         self.checkpoints.heed({wish for _, wish in told if wish}, now)
 
-    def _end_early(self, position: Position, reason: str) -> NoReturn:
+    def _end_early(self, position: Position, notices: list[Notice]) -> NoReturn:
         """Save what was learned, unless it is to be undone, and end."""
         began = time.perf_counter()
         self.watchdog.beat(position.step, "checkpoint")
@@ -187,16 +186,13 @@ class Trainer:
         now = Position(position.step, position.seconds + self.meter.elapsed)
         saved = self.checkpoints.save_now(now, is_good=is_good)
         done = f"saved in {time.perf_counter() - began:.1f} s" if saved else "not saved"
-        step, newest = position.step, self.checkpoints.newest
-        _log.warning("%s: %s after step %d", reason, done, step)
-        self.events.note(
-            "preemption",
-            f"preemption at step {step}: {reason}",
-            reason,
-            f"{done}; the run goes on after step {newest}",
-            step=step,
-        )
-        raise PreemptedError(f"{reason}: {done} after step {step}")
+        done += f"; the run goes on after step {self.checkpoints.newest}"
+        reason = ", ".join(dict.fromkeys(notice.reason for notice in notices))
+        _log.warning("step %d: %s: %s", position.step, reason, done)
+        if any(notice.is_preemption for notice in notices):
+            key = f"preemption at step {position.step}: {reason}"
+            self.events.note("preemption", key, reason, done, step=position.step)
+        raise PreemptedError(f"step {position.step}: {reason}: {done}")
 
     def _step(self, step: int) -> None:
         """One optimizer step over this process's share of the batch."""

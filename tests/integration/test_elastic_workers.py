@@ -1,16 +1,24 @@
-"""A node is lost: Ray Train goes on with the workers that are left, on the same batches."""
+"""A node is lost and another one comes: fewer workers go on, then more, on the same batches."""
 
 import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
+from pipelines.core.logbook import read_logbook
+from pipelines.core.recipe_files import load_recipe, override_values
+from pipelines.core.records import PreprocessRecord
 from pipelines.core.settings import PROJECT
+from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.token_dataset import TokenDataset
 
-# A cluster of its own, in a process of its own; its second node dies under the training.
+# A cluster of its own, in a process of its own; its second node dies under the training, and later
+# there is another one.
 JOB = """
 import contextlib, sys, threading, time
 
@@ -33,14 +41,22 @@ second = cluster.add_node(num_cpus=1)
 def workers():
     return read_json(workspace / "layout.json")["layout"]["parallel.dp_replicate"]
 
-def lose_a_node():
-    while len(history.read_text().splitlines() if history.is_file() else []) < 3:
+def points():
+    return len(history.read_text().splitlines() if history.is_file() else [])
+
+def lose_a_node_and_get_another():
+    while points() < 3:
         time.sleep(0.1)
     print("workers", workers(), flush=True)
     cluster.remove_node(second, allow_graceful=False)
+    while workers() == 2:
+        time.sleep(0.1)
+    print("workers", workers(), flush=True)
+    cluster.add_node(num_cpus=1)
 
 history = workspace / "checkpoints" / "history.jsonl"
-threading.Thread(target=lose_a_node, daemon=True).start()
+train.RESIZE_INTERVAL_S = 5.0
+threading.Thread(target=lose_a_node_and_get_another, daemon=True).start()
 train.train_on_ray(job.recipe, workspace)
 print("workers", workers(), flush=True)
 ray.shutdown()
@@ -49,16 +65,17 @@ held.close()
 """
 RECIPE = [
     "data.source.max_documents=12",
-    "train.steps=300",
+    "train.steps=4000",
     "train.log_every=10",
-    "train.checkpoint_every=10",
+    "train.checkpoint_every=100",
     "resources.workers=[1, 2]",
 ]
 
 
 @pytest.mark.parity
 @pytest.mark.skipif(" " in sys.executable, reason="Ray's own test cluster takes no such path")
-def test_a_lost_node_costs_a_worker_and_no_sample(tmp_path: Path) -> None:
+@pytest.mark.timeout(700)
+def test_a_lost_node_costs_a_worker_and_no_sample_and_another_gives_one(tmp_path: Path) -> None:
     workspace = tmp_path / "w"
     sets = [part for each in RECIPE for part in ("--set", each)]
     done = subprocess.run(
@@ -73,14 +90,44 @@ def test_a_lost_node_costs_a_worker_and_no_sample(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-5000:]
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("workers ")]
-    assert lines == [["workers", "2"], ["workers", "1"]]
+    assert lines == [["workers", "2"], ["workers", "1"], ["workers", "2"]]
     points = (workspace / "outputs" / "train" / "history.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in points]
-    assert [point["step"] for point in found] == list(range(10, 301, 10))
+    assert [point["step"] for point in found] == list(range(10, 4001, 10))
     # The batch is the same, whatever the number of workers.
     assert {point["tokens"] / point["step"] for point in found} == {8 * 64}
     assert found[-1]["loss"] < found[2]["loss"]
+    assert [point["samples"] for point in found] == samples_of(workspace)
+    entries = read_logbook(workspace)
+    assert Counter(entry.kind for entry in entries) == {
+        "start": 1,
+        "node lost": 1,
+        "resume": 2,
+        "workers changed": 2,
+        "end": 1,
+    }
+    changes = [entry.cause for entry in entries if entry.kind == "workers changed"]
+    assert changes == ["2 → 1 workers", "1 → 2 workers"]
+    # Before there were more they saved, so nothing was made again.
+    more = [entry for entry in entries if entry.kind == "resume"][1]
+    assert more.worker_hours_lost == 0
+
+
+def samples_of(workspace: Path) -> list[str]:
+    """What one process alone would have trained on, step by step."""
+    recipe = override_values(load_recipe("debug"), {"data.source.max_documents": 12})
+    dataset = PreprocessRecord.read(workspace).dataset
+    loader = TokenLoader(
+        TokenDataset(workspace / "outputs" / "preprocess", dataset.train, 64),
+        seed=recipe.seed,
+        global_batch=8,
+        micro_batch=1,
+        dp_rank=0,
+        dp_world=1,
+        device=torch.device("cpu"),
+    )
+    return [loader.digest(range(first, first + 10)) for first in range(0, 4000, 10)]

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -104,13 +105,24 @@ def test_what_is_followed_by_a_kill_is_no_notice(monkeypatch: pytest.MonkeyPatch
         preemption.ask("a test")
         assert preemption.asked() is None
         time.sleep(0.25)
-        assert preemption.asked() == "a test"
+        assert preemption.asked()
     with preemption.heeded():
         assert preemption.asked() is None
 
 
-def test_another_thread_waits_for_the_end(start: Callable) -> None:
+def test_another_thread_may_ask_and_waits_for_the_end(start: Callable, tmp_path: Any) -> None:
     assert not preemption.save_and_end("nothing trains", 1)
+    run = start(steps=100_000, log_every=1)
+    run.trainer.events = noted = Noted()
+    ended: list[bool] = []
+    asking = threading.Timer(0.5, lambda: ended.append(preemption.save_and_end("other workers", 9)))
+    asking.start()
+    with pytest.raises(PreemptedError, match="other workers: saved in"):
+        run.trainer.fit()
+    asking.join()
+    assert ended == [True]
+    assert CheckpointStore(tmp_path / "checkpoints").steps()[-1] == run.points[-1].step
+    assert noted.kinds == []  # that there are other workers is noted as they begin
 
 
 @pytest.fixture
@@ -143,8 +155,8 @@ def test_sigterm_is_a_notice_while_a_run_trains_and_the_end_else(
     code = (
         "with preemption.heeded():\n"
         "    print('ready', flush=True)\n"
-        "    while not (reason := preemption.asked()): time.sleep(0.01)\n"
-        "    print(reason)\n"
+        "    while not (notice := preemption.asked()): time.sleep(0.01)\n"
+        "    print(notice.reason)\n"
     )
     training = quiet_process(code)
     training.send_signal(signal.SIGTERM)

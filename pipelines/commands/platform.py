@@ -13,7 +13,8 @@ def up() -> None:
     """Start Airflow, Ray and MLflow on this machine, and wait until all of them answer.
 
     A second call finds what is up and starts only what is not. Ports: PENSTOCK_AIRFLOW_PORT,
-    PENSTOCK_MLFLOW_PORT, PENSTOCK_RAY_PORT and PENSTOCK_RAY_GCS_PORT. State: PENSTOCK_HOME.
+    PENSTOCK_MLFLOW_PORT, PENSTOCK_RAY_PORT and PENSTOCK_RAY_GCS_PORT. State: PENSTOCK_HOME. Jobs
+    that train or evaluate at a time: PENSTOCK_GPU_JOBS.
     """
     from pipelines.services import platform, preflight
 

@@ -64,14 +64,21 @@ class DagRun:
         return self._send("GET", "/taskInstances", None)["task_instances"]
 
     def wait_for_task(self, task: str, state: str) -> None:
-        """Wait until a task is in a state; another final one is an error."""
+        """Wait until a task is in a state; another final one is an error, told with its log."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (now := self._task(task)["state"]) != state:
+            over = now in ("failed", "upstream_failed", "skipped") or time.monotonic() > deadline
+            assert not over, f"{task} is {now}, not {state}\n{self.log(task)[-5000:]}"
+            time.sleep(0.5)
 
-        def there() -> bool:
-            now = next(each["state"] for each in self.tasks() if each["task_id"] == task)
-            assert now == state or now not in ("failed", "upstream_failed", "skipped"), now
-            return now == state
+    def log(self, task: str) -> str:
+        """What every try of a task has logged."""
+        tries = range(1, self._task(task)["try_number"] + 1)
+        answers = [self._send("GET", f"/taskInstances/{task}/logs/{n}", None) for n in tries]
+        return "\n".join(str(line) for answer in answers for line in answer["content"])
 
-        wait_for(there, f"{task} {state}")
+    def _task(self, task: str) -> dict[str, Any]:
+        return next(each for each in self.tasks() if each["task_id"] == task)
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         answer = self._airflow._client.request(method, f"{self._path}{path}", json=body)

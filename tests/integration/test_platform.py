@@ -11,6 +11,8 @@ from ipaddress import ip_address
 import psutil
 import pytest
 
+from pipelines.core.settings import GPU_POOL
+from pipelines.services.airflow_api import AirflowApi
 from pipelines.services.preflight import free_port
 from tests.conftest import PENSTOCK, Platform
 
@@ -53,6 +55,28 @@ def test_status_names_every_part_with_its_log(platform: Platform) -> None:
     for part in status["parts"]:
         assert part["state"] == "ready"
         assert part["log"].startswith(str(platform.settings.home))
+
+
+def test_the_pool_of_gpu_jobs_is_made_once_and_keeps_a_persons_size(platform: Platform) -> None:
+    airflow = AirflowApi(platform.settings)
+    made = airflow.pool_slots(GPU_POOL)
+    assert made >= 1
+    try:
+        airflow.set_pool_slots(GPU_POOL, made + 4)
+        assert platform.penstock("up").returncode == 0
+        assert airflow.pool_slots(GPU_POOL) == made + 4
+        assert _up_with_jobs(platform, str(made + 1)).returncode == 0
+        assert airflow.pool_slots(GPU_POOL) == made + 1
+        wrong = _up_with_jobs(platform, "many")
+        assert wrong.returncode == 2
+        assert "PENSTOCK_GPU_JOBS='many': not a number of jobs" in wrong.stderr
+    finally:
+        airflow.set_pool_slots(GPU_POOL, made)
+
+
+def _up_with_jobs(platform: Platform, jobs: str) -> subprocess.CompletedProcess[str]:
+    environment = platform.environment | {"PENSTOCK_GPU_JOBS": jobs}
+    return subprocess.run([PENSTOCK, "up"], env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])

@@ -7,9 +7,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pipelines.core.recipe import Recipe
 from pipelines.distributed.data_parallel import sync_if
 from pipelines.loading.dataloader import IGNORED, Batch
 from pipelines.models.parallelize import Parallelized
+from pipelines.training.precision import autocast
 
 
 class ForwardBackward(Protocol):
@@ -26,6 +28,23 @@ class ForwardBackward(Protocol):
         Returns:
             The nats of this process's tokens, summed; 0 where another process has the loss.
         """
+
+
+def forward_backward(recipe: Recipe, model: Parallelized, micro_batches: int) -> ForwardBackward:
+    """Of a recipe's precision and schedule, for so many micro-batches a step on each process."""
+    train = recipe.train
+    forward = autocast(train.precision, model.mesh.device)
+    if model.mesh.layout.pp == 1:
+        return Accumulation(model, forward)
+    from pipelines.training.pipeline_steps import PipelineSteps
+
+    return PipelineSteps(
+        model,
+        forward,
+        recipe.parallel.schedule,
+        micro_batches=micro_batches,
+        samples=train.fixed_micro_batch_size,
+    )
 
 
 class Accumulation:

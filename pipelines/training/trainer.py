@@ -24,12 +24,12 @@ from pipelines.training.checkpoint_patience import Patience
 from pipelines.training.checkpoint_store import CheckpointStore
 from pipelines.training.determinism import set_deterministic
 from pipelines.training.events import Events
-from pipelines.training.forward_backward import Accumulation, ForwardBackward, evenly
+from pipelines.training.forward_backward import evenly, forward_backward
 from pipelines.training.guard import Guard, Verdict, step_unless
 from pipelines.training.meter import Meter, Window
 from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.optimizer import build_optimizer, learning_rate, set_learning_rate
-from pipelines.training.precision import LossScale, autocast, set_precision
+from pipelines.training.precision import LossScale, set_precision
 from pipelines.training.preemption import Notice, PreemptedError
 from pipelines.training.profiling import StepProfiler
 from pipelines.training.watchdog import Watchdog
@@ -97,26 +97,12 @@ class Trainer:
         # The most that any process has: all need to call a sharded model equally often.
         most = math.ceil(self.train.global_batch_size / self.mesh.dp_world)
         self.micro_batches = math.ceil(most / self.train.fixed_micro_batch_size)
-        self.forward_backward = self._forward_backward()
+        self.forward_backward = forward_backward(recipe, model, self.micro_batches)
         self.meter = Meter(recipe, model, loader.tokens_per_step)
         who = self.mesh.rank, self.mesh.layout.world
         self.profiler = StepProfiler(self.train.profile_steps, diagnostics / "profile", *who)
         self.watchdog = Watchdog(
             diagnostics / "heartbeats", *who, self.train.stall_seconds, self.events
-        )
-
-    def _forward_backward(self) -> ForwardBackward:
-        forward = autocast(self.train.precision, self.device)
-        if self.mesh.layout.pp == 1:
-            return Accumulation(self.model, forward)
-        from pipelines.training.pipeline_steps import PipelineSteps
-
-        return PipelineSteps(
-            self.model,
-            forward,
-            self.recipe.parallel.schedule,
-            micro_batches=self.micro_batches,
-            samples=self.train.fixed_micro_batch_size,
         )
 
     def fit(self) -> Position:

@@ -62,7 +62,7 @@ class Training:
         """The last one reported."""
         return self.history[-1]["step"] if self.history else 0
 
-    def wait(self, found: Callable[[], Any], what: str, seconds: float = 200) -> Any:
+    def wait(self, found: Callable[[], Any], what: str, seconds: float = 300) -> Any:
         """Until it is there; the driver must live."""
         deadline = time.monotonic() + seconds
         while not (result := found()):

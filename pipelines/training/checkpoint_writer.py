@@ -1,10 +1,10 @@
 """Checkpoints of `torch.distributed.checkpoint`, written durably and marked last."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from pipelines.training.checkpoint_store import FSSPEC_OPTIONS
@@ -18,7 +18,8 @@ class CheckpointWriter(FsspecWriter):
 
         Args:
             url: Where the files go.
-            clear: Removes what is there of an earlier try; called on one process, first.
+            clear: Removes what is there of an earlier try; called on one process, before any
+                writes.
             complete: Called on one process once the files of all are durable. What it raises,
                 every process raises.
         """
@@ -27,11 +28,15 @@ class CheckpointWriter(FsspecWriter):
         self._clear = clear
         self._complete = complete
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Before any process plans what it writes."""
-        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
-        if is_coordinator:
-            self._clear()
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Nothing yet: what one process makes here, another may just be clearing away."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """On one process, once all have planned and before any of them writes."""
+        self._clear()
+        self.fs.mkdir(self.path)
+        return super().prepare_global_plan(plans)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """After all processes wrote; the only place where a checkpoint becomes one."""

@@ -23,7 +23,7 @@ class Parallel(Section):
     )
     tp: Count | Auto = Field(1, description="Tensor parallel")
     pp: Count | Auto = Field(1, description="Pipeline parallel")
-    cp: Count = Field(1, description="Context parallel: processes that share a sequence")
+    cp: Count = Field(1, description="Context parallel: processes that share each sequence")
     sharding: Literal["none", "optimizer", "gradients", "full", "auto"] = Field(
         "none", description="ZeRO stage 0, 1, 2, 3"
     )

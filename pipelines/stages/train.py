@@ -104,7 +104,8 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             )
             if tracked is not None:
                 layout = json.dumps(settled.facts())
-                tracked.set_tags({READER_TAG: loader.reader.name, LAYOUT_TAG: layout})
+                tags = {READER_TAG: loader.reader.name, LAYOUT_TAG: layout}
+                tracked.later(partial(tracked.set_tags, tags))
                 describe_machine(mesh, trainer.meter.hardware, workspace, tracked)
             position = trainer.fit()
             if tracked is not None:
@@ -220,6 +221,8 @@ class Reporter:
 
     def __call__(self, metrics: StepMetrics) -> None:
         """Record one point."""
+        if self._tracked is not None:
+            self._tracked.begin()
         if self._history is not None and self._tracked is not None:
             self.points.append(metrics)
             self._history.add(metrics.curve_point())

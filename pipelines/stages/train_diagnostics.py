@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from pipelines.core.log import rank
@@ -27,8 +28,8 @@ def describe_machine(mesh: Mesh, hardware: Hardware, workspace: Path, tracked: T
     _log.info("%s", machine_report.summary(facts))
     path = workspace / DIAGNOSTICS / "machine.json"
     write_json(path, facts)
-    tracked.set_tags({DENOMINATOR_TAG: hardware.name})
-    tracked.log_artifact(path, DIAGNOSTICS)
+    tracked.later(partial(tracked.set_tags, {DENOMINATOR_TAG: hardware.name}))
+    tracked.later(partial(tracked.log_artifact, path, DIAGNOSTICS))
 
 
 def conclude(points: Sequence[StepMetrics], workspace: Path, tracked: TrackedRun) -> None:

@@ -9,7 +9,7 @@ fails and is retried rather than lose a result.
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,11 +116,28 @@ class TrackedRun:
     def __init__(self, run_id: str | None, curves: Path | None = None) -> None:
         self.run_id = run_id
         self._opened: MlflowClient | None = None
-        # MLflow's import happens beside the first steps.
-        self._curves = Curves(run_id, self._client, curves) if run_id else None
+        self._begun = threading.Event()
+        self._later: list[Future[None]] = []
+        self._curves = Curves(run_id, self._client_later, curves) if run_id else None
+
+    def begin(self) -> None:
+        """Training goes on: what is done beside it may start.
+
+        Before that, MLflow's import would keep the first step waiting for seconds.
+        """
+        self._begun.set()
+
+    def later(self, write: Callable[[], None]) -> None:
+        """Write in a thread, not before `begin`; `close` waits for it and raises its error."""
+        if self.run_id is None:
+            return
+        done: Future[None] = Future()
+        self._later.append(done)
+        threading.Thread(target=self._write_later, args=(write, done), daemon=True).start()
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Add a point to each curve, unless that step is there; returns at once."""
+        self.begin()
         if self._curves is not None:
             self._curves.add({_name(key): float(value) for key, value in metrics.items()}, step)
 
@@ -156,13 +173,17 @@ class TrackedRun:
         except BaseException:
             ending.start()  # nobody waits for the last figures of a run that failed
             raise
+        self._begun.set()
         ending.start()
         ending.join()
 
     def close(self) -> None:
-        """Wait until the curves are written; warns of points that could not be."""
+        """Wait until all is written; warns of points of curves that could not be."""
+        self._begun.set()
         if self._curves is not None:
             self._curves.close()
+        for each in self._later:
+            each.result()
 
     def __enter__(self) -> Self:
         return self
@@ -176,6 +197,7 @@ class TrackedRun:
         if error is None:
             self.close()
         elif self._curves is not None:  # what is left is sent by who goes on
+            self._begun.set()
             self._curves.close(_PATIENCE_AFTER_ERROR_S)
 
     def _client(self) -> "MlflowClient":
@@ -183,9 +205,22 @@ class TrackedRun:
             self._opened = open_client()
         return self._opened
 
+    def _client_later(self) -> "MlflowClient":
+        self._begun.wait()
+        return self._client()
+
+    def _write_later(self, write: Callable[[], None], done: "Future[None]") -> None:
+        self._begun.wait()
+        try:
+            write()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
     def _start_monitor(self, node_id: str, started: "Future[SystemMetricsMonitor]") -> None:
         try:
-            client = self._client()
+            client = self._client_later()
             from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
             monitor = SystemMetricsMonitor(

@@ -166,9 +166,29 @@ def test_results_tags_and_artifacts_are_there_when_the_call_returns(
         assert "a.txt" in [file.path for file in mlflow_client.list_artifacts(mlflow_run)]
 
 
+def test_what_is_written_later_waits_for_the_first_point_and_is_there_at_the_end(
+    mlflow_client, workspace, mlflow_run
+):
+    with open_run(workspace) as run:
+        run.later(lambda: run.set_tags({"penstock.reader": "mmap"}))
+        time.sleep(0.3)
+        assert "penstock.reader" not in mlflow_client.get_run(mlflow_run).data.tags
+        run.log_metrics({"loss": 1.0}, 1)
+    assert mlflow_client.get_run(mlflow_run).data.tags["penstock.reader"] == "mmap"
+
+
+def test_what_could_not_be_written_later_ends_the_block(workspace, mlflow_run):
+    def fails() -> None:
+        raise OSError("no place left")
+
+    with pytest.raises(OSError, match="no place left"), open_run(workspace) as run:
+        run.later(fails)
+
+
 def test_system_metrics_carry_the_node(mlflow_client, workspace, mlflow_run, monkeypatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     with open_run(workspace) as run, run.system_metrics("node-0"):
+        run.begin()
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             if (

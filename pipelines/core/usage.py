@@ -5,6 +5,7 @@ of training the workers and GPUs of each group that starts. So the sum is right 
 stage was killed, resumed, or went on with another number of workers.
 """
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from pipelines.core.progress import PROGRESS_FILE
 
 USAGE = "usage.jsonl"
 _HOUR = 3600.0
+_log = logging.getLogger(__name__)
 
 Event = Literal["began", "holds", "failed", "ended", "cached"]
 
@@ -87,12 +89,19 @@ def usage_of(workspace: Path, stage: str) -> Usage:
 
 
 def _append(workspace: Path, stage: str, event: Event, **values: float) -> None:
-    """One write of one line in append mode, after a line that a full disk may have torn."""
+    """One write of one line in append mode, after a line that a full disk may have torn.
+
+    A disk that is full now must not end what is metered: that is a warning, and costs nothing.
+    """
     path = workspace / USAGE
     line = _Line.model_validate({"stage": stage, "event": event, "time": time.time(), **values})
-    torn = path.exists() and not path.read_bytes().endswith(b"\n")
-    with path.open("a", encoding="utf-8") as file:
-        file.write(("\n" if torn else "") + line.model_dump_json(exclude_defaults=True) + "\n")
+    text = line.model_dump_json(exclude_defaults=True) + "\n"
+    try:
+        torn = path.exists() and not path.read_bytes().endswith(b"\n")
+        with path.open("a", encoding="utf-8") as file:
+            file.write(("\n" if torn else "") + text)
+    except OSError as error:
+        _log.warning("%s: %s of %s is not noted: %s", path, event, stage, error)
 
 
 def _read(workspace: Path) -> list[_Line]:

@@ -66,3 +66,10 @@ def test_a_cached_stage_used_nothing_and_keeps_its_time(tmp_path, clock):
     clock[0] += 60
     cached(tmp_path, "train")
     assert usage_of(tmp_path, "train") == (0, 0, 0, 0, 1000.0)
+
+
+def test_what_can_not_be_noted_ends_nothing(tmp_path, caplog):
+    (tmp_path / USAGE).mkdir()  # as good as a full disk
+    with metered(tmp_path, "train"):
+        pass
+    assert "began of train is not noted" in caplog.text

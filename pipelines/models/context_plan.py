@@ -1,8 +1,8 @@
 """How a decoder is laid over processes that share each sequence: context parallel.
 
 Each process has the embeddings, norms, feed-forward layers and the loss of its part of the
-sequence. In attention it has some heads of the whole, so masks are those of one process. The
-layer's positions are turned there, and learned ones are looked up by their places in the whole.
+sequence. In attention it has some heads of the whole, so masks are those of one process. Rotary
+positions are turned there; learned ones are looked up by their places in the whole.
 """
 
 from torch.distributed.device_mesh import DeviceMesh

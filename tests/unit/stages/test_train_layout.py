@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pipelines.core.errors import UserError
+from pipelines.core.logbook import read_logbook
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import override_values
 from pipelines.core.records import output_folder
@@ -66,6 +67,9 @@ def test_a_layout_by_hand_is_not_changed_but_advised(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w")
     with pytest.raises(UserError, match=r"out of memory with .*micro_batch_size 2.*would take"):
         train(workspace, recipe(), fails_at=2)
+    start, ran_out = read_logbook(workspace)
+    assert (start.kind, ran_out.kind) == ("start", "out of memory")
+    assert "would take" in ran_out.done
 
 
 def test_memory_that_runs_out_as_the_model_is_made_is_told_too(

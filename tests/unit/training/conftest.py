@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.config import DecoderConfig
 from pipelines.models.parallelize import parallelize
 from pipelines.models.transformer import Transformer
+from pipelines.training.events import Events
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.trainer import Trainer
 
@@ -41,6 +43,18 @@ class Run:
     trainer: Trainer
     model: Transformer
     points: list[StepMetrics] = field(default_factory=list)
+
+
+class Noted(Events):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.entries: list[dict[str, Any]] = []
+
+    def note(self, kind: Any, key: str, cause: str, done: str, **facts: Any) -> None:
+        self.kinds.append(kind)
+        self.entries.append({"key": key, "cause": cause, "done": done} | facts)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from pipelines.core.errors import SharedError, UserError
 from pipelines.training import checkpoint, checkpoint_patience, checkpoint_writer
 from pipelines.training.checkpoint_store import CheckpointStore
-from tests.unit.training.test_preemption import Noted
+from tests.unit.training.conftest import Noted
 from tests.unit.training.test_trainer import same_weights
 
 

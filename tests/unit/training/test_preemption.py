@@ -13,22 +13,10 @@ import pytest
 
 from pipelines.training import preemption
 from pipelines.training.checkpoint_store import CheckpointStore
-from pipelines.training.events import Events
 from pipelines.training.preemption import PreemptedError
+from tests.unit.training.conftest import Noted
 from tests.unit.training.test_recovery import NAN, Poisoned
 from tests.unit.training.test_trainer import same_weights
-
-
-class Noted(Events):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-        self.entries: list[dict[str, Any]] = []
-
-    def note(self, kind: Any, key: str, cause: str, done: str, **facts: Any) -> None:
-        self.kinds.append(kind)
-        self.entries.append({"key": key, "cause": cause, "done": done} | facts)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.training.watchdog import Watchdog, warning
+from tests.unit.training.conftest import Noted
 
 SECONDS = 0.8
 
@@ -32,11 +33,14 @@ def test_the_rank_that_stands_still_is_named_with_its_stack(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = started(tmp_path, sleeps=4 * SECONDS)
-    with caplog.at_level(logging.WARNING), Watchdog(tmp_path, 0, 2, SECONDS) as watchdog:
+    noted = Noted()
+    with caplog.at_level(logging.WARNING), Watchdog(tmp_path, 0, 2, SECONDS, noted) as watchdog:
         for step in range(4):
             watchdog.beat(step, "data")
             watchdog.beat(step, "optimizer")
         other.join()  # rank 0 stands still, too, as in a collective
+    assert noted.entries[-1]["cause"] == caplog.records[-1].getMessage()
+    assert set(noted.kinds) == {"stall"}
     line = caplog.records[-1].getMessage()
     assert "rank 1 on" in line
     assert "at step 3, in data; 1 more wait further on" in line

@@ -11,7 +11,7 @@ from pipelines.core.recipe import Resources
 from pipelines.core.records import STAGES
 from pipelines.core.usage import Usage, usage_of
 from pipelines.ledger.workspace import Run, read_recipe
-from pipelines.tracking.run import Point
+from pipelines.tracking.points import Point
 
 TOTAL = "cost/total"  # of all stages, written with the last
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipelines.core.settings import load_settings
 from pipelines.ledger.workspace import Run, read_recipe
 
 
@@ -31,8 +30,7 @@ def open_tracking(
         tags[PARENT_TAG] = parent_run
     if recipe.data.source.is_published:
         tags[DATASET_TAG] = recipe.data.source.published_label
-    settings = load_settings()
-    run_id = start_run(settings, recipe.name, run.dag_run_id, tags, recipe.to_dict())
+    run_id = start_run(recipe.name, run.dag_run_id, tags, recipe.to_dict())
     page, artifacts = addresses(run_id)
     facts = {"mlflow_run_id": run_id, "mlflow_address": page, "mlflow_artifacts": artifacts}
     run.model_copy(update=facts).write(workspace)

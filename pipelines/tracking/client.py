@@ -1,4 +1,4 @@
-"""The one door to MLflow; opening it first costs 4.5 s of imports, so callers do it late."""
+"""MLflow's own client, whose import takes seconds: what has none to spare speaks by `rest`."""
 
 import os
 from typing import TYPE_CHECKING
@@ -8,16 +8,17 @@ from pipelines.core.settings import load_settings
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # Some 13 s in all: a person waits (MLflow's own default goes on for four minutes).
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    RETRIES: "3",
 }
 # Two minutes, for a stage, whose work is worth waiting for: a server is restarted meanwhile.
-PATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "6"}
+PATIENT = {RETRIES: "6"}
 
 
 def open_client(url: str | None = None) -> "MlflowClient":

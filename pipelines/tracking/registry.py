@@ -14,11 +14,9 @@ from pipelines.core.records import ModelRef
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import fresh_folder
 from pipelines.tracking.client import open_client
-from pipelines.tracking.run import experiment_id
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
 
 CHAMPION = "champion"
 MODEL_HASH_TAG = "penstock.model_hash"
@@ -70,7 +68,7 @@ class RegisteredModel:
 
 def champion(name: str) -> ModelVersion | None:
     """The version that the alias `champion` names; None where there is no model or no alias."""
-    return next((each for each in _versions(open_client(), name) if CHAMPION in each.aliases), None)
+    return next((each for each in _versions(name) if CHAMPION in each.aliases), None)
 
 
 def register(
@@ -139,7 +137,7 @@ def show(name: str) -> list[ModelVersion]:
     Raises:
         UserError: no such model.
     """
-    versions = _versions(open_client(), name)
+    versions = _versions(name)
     if not versions:
         known = [model.name for model in list_models()]
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
@@ -189,32 +187,29 @@ def _fetch(uri: str, folder: Path) -> None:
         download_artifacts(artifact_uri=uri, dst_path=str(temporary))
 
 
-def _versions(client: "MlflowClient", name: str) -> list[ModelVersion]:
+def _versions(name: str) -> list[ModelVersion]:
     """Newest first; none where there is no such model."""
-    from mlflow.exceptions import MlflowException
+    from pipelines.tracking import rest
 
-    try:
-        aliases: dict[str, str] = client.get_registered_model(name).aliases
-    except MlflowException as error:
-        if _is_missing(error):
-            return []
-        raise
-    found = client.search_model_versions(f"name = '{name}'")
-    versions = [_version(each, aliases) for each in found]
+    model = rest.registered_model(name)
+    if model is None:
+        return []
+    aliases = {each["alias"]: int(each["version"]) for each in model.get("aliases", [])}
+    versions = [_version(each, aliases) for each in rest.model_versions(name)]
     return sorted(versions, key=lambda each: each.version, reverse=True)
 
 
-def _version(found: Any, aliases: Mapping[str, str]) -> ModelVersion:
-    number = int(found.version)
+def _version(found: Mapping[str, Any], aliases: Mapping[str, int]) -> ModelVersion:
+    number = int(found["version"])
     return ModelVersion(
-        name=found.name,
+        name=found["name"],
         version=number,
-        aliases=tuple(sorted(alias for alias, each in aliases.items() if int(each) == number)),
-        run_id=found.run_id or None,
-        source=found.source,
-        tags=dict(found.tags),
-        description=found.description or "",
-        created=int(found.creation_timestamp),
+        aliases=tuple(sorted(alias for alias, each in aliases.items() if each == number)),
+        run_id=found.get("run_id") or None,
+        source=found["source"],
+        tags={each["key"]: each["value"] for each in found.get("tags", [])},
+        description=found.get("description", ""),
+        created=int(found["creation_timestamp"]),
     )
 
 
@@ -227,9 +222,7 @@ def _same_content(
     makes a second: the oldest stays.
     """
     wanted = (run_id, model_hash)
-    found = [
-        each.version for each in _versions(client, name) if (each.run_id, each.model_hash) == wanted
-    ]
+    found = [each.version for each in _versions(name) if (each.run_id, each.model_hash) == wanted]
     for doubled in found[:-1]:  # newest first
         client.delete_model_version(name, str(doubled))
     return found[-1] if found else None
@@ -245,9 +238,9 @@ def _upload(
     """Put the files into the artifact store as a logged model; its id."""
     from mlflow.models import Model
 
-    experiment = (
-        client.get_run(run_id).info.experiment_id if run_id else experiment_id(client, name)
-    )
+    from pipelines.tracking import rest
+
+    experiment = client.get_run(run_id).info.experiment_id if run_id else rest.experiment_id(name)
     logged = client.create_logged_model(
         experiment,
         name=_REFUSED_BY_MLFLOW.sub("-", name),
@@ -277,7 +270,3 @@ def _make_registered_model(client: "MlflowClient", name: str) -> None:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-
-
-def _is_missing(error: "MlflowException") -> bool:
-    return bool(error.error_code == "RESOURCE_DOES_NOT_EXIST")

@@ -1,19 +1,30 @@
-"""A few calls of MLflow's REST API, for processes that can't wait seconds for its client's import.
+"""MLflow's REST API, for a process that can't wait seconds for the import of MLflow's own client.
 
 Who speaks to the server is read from MLflow's own variables, as its client does.
 """
 
+import itertools
+import math
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 
 from pipelines.core.settings import load_settings
-from pipelines.tracking.run import Point
+from pipelines.tracking.client import RETRIES
+from pipelines.tracking.points import Point
 
 _API = "/api/2.0/mlflow"
 _TIMEOUT_S = 10.0
+_RETRIES = 3
+_PASSING = (429, 500, 502, 503, 504)  # answers that a later try may not get
+_POINTS_A_BATCH = 1000  # MLflow's limits
+_PARAMS_A_BATCH = 100
+_A_PAGE = 1000
+KIND_TAG = "mlflow.experimentKind"  # MLflow's pages show training curves first, not chats
 RUNNING = "RUNNING"
 
 
@@ -29,13 +40,62 @@ def set_run_status(run_id: str, status: str, milliseconds: int | None) -> None:
     _call("POST", "runs/update", body | ({"end_time": milliseconds} if milliseconds else {}))
 
 
+def experiment_id(name: str) -> str:
+    """The id of an experiment, made where missing; two that make it at once both get it."""
+    if found := _unless_missing("experiments/get-by-name", {"experiment_name": name}):
+        return str(found["experiment"]["experiment_id"])
+    tags = [{"key": KIND_TAG, "value": "custom_model_development"}]
+    try:
+        made = _call("POST", "experiments/create", {"name": name, "tags": tags})
+    except httpx.HTTPStatusError:
+        found = _unless_missing("experiments/get-by-name", {"experiment_name": name})
+        if found is None:
+            raise
+        return str(found["experiment"]["experiment_id"])
+    return str(made["experiment_id"])
+
+
+def create_run(experiment: str, name: str, tags: Mapping[str, str]) -> str:
+    """Make a run; asked once only, as an answer that was lost may have left one."""
+    body = {"experiment_id": experiment, "run_name": name, "start_time": int(time.time() * 1000)}
+    pairs = [{"key": key, "value": value} for key, value in tags.items()]
+    made = _ask("POST", "runs/create", body | {"tags": pairs})
+    return str(made["run"]["info"]["run_id"])
+
+
+def run(run_id: str) -> dict[str, Any]:
+    """A run as the server has it: `info` and `data`."""
+    found: dict[str, Any] = _call("GET", "runs/get", {"run_id": run_id})["run"]
+    return found
+
+
+def oldest_run(condition: str, experiments: Sequence[str] = ()) -> dict[str, Any] | None:
+    """The first run that a search finds, if there is one; without experiments, in all of them."""
+    if not experiments:
+        all_of_them = _pages("experiments/search", "experiments")
+        experiments = [each["experiment_id"] for each in all_of_them]
+    query = {"experiment_ids": list(experiments), "filter": condition, "max_results": 1}
+    found = _call("POST", "runs/search", query | {"order_by": ["attributes.start_time ASC"]})
+    runs: list[dict[str, Any]] = found.get("runs", [])
+    return runs[0] if runs else None
+
+
+def log_params(run_id: str, params: Mapping[str, str]) -> None:
+    """Write params; one that is there with the same value is no error."""
+    pairs = [{"key": key, "value": value} for key, value in params.items()]
+    for batch in _batches(pairs, _PARAMS_A_BATCH):
+        _call("POST", "runs/log-batch", {"run_id": run_id, "params": batch})
+
+
 def log_points(run_id: str, points: Sequence[Point]) -> None:
     """Write points; one that is there already, time and all, is not written again."""
     metrics = [
-        {"key": each.key, "value": each.value, "timestamp": each.milliseconds, "step": each.step}
+        {"key": each.key, "value": _number(each.value), "step": each.step}
+        | {"timestamp": each.milliseconds}
         for each in points
     ]
-    _call("POST", "runs/log-batch", {"run_id": run_id, "metrics": metrics})
+    for batch in _batches(metrics, _POINTS_A_BATCH):
+        _call("POST", "runs/log-batch", {"run_id": run_id, "metrics": batch})
 
 
 def set_tags(run_id: str, tags: Mapping[str, str]) -> None:
@@ -44,8 +104,72 @@ def set_tags(run_id: str, tags: Mapping[str, str]) -> None:
     _call("POST", "runs/log-batch", {"run_id": run_id, "tags": pairs})
 
 
+def registered_model(name: str) -> dict[str, Any] | None:
+    """A name in the registry, with its aliases; None where there is none."""
+    found = _unless_missing("registered-models/get", {"name": name})
+    return found and found["registered_model"]
+
+
+def model_versions(name: str) -> list[dict[str, Any]]:
+    """All versions of a model."""
+    return list(_pages("model-versions/search", "model_versions", {"filter": f"name = '{name}'"}))
+
+
+def _pages(
+    path: str, key: str, query: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[dict[str, Any]]:
+    """What a search finds, page by page."""
+    token = ""
+    while True:
+        values = {**query, "max_results": _A_PAGE} | ({"page_token": token} if token else {})
+        answer = _call("GET", path, values)
+        yield from answer.get(key, [])
+        token = answer.get("next_page_token", "")
+        if not token:
+            return
+
+
+def _number(value: float) -> float | str:
+    """As Protocol Buffers write it: JSON itself knows no infinity."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _unless_missing(path: str, values: dict[str, Any]) -> Any | None:
+    try:
+        return _call("GET", path, values)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code == httpx.codes.NOT_FOUND:
+            return None
+        raise
+
+
+def _batches(values: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    yield from (values[start : start + size] for start in range(0, len(values), size))
+
+
 def _call(method: str, path: str, values: dict[str, Any]) -> Any:
-    """The answer; raises httpx.HTTPError, with the server's own words where it gave some."""
+    """The answer; a server that is away is asked as often as MLflow's own client would.
+
+    Raises:
+        httpx.HTTPError: with the server's own words where it gave some.
+    """
+    tries = 1 + int(os.environ.get(RETRIES, _RETRIES))
+    for attempt in itertools.count(1):
+        try:
+            return _ask(method, path, values)
+        except httpx.TransportError:
+            if attempt == tries:
+                raise
+        except httpx.HTTPStatusError as error:
+            if attempt == tries or error.response.status_code not in _PASSING:
+                raise
+        time.sleep(2**attempt)
+    raise AssertionError
+
+
+def _ask(method: str, path: str, values: dict[str, Any]) -> Any:
     url = f"{load_settings().mlflow_url.rstrip('/')}{_API}/{path}"
     response = httpx.request(
         method,

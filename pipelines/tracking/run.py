@@ -7,21 +7,22 @@ fails and is retried rather than lose a result.
 """
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote, urlparse
 
 from pipelines.core.records import DATA_DOCS, RUN_FILE
-from pipelines.core.settings import Settings
 from pipelines.core.storage import read_json
 from pipelines.tracking.client import open_client
 from pipelines.tracking.curves import Curves
+from pipelines.tracking.points import allowed_name, points_now
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,21 +33,17 @@ DATASET_TAG = "penstock.dataset"  # name@N; of a mixture a@1=3, b@2=7
 CACHED_FROM_TAG = "penstock.cached_from"
 DATA_DOCS_TAG = "penstock.data_docs"
 PARENT_TAG = "mlflow.parentRunId"  # MLflow's own: its pages nest runs by it
-KIND_TAG = "mlflow.experimentKind"  # MLflow's pages show training curves first, not chats
 
 _log = logging.getLogger(__name__)
 # What a run used itself, which a run that reuses its training did not.
 _OF_ONE_RUN = ("system/", "seconds/", "worker_hours/", "gpu_hours/", "cost/")
-_METRICS_A_BATCH = 1000  # MLflow's limits
-_PARAMS_A_BATCH = 100
-_PARAM_LENGTH = 6000
+_PARAM_LENGTH = 6000  # MLflow's limit
 _CUT = "... (cut; whole in params.yaml)"
 _SYSTEM_METRICS_SECONDS = 5
 _PATIENCE_AFTER_ERROR_S = 3.0
 
 
 def start_run(
-    settings: Settings,
     experiment: str,
     run_name: str,
     tags: Mapping[str, str],
@@ -57,29 +54,35 @@ def start_run(
     Called again with the same `penstock.dag_run_id` tag it returns the run that is there, so a
     task that is retried makes no second one. Nested params are logged under dotted names.
     """
-    client = open_client(settings.mlflow_url)
-    place = experiment_id(client, experiment)
-    run_id = _existing_run(client, place, tags.get(DAG_RUN_TAG))
-    if run_id is None:
-        run_id = client.create_run(place, run_name=run_name, tags=dict(tags)).info.run_id
+    from pipelines.tracking import rest
+
+    place = rest.experiment_id(experiment)
+    found = rest.oldest_run(f"tags.`{DAG_RUN_TAG}` = '{tags[DAG_RUN_TAG]}'", [place])
+    if found is None:
+        run_id = rest.create_run(place, run_name, tags)
     else:
-        client.update_run(run_id, status="RUNNING")
-    _log_params(client, run_id, params)
+        run_id = str(found["info"]["run_id"])
+        rest.set_run_status(run_id, rest.RUNNING, None)
+    flat = flatten(params)
+    rest.log_params(run_id, {allowed_name(key): _cut(str(value)) for key, value in flat.items()})
     return run_id
 
 
 def end_run(run_id: str, status: str) -> None:
     """Close a run as `FINISHED`, `FAILED` or `KILLED`."""
-    open_client().set_terminated(run_id, status)
+    from pipelines.tracking import rest
+
+    rest.set_run_status(run_id, status, int(time.time() * 1000))
 
 
 def copy_final_metrics(from_run: str, to_run: str) -> None:
     """Repeat in `to_run` the last value of each metric of `from_run`, whose training it reuses."""
-    client = open_client()
-    metrics = client.get_run(from_run).data.metrics
+    from pipelines.tracking import rest
+
+    metrics = {each["key"]: each["value"] for each in rest.run(from_run)["data"].get("metrics", [])}
     results = {key: value for key, value in metrics.items() if not key.startswith(_OF_ONE_RUN)}
-    _send(client, to_run, _points(results, step=0))
-    client.set_tag(to_run, CACHED_FROM_TAG, from_run)
+    rest.log_points(to_run, points_now(results, step=0))
+    rest.set_tags(to_run, {CACHED_FROM_TAG: from_run})
 
 
 def data_docs_address(run_address: str) -> str:
@@ -94,17 +97,7 @@ def open_run(workspace: Path, curves: Path | None = None) -> "TrackedRun":
     """
     path = workspace / RUN_FILE
     facts = read_json(path) if path.is_file() else {}
-    return TrackedRun(facts.get("mlflow_run_id"), curves)
-
-
-@dataclass(frozen=True)
-class Point:
-    """One value of one metric."""
-
-    key: str
-    value: float
-    milliseconds: int  # since 1970
-    step: int
+    return TrackedRun(facts.get("mlflow_run_id"), facts.get("mlflow_artifacts"), curves)
 
 
 class TrackedRun:
@@ -113,8 +106,18 @@ class TrackedRun:
     Use it as a context manager, or call `close`, so that the last points of a curve arrive.
     """
 
-    def __init__(self, run_id: str | None, curves: Path | None = None) -> None:
+    def __init__(
+        self, run_id: str | None, artifacts: str | None = None, curves: Path | None = None
+    ) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            run_id: MLflow's.
+            artifacts: Where the run's lie: a path or a URL; asked for where it is not known.
+            curves: The file of points on their way.
+        """
         self.run_id = run_id
+        self._artifacts = artifacts
         self._opened: MlflowClient | None = None
         self._begun = threading.Event()
         self._later: list[Future[None]] = []
@@ -139,25 +142,37 @@ class TrackedRun:
         """Add a point to each curve, unless that step is there; returns at once."""
         self.begin()
         if self._curves is not None:
-            self._curves.add({_name(key): float(value) for key, value in metrics.items()}, step)
+            self._curves.add(
+                {allowed_name(key): float(value) for key, value in metrics.items()}, step
+            )
 
     def log_results(self, metrics: Mapping[str, float]) -> None:
         """Write final figures, at step 0."""
         if self.run_id is not None:
-            _send(self._client(), self.run_id, _points(metrics, step=0))
+            from pipelines.tracking import rest
+
+            rest.log_points(self.run_id, points_now(metrics, step=0))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Write tags."""
         if self.run_id is not None:
-            for key, value in tags.items():
-                self._client().set_tag(self.run_id, key, value)
+            from pipelines.tracking import rest
+
+            rest.set_tags(self.run_id, tags)
 
     def log_artifact(self, path: Path, folder: str = "") -> None:
         """Copy a file or a whole folder to the run's artifacts, straight to where they are kept."""
         if self.run_id is None:
             return
-        upload = self._client().log_artifacts if path.is_dir() else self._client().log_artifact
-        upload(self.run_id, str(path), folder or None)
+        if (place := self._local_artifacts()) is not None:
+            (place / folder).mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                shutil.copytree(path, place / folder, dirs_exist_ok=True)
+            else:
+                shutil.copy(path, place / folder)
+        else:
+            upload = self._client().log_artifacts if path.is_dir() else self._client().log_artifact
+            upload(self.run_id, str(path), folder or None)
 
     @contextmanager
     def system_metrics(self, node_id: str) -> Iterator[None]:
@@ -199,6 +214,15 @@ class TrackedRun:
         elif self._curves is not None:  # what is left is sent by who goes on
             self._begun.set()
             self._curves.close(_PATIENCE_AFTER_ERROR_S)
+
+    def _local_artifacts(self) -> Path | None:
+        """Where the artifacts lie, if that is a folder."""
+        if self._artifacts is None:
+            from pipelines.tracking import rest
+
+            self._artifacts = str(rest.run(str(self.run_id))["info"]["artifact_uri"])
+        place = urlparse(self._artifacts)
+        return Path(unquote(place.path)) if place.scheme in ("", "file") else None
 
     def _client(self) -> "MlflowClient":
         if self._opened is None:
@@ -244,48 +268,6 @@ def _finish(node_id: str, started: "Future[SystemMetricsMonitor]") -> None:
         _log.warning("no system metrics of %s: %s", node_id, error)
 
 
-def experiment_id(client: "MlflowClient", name: str) -> str:
-    """The id of an experiment, made where missing; two that make it at once both get it."""
-    from mlflow.exceptions import MlflowException
-
-    if found := client.get_experiment_by_name(name):
-        return str(found.experiment_id)
-    try:
-        return str(client.create_experiment(name, tags={KIND_TAG: "custom_model_development"}))
-    except MlflowException:
-        if found := client.get_experiment_by_name(name):
-            return str(found.experiment_id)
-        raise
-
-
-def _existing_run(client: "MlflowClient", experiment: str, dag_run: str | None) -> str | None:
-    if dag_run is None:
-        return None
-    runs = client.search_runs([experiment], f"tags.`{DAG_RUN_TAG}` = '{dag_run}'", max_results=1)
-    return runs[0].info.run_id if runs else None
-
-
-def _points(metrics: Mapping[str, float], step: int) -> list[Point]:
-    now = int(time.time() * 1000)
-    return [Point(_name(key), float(value), now, step) for key, value in metrics.items()]
-
-
-def _send(client: "MlflowClient", run_id: str, points: list[Point]) -> None:
-    from mlflow.entities import Metric
-
-    metrics = [Metric(p.key, p.value, p.milliseconds, p.step) for p in points]
-    for start in range(0, len(metrics), _METRICS_A_BATCH):
-        client.log_batch(run_id, metrics=metrics[start : start + _METRICS_A_BATCH])
-
-
-def _log_params(client: "MlflowClient", run_id: str, params: Mapping[str, Any]) -> None:
-    from mlflow.entities import Param
-
-    flat = [Param(_name(key), _cut(str(value))) for key, value in flatten(params).items()]
-    for start in range(0, len(flat), _PARAMS_A_BATCH):
-        client.log_batch(run_id, params=flat[start : start + _PARAMS_A_BATCH])
-
-
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, under dotted names."""
     flat: dict[str, Any] = {}
@@ -295,11 +277,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _name(key: str) -> str:
-    """A dataset version in it as `name:N`: MLflow allows no `@` in a metric's or param's name."""
-    return key.replace("@", ":")
 
 
 def _cut(text: str) -> str:

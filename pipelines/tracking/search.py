@@ -9,15 +9,10 @@ from pipelines.tracking.run import DATASET_TAG
 
 def run_of_model(model_hash: str) -> str | None:
     """The run that trained the model with this content, the oldest where several did."""
-    client = open_client()
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    runs = client.search_runs(
-        experiments,
-        f"tags.`{MODEL_HASH_TAG}` = '{model_hash}'",
-        max_results=1,
-        order_by=["attributes.start_time ASC"],
-    )
-    return str(runs[0].info.run_id) if runs else None
+    from pipelines.tracking import rest
+
+    found = rest.oldest_run(f"tags.`{MODEL_HASH_TAG}` = '{model_hash}'")
+    return str(found["info"]["run_id"]) if found else None
 
 
 def models_of_dataset(label: str) -> list[ModelRef]:
@@ -40,6 +35,8 @@ def _labels(tag: str) -> list[str]:
 
 def addresses(run_id: str) -> tuple[str, str]:
     """The page of a run, and where its artifacts lie: a path or a URL."""
-    info = open_client().get_run(run_id).info
-    page = f"{load_settings().mlflow_url}/#/experiments/{info.experiment_id}/runs/{run_id}"
-    return page, str(info.artifact_uri)
+    from pipelines.tracking import rest
+
+    info = rest.run(run_id)["info"]
+    page = f"{load_settings().mlflow_url}/#/experiments/{info['experiment_id']}/runs/{run_id}"
+    return page, str(info["artifact_uri"])

@@ -1,4 +1,9 @@
-"""A real MLflow store in SQLite, made once a session: its migrations take three seconds."""
+"""A real MLflow server on SQLite, made once a session: its migrations take three seconds."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +15,24 @@ def mlflow_uri(tmp_path_factory):
     from pipelines.tracking.client import open_client
 
     folder = tmp_path_factory.mktemp("mlflow")
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    open_client(uri).create_experiment(EXPERIMENT, artifact_location=str(folder / "artifacts"))
-    return uri
+    with _mlflow_server(f"sqlite:///{folder / 'mlflow.db'}", folder / "artifacts") as uri:
+        open_client(uri).create_experiment(EXPERIMENT, artifact_location=str(folder / "artifacts"))
+        yield uri
+
+
+@contextmanager
+def _mlflow_server(store: str, artifacts: Path) -> Iterator[str]:
+    """In a thread: as a process of its own it would import MLflow once more."""
+    from mlflow.server import app, handlers
+    from werkzeug.serving import make_server
+
+    handlers.initialize_backend_stores(store, store, str(artifacts))
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
 
 
 @pytest.fixture

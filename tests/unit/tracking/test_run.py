@@ -1,3 +1,4 @@
+import math
 import os
 import signal
 import subprocess
@@ -6,7 +7,7 @@ import time
 
 import pytest
 
-from pipelines.core.settings import PROJECT, load_settings
+from pipelines.core.settings import PROJECT
 from pipelines.core.storage import write_json
 from pipelines.tracking import curves
 from pipelines.tracking.run import copy_final_metrics, end_run, flatten, open_run, start_run
@@ -23,21 +24,21 @@ def workspace(tmp_path, mlflow_run):
 def test_one_dag_run_makes_one_mlflow_run(mlflow_client):
     tags = {"penstock.dag_run_id": "scheduled__2026-11-01T00:00:00+00:00"}
     params = {"name": "r", "train": {"lr": 0.003}, "prompts": ["x" * 7000]}
-    first = start_run(load_settings(), EXPERIMENT, "r", tags, params)
+    first = start_run(EXPERIMENT, "r", tags, params)
     end_run(first, "FAILED")
-    again = start_run(load_settings(), EXPERIMENT, "r", tags, params)
+    again = start_run(EXPERIMENT, "r", tags, params)
     run = mlflow_client.get_run(first)
     assert again == first
     assert run.info.status == "RUNNING"
     assert run.data.params["train.lr"] == "0.003"
     assert len(run.data.params["prompts"]) == 6000
     assert run.data.params["prompts"].endswith("whole in params.yaml)")
-    assert start_run(load_settings(), EXPERIMENT, "r", {"penstock.dag_run_id": "b"}, {}) != first
+    assert start_run(EXPERIMENT, "r", {"penstock.dag_run_id": "b"}, {}) != first
 
 
 def test_a_dataset_version_may_be_in_the_name_of_a_param_and_of_a_figure(mlflow_client, tmp_path):
     params = {"mixture": {"web@3": 7.0}}
-    run_id = start_run(load_settings(), EXPERIMENT, "m", {"penstock.dag_run_id": "m"}, params)
+    run_id = start_run(EXPERIMENT, "m", {"penstock.dag_run_id": "m"}, params)
     write_json(tmp_path / "run.json", {"mlflow_run_id": run_id})
     with open_run(tmp_path) as run:
         run.log_results({"bits_per_byte/web@3": 1.5})
@@ -153,12 +154,13 @@ def test_results_tags_and_artifacts_are_there_when_the_call_returns(
     (workspace / "plots").mkdir()
     (workspace / "plots" / "a.txt").write_text("a")
     with open_run(workspace) as run:
-        run.log_results({"bits_per_byte": 2.25})
+        run.log_results({"bits_per_byte": 2.25, "perplexity": math.inf})
         run.set_tags({"penstock.verdict": "refused"})
         run.log_artifact(workspace / "plots", "evaluate")
         run.log_artifact(workspace / "plots" / "a.txt")
         data = mlflow_client.get_run(mlflow_run).data
         assert data.metrics["bits_per_byte"] == 2.25
+        assert data.metrics["perplexity"] > 1e300
         assert data.tags["penstock.verdict"] == "refused"
         assert [file.path for file in mlflow_client.list_artifacts(mlflow_run, "evaluate")] == [
             "evaluate/a.txt"

@@ -28,7 +28,7 @@ from ray.train.v2._internal.execution.worker_group import (
     WorkerGroupPollStatus,
 )
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.logbook import Entry, Kind, note
 from pipelines.core.recipe import Recipe
 from pipelines.training import preemption
@@ -52,6 +52,7 @@ class Progress:
 
     def __init__(self, recipe: Recipe, workspace: Path) -> None:
         self._place = checkpoints_of(recipe, workspace)
+        self._newest = 0  # the step of the last complete checkpoint
         self._newest = self._look()
         self._failures = 0
 
@@ -72,7 +73,11 @@ class Progress:
             )
 
     def _look(self) -> int:
-        return max(CheckpointStore(self._place).steps(), default=0)
+        try:
+            return max(CheckpointStore(self._place).steps(), default=0)
+        except UnreachableError as error:  # nobody knows of a newer one
+            _log.warning("%s", error)
+            return self._newest
 
 
 class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  # Ray has no types
@@ -116,9 +121,11 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
             return
         self._trains = False
         self._failures += 1
-        told = (PreemptedError, UserError)  # these are in the logbook, or will be at the end
+        if any(map(_is_out_of_device_memory, errors.values())):
+            return  # noted already, and the next layout is no more of the same
         cause = _first_line(next(iter(errors.values())))
-        if not any(isinstance(error, told) for error in errors.values()):
+        # These are in the logbook, or will be at the end.
+        if not any(isinstance(error, PreemptedError | UserError) for error in errors.values()):
             kind, cause = self._fault(errors)
             _note(self._workspace, kind, f"{self._life}, failure {self._failures}", cause)
         self._progress.failed(cause)
@@ -204,8 +211,13 @@ def _answers(host: str, port: int) -> bool:
         return False
 
 
+def _is_out_of_device_memory(error: Exception) -> bool:
+    """PyTorch's error, told by its name: the controller does not import it."""
+    return f"{type(error).__module__}.{type(error).__name__}" == "torch.OutOfMemoryError"
+
+
 def _is_out_of_memory(error: Exception) -> bool:
-    """Of the host; what ran out of a device's memory has noted it itself."""
+    """Of the host, where Ray ends a worker before the kernel does."""
     cause = error.health_check_failure if isinstance(error, WorkerHealthCheckFailedError) else error
     return isinstance(cause, ray.exceptions.OutOfMemoryError)
 

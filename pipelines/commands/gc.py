@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,10 @@ from pipelines.commands.figures import file_size
 from pipelines.commands.models import check_mlflow_answers
 from pipelines.commands.options import Json
 from pipelines.core.settings import load_settings
+
+if TYPE_CHECKING:
+    from pipelines.core.settings import Settings
+    from pipelines.services.airflow_api import AirflowApi
 
 
 def gc(
@@ -26,7 +30,7 @@ def gc(
     ] = 3,
     as_json: Json = False,
 ) -> None:
-    """Remove what old runs left: workspaces, checkpoints, cached results.
+    """Remove what old runs left: workspaces, checkpoints, cached results, jobs that nobody awaits.
 
     Kept are what lives or changed within the hour, the last runs of each recipe, and all of a run
     whose model an alias names. Without --delete nothing is touched.
@@ -38,6 +42,7 @@ def gc(
     settings = load_settings()
     airflow = AirflowApi(settings)
     check_mlflow_answers()
+    stopped = _stop_orphans(settings, airflow) if delete else []
     rules = Rules(days, failed_days, checkpoint_days, keep_last)
     aliased = garbage.aliased_models()
     found = []
@@ -48,10 +53,27 @@ def gc(
     total = sum(each.bytes for each in found)
     if as_json:
         items = [dataclasses.asdict(each) for each in found]
-        typer.echo(json.dumps({"deleted": delete, "bytes": total, "found": items}, indent=2))
+        facts = {"deleted": delete, "bytes": total, "found": items, "stopped_jobs": stopped}
+        typer.echo(json.dumps(facts, indent=2))
     elif not found:
         typer.echo("nothing is old enough to go")
     elif delete:
         typer.echo(f"{file_size(total):>9}  freed")
     else:
         typer.echo(f"{file_size(total):>9}  would be freed; do it with --delete")
+
+
+def _stop_orphans(settings: "Settings", airflow: "AirflowApi") -> list[str]:
+    """Jobs that nobody waits for would keep what they write to."""
+    import httpx
+
+    from pipelines.services.reconciler import reconcile_once
+
+    try:
+        stopped = reconcile_once(settings, lambda: airflow)
+    except httpx.HTTPError as error:
+        typer.echo(f"warning: Ray's jobs were not looked at: {error}", err=True)
+        return []
+    for job in stopped:
+        typer.echo(f"stopped Ray job {job}, for which nobody waited", err=True)
+    return stopped

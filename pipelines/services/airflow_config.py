@@ -37,12 +37,14 @@ def airflow_config(settings: Settings) -> str:
             "secret_key": _secret(settings, "airflow-session"),
         },
         "api_auth": {"jwt_secret": _secret(settings, "airflow-jwt")},
-        "database": {"sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}"},
+        # Seconds to wait for another writer; the five by default are too few where runs are many.
+        "database": {"sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}?timeout=60"},
         "logging": {"base_log_folder": home / "logs"},
-        # A DAG file that was just added or edited is seen within seconds, not minutes.
+        # A DAG file that was just added or edited is read within seconds; the others once a minute,
+        # as each reading is a process that takes half a second of a core.
         "dag_processor": {
             "refresh_interval": 10,
-            "min_file_process_interval": 10,
+            "min_file_process_interval": 60,
             "parsing_processes": 1,
             "dag_processor_log_target": "stdout",
         },

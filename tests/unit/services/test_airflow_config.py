@@ -30,7 +30,8 @@ def test_every_value_comes_back(path: Path) -> None:
     assert parser["core"]["parallelism"] == "4"
     assert parser["api"]["host"] == "127.0.0.1"
     assert parser["api"]["base_url"] == "http://127.0.0.1:18081"
-    assert parser["database"]["sql_alchemy_conn"] == f"sqlite:///{path.parent / 'airflow.db'}"
+    database = parser["database"]["sql_alchemy_conn"]
+    assert database == f"sqlite:///{path.parent / 'airflow.db'}?timeout=60"
 
 
 def test_it_is_the_owners_and_its_keys_last(path: Path) -> None:

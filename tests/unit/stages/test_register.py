@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +18,7 @@ from pipelines.core.records import (
     Split,
     TrainRecord,
 )
+from pipelines.core.settings import PROJECT
 from pipelines.core.storage import folder_hash, read_json, write_json
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
@@ -294,3 +297,27 @@ def test_no_one_is_asked_about_a_model_that_the_gate_refuses(models, trained, re
     record = register.run(asking, trained(models[2]))
     assert (record.verdict.decision, record.candidate) == ("refused", None)
     assert len(registry.show(recipe.registration.model_name)) == 1
+
+
+REGISTER = """
+import sys
+from pathlib import Path
+from pipelines.core.recipe import Recipe
+from pipelines.stages import register
+
+register.run(Recipe.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_of_runs_that_register_at_once_each_meets_the_champion_of_the_one_before(
+    models, trained, recipe
+):
+    workspaces = [trained(model) for model in (*models, models[0])]  # two of the same content
+    arguments = [sys.executable, "-c", REGISTER, recipe.model_dump_json(by_alias=True)]
+    started = [subprocess.Popen([*arguments, each], cwd=PROJECT) for each in workspaces]
+    assert [process.wait() for process in started] == [0] * len(started)
+    decisions = [RegisterRecord.read(each).verdict.decision for each in workspaces]
+    versions = registry.show(recipe.registration.model_name)
+    assert len(versions) == decisions.count("promoted") >= 1
+    assert len({each.model_hash for each in versions}) == len(versions)
+    assert [each.aliases for each in versions] == [("champion",), *[()] * (len(versions) - 1)]

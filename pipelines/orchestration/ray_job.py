@@ -131,10 +131,13 @@ class RayJobOperator(BaseOperator):
 
     def _go_on(self, context: "Context", state: JobState, event: Job | None = None) -> Any:
         """Walk to the job that counts; `event` is how the one that was waited for ended."""
+        if event:
+            self._show_job(context, str(event.submission_id))
         if event and event.status == UNREACHABLE:
             raise RuntimeError(event.message)
         job = self._walk(context, state, event)
         if job.status == "SUCCEEDED":
+            self._show_job(context, str(job.submission_id))
             return self.finish()
         if job.status == LOST:
             forget_error(Path(self.workspace))
@@ -209,13 +212,17 @@ class RayJobOperator(BaseOperator):
             metadata = _metadata(context, workspace)
             await jobs.submit(submission_id, entrypoint, runtime_env, metadata)
 
+    def _show_job(self, context: "Context", submission_id: str) -> None:
+        """In each process of the task, as Airflow stores what the last one shows."""
+        RayJobLink().show(self, context, RayJobLink.address(submission_id))
+        RayJobLogLink().show(self, context, RayJobLogLink.address(submission_id))
+
     def _deferral(self, context: "Context", state: JobState, job: Job) -> TaskDeferred:
         submission_id, offset = str(job.submission_id), state.read().offset
         if job.live:
             self.log.info("attached to Ray job %s", submission_id)
             offset = ProgressReader.at_end(Path(self.workspace)).offset
-        RayJobLink().show(self, context, RayJobLink.address(submission_id))
-        RayJobLogLink().show(self, context, RayJobLogLink.address(submission_id))
+        self._show_job(context, submission_id)
         return TaskDeferred(
             trigger=RayJobTrigger(
                 submission_id,

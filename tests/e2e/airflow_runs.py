@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pipelines.services.airflow_api import AirflowApi
 
 T = TypeVar("T")
-PATIENCE_S = 300
+PATIENCE_S = 600
 
 
 def wait_for(found: Callable[[], T | None], what: str, seconds: float = PATIENCE_S) -> T:

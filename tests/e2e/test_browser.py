@@ -28,7 +28,7 @@ def task_page(platform, run_id, task):
 
 
 def link(page, name):
-    return page.get_by_role("link", name=name).get_attribute("href")
+    return page.get_by_role("link", name=name, exact=True).get_attribute("href")
 
 
 def test_the_trigger_form_shows_the_recipes_fields_with_help_and_refuses_a_bad_value(

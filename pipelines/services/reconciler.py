@@ -26,7 +26,7 @@ from pipelines.services.airflow_api import AirflowApi
 from pipelines.services.parts import reconciled_path
 from pipelines.services.watch import Watch
 
-_EVERY_S = 5.0  # a stop takes Ray 3 s more, and an orphan is to be gone after 15
+_EVERY_S = 4.0  # a stop takes Ray 3 s more, and an orphan is to be gone after 15
 _PREFIX = "penstock-"
 
 _log = logging.getLogger(__name__)
@@ -123,8 +123,8 @@ def main() -> None:
     watch = Watch(settings)
     airflow = cache(partial(AirflowApi, settings))  # one login, once Airflow has answered
     looks: list[Callable[[], object]] = [
-        partial(watch.look, airflow),
         partial(reconcile_once, settings, airflow),
+        partial(watch.look, airflow),
     ]
     said: dict[int, str] = {}  # what keeps each of them from looking, once in the log
     while True:

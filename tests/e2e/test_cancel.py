@@ -45,21 +45,31 @@ class Run:
                 submissions
                 and submissions[-1] != other_than
                 and self.state(task) == "deferred"
-                and self.processes(submissions[-1])
+                and self.drivers(submissions[-1])
             )
 
         until(runs, f"the job of {task}", 240)
         return JobState.of(self.workspace, task, -1).read().submissions[-1]
 
-    def processes(self, job: str) -> list[psutil.Process]:
-        return [p for p in self.platform.processes() if variable(p, RAY_JOB_VARIABLE) == job]
+    def drivers(self, job: str) -> list[psutil.Process]:
+        """The job's command, and what it has started on this machine but not by Ray."""
+        ours = [p for p in self.platform.processes() if variable(p, RAY_JOB_VARIABLE) == job]
+        return [p for p in ours if "ray_jobs." in command(p)]
+
+    def used_cpus(self) -> float:
+        """What Ray has promised to somebody."""
+        data = self.ray("/api/cluster_status")["data"]["clusterStatus"]
+        return data["loadMetricsReport"]["usage"]["CPU"][0]
 
     def status(self, job: str) -> str:
+        return self.ray(f"/api/jobs/{job}")["status"]
+
+    def ray(self, path: str) -> dict:
         settings = self.platform.settings
         token = settings.ray_token_path.read_text().strip()
         headers = {"Authorization": f"Bearer {token}"}
-        answer = httpx.get(f"{settings.ray_url}/api/jobs/{job}", headers=headers, timeout=30)
-        return answer.raise_for_status().json()["status"]
+        answer = httpx.get(f"{settings.ray_url}{path}", headers=headers, timeout=30)
+        return answer.raise_for_status().json()
 
     def mark(self, task: str, state: str) -> None:
         path = f"/api/v2/dags/{DAG}/dagRuns/{self.id}/taskInstances/{task}"
@@ -71,20 +81,22 @@ class Run:
         path = f"/api/v2/dags/{DAG}/clearTaskInstances"
         self.airflow._client.post(path, json=body).raise_for_status()
 
-    def wait_for_end_of(self, job: str) -> None:
-        """The job is stopped and nothing of it is left to hold a CPU."""
-        until(
-            lambda: self.status(job) == "STOPPED" and not self.processes(job),
-            f"the end of {job}",
-            WITHIN_S,
-        )
+    def wait_for_end_of(self, job: str, *, another_follows: bool = False) -> None:
+        """The job is stopped, and what it held is free; a job that follows holds it soon."""
+
+        def free() -> bool:
+            over = self.status(job) == "STOPPED" and not self.drivers(job)
+            return over and (another_follows or self.used_cpus() == 0)
+
+        until(free, f"the end of {job}", WITHIN_S)
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        assert time.monotonic() - began < seconds, f"waited {seconds:.0f} s for {what}"
         time.sleep(0.3)
+    print(f"{what}: {time.monotonic() - began:.1f} s")
 
 
 def variable(process: psutil.Process, name: str) -> str | None:
@@ -92,6 +104,13 @@ def variable(process: psutil.Process, name: str) -> str | None:
         return process.environ().get(name)
     except psutil.Error:
         return None
+
+
+def command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 @pytest.fixture
@@ -113,7 +132,7 @@ def test_what_a_person_decides_about_a_deferred_task(platform, no_triggerer):
 
     first = run.live_job("preprocess")
     run.clear("preprocess")
-    run.wait_for_end_of(first)
+    run.wait_for_end_of(first, another_follows=True)
     second = run.live_job("preprocess", other_than=first)
 
     run.mark("preprocess", "success")
@@ -142,7 +161,7 @@ def test_a_running_stage_ends_with_its_task(platform):
 
     def children() -> list[psutil.Process]:
         found = [p for p in platform.processes() if variable(p, "PYTHONPATH") == str(run.workspace)]
-        return [p for p in found if "pipelines.stages" in p.cmdline()]
+        return [p for p in found if "-m pipelines.stages" in command(p)]
 
     until(lambda: bool(children()), "the stage's process", 60)
     run.mark("validate", "failed")

@@ -29,8 +29,10 @@ class Task(RayJobOperator):
 
 
 @pytest.fixture
-def make(platform_variables, tmp_path):
+def make(platform_variables, tmp_path, monkeypatch):
     """A new operator object for the same task instance, as each process of Airflow has."""
+    # Airflow knows no such runs: jobs of this home would be orphans to the platform's reconciler.
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
 
     def one(entrypoint: str, **more) -> Task:
         task = Task(
@@ -161,7 +163,7 @@ def test_a_driver_that_is_killed_behind_progress_is_followed_in_the_same_try(
     wait_for_life(first)
     while not (tmp_path / "progress.jsonl").exists():
         time.sleep(0.1)
-    driver = next(p for p in processes_of_job(first) if p.cmdline()[:1] == ["sleep"])
+    driver = next(p for p in processes_of_job(first) if p.cmdline() == ["sleep", "100"])
     os.killpg(os.getpgid(driver.pid), signal.SIGKILL)
     event = wait(deferred)
     with pytest.raises(TaskDeferred) as again:

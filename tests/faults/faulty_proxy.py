@@ -14,7 +14,6 @@ from typing import Literal
 
 Fault = Literal["none", "500", "timeout", "reset", "truncated", "slow"]
 
-TIMES = 2  # so many requests of a kind go wrong, before all others go well
 _SILENCE_S = 25.0  # longer than any client waits
 _SLOW_S, _SLOW_CHUNK, _CHUNKS_A_SECOND = 5.0, 256, 4  # 1 KB/s, for a while
 _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive"}
@@ -24,7 +23,7 @@ class FaultyProxy(ThreadingHTTPServer):
     """Forwards to a port on this machine.
 
     Attributes:
-        hurt: How many requests went wrong, by method and the first folder of the key.
+        hurt: How many requests went wrong, by method and folder.
     """
 
     daemon_threads = True
@@ -43,10 +42,10 @@ class FaultyProxy(ThreadingHTTPServer):
 
     def fault_of(self, method: str, path: str) -> Fault:
         """What befalls the next request."""
-        key = path.partition("?")[0].strip("/").partition("/")[2]  # without the bucket
-        kind = method, key.partition("/")[0]
+        folders = path.partition("?")[0].strip("/").split("/")[:-1]
+        kind = method, "/".join(folders[:2])  # the bucket, and the first folder in it
         with self._lock:
-            if self.fault == "none" or self.hurt[kind] >= TIMES:
+            if self.fault == "none" or self.hurt[kind]:
                 return "none"
             self.hurt[kind] += 1
             return self.fault
@@ -97,6 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
+        if self.command == "HEAD":
+            return
         until = time.monotonic() + _SLOW_S if slowly else 0
         while content and time.monotonic() < until:
             self.wfile.write(content[:_SLOW_CHUNK])

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from pipelines.core.storage import MARKER
+from pipelines.core.storage import MARKER, read_json
+from pipelines.orchestration.job_state import FOLDER, instance_name
 from pipelines.services.supervisor import GROUP, Supervisor
 from pipelines.stages.train_diagnostics import DIAGNOSTICS
 from pipelines.training.checkpoint_store import CHECKPOINTS
@@ -64,14 +65,22 @@ def job_driver(run: PipelineRun, stage: str) -> psutil.Process:
 
 
 def airflow_task(run: PipelineRun, task_id: str) -> psutil.Process:
-    """The process in which a task's operator runs, as soon as it does."""
+    """The process in which a task's operator runs, as soon as it is at work."""
     run.wait_for_task(task_id, "running")
     task = run.task(task_id)["id"]
-    return find(
+    process = find(
         run.platform,
         lambda process: process.cmdline()[0] == f"airflow worker -- {task}",
         f"the Airflow task process of {task_id}",
     )
+    presence = run.workspace / FOLDER / f"{instance_name(task_id, -1)}.process.json"
+    run.wait(
+        lambda: presence.exists() and read_json(presence)["pid"] == process.pid,
+        f"{task_id} at work",
+        FIND_LIMIT_S,
+        every=0.02,
+    )
+    return process
 
 
 def service(platform: Platform, name: str) -> psutil.Process:

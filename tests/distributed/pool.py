@@ -1,10 +1,11 @@
-"""Processes of a gloo group that are kept from one test to the next: to start them takes seconds.
+"""Processes that are kept from one test to the next, as to start them takes seconds.
 
-A test names a function of a module, which all of them call alike:
+A test names a function of a module, which all of them call alike, as one gloo group:
 
     losses = pool(4).run(train_case, case, folder)
 """
 
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -22,7 +23,7 @@ _GRACE_SECONDS = 5  # for the others, after an error in one
 
 
 class Pool:
-    """So many processes, in one gloo group; restarted only after an error that left them apart."""
+    """So many processes; restarted only after an error that left them apart."""
 
     def __init__(self, world: int) -> None:
         """Nothing is started yet."""
@@ -61,11 +62,11 @@ class Pool:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-pool-")
-        store = Path(self._folder.name) / "store"
+        stores = Path(self._folder.name)
         for rank in range(self.world):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, self.world, store, theirs), daemon=True
+                target=_serve, args=(rank, self.world, stores, theirs), daemon=True
             )
             process.start()
             theirs.close()
@@ -101,21 +102,27 @@ class Pool:
         return results
 
 
-def _serve(rank: int, world: int, store: Path, connection: Connection) -> None:
-    """Join the group, then do what is asked until nobody is there to ask."""
+def _serve(rank: int, world: int, stores: Path, connection: Connection) -> None:
+    """Do what is asked until nobody is there to ask.
+
+    Each time in a new group: a mesh leaves groups behind, each with threads that never rest, and
+    after a hundred tests these would be all that a machine does.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     connection.send((True, None))
-    while True:
+    for number in itertools.count():
         try:
             function, arguments = connection.recv()
         except EOFError:
             return
+        meeting = f"file://{stores / str(number)}"
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
         try:
             connection.send((True, function(*arguments)))
         except BaseException:
             connection.send((False, traceback.format_exc()))
+        dist.destroy_process_group()

@@ -122,7 +122,12 @@ def samples_of(workspace: Path) -> list[str]:
     recipe = override_values(load_recipe("debug"), {"data.source.max_documents": 12})
     dataset = PreprocessRecord.read(workspace).dataset
     loader = TokenLoader(
-        TokenDataset(workspace / "outputs" / "preprocess", dataset.train, 64),
+        TokenDataset(
+            workspace / "outputs" / "preprocess",
+            dataset.train,
+            64,
+            packed_length=dataset.packed_length,
+        ),
         seed=recipe.seed,
         global_batch=8,
         micro_batch=1,

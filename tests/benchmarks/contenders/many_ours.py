@@ -28,18 +28,19 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
         return sum(runs.get(name) == "success" for name in names)
 
     def run_round() -> tuple[float, dict[str, Any]]:
-        workspace = settings.home / f"many-{time.time_ns()}"
-        workspace.mkdir()
-        names = [f"{workspace.name}-{number}" for number in range(options["runs"])]
+        folder = settings.home / f"many-{time.time_ns()}"
+        names = [f"{folder.name}-{number}" for number in range(options["runs"])]
+        for name in names:
+            (folder / name).mkdir(parents=True)
         began, warm = time.monotonic(), 0
         for name in names:
-            airflow.trigger(DAG, name, {"workspace": str(workspace)})
+            airflow.trigger(DAG, name, {"workspace": str(folder / name)})
         while (done := over(names)) < len(names):
             if not warm and done >= FIRST * len(names):
                 warm = scheduler.memory_info().rss
             time.sleep(2)
         seconds = time.monotonic() - began
-        written = (workspace / "done").read_text().split()
+        written = (folder / "done").read_text().split()
         if len(written) != len(names) or len(set(written)) != len(names):
             raise SystemExit(f"{len(names)} runs, {len(written)} jobs: {len(set(written))} names")
         growth = scheduler.memory_info().rss / warm

@@ -23,6 +23,6 @@ with DAG(
 ):
     RayJobOperator(
         task_id="job",
-        entrypoint='echo "$PENSTOCK_RAY_JOB_ID" >> done',
+        entrypoint='echo "$PENSTOCK_RAY_JOB_ID" >> ../done',
         workspace="{{ params.workspace }}",
     )

@@ -19,17 +19,23 @@ from typing import Any
 
 START_SECONDS = 180  # of processes that import torch, on a busy machine
 _PRELOADED = ["torch", "torch.distributed.fsdp", "pipelines.training.trainer"]
+_RUNS = 8  # of the same processes
 _GRACE_SECONDS = 5  # for the others, after an error in one
 
 
 class Pool:
-    """So many processes; restarted only after an error that left them apart."""
+    """So many processes; new ones after an error that left them apart, and after some runs.
+
+    A mesh's groups outlive it in PyTorch's caches, each with threads that never rest: after a
+    hundred tests these would be all that a machine does.
+    """
 
     def __init__(self, world: int) -> None:
         """Nothing is started yet."""
         self.world = world
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
+        self._runs = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 300) -> list[Any]:
@@ -39,8 +45,11 @@ class Pool:
             RuntimeError: with the traceback of the process that failed first.
             TimeoutError: not all ended in time.
         """
+        if self._runs == _RUNS:
+            self.close()
         if not self._processes:
             self._start()
+        self._runs += 1
         for connection in self._connections:
             connection.send((function, arguments))
         return self._collect(seconds)
@@ -53,7 +62,7 @@ class Pool:
             process.join()
         for connection in self._connections:
             connection.close()
-        self._processes, self._connections = [], []
+        self._processes, self._connections, self._runs = [], [], 0
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -103,11 +112,7 @@ class Pool:
 
 
 def _serve(rank: int, world: int, stores: Path, connection: Connection) -> None:
-    """Do what is asked until nobody is there to ask.
-
-    Each time in a new group: a mesh leaves groups behind, each with threads that never rest, and
-    after a hundred tests these would be all that a machine does.
-    """
+    """Do what is asked until nobody is there to ask, each time in a new group."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist

@@ -136,7 +136,10 @@ def test_training_goes_on_from_an_adapter(kind: str, base: Path, tmp_path: Path)
     ("changes", "line"),
     [
         ({"model": {"init_from": None}}, "a model of random weights is nothing to adapt"),
-        ({"parallel": {"tp": 2}}, "parallel.tp = 2"),
+        (
+            {"parallel": {"pp": 2}, "resources": {"workers": 2}},
+            r"parallel.pp\(2\): not with adapter.kind = lora",
+        ),
         ({"train": {"precision": "fp8"}}, "train.precision = 'fp8'"),
         ({"adapter": {"init_from": "nowhere"}}, "nowhere: no adapter_config.json"),
         ({"adapter": {"kind": "none", "init_from": "x"}}, "there are no adapters"),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def train(processes: int, workspace: Path, *overrides: str) -> subprocess.Comple
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def history(workspace: Path) -> list[dict[str, float]]:
+def history(workspace: Path) -> list[dict[str, Any]]:
     text = (workspace / "outputs" / "train" / "history.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
@@ -62,6 +63,7 @@ def test_fewer_processes_go_on_with_the_same_batches(tmp_path: Path) -> None:
     assert rest.returncode == 0, rest.stderr
     assert "resumed after step 1" in rest.stderr
     for found, expected in zip(history(cut), history(tmp_path / "whole"), strict=True):
+        assert found.pop("samples") == expected.pop("samples")
         assert found == pytest.approx(expected, rel=1e-5)
     assert not (tmp_path / "home" / "services").exists()
 

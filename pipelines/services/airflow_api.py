@@ -97,7 +97,8 @@ class AirflowApi:
 
     def set_pool_slots(self, name: str, slots: int) -> None:
         """Change the size of a pool."""
-        self._client.patch(f"{_API}/pools/{name}", json={"slots": slots}).raise_for_status()
+        body = {"name": name, "slots": slots, "include_deferred": True}  # Airflow wants all three
+        self._client.patch(f"{_API}/pools/{name}", json=body).raise_for_status()
 
     def run_state(self, dag_id: str, run_id: str) -> str:
         """`queued`, `running`, `success` or `failed`."""

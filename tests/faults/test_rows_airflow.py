@@ -16,7 +16,7 @@ from tests.faults.processes import airflow_task, has_ended, kept_down, kill, ser
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 
 # In the key of *preprocess*, so that it runs; no document of the recipe's data is malformed.
-FRESH_DATA = {"data__max_malformed_fraction": 0.5}
+FRESH_DATA = {"data__source__max_malformed_fraction": 0.5}
 
 
 @pytest.mark.always

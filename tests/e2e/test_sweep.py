@@ -68,23 +68,20 @@ def test_each_member_is_a_run_of_its_own_below_the_sweeps(sweep, workspace, mlfl
     assert parent.data.tags["penstock.best_run"] == members[0].info.run_id
 
 
-def test_members_queue_for_the_pool_and_share_the_data(sweep):
-    tasks = sweep.tasks()
-    of_train = [task for task in tasks if task["task_id"] == "member.train"]
+def test_members_queue_for_the_pool(sweep):
+    of_train = [task for task in sweep.tasks() if task["task_id"] == "member.train"]
     assert {task["pool"] for task in of_train} == {"gpu_jobs"}
     (_, ended), (began, _) = sorted(
         tuple(datetime.fromisoformat(task[key]) for key in ("start_date", "end_date"))
         for task in of_train
     )
     assert ended <= began  # one job has room on two processors
-    data = [task for task in tasks if task["task_id"] == "member.preprocess"]
-    assert max(task["duration"] for task in data) < 20  # out of the cache
 
 
 def test_what_each_stage_cost_is_written_once(workspace, mlflow):
     run = mlflow_run(mlflow, member_workspace(workspace, 0))
     metrics = run.data.metrics
-    for stage in ("preprocess", "validate"):
+    for stage in ("preprocess", "validate"):  # the sweep's own, out of the cache
         assert metrics[f"seconds/{stage}"] == metrics[f"cost/{stage}"] == 0
     assert metrics["seconds/train"] > 0
     assert metrics["gpu_hours/train"] == 0

@@ -18,7 +18,8 @@ MODEL = "penstock-swept"
 PRICE = 3600.0  # a CPU second costs 1
 MEMBERS = ("train.lr=3e-3", "train.lr=1e-7")  # the second learns nothing
 
-pytestmark = pytest.mark.timeout(1500)
+# By hand: an answer after the Clear of a waiting task has been seen to take no effect.
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

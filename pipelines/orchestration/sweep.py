@@ -21,6 +21,7 @@ from pipelines.orchestration.naming import keep_members, member_name, members
 from pipelines.orchestration.opening import PREPARED, mistakes_fail_the_task
 from pipelines.orchestration.presence import map_index_of
 from pipelines.stages.run_tracking import open_tracking
+from pipelines.tracking.rest import set_tags
 from pipelines.training.supported import supported
 
 if TYPE_CHECKING:
@@ -136,8 +137,6 @@ def _text(context: "Context") -> str:
 
 
 def _show_best(sweep: Path, best: Path) -> None:
-    from pipelines.tracking.rest import set_tags
-
     ours, theirs = Run.read(sweep).mlflow_run_id, Run.read(best).mlflow_run_id
     if ours and theirs:
         set_tags(ours, {BEST_TAG: theirs})

@@ -12,14 +12,13 @@ from pipelines.core.records import STAGES
 from pipelines.core.usage import Usage, usage_of
 from pipelines.ledger.workspace import Run, read_recipe
 from pipelines.tracking.points import Point
+from pipelines.tracking.rest import log_points
 
 TOTAL = "cost/total"  # of all stages, written with the last
 
 
 def report_costs(workspace: Path, stage: str) -> None:
     """Log what a finished stage used; a stage out of the cache used nothing."""
-    from pipelines.tracking.rest import log_points
-
     if run_id := Run.read(workspace).mlflow_run_id:
         log_points(run_id, list(_points(workspace, stage)))
 

@@ -13,6 +13,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.records import ModelRef
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import fresh_folder
+from pipelines.tracking import rest
 from pipelines.tracking.client import open_client
 
 if TYPE_CHECKING:
@@ -189,8 +190,6 @@ def _fetch(uri: str, folder: Path) -> None:
 
 def _versions(name: str) -> list[ModelVersion]:
     """Newest first; none where there is no such model."""
-    from pipelines.tracking import rest
-
     model = rest.registered_model(name)
     if model is None:
         return []
@@ -237,8 +236,6 @@ def _upload(
 ) -> str:
     """Put the files into the artifact store as a logged model; its id."""
     from mlflow.models import Model
-
-    from pipelines.tracking import rest
 
     experiment = client.get_run(run_id).info.experiment_id if run_id else rest.experiment_id(name)
     logged = client.create_logged_model(

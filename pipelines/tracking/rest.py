@@ -1,17 +1,15 @@
 """MLflow's REST API, for a process that can't wait seconds for the import of MLflow's own client.
 
-Who speaks to the server is read from MLflow's own variables, as its client does.
+Who speaks to the server is read from MLflow's own variables, as its client does. httpx, too, is
+imported with the first request only: of a job's many processes few make one.
 """
 
-import itertools
 import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
-
-import httpx
 
 from pipelines.core.settings import load_settings
 from pipelines.tracking.client import RETRIES
@@ -30,8 +28,7 @@ RUNNING = "RUNNING"
 
 def run_status(run_id: str) -> str:
     """`RUNNING`, `FINISHED`, `FAILED` or `KILLED`."""
-    answer = _call("GET", "runs/get", {"run_id": run_id})
-    return str(answer["run"]["info"]["status"])
+    return str(run(run_id)["info"]["status"])
 
 
 def set_run_status(run_id: str, status: str, milliseconds: int | None) -> None:
@@ -42,6 +39,8 @@ def set_run_status(run_id: str, status: str, milliseconds: int | None) -> None:
 
 def experiment_id(name: str) -> str:
     """The id of an experiment, made where missing; two that make it at once both get it."""
+    import httpx
+
     if found := _unless_missing("experiments/get-by-name", {"experiment_name": name}):
         return str(found["experiment"]["experiment_id"])
     tags = [{"key": KIND_TAG, "value": "custom_model_development"}]
@@ -137,6 +136,8 @@ def _number(value: float) -> float | str:
 
 
 def _unless_missing(path: str, values: dict[str, Any]) -> Any | None:
+    import httpx
+
     try:
         return _call("GET", path, values)
     except httpx.HTTPStatusError as error:
@@ -155,21 +156,28 @@ def _call(method: str, path: str, values: dict[str, Any]) -> Any:
     Raises:
         httpx.HTTPError: with the server's own words where it gave some.
     """
-    tries = 1 + int(os.environ.get(RETRIES, _RETRIES))
-    for attempt in itertools.count(1):
-        try:
-            return _ask(method, path, values)
-        except httpx.TransportError:
-            if attempt == tries:
-                raise
-        except httpx.HTTPStatusError as error:
-            if attempt == tries or error.response.status_code not in _PASSING:
-                raise
-        time.sleep(2**attempt)
-    raise AssertionError
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+    retrying = Retrying(
+        retry=retry_if_exception(_may_pass),
+        stop=stop_after_attempt(1 + int(os.environ.get(RETRIES, _RETRIES))),
+        wait=wait_exponential(multiplier=2),  # 2, 4, 8, … s
+        reraise=True,
+    )
+    return retrying(_ask, method, path, values)
+
+
+def _may_pass(error: BaseException) -> bool:
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in _PASSING
+    return isinstance(error, httpx.TransportError)
 
 
 def _ask(method: str, path: str, values: dict[str, Any]) -> Any:
+    import httpx
+
     url = f"{load_settings().mlflow_url.rstrip('/')}{_API}/{path}"
     response = httpx.request(
         method,
@@ -189,11 +197,11 @@ def _ask(method: str, path: str, values: dict[str, Any]) -> Any:
     return response.json()
 
 
-def _login() -> httpx.BasicAuth | None:
+def _login() -> tuple[str, str] | None:
     user, password = (
         os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD")
     )
-    return httpx.BasicAuth(user, password) if user and password else None
+    return (user, password) if user and password else None
 
 
 def _bearer() -> dict[str, str]:

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlparse
 
 from pipelines.core.records import DATA_DOCS, RUN_FILE
 from pipelines.core.storage import read_json
+from pipelines.tracking import rest
 from pipelines.tracking.client import open_client
 from pipelines.tracking.curves import Curves
 from pipelines.tracking.points import allowed_name, points_now
@@ -54,8 +55,6 @@ def start_run(
     Called again with the same `penstock.dag_run_id` tag it returns the run that is there, so a
     task that is retried makes no second one. Nested params are logged under dotted names.
     """
-    from pipelines.tracking import rest
-
     place = rest.experiment_id(experiment)
     found = rest.oldest_run(f"tags.`{DAG_RUN_TAG}` = '{tags[DAG_RUN_TAG]}'", [place])
     if found is None:
@@ -70,15 +69,11 @@ def start_run(
 
 def end_run(run_id: str, status: str) -> None:
     """Close a run as `FINISHED`, `FAILED` or `KILLED`."""
-    from pipelines.tracking import rest
-
     rest.set_run_status(run_id, status, int(time.time() * 1000))
 
 
 def copy_final_metrics(from_run: str, to_run: str) -> None:
     """Repeat in `to_run` the last value of each metric of `from_run`, whose training it reuses."""
-    from pipelines.tracking import rest
-
     metrics = {each["key"]: each["value"] for each in rest.run(from_run)["data"].get("metrics", [])}
     results = {key: value for key, value in metrics.items() if not key.startswith(_OF_ONE_RUN)}
     rest.log_points(to_run, points_now(results, step=0))
@@ -149,15 +144,11 @@ class TrackedRun:
     def log_results(self, metrics: Mapping[str, float]) -> None:
         """Write final figures, at step 0."""
         if self.run_id is not None:
-            from pipelines.tracking import rest
-
             rest.log_points(self.run_id, points_now(metrics, step=0))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Write tags."""
         if self.run_id is not None:
-            from pipelines.tracking import rest
-
             rest.set_tags(self.run_id, tags)
 
     def log_artifact(self, path: Path, folder: str = "") -> None:
@@ -218,8 +209,6 @@ class TrackedRun:
     def _local_artifacts(self) -> Path | None:
         """Where the artifacts lie, if that is a folder."""
         if self._artifacts is None:
-            from pipelines.tracking import rest
-
             self._artifacts = str(rest.run(str(self.run_id))["info"]["artifact_uri"])
         place = urlparse(self._artifacts)
         return Path(unquote(place.path)) if place.scheme in ("", "file") else None

@@ -2,6 +2,7 @@
 
 from pipelines.core.records import ModelRef
 from pipelines.core.settings import load_settings
+from pipelines.tracking import rest
 from pipelines.tracking.client import open_client
 from pipelines.tracking.registry import MODEL_HASH_TAG
 from pipelines.tracking.run import DATASET_TAG
@@ -9,8 +10,6 @@ from pipelines.tracking.run import DATASET_TAG
 
 def run_of_model(model_hash: str) -> str | None:
     """The run that trained the model with this content, the oldest where several did."""
-    from pipelines.tracking import rest
-
     found = rest.oldest_run(f"tags.`{MODEL_HASH_TAG}` = '{model_hash}'")
     return str(found["info"]["run_id"]) if found else None
 
@@ -35,8 +34,6 @@ def _labels(tag: str) -> list[str]:
 
 def addresses(run_id: str) -> tuple[str, str]:
     """The page of a run, and where its artifacts lie: a path or a URL."""
-    from pipelines.tracking import rest
-
     info = rest.run(run_id)["info"]
     page = f"{load_settings().mlflow_url}/#/experiments/{info['experiment_id']}/runs/{run_id}"
     return page, str(info["artifact_uri"])

@@ -44,29 +44,27 @@ class RegisterOperator(StageOperator, ApprovalOperator):
 
     def execute(self, context: "Context") -> Any:
         """Decide, and wait for the answer where there must be one."""
-        self.show_links(context)
-        workspace = Path(self.workspace)
-        cached = self.run_stage(workspace)
-        record = RegisterRecord.read(workspace)
-        if not record.needs_approval:
-            return self._end(workspace, cached=cached)
-        registration = read_recipe(workspace).registration
-        self.subject = f"Shall {_name(record.candidate)} become champion?"
-        self.body = comparison(workspace, registration.approval_hours)
-        self.response_timeout = timedelta(hours=registration.approval_hours)
-        return ApprovalOperator.execute(self, context)  # parks the task
+        with self.at_work(context) as workspace:
+            cached = self.run_stage(workspace)
+            record = RegisterRecord.read(workspace)
+            if not record.needs_approval:
+                return self._end(workspace, cached=cached)
+            registration = read_recipe(workspace).registration
+            self.subject = f"Shall {_name(record.candidate)} become champion?"
+            self.body = comparison(workspace, registration.approval_hours)
+            self.response_timeout = timedelta(hours=registration.approval_hours)
+            return ApprovalOperator.execute(self, context)  # parks the task
 
     def execute_complete(self, context: "Context", event: dict[str, Any]) -> Any:
         """Go on with the answer, in a new process."""
         ApprovalOperator.execute_complete(self, context, event)
-        self.show_links(context)
-        workspace = Path(self.workspace)
-        self._keep(event, context["ti"].try_number)
-        cached = self.run_stage(workspace)
-        if RegisterRecord.read(workspace).needs_approval:
-            # A new try, as Airflow shows the page of one try unchanged.
-            raise RuntimeError("the champion changed meanwhile; the question is put again")
-        return self._end(workspace, cached=cached)
+        with self.at_work(context) as workspace:
+            self._keep(event, context["ti"].try_number)
+            cached = self.run_stage(workspace)
+            if RegisterRecord.read(workspace).needs_approval:
+                # A new try, as Airflow shows the page of one try unchanged.
+                raise RuntimeError("the champion changed meanwhile; the question is put again")
+            return self._end(workspace, cached=cached)
 
     def _end(self, workspace: Path, *, cached: bool) -> dict[str, Any]:
         result = self.conclude(workspace, cached=cached)

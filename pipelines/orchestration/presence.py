@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import AirflowFailException
+
 from pipelines.core.logbook import Entry, note
 from pipelines.core.storage import read_json, write_json
 from pipelines.orchestration.job_state import FOLDER, instance_name
@@ -26,7 +28,13 @@ def map_index_of(context: "Context") -> int:
 
 @contextmanager
 def task_process(workspace: Path, context: "Context") -> Iterator[None]:
-    """The block is what a task does in one process; tells the logbook of one before that died."""
+    """The block is what a task does in one process; tells the logbook of one before that died.
+
+    Raises:
+        AirflowFailException: there is no workspace any more, which a retry doesn't mend.
+    """
+    if not workspace.is_dir():
+        raise AirflowFailException(f"{workspace}: the run's workspace was removed; trigger it anew")
     ti = context["ti"]
     name = instance_name(ti.task_id, map_index_of(context))
     path = workspace / FOLDER / f"{name}.process.json"

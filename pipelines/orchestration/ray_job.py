@@ -105,6 +105,9 @@ class RayJobOperator(BaseOperator):
         """Whether a succeeded job left a valid result."""
         return True
 
+    def show_links(self, context: "Context") -> None:
+        """Show links besides the job's own; called in each process of the task."""
+
     def finish(self) -> Any:
         """Called once the result is there; gives the task's return value."""
         return None
@@ -120,6 +123,7 @@ class RayJobOperator(BaseOperator):
     def _at_work(self, context: "Context") -> Iterator[JobState]:
         state = JobState.of(Path(self.workspace), self.task_id, map_index_of(context))
         with task_process(Path(self.workspace), context):
+            self.show_links(context)
             try:
                 yield state
             except TaskKilledError:

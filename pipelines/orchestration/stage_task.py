@@ -6,8 +6,8 @@ child process.
 
 import subprocess
 import sys
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,17 +91,16 @@ class StageOperator(BaseOperator):
 
     def execute(self, context: "Context") -> dict[str, Any]:
         """Restore the stage, or run and record it."""
-        self.show_links(context)
-        workspace = Path(self.workspace)
-        with task_process(workspace, context):
+        with self.at_work(context) as workspace:
             return self.conclude(workspace, cached=self.run_stage(workspace))
 
-    def show_links(self, context: "Context") -> None:
-        """Show the links of a running task."""
-        if address := Run.read(Path(self.workspace)).mlflow_address:
-            MlflowRunLink().show(self, context, address)
-            if self.stage == ValidateRecord.stage:
-                DataDocsLink().show(self, context, data_docs_address(address))
+    @contextmanager
+    def at_work(self, context: "Context") -> Iterator[Path]:
+        """What the task does in one process, in its workspace."""
+        workspace = Path(self.workspace)
+        with task_process(workspace, context):
+            _show_mlflow_run(self, context)
+            yield workspace
 
     def run_stage(self, workspace: Path) -> bool:
         """Whether the stage came out of the cache; else it has run."""
@@ -151,15 +150,9 @@ class RayStageOperator(RayJobOperator):
         self._cached = _restored(Path(self.workspace), self.stage)
         return self._cached
 
-    def execute(self, context: "Context") -> Any:
-        """Restore the stage, or attach to its job, or submit it and defer."""
-        self._show_mlflow_run(context)
-        return super().execute(context)
-
-    def resume(self, context: "Context", event: dict[str, Any]) -> Any:
-        """Go on after the job's end, in a new process."""
-        self._show_mlflow_run(context)
-        return super().resume(context, event)
+    def show_links(self, context: "Context") -> None:
+        """The MLflow run's, too."""
+        _show_mlflow_run(self, context)
 
     def has_result(self) -> bool:
         """Whether the stage wrote its record, which it does last."""
@@ -172,9 +165,12 @@ class RayStageOperator(RayJobOperator):
             stage_cache.commit(workspace, self.stage)
         return _concluded(workspace, self.stage, cached=self._cached)
 
-    def _show_mlflow_run(self, context: "Context") -> None:
-        if address := Run.read(Path(self.workspace)).mlflow_address:
-            MlflowRunLink().show(self, context, address)
+
+def _show_mlflow_run(operator: StageOperator | RayStageOperator, context: "Context") -> None:
+    if address := Run.read(Path(operator.workspace)).mlflow_address:
+        MlflowRunLink().show(operator, context, address)
+        if operator.stage == ValidateRecord.stage:
+            DataDocsLink().show(operator, context, data_docs_address(address))
 
 
 def _concluded(workspace: Path, stage: str, *, cached: bool) -> dict[str, Any]:

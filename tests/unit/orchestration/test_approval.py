@@ -74,7 +74,8 @@ def make(workspace):
 
 @pytest.fixture
 def context():
-    return {"ti": SimpleNamespace(try_number=1, id="u", task_id="register"), "task_instance": None}
+    ti = SimpleNamespace(try_number=1, id="u", task_id="register", map_index=None)
+    return {"ti": ti, "task_instance": None}
 
 
 def answered(option, user):

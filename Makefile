@@ -42,9 +42,9 @@ test-parity: env
 	OMP_NUM_THREADS=1 .venv/bin/pytest -m parity $(SHARED)
 
 # Some two minutes a row. Each is a command of its own: make test-faults ROW=row_04
-ROW = row
+ROW =
 test-faults: env
-	.venv/bin/pytest -m faults tests/faults -k "$(ROW)"
+	.venv/bin/pytest -m faults $(SHARED) -k "$(ROW)"
 
 clean:
 	@if [ -x .venv/bin/penstock ]; then .venv/bin/penstock down; fi

@@ -1,7 +1,7 @@
 """Rows 9 to 12: parts of Airflow die while a stage runs, and while its job is handed over.
 
 Each row is one run that is hurt three times: in *preprocess*, between the submission of *train*'s
-job and the task's defer, and while it trains.
+job and the task's defer, and while it trains. `make test` hurts one run once.
 """
 
 import time
@@ -20,20 +20,32 @@ FRESH_DATA = {"data__source__max_malformed_fraction": 0.5}
 
 
 @pytest.mark.always
+def test_row_09_the_airflow_task_process_between_submit_and_defer(scenario, reference):
+    run = scenario.start()
+    kill_as_it_hands_over(scenario, run)
+    scenario.ends_well(run, like=reference)
+    assert len(scenario.watch.seen(run, "train")) == 1
+
+
 def test_row_09_the_airflow_task_process(scenario, reference):
     run = scenario.start(**FRESH_DATA)
     task = airflow_task(run, "preprocess")
     with run.fault("task lost", lambda: run.task_state("preprocess") == "success"):
         kill(task)
+    kill_as_it_hands_over(scenario, run)
+    run.wait(lambda: run.has_result("train"), "the trained model", START_LIMIT_S)
+    with run.fault("task lost", lambda: run.task_state("train") == "success"):
+        kill(airflow_task(run, "train"))  # as it records what the job made
+    ends_with_one_job_each(scenario, run, reference)
+
+
+def kill_as_it_hands_over(scenario, run: PipelineRun) -> None:
+    """Ray has *train*'s job, and Airflow does not know yet that the task waits for it."""
     task = airflow_task(run, "train")
     wait_for_job(scenario, run, "train")
     with run.fault("task lost", lambda: run.step > 0):
         assert not has_ended(task), "the task had deferred"
         kill(task)
-    run.wait(lambda: run.has_result("train"), "the trained model", START_LIMIT_S)
-    with run.fault("task lost", lambda: run.task_state("train") == "success"):
-        kill(airflow_task(run, "train"))  # as it records what the job made
-    ends_with_one_job_each(scenario, run, reference)
 
 
 def test_row_10_the_scheduler(scenario, reference):

@@ -128,6 +128,7 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(900)
 def test_the_same_bits_whatever_is_killed(
     start: Callable[[str], Training], platform_variables: Platform

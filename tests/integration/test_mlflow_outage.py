@@ -57,6 +57,7 @@ def log_steps(run: TrackedRun, first: int, last: int) -> None:
         run.log_metrics({"train/loss": 1 / step, "train/lr": 0.1}, step)
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(400)
 def test_a_run_outlives_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "1")

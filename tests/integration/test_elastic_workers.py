@@ -34,7 +34,10 @@ job = parse_job("test", sys.argv[1:])
 held = contextlib.ExitStack()
 workspace = held.enter_context(open_workspace(job))
 preprocess.run(job.recipe, workspace)
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+# Its own hooks at exit are signal handlers, which a thread can't set as it adds a node.
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1}, shutdown_at_exit=False)
+held.callback(cluster.shutdown)
+held.callback(ray.shutdown)
 cluster.connect()  # before there is another node, which the driver must not depend on
 second = cluster.add_node(num_cpus=1)
 
@@ -57,11 +60,9 @@ def lose_a_node_and_get_another():
 history = workspace / "checkpoints" / "history.jsonl"
 train.RESIZE_INTERVAL_S = 5.0
 threading.Thread(target=lose_a_node_and_get_another, daemon=True).start()
-train.train_on_ray(job.recipe, workspace)
-print("workers", workers(), flush=True)
-ray.shutdown()
-cluster.shutdown()
-held.close()
+with held:
+    train.train_on_ray(job.recipe, workspace)
+    print("workers", workers(), flush=True)
 """
 RECIPE = [
     "data.source.max_documents=12",

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pipelines.commands import bench, data, gc, models, platform, recipes, run
+from pipelines.commands import bench, data, export, gc, models, platform, recipes, run
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
 from pipelines.core.settings import bypass_proxy_on_loopback
 
@@ -23,6 +23,7 @@ app.command(rich_help_panel="The pipeline")(run.run)
 app.command(rich_help_panel="The pipeline")(run.stage)
 app.add_typer(recipes.app, name="recipes", rich_help_panel="The pipeline")
 app.add_typer(data.app, name="data", rich_help_panel="The pipeline")
+models.app.command()(export.export)
 app.add_typer(models.app, name="models", rich_help_panel="The pipeline")
 for command in (platform.up, platform.down, platform.status, platform.env, platform.logs, gc.gc):
     app.command(rich_help_panel="The local platform")(command)

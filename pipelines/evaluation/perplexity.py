@@ -7,9 +7,10 @@ by half costs half as much again, and little is gained. Of a conversation, only 
 says is scored.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,19 +38,24 @@ class Window:
     targets: npt.NDArray[np.int64]  # [S], the token after each input or IGNORED
 
 
-def score_documents(model_folder: Path, documents: pa.Table) -> pa.Table:
+def score_documents(
+    model_folder: Path,
+    documents: pa.Table,
+    load: Callable[[Path, torch.device], Any] = load_pretrained,
+) -> pa.Table:
     """Score whole documents with the model in a Hugging Face folder.
 
     Args:
         model_folder: Weights, config.json and tokenizer files.
         documents: With columns doc_id and text, and messages where there are conversations.
+        load: Makes a model of the folder that is called as a `Transformer` is.
 
     Returns:
         Columns doc_id, bytes (of UTF-8, what is scored), tokens (the same) and nats, one row a
         document, in the given order.
     """
     codec = TextCodec(model_folder)
-    model = load_pretrained(model_folder, inference_device()).eval()
+    model = load(model_folder, inference_device()).eval()
     encoded = _encode(codec, documents)
     nats = _document_nats(model, encoded, codec.end_id)
     nats += [document.spelling_nats for document in encoded]

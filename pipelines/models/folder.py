@@ -80,6 +80,9 @@ def _indexed(index: Path) -> list[Path]:
         raise UserError(f"{index}: no 'weight_map' in it; the file is broken")
     paths = [index.parent / name for name in sorted(set(weight_map.values()))]
     for path in paths:
+        if path.parent != index.parent or path.name == "..":
+            raise UserError(f"{index}: names {path}, which lies outside of the folder")
+    for path in paths:
         if not path.is_file():
             raise UserError(f"{path}: missing, but {index.name} names it")
     return paths

@@ -1,0 +1,182 @@
+"""Weights in 8 or 4 bits, activations in bfloat16: torchao's tensors, kept as transformers does.
+
+`AutoModelForCausalLM.from_pretrained` loads the folder where torchao is installed: safetensors, and
+in `config.json` how they are quantised. Embeddings and head stay in bfloat16.
+
+int8: one scale a row, symmetric. int4: a scale and a zero a group of weights of a row, asymmetric;
+weight = code * scale + zero, codes from -8 to 7. torchao makes its `Int4Tensor` by kernels that
+exist for GPUs only (package mslk), and computes with it by these; its codes are made here by the
+same rule on any device, so a processor can make, load and measure what a GPU will serve.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pipelines.core.errors import UserError
+from pipelines.export.source import check, companion_files
+from pipelines.models.folder import CONFIG
+
+if TYPE_CHECKING:
+    from torchao.quantization import Int4Tensor
+
+GROUPS = (32, 64, 128, 256)  # what torchao's int4 kernels take
+_LEVELS, _ZERO_CODE = 15, 8  # of 16 codes; the code of a group's zero, counted from its least
+_SMALLEST_SCALE = 1e-6
+
+
+def export_quantized(source: Path, folder: Path, bits: Literal[4, 8], group: int = 128) -> None:
+    """Write a folder whose linear layers hold 8 or 4 bits a weight.
+
+    The model is whole in memory in bfloat16.
+
+    Args:
+        source: A registered folder.
+        folder: Is there; the files go into it.
+        bits: 8 or 4.
+        group: Weights that share a scale, with 4 bits; one of `GROUPS`.
+
+    Raises:
+        UserError: see `source.check`; or the group divides some layer's input unevenly, or the
+            family has no linear layers that torchao quantises.
+    """
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+    from transformers.quantizers.quantizer_torchao import TorchAoHfQuantizer
+
+    weights = check(source)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, **PLAIN)
+    layers = dict(_linears(model))
+    if not layers:
+        raise UserError(
+            f"{source}: a {model.config.model_type} of transformers has no linear layers (Conv1D "
+            "in their place), and torchao quantises nothing else; --format bf16 is the smallest"
+        )
+    config = _quantize(layers, bits, group)
+    model.config.quantization_config = TorchAoConfig(config)
+    model.hf_quantizer = TorchAoHfQuantizer(model.config.quantization_config)
+    model.save_pretrained(folder)
+    for path in folder.glob("*.safetensors"):
+        _sort_header(path)
+    written = {CONFIG, *(path.name for path in weights)}
+    for path in companion_files(source):
+        if path.name not in written:
+            shutil.copyfile(path, folder / path.name)
+
+
+def load_quantized(folder: Path, device: torch.device) -> nn.Module:
+    """A quantised folder as a model of transformers, ready to compute.
+
+    int8 computes as it is. int4 does where its kernels are; elsewhere its weights are decoded to
+    bfloat16, the very numbers that the kernels multiply by.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **PLAIN)
+    model = model.to(device).eval()
+    if find_spec("mslk") is None:
+        from torchao.quantization import Int4Tensor
+
+        for _, linear in _linears(model):
+            if isinstance(linear.weight, Int4Tensor):
+                linear.weight = _frozen(decode_int4(linear.weight))
+    return model
+
+
+# No file from anywhere else, no pickle and no code of a folder's own.
+PLAIN: dict[str, Any] = {
+    "local_files_only": True,
+    "use_safetensors": True,
+    "trust_remote_code": False,
+}
+
+
+def encode_int4(weight: Tensor, group: int) -> "Int4Tensor":
+    """Round a matrix [out, in] to 4 bits, `group` neighbours of a row sharing scale and zero.
+
+    A group's least and largest weight are the codes -8 and 7, but for the rounding of scale and
+    zero to bfloat16, for which the nearest codes are taken.
+    """
+    from torchao.quantization import Int4Tensor
+
+    groups = weight.float().view(len(weight), -1, group)
+    low, high = groups.aminmax(dim=-1, keepdim=True)
+    scale = ((high - low) / _LEVELS).clamp(min=_SMALLEST_SCALE).to(torch.bfloat16)
+    zero = (low + _ZERO_CODE * scale.float()).to(torch.bfloat16)
+    codes = ((groups - zero.float()) / scale.float()).round().clamp(-_ZERO_CODE, 7)
+    codes = codes.to(torch.int8).flatten(1)
+    return Int4Tensor(
+        qdata=(codes[:, ::2] & 0xF) | (codes[:, 1::2] << 4),  # the first in the low half
+        scale=scale.squeeze(-1).t().contiguous(),  # [in / group, out], as the kernels want it
+        zero_point=zero.squeeze(-1).t().contiguous(),
+        block_size=[1, group],
+        shape=weight.shape,
+    )
+
+
+def decode_int4(weight: "Int4Tensor") -> Tensor:
+    """The matrix [out, in] in bfloat16 that the codes stand for."""
+    pairs = weight.qdata
+    codes = torch.stack([(pairs << 4) >> 4, pairs >> 4], dim=-1).flatten(1)  # with their signs
+    groups = codes.float().view(len(codes), -1, weight.block_size[1])
+    scale, zero = (each.float().t().unsqueeze(-1) for each in (weight.scale, weight.zero_point))
+    matrix: Tensor = (groups * scale + zero).flatten(1).to(torch.bfloat16)
+    return matrix
+
+
+def _quantize(layers: dict[str, nn.Linear], bits: Literal[4, 8], group: int) -> Any:
+    """Quantise in place; torchao's name of what was done."""
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
+    if bits == 8:
+        config = Int8WeightOnlyConfig(set_inductor_config=False)
+        for linear in layers.values():
+            quantize_(linear, config)
+        return config
+    if group not in GROUPS:
+        raise UserError(f"--group-size {group}: it must be one of {', '.join(map(str, GROUPS))}")
+    for name, linear in layers.items():
+        if linear.in_features % group:
+            fitting = [each for each in GROUPS if _divides_all(each, layers)]
+            hint = f"--group-size {fitting[-1]} does" if fitting else "no size does; take int8"
+            raise UserError(
+                f"int4: groups of {group} weights don't divide the {linear.in_features} inputs of "
+                f"{name}; {hint}"
+            )
+    for linear in layers.values():
+        linear.weight = _frozen(encode_int4(linear.weight.detach(), group))
+    return Int4WeightOnlyConfig(group_size=group, set_inductor_config=False)
+
+
+def _divides_all(group: int, layers: dict[str, nn.Linear]) -> bool:
+    return all(linear.in_features % group == 0 for linear in layers.values())
+
+
+def _linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
+    """Those of the blocks: the head, which may be tied to the embeddings, stays as it is."""
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module is not head:
+            yield name, module
+
+
+def _frozen(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight, requires_grad=False)
+
+
+def _sort_header(path: Path) -> None:
+    """Put a safetensors file's header in order: safetensors writes metadata in a random one."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        text = json.dumps(header, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        data = text.encode()
+        if len(data) > length:
+            raise ValueError(f"{path}: the header grew from {length} to {len(data)} bytes")
+        file.seek(8)
+        file.write(data.ljust(length))

@@ -1,0 +1,71 @@
+"""What a registered version was measured on, so that an export of it is measured on the same."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.core.errors import UserError
+from pipelines.core.records import EvaluateRecord, PreprocessRecord, output_folder, record_path
+from pipelines.data.splitting import VALIDATION
+from pipelines.export.huggingface import LINEAGE
+from pipelines.ledger.workspace import Run, read_recipe, workspace_path
+from pipelines.models.folder import read_object
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Documents, and what the registered model was worth on them."""
+
+    documents: "pa.Table"
+    bits_per_byte: float
+
+
+def read_held_out(model: Path, runs: Path, workspace: Path | None = None) -> HeldOut:
+    """The documents that a registered model's bits per byte are of.
+
+    Args:
+        model: A registered folder; its lineage names run and documents.
+        runs: Where workspaces lie.
+        workspace: Another run's, of the same data, where the model's own is gone.
+
+    Raises:
+        UserError: there is no such workspace, or the documents in it are others.
+    """
+    facts = read_object(model / LINEAGE)
+    record = EvaluateRecord.model_validate(facts["records"][EvaluateRecord.stage])
+    if workspace is None:
+        workspace = workspace_path(runs, Run.model_validate(facts["run"]).dag_run_id)
+    if not record_path(workspace, PreprocessRecord.stage).is_file():
+        raise UserError(
+            f"{workspace}: the held-out documents of this model's run are gone; --workspace takes "
+            "that of another run on the same data, which `penstock run` restores from the cache"
+        )
+    documents = _documents(workspace)
+    ids = "\n".join(documents["doc_id"].to_pylist())
+    if hashlib.sha256(ids.encode()).hexdigest() != record.data_hash:
+        raise UserError(
+            f"{workspace}: its held-out documents are not those that the model was measured on"
+        )
+    return HeldOut(documents, record.bits_per_byte)
+
+
+def score_export(folder: Path, documents: "pa.Table") -> float:
+    """Bits per byte of an exported folder, loaded as a server will."""
+    from pipelines.evaluation.perplexity import score_documents
+    from pipelines.evaluation.scores import bits_per_byte
+    from pipelines.export.transformers_model import load
+
+    return bits_per_byte(score_documents(folder, documents, load))
+
+
+def _documents(workspace: Path) -> "pa.Table":
+    from pipelines.evaluation.documents import each_once, read_shares
+
+    dataset = PreprocessRecord.read(workspace).dataset
+    shares = dataset.shares(read_recipe(workspace).evaluate.max_bytes)
+    held_out = read_shares(output_folder(workspace, PreprocessRecord.stage), VALIDATION, shares)
+    return each_once(held_out.values())

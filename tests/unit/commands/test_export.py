@@ -1,0 +1,141 @@
+"""`penstock models export` on a real registry and a workspace of a few documents."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.core.errors import UserError
+from pipelines.core.records import (
+    DatasetRef,
+    EvaluateRecord,
+    PreprocessRecord,
+    Split,
+    output_folder,
+)
+from pipelines.core.storage import read_json, write_json
+from pipelines.data.documents import DocumentWriter
+from pipelines.data.normalize import Document
+from pipelines.evaluation.perplexity import score_documents
+from pipelines.evaluation.scores import bits_per_byte
+from pipelines.export.transformers_model import load
+from pipelines.ledger.workspace import Run, workspace_path
+from pipelines.stages.held_out import read_held_out
+from pipelines.tracking import registry
+from tests.unit.export.models import small, write_registered
+
+TEXTS = [f"def f{number}(x):\n    return x * {number}\n" for number in range(8)]
+RUN = Run(dag_run_id="manual__1", git_commit="c", dirty=False, recipe_fingerprint="f")
+
+
+def write_workspace(workspace: Path, texts: list[str]) -> None:
+    documents = output_folder(workspace, "preprocess") / "documents"
+    documents.mkdir(parents=True)
+    with DocumentWriter(documents / "validation-00000.parquet") as writer:
+        for text in texts:
+            doc_id = hashlib.sha256(text.encode()).hexdigest()
+            writer.add(Document(doc_id=doc_id, source="s", text=text, bytes=len(text)))
+    split = Split(documents=len(texts), bytes=1, tokens=1, shards=())
+    dataset = DatasetRef(vocab_size=257, train=split, validation=split)
+    PreprocessRecord(dataset=dataset, stats={}).write(workspace)
+    (workspace / "params.yaml").write_text(yaml.safe_dump({"name": "r"}))
+
+
+@pytest.fixture
+def model(mlflow_client, mlflow_run, tmp_path, monkeypatch):
+    """A registered version whose run's workspace is there."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("PENSTOCK_HOME", str(home))
+    write_workspace(workspace_path(home / "runs", RUN.dag_run_id), TEXTS)
+    folder = write_registered(small(), tmp_path / "registered")
+    ids = sorted(hashlib.sha256(text.encode()).hexdigest() for text in TEXTS)
+    record = EvaluateRecord(
+        bits_per_byte=0.0,
+        perplexity=1.0,
+        documents=len(TEXTS),
+        bytes=sum(map(len, TEXTS)),
+        data_hash=hashlib.sha256("\n".join(ids).encode()).hexdigest(),
+        baselines={},
+        samples=(),
+    )
+    facts = {"run": RUN.model_dump(), "records": {"evaluate": record.model_dump(mode="json")}}
+    write_json(folder / "lineage.json", facts)
+    documents = read_held_out(folder, home / "runs").documents
+    measured = bits_per_byte(score_documents(folder, documents))
+    facts["records"]["evaluate"]["bits_per_byte"] = measured
+    write_json(folder / "lineage.json", facts)
+    name = f"exported-{tmp_path.name}"
+    tags = {registry.MODEL_HASH_TAG: "aa"}
+    registry.promote(registry.register([folder], name, mlflow_run, tags, "the first"))
+    return name
+
+
+def penstock(*arguments):
+    return CliRunner().invoke(app, ["models", "export", *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_what_is_printed_is_what_the_written_folder_is_worth(form, model, tmp_path):
+    to = tmp_path / "to"
+    result = penstock(
+        f"{model}@champion", "--format", form, "--to", str(to), "--group-size", "32", "--json"
+    )
+    said = json.loads(result.stdout)
+    held_out = read_held_out(registry.download(model), tmp_path / "home" / "runs")
+    assert said["model"] == f"{model}@1"
+    assert said["bits_per_byte"] == bits_per_byte(score_documents(to, held_out.documents, load))
+    assert said["registered_bits_per_byte"] == held_out.bits_per_byte
+    assert said["bits_per_byte"] == pytest.approx(held_out.bits_per_byte, rel=0.1)
+    assert said["bytes"] == sum(path.stat().st_size for path in to.iterdir())
+    assert said["bytes"] < said["registered_bytes"]
+
+
+def test_a_person_reads_size_and_loss(model, tmp_path):
+    result = penstock(model, "--format", "int8", "--to", str(tmp_path / "to"))
+    first, size, score, serve = result.stdout.splitlines()
+    assert first.startswith(f"{model}@1 as int8 in ")
+    assert "kB (registered weights " in size
+    assert "bits per byte" in score
+    assert "same held-out documents" in score
+    assert serve.split() == ["serve", "vllm", "serve", str(tmp_path / "to")]
+
+
+@pytest.mark.parametrize("form", ["huggingface", "bf16"])
+def test_a_plain_copy_needs_no_held_out_documents(form, model, tmp_path):
+    shutil.rmtree(tmp_path / "home" / "runs")
+    said = json.loads(
+        penstock(f"{model}@1", "--to", str(tmp_path / "to"), "--format", form, "--json").stdout
+    )
+    assert said["bits_per_byte"] is None
+    assert (tmp_path / "to" / "lineage.json").is_file()
+
+
+def test_without_the_documents_nothing_is_left_and_one_line_says_what_to_do(model, tmp_path):
+    shutil.rmtree(tmp_path / "home" / "runs")
+    with pytest.raises(UserError, match=r"are gone; --workspace takes"):
+        penstock(model, "--format", "int8", "--to", str(tmp_path / "to"))
+    assert not (tmp_path / "to").exists()
+    write_workspace(tmp_path / "other", TEXTS)
+    arguments = ["--format", "int8", "--to", str(tmp_path / "to"), "--json"]
+    with_others = penstock(model, *arguments, "--workspace", str(tmp_path / "other"))
+    assert json.loads(with_others.stdout)["bits_per_byte"] > 0
+
+
+def test_other_documents_are_refused(model, tmp_path):
+    write_workspace(tmp_path / "other", TEXTS[1:])
+    arguments = ["--format", "int8", "--to", str(tmp_path / "to")]
+    with pytest.raises(UserError, match="not those that the model was measured on"):
+        penstock(model, *arguments, "--workspace", str(tmp_path / "other"))
+
+
+def test_the_registered_folder_is_left_as_it_was(model, tmp_path):
+    source = registry.download(model)
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    penstock(model, "--format", "int8", "--to", str(tmp_path / "to"))
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+    assert read_json(tmp_path / "to" / "lineage.json") == read_json(source / "lineage.json")

@@ -1,0 +1,63 @@
+"""Small models as the registry keeps them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from pipelines.core.recipe_training import Adapter
+from pipelines.core.storage import write_json, write_text
+from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
+from pipelines.models.huggingface import load_pretrained, save_pretrained
+from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters, merge
+from pipelines.models.peft_format import save_adapter
+from pipelines.models.presets import preset
+from pipelines.models.transformer import Transformer
+
+END, CONTEXT = 256, 32
+PROMPTS = ["def f(x):", "import os\n", "a", "class Long:\n    pass"]
+
+
+def loud(model: Transformer, by: float = 3.0) -> Transformer:
+    """Weights so large that what follows differs from token to token."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(by if parameter.ndim > 1 else 1.0)
+    return model.eval()
+
+
+def small(name: str = "llama-100k", **changes: int) -> Transformer:
+    """Layers of widths that groups of 32 and 64 divide."""
+    sizes = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 4, "hidden": 128, **changes}
+    model = Transformer(replace(preset(name), **sizes).sized(257, CONTEXT))  # type: ignore[arg-type]
+    model.init_weights(0)
+    return loud(model)
+
+
+def write_registered(model: Transformer, folder: Path) -> Path:
+    """A folder as *register* leaves it in the artifact store."""
+    save_pretrained(model, folder, end_of_text=END)
+    save_tokenizer(byte_tokenizer(), folder)
+    write_text(folder / "README.md", "# a model\n")
+    write_text(folder / "MLmodel", "flavors: {}\n")
+    write_json(folder / "lineage.json", {"recipe": {"model": {"init_from": "a-base"}}})
+    return folder
+
+
+def write_adapted(folder: Path) -> tuple[Path, Path]:
+    """A base, and a registered model that was trained on it with an adapter."""
+    base = write_registered(small(), folder / "base")
+    model = load_pretrained(base)
+    adapter = Adapter(kind="lora", rank=4, alpha=8)
+    add_adapters(model, chosen_sizes(model, adapter), adapter)
+    init_adapters(model, seed=1)
+    for number, layer in enumerate(adapted_layers(model).values()):
+        layer.lora_b.weight.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(number))
+    registered = folder / "registered"
+    save_adapter(model, registered / "adapter")
+    merge(model)
+    return base, write_registered(model, registered)
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(0, END, (2, CONTEXT), generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,201 @@
+"""Quantised folders load in plain transformers, and are what is scored."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from safetensors import safe_open
+
+from pipelines.core.errors import UserError
+from pipelines.core.storage import folder_hash
+from pipelines.evaluation.perplexity import score_documents
+from pipelines.evaluation.scores import bits_per_byte
+from pipelines.export.huggingface import export_bf16
+from pipelines.export.quantized import (
+    decode_int4,
+    encode_int4,
+    export_quantized,
+    load_quantized,
+)
+from pipelines.export.transformers_model import load
+from tests.unit.export.models import PROMPTS, small, tokens, write_registered
+
+CPU = torch.device("cpu")
+DOCUMENTS = pa.table({"doc_id": [f"{n}" for n in range(4)], "text": [p * 9 for p in PROMPTS]})
+
+
+@torch.no_grad()
+def test_int8_loads_in_plain_transformers_and_loses_little(registered: Path, made: Path) -> None:
+    from torchao.quantization import Int8Tensor
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    export_quantized(registered, made, 8)
+    model = AutoModelForCausalLM.from_pretrained(made)
+    assert isinstance(model.model.layers[0].mlp.up_proj.weight, Int8Tensor)
+    assert AutoTokenizer.from_pretrained(made)("def").input_ids == list(b"def")
+    logits = model(tokens()).logits
+    assert torch.equal(logits, load_quantized(made, CPU)(tokens()).logits)
+    expected = AutoModelForCausalLM.from_pretrained(registered)(tokens()).logits
+    error = (logits.float() - expected).norm() / expected.norm()
+    assert 0 < error < 0.1
+
+
+@torch.no_grad()
+def test_int4_loads_in_plain_transformers_and_is_computed_as_written(
+    registered: Path, made: Path
+) -> None:
+    from torchao.quantization import Int4Tensor
+    from transformers import AutoModelForCausalLM
+
+    export_quantized(registered, made, 4, group=32)
+    kept = AutoModelForCausalLM.from_pretrained(made).model.layers[1].mlp.down_proj.weight
+    assert isinstance(kept, Int4Tensor)
+    ours = load_quantized(made, CPU)
+    assert torch.equal(ours.model.layers[1].mlp.down_proj.weight, decode_int4(kept))
+    rounded = AutoModelForCausalLM.from_pretrained(registered, dtype=torch.bfloat16)
+    for name, parameter in rounded.named_parameters():
+        if name.endswith("proj.weight"):
+            parameter.copy_(decode_int4(encode_int4(parameter, 32)))
+    assert torch.equal(ours(tokens()).logits, rounded(tokens()).logits)
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_int4_codes_mean_what_torchao_reads(group: int) -> None:
+    """By its own decoder, written for the format of its GPU kernels."""
+    from torchao.prototype.gptq.api import _int4_row_dequantize_zp
+
+    weight = torch.randn(24, 256, generator=torch.Generator().manual_seed(0))
+    weight[3, :group] = 0.5  # a group of one value
+    packed = encode_int4(weight, group)
+    codes = torch.stack([(packed.qdata << 4) >> 4, packed.qdata >> 4], -1).flatten(1)
+    assert (codes.min(), codes.max()) == (-8, 7)
+    scales = packed.scale.float(), packed.zero_point.float()
+    theirs = _int4_row_dequantize_zp(codes, *scales, group)
+    ours = decode_int4(packed)
+    torch.testing.assert_close(ours.float(), theirs, rtol=2**-8, atol=1e-6)
+    step = packed.scale.t().float().repeat_interleave(group, dim=1)
+    # Half a step, and what the rounding of scale and zero to 8 bits shifts the ends by.
+    assert ((ours.float() - weight).abs() <= 0.55 * step + 0.02).all()
+
+
+def test_int4_errors_are_no_larger_than_of_torchaos_own_rule() -> None:
+    from torchao.quantization.quant_primitives import (
+        MappingType,
+        _choose_qparams_affine_tinygemm,
+        _dequantize_affine_tinygemm,
+        _quantize_affine_tinygemm,
+    )
+
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    block = (1, 64)
+    scale, zero = _choose_qparams_affine_tinygemm(
+        weight, MappingType.ASYMMETRIC, block, torch.int32, 0, 15, 1e-6
+    )
+    codes = _quantize_affine_tinygemm(weight, block, scale, zero, torch.int32, 0, 15)
+    theirs = _dequantize_affine_tinygemm(codes, block, scale, zero, torch.int32, 0, 15)
+    ours = decode_int4(encode_int4(weight, 64))
+    assert (ours - weight).float().norm() <= 1.01 * (theirs - weight).float().norm()
+
+
+def test_sizes_are_those_of_the_formats(registered: Path, tmp_path: Path) -> None:
+    sizes = {}
+    for name, bits in {"int8": 8, "int4": 4}.items():
+        (tmp_path / name).mkdir()
+        export_quantized(registered, tmp_path / name, bits, group=32)
+        with safe_open(tmp_path / name / "model.safetensors", "pt") as file:
+            sizes[name] = {key: file.get_tensor(key).nbytes for key in file.keys()}  # noqa: SIM118
+    prefix = "model.layers.0.mlp.up_proj._weight_"
+    inputs, outputs = 64, 128
+    assert sizes["int8"][f"{prefix}qdata"] == inputs * outputs
+    assert sizes["int4"][f"{prefix}qdata"] == inputs * outputs / 2
+    assert sizes["int4"][f"{prefix}scale"] == 2 * outputs * inputs / 32
+    assert sizes["int8"]["model.embed_tokens.weight"] == 2 * 257 * inputs
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_same_model_gives_the_same_bytes(bits: int, registered: Path, tmp_path: Path) -> None:
+    hashes = set()
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        export_quantized(registered, folder, bits, group=64)
+        hashes.add(folder_hash(folder))
+    assert len(hashes) == 1
+    files = {path.name for path in folder.iterdir()}
+    assert files == {path.name for path in registered.iterdir()} - {"MLmodel"}
+    assert not [path for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
+
+
+@pytest.mark.parametrize("name", ["pythia-160m", "gpt-j-6b", "qwen3-0.6b", "mistral-7b"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_models_of_other_families(name: str, bits: int, tmp_path: Path, made: Path) -> None:
+    source = write_registered(small(name), tmp_path / "source")
+    export_quantized(source, made, bits, group=32)
+    scores = bits_per_byte(score_documents(made, DOCUMENTS, load))
+    assert scores == pytest.approx(bits_per_byte(score_documents(source, DOCUMENTS)), rel=0.1)
+
+
+def test_what_is_scored_is_the_quantised_model(registered: Path, tmp_path: Path) -> None:
+    """And in transformers the registered one is worth what ours says."""
+    ours = bits_per_byte(score_documents(registered, DOCUMENTS))
+    same = bits_per_byte(score_documents(registered, DOCUMENTS, load))
+    assert same == pytest.approx(ours, abs=1e-4)
+    scores = {}
+    for bits in (16, 8, 4):
+        folder = tmp_path / str(bits)
+        folder.mkdir()
+        if bits == 16:
+            export_bf16(registered, folder)
+        else:
+            export_quantized(registered, folder, bits, group=32)
+        scores[bits] = abs(bits_per_byte(score_documents(folder, DOCUMENTS, load)) - ours)
+    assert 0 < scores[16] < 0.05
+    assert scores[8] < scores[4]
+
+
+def test_a_long_context_is_scored_alike(registered: Path) -> None:
+    """Where one window has more logits than a batch may, and the model returns the loss itself."""
+    from pipelines.evaluation import perplexity
+
+    expected = score_documents(registered, DOCUMENTS, load)["nats"].to_pylist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(perplexity, "_LOGITS", 10 * 257)
+        found = score_documents(registered, DOCUMENTS, load)["nats"].to_pylist()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("group", "line"),
+    [
+        (48, "--group-size 48: it must be one of 32, 64, 128, 256"),
+        (128, "groups of 128 weights don't divide the 96 inputs of .*--group-size 32 does"),
+    ],
+)
+def test_a_group_that_does_not_divide_is_one_line(
+    group: int, line: str, tmp_path: Path, made: Path
+) -> None:
+    source = write_registered(small(width=96), tmp_path / "source")
+    with pytest.raises(UserError, match=line):
+        export_quantized(source, made, 4, group)
+    assert list(made.iterdir()) == []
+
+
+def test_no_group_fits(tmp_path: Path, made: Path) -> None:
+    source = write_registered(small(width=48), tmp_path / "source")
+    with pytest.raises(UserError, match="no size does; take int8"):
+        export_quantized(source, made, 4, 32)
+
+
+def test_a_gpt2_has_nothing_to_quantise(tmp_path: Path, made: Path) -> None:
+    source = write_registered(small("gpt2-124m"), tmp_path / "source")
+    with pytest.raises(UserError, match="gpt2 of transformers has no linear layers"):
+        export_quantized(source, made, 8)
+
+
+def test_the_config_says_how(registered: Path, made: Path) -> None:
+    export_quantized(registered, made, 4, group=64)
+    config = json.loads((made / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "torchao"
+    assert config["quant_type"]["default"]["_data"]["group_size"] == 64

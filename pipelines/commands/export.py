@@ -1,10 +1,11 @@
 """`penstock models export`: a registered version in the form that a server or a library wants."""
 
 import json
+import shlex
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,9 @@ from pipelines.commands.models import Model, check_mlflow_answers
 from pipelines.commands.options import Json
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import folder_bytes
+
+if TYPE_CHECKING:
+    from pipelines.export.triton_server import Backend
 
 
 class Format(StrEnum):
@@ -23,6 +27,8 @@ class Format(StrEnum):
     PEFT = "peft"
     INT8 = "int8"
     INT4 = "int4"
+    TRITON = "triton"
+    TRITON_VLLM = "triton-vllm"
 
 
 @dataclass(frozen=True)
@@ -40,11 +46,18 @@ class Exported:
 
 def export(
     model: Model,
-    to: Annotated[Path, typer.Option("--to", help="A folder that is not there yet, or is empty.")],
+    to: Annotated[
+        Path,
+        typer.Option("--to", help="A folder that is not there yet; or Triton's model repository."),
+    ],
     form: Annotated[
         Format,
         typer.Option("--format", help="huggingface is the whole model, an adapter merged."),
     ] = Format.HUGGINGFACE,
+    served_from: Annotated[
+        Path | None,
+        typer.Option(help="triton-vllm: the repository's path on the server, if not as here."),
+    ] = None,
     group_size: Annotated[
         int, typer.Option(help="int4: weights that share a scale: 32, 64, 128 or 256.")
     ] = 128,
@@ -61,7 +74,14 @@ def export(
     name, _, which = model.partition("@")
     version = registry.find(name, which or registry.CHAMPION)
     source = registry.download(name, str(version.version))
-    made = _write(source, to, form, group_size, workspace)
+    made: dict[str, float] = {}
+    if form in (Format.TRITON, Format.TRITON_VLLM):
+        from pipelines.export.triton_server import export_triton
+
+        backend: Backend = "python" if form is Format.TRITON else "vllm"
+        to = export_triton(source, to, name, version.version, backend, served_from)
+    else:
+        made = _write(source, to, form, group_size, workspace)
     result = Exported(
         model=f"{name}@{version.version}",
         format=form,
@@ -116,6 +136,9 @@ def _describe(result: Exported) -> str:
             f"  score  {result.bits_per_byte:.4f} bits per byte, {lost:+.4f} against the "
             f"registered {result.registered_bits_per_byte:.4f}, on the same held-out documents"
         )
+    if result.format in (Format.TRITON, Format.TRITON_VLLM):
+        repository = Path(result.folder).parent.parent
+        lines.append(f"  serve  tritonserver --model-repository {shlex.quote(str(repository))}")
     if result.format in (Format.HUGGINGFACE, Format.BF16, Format.INT8, Format.INT4):
-        lines.append(f"  serve  vllm serve {result.folder}")
+        lines.append(f"  serve  vllm serve {shlex.quote(result.folder)}")
     return "\n".join(lines)

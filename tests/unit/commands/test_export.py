@@ -115,6 +115,16 @@ def test_a_plain_copy_needs_no_held_out_documents(form, model, tmp_path):
     assert (tmp_path / "to" / "lineage.json").is_file()
 
 
+@pytest.mark.parametrize("form", ["triton", "triton-vllm"])
+def test_a_version_goes_into_tritons_repository_under_its_number(form, model, tmp_path):
+    to = tmp_path / "repository"
+    result = penstock(model, "--format", form, "--to", str(to))
+    assert f"serve  tritonserver --model-repository {to}" in result.stdout
+    assert (to / model / "1" / "model" / "model.safetensors").is_file()
+    with pytest.raises(UserError, match="is there already"):
+        penstock(model, "--format", form, "--to", str(to))
+
+
 def test_without_the_documents_nothing_is_left_and_one_line_says_what_to_do(model, tmp_path):
     shutil.rmtree(tmp_path / "home" / "runs")
     with pytest.raises(UserError, match=r"are gone; --workspace takes"):

@@ -1,0 +1,125 @@
+"""Triton's Python back end: continues texts by the model in `model/` beside this file.
+
+The server runs this file by itself: it needs torch and transformers, and nothing of Penstock.
+Requests that Triton's dynamic batcher brings together are one batch here.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+_DEFAULT_TOKENS = 64  # where a request asks for no number
+
+
+@dataclass
+class _Job:
+    """A prompt on its way."""
+
+    ids: list[int]
+    max_tokens: int
+    text: str = ""
+
+
+class TritonPythonModel:
+    """What the server calls; `config.pbtxt` says what goes in and out."""
+
+    def initialize(self, args: dict[str, Any]) -> None:
+        """Load the model once, on the device that the server gives this instance.
+
+        Args:
+            args: The server's; of `config.pbtxt`, the parameter `dtype` is used.
+        """
+        folder = Path(__file__).parent / "model"
+        parameters = json.loads(args["model_config"]).get("parameters", {})
+        on_gpu = args["model_instance_kind"] == "GPU"
+        device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
+        plain = {"local_files_only": True, "trust_remote_code": False}
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, **plain)
+        self._model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=parameters.get("dtype", {}).get("string_value", "auto"),
+            use_safetensors=True,
+            **plain,
+        )
+        self._model = self._model.to(device).eval()
+        self._context: int = self._model.config.max_position_embeddings
+        self._end: int = self._tokenizer.eos_token_id
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer each request, in order; one that is wrong gets an error, the others an answer."""
+        jobs: list[list[_Job] | pb_utils.TritonError] = []
+        for request in requests:
+            try:
+                jobs.append(self._read(request))
+            except ValueError as error:
+                jobs.append(pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+        good = [job for each in jobs if isinstance(each, list) for job in each]
+        for batch in self._batches(good):
+            self._answer(batch)
+        return [self._response(each) for each in jobs]
+
+    def _read(self, request: Any) -> list[_Job]:
+        """The prompts of a request, [B, 1] of bytes, and how many tokens each is to get."""
+        texts = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().flatten()
+        asked = pb_utils.get_input_tensor_by_name(request, "max_tokens")
+        numbers = [_DEFAULT_TOKENS] * len(texts) if asked is None else asked.as_numpy().flatten()
+        jobs = []
+        for text, number in zip(texts, numbers, strict=True):
+            # What every text began with in training stands for none.
+            ids = self._tokenizer(text.decode()).input_ids or [self._end]
+            if number < 1:
+                raise ValueError(f"max_tokens is {number}; it must be at least 1")
+            if len(ids) + number > self._context:
+                raise ValueError(
+                    f"text_input has {len(ids)} tokens and max_tokens is {number}, but the model "
+                    f"sees {self._context} in all"
+                )
+            jobs.append(_Job(ids, int(number)))
+        return jobs
+
+    def _batches(self, jobs: list[_Job]) -> Iterator[list[_Job]]:
+        """Prompts of like length together; all go on as far as the longest answer of a batch.
+
+        A batch ends where that would lead one of them beyond what the model sees.
+        """
+        batch: list[_Job] = []
+        for job in sorted(jobs, key=lambda each: len(each.ids)):
+            most = max(each.max_tokens for each in [*batch, job])
+            if batch and len(job.ids) + most > self._context:
+                yield batch
+                batch = []
+            batch.append(job)
+        if batch:
+            yield batch
+
+    @torch.inference_mode()
+    def _answer(self, jobs: list[_Job]) -> None:
+        """Continue all prompts at once, each by its likeliest tokens."""
+        longest = max(len(job.ids) for job in jobs)
+        ids = torch.full((len(jobs), longest), self._end)
+        mask = torch.zeros_like(ids)
+        for row, job in enumerate(jobs):  # padding is on the left: all go on from the same place
+            ids[row, longest - len(job.ids) :] = torch.tensor(job.ids)
+            mask[row, longest - len(job.ids) :] = 1
+        made = self._model.generate(
+            ids.to(self._model.device),
+            attention_mask=mask.to(self._model.device),
+            max_new_tokens=max(job.max_tokens for job in jobs),
+            do_sample=False,
+            pad_token_id=self._end,
+        )
+        for job, row in zip(jobs, made[:, longest:].tolist(), strict=True):
+            job.text = self._tokenizer.decode(row[: job.max_tokens], skip_special_tokens=True)
+
+    def _response(self, answered: list[_Job] | Any) -> Any:
+        if not isinstance(answered, list):
+            return pb_utils.InferenceResponse(error=answered)
+        texts = np.array([[job.text.encode()] for job in answered], dtype=object)
+        return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("text_output", texts)])

@@ -1,0 +1,116 @@
+"""A model in a repository of NVIDIA's Triton Inference Server, by its Python or its vLLM back end.
+
+    REPOSITORY/NAME/config.pbtxt
+                    VERSION/model.py or model.json
+                            model/      the Hugging Face folder
+
+Triton's version is the registry's, and the newest that is there is served: a further version goes
+beside the older ones, and the server changes over when it polls, or is told to load.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from pipelines.core.errors import UserError
+from pipelines.core.storage import write_json, write_text
+from pipelines.export.huggingface import export_whole
+from pipelines.export.source import new_folder
+
+Backend = Literal["python", "vllm"]
+CONFIG = "config.pbtxt"
+MODEL_FILE = Path(__file__).with_name("triton_model.py")  # only the server can import it
+MAX_BATCH = 16  # prompts of a batch; more wait for the next
+QUEUE_DELAY_US = 5_000  # the first of a batch waits so long for others; a token takes longer
+
+_PYTHON = """\
+name: {name}
+backend: "python"
+max_batch_size: {max_batch}
+input [
+  {{ name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }},
+  {{ name: "max_tokens" data_type: TYPE_INT32 dims: [ 1 ] optional: true }}
+]
+output [
+  {{ name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }}
+]
+dynamic_batching {{ max_queue_delay_microseconds: {delay} }}
+instance_group [ {{ count: 1 kind: KIND_AUTO }} ]
+version_policy {{ latest {{ num_versions: 1 }} }}
+# The weights' type in memory, such as bfloat16; auto: as they were registered.
+parameters {{ key: "dtype" value {{ string_value: "auto" }} }}
+"""
+# Batches, inputs and outputs are the back end's own business.
+_VLLM = """\
+name: {name}
+backend: "vllm"
+instance_group [ {{ count: 1 kind: KIND_MODEL }} ]
+version_policy {{ latest {{ num_versions: 1 }} }}
+"""
+
+
+def triton_name(name: str) -> str:
+    """What Triton calls a registered model: a folder's name and a part of a URL."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name).lstrip(".")
+
+
+def export_triton(
+    source: Path,
+    repository: Path,
+    name: str,
+    version: int,
+    backend: Backend,
+    served_from: Path | None = None,
+) -> Path:
+    """Add a version to a model repository; a server never sees a half of it.
+
+    Args:
+        source: A registered folder.
+        repository: Made where missing; may hold other models and versions.
+        name: The registered model's.
+        version: The registered version's number, Triton's too.
+        backend: `python` answers by transformers, `vllm` by vLLM's engine.
+        served_from: The repository's path on the server, which vLLM alone has to be told; by
+            default where it lies here.
+
+    Returns:
+        The version's folder.
+
+    Raises:
+        UserError: the version is there, the model is there with another back end, or the source
+            is no sound model.
+    """
+    model = repository.absolute() / triton_name(name)
+    _check_backend(model / CONFIG, backend)
+    place = model / str(version)
+    with new_folder(place) as folder:
+        (folder / "model").mkdir()
+        export_whole(source, folder / "model")
+        if backend == "python":
+            shutil.copyfile(MODEL_FILE, folder / "model.py")
+        else:
+            base = served_from / place.relative_to(repository.absolute()) if served_from else place
+            write_json(folder / "model.json", {"model": str(base / "model"), "dtype": "bfloat16"})
+        if not (model / CONFIG).is_file():  # what a person tuned stays
+            write_text(model / CONFIG, config_text(triton_name(name), backend))
+    return place
+
+
+def config_text(name: str, backend: Backend) -> str:
+    """What `config.pbtxt` says of a model."""
+    template = _PYTHON if backend == "python" else _VLLM
+    return template.format(name=json.dumps(name), max_batch=MAX_BATCH, delay=QUEUE_DELAY_US)
+
+
+def _check_backend(config: Path, backend: Backend) -> None:
+    if not config.is_file():
+        return
+    found = re.search(r'^backend:\s*"([^"]*)"', config.read_text(encoding="utf-8"), re.MULTILINE)
+    if found is None or found[1] != backend:
+        kind = found[1] if found else "unknown"
+        raise UserError(
+            f"{config}: the back end is {kind}, not {backend}; give another repository, or remove "
+            "that model"
+        )

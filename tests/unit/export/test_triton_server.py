@@ -1,0 +1,183 @@
+"""The repository against Triton's published schema, and its model file run as the server does."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from google.protobuf import json_format, text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+from pipelines.core.errors import UserError
+from pipelines.export.triton_server import config_text, export_triton, triton_name
+from tests.unit.export import triton_stand_in
+from tests.unit.export.models import CONTEXT, PROMPTS, small, write_registered
+
+
+def read_config(path: Path) -> Any:
+    """Parsed by Triton's own schema, which refuses a field that it doesn't know."""
+    return text_format.Parse(path.read_text(), ModelConfig())
+
+
+@pytest.fixture(scope="module")
+def repository(registered: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("repository")
+    export_triton(registered, path, "my model", 3, "python")
+    return path
+
+
+def start(version: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The model as the server makes it: its file alone, and the config as JSON."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton_stand_in.module())
+    spec = importlib.util.spec_from_file_location("model", version / "model.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "model", module)
+    spec.loader.exec_module(module)
+    model = module.TritonPythonModel()
+    config = json_format.MessageToJson(
+        read_config(version.parent / "config.pbtxt"), preserving_proto_field_name=True
+    )
+    kind = {"model_instance_kind": "CPU", "model_instance_device_id": "0"}
+    model.initialize({"model_config": config, **kind})
+    return model
+
+
+def request(texts: list[str], max_tokens: list[int] | None = None) -> Any:
+    texts_B1 = np.array([[text.encode()] for text in texts], dtype=object)
+    inputs = [triton_stand_in.Tensor("text_input", texts_B1)]
+    if max_tokens is not None:
+        numbers_B1 = np.array(max_tokens, np.int32)[:, None]
+        inputs.append(triton_stand_in.Tensor("max_tokens", numbers_B1))
+    return triton_stand_in.InferenceRequest(inputs)
+
+
+def texts(response: Any) -> list[str]:
+    assert response.error() is None
+    (tensor,) = response.output_tensors()
+    assert tensor.name() == "text_output"
+    assert tensor.as_numpy().shape[1:] == (1,)
+    return [text.decode() for text in tensor.as_numpy().flatten()]
+
+
+@torch.inference_mode()
+def greedy(folder: Path, prompt: str, tokens: int) -> str:
+    """transformers' own, one prompt at a time and without padding."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    made = model.generate(ids, max_new_tokens=tokens, do_sample=False)
+    return tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def test_the_repository_is_laid_out_as_triton_wants_it(repository: Path) -> None:
+    config = read_config(repository / "my-model" / "config.pbtxt")
+    assert config.name == "my-model"  # the folder's, or the server refuses to load it
+    assert config.backend == "python"
+    assert config.dynamic_batching.max_queue_delay_microseconds > 0
+    assert config.max_batch_size > 1  # 0 would say that there are no batches
+    assert config.version_policy.latest.num_versions == 1
+    assert config.instance_group[0].kind == ModelInstanceGroup.KIND_AUTO
+    assert [(each.name, each.optional) for each in config.input] == [
+        ("text_input", False),
+        ("max_tokens", True),
+    ]
+    assert [each.name for each in config.output] == ["text_output"]
+    version = repository / "my-model" / "3"
+    assert {path.name for path in version.iterdir()} == {"model.py", "model"}
+
+
+@pytest.mark.parametrize("backend", ["python", "vllm"])
+def test_a_name_can_not_break_the_config(backend: str) -> None:
+    name = 'a" } backend: "évil\n'
+    assert text_format.Parse(config_text(name, backend), ModelConfig()).name == name
+    assert triton_name("my/model v1.2") == "my-model-v1.2"
+    assert triton_name("../größe") == "-gr--e"
+
+
+@pytest.mark.parametrize("name", ["llama-100k", "gpt2-124m", "pythia-160m"])
+def test_the_python_back_end_gives_the_tokens_of_generate(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever requests come in one batch, and however long each is."""
+    source = write_registered(small(name), tmp_path / "source")
+    version = export_triton(source, tmp_path / "repository", "m", 1, "python")
+    model = start(version, monkeypatch)
+    asked = [3, 12, 7, 9]
+    expected = [greedy(source, prompt, n) for prompt, n in zip(PROMPTS, asked, strict=True)]
+    assert len(set(expected)) == len(expected)
+    parts = [slice(0, 1), slice(1, 3), slice(3, 4)]
+    together = model.execute([request(PROMPTS[part], asked[part]) for part in parts])
+    assert [texts(each) for each in together] == [expected[part] for part in parts]
+
+
+@pytest.mark.parametrize("name", ["llama-100k", "gpt2-124m"])
+def test_a_long_answer_beside_a_long_prompt_stays_within_the_context(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_registered(small(name), tmp_path / "source")
+    model = start(export_triton(source, tmp_path / "r", "m", 1, "python"), monkeypatch)
+    prompts, asked = ["ab", "y" * (CONTEXT - 2), "abc"], [CONTEXT - 4, 2, 5]
+    (response,) = model.execute([request(prompts, asked)])
+    expected = [greedy(source, prompt, n) for prompt, n in zip(prompts, asked, strict=True)]
+    assert texts(response) == expected
+
+
+def test_a_wrong_request_spoils_no_other(
+    repository: Path, registered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = start(repository / "my-model" / "3", monkeypatch)
+    long, good, none = model.execute(
+        [request(["x" * CONTEXT], [5]), request(["ab"], [5]), request(["ab"], [0])]
+    )
+    assert long.error().code() == triton_stand_in.TritonError.INVALID_ARG
+    assert long.error().message() == (
+        "text_input has 32 tokens and max_tokens is 5, but the model sees 32 in all"
+    )
+    assert texts(good) == [greedy(registered, "ab", 5)]
+    assert "max_tokens is 0" in none.error().message()
+    assert len(texts(model.execute([request([""], [4])])[0])) == 1
+
+
+def test_the_config_chooses_the_weights_type(
+    registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = export_triton(registered, tmp_path, "m", 1, "python")
+    path = tmp_path / "m" / "config.pbtxt"
+    path.write_text(path.read_text().replace('"auto"', '"bfloat16"'))
+    assert start(version, monkeypatch)._model.dtype == torch.bfloat16
+    export_triton(registered, tmp_path, "m", 2, "python")
+    assert '"bfloat16"' in path.read_text()  # what a person tuned stays
+    assert sorted(each.name for each in (tmp_path / "m").iterdir()) == ["1", "2", "config.pbtxt"]
+
+
+def test_vllm_is_told_where_the_model_lies(registered: Path, tmp_path: Path) -> None:
+    version = export_triton(registered, tmp_path, "m", 4, "vllm")
+    assert json.loads((version / "model.json").read_text())["model"] == f"{version}/model"
+    assert (version / "model" / "model.safetensors").is_file()
+    assert read_config(tmp_path / "m" / "config.pbtxt").backend == "vllm"
+    there = export_triton(registered, tmp_path, "n", 4, "vllm", Path("/models"))
+    assert json.loads((there / "model.json").read_text())["model"] == "/models/n/4/model"
+
+
+def test_a_version_that_is_there_and_another_back_end_are_refused(
+    registered: Path, tmp_path: Path
+) -> None:
+    export_triton(registered, tmp_path, "m", 1, "python")
+    with pytest.raises(UserError, match="is there already"):
+        export_triton(registered, tmp_path, "m", 1, "python")
+    with pytest.raises(UserError, match="the back end is python, not vllm"):
+        export_triton(registered, tmp_path, "m", 2, "vllm")
+    assert not (tmp_path / "m" / "2").exists()
+
+
+def test_the_model_file_needs_nothing_of_penstock(repository: Path) -> None:
+    text = (repository / "my-model" / "3" / "model.py").read_text()
+    assert "import pipelines" not in text
+    assert "from pipelines" not in text

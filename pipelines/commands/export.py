@@ -16,6 +16,7 @@ from pipelines.core.settings import load_settings
 from pipelines.core.storage import folder_bytes
 
 if TYPE_CHECKING:
+    from pipelines.export.program import Kind
     from pipelines.export.triton_server import Backend
 
 
@@ -29,6 +30,8 @@ class Format(StrEnum):
     INT4 = "int4"
     TRITON = "triton"
     TRITON_VLLM = "triton-vllm"
+    ONNX = "onnx"
+    TORCH_EXPORT = "torch-export"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Exported:
     registered_bytes: int
     bits_per_byte: float | None = None  # of what was written, where its numbers were rounded
     registered_bits_per_byte: float | None = None
+    logit_difference: float | None = None  # the largest of a graph from the model
 
 
 def export(
@@ -96,7 +100,7 @@ def export(
 def _write(
     source: Path, to: Path, form: Format, group_size: int, workspace: Path | None
 ) -> dict[str, float]:
-    """Write the export; the bits per byte that were measured, by the names of `Exported`."""
+    """Write the export; what was measured, by the names of `Exported`."""
     from pipelines.export import huggingface
     from pipelines.export.source import new_folder
 
@@ -110,6 +114,11 @@ def _write(
                 huggingface.export_adapter(source, folder)
             case Format.INT8 | Format.INT4:
                 return _write_quantized(source, folder, form, group_size, workspace)
+            case Format.ONNX | Format.TORCH_EXPORT:
+                from pipelines.export.program import export_program
+
+                kind: Kind = "onnx" if form is Format.ONNX else "torch-export"
+                return {"logit_difference": export_program(source, folder, kind)}
     return {}
 
 
@@ -136,6 +145,8 @@ def _describe(result: Exported) -> str:
             f"  score  {result.bits_per_byte:.4f} bits per byte, {lost:+.4f} against the "
             f"registered {result.registered_bits_per_byte:.4f}, on the same held-out documents"
         )
+    if result.logit_difference is not None:
+        lines.append(f"  check  run from the file, logits within {result.logit_difference:.1e}")
     if result.format in (Format.TRITON, Format.TRITON_VLLM):
         repository = Path(result.folder).parent.parent
         lines.append(f"  serve  tritonserver --model-repository {shlex.quote(str(repository))}")

@@ -2,21 +2,24 @@
 
 import json
 import shlex
+import tempfile
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from pipelines.commands.figures import file_size
 from pipelines.commands.models import Model, check_mlflow_answers
 from pipelines.commands.options import Json
+from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import folder_bytes
 
 if TYPE_CHECKING:
     from pipelines.export.program import Kind
+    from pipelines.export.right_size import Budget, Judged
     from pipelines.export.triton_server import Backend
 
 
@@ -34,6 +37,11 @@ class Format(StrEnum):
     TORCH_EXPORT = "torch-export"
 
 
+_TRITON: dict[Format, "Backend"] = {Format.TRITON: "python", Format.TRITON_VLLM: "vllm"}
+_PROGRAM: dict[Format, "Kind"] = {Format.ONNX: "onnx", Format.TORCH_EXPORT: "torch-export"}
+_VLLM_LOADS = (Format.HUGGINGFACE, Format.BF16, Format.INT8, Format.INT4)
+
+
 @dataclass(frozen=True)
 class Exported:
     """What the command says of an export; sizes in bytes."""
@@ -46,6 +54,17 @@ class Exported:
     bits_per_byte: float | None = None  # of what was written, where its numbers were rounded
     registered_bits_per_byte: float | None = None
     logit_difference: float | None = None  # the largest of a graph from the model
+    variants: tuple[dict[str, Any], ...] = ()  # that were measured for a memory budget
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A version, and what the options say."""
+
+    source: Path
+    to: Path
+    group_size: int
+    workspace: Path | None
 
 
 def export(
@@ -55,37 +74,51 @@ def export(
         typer.Option("--to", help="A folder that is not there yet; or Triton's model repository."),
     ],
     form: Annotated[
-        Format,
+        Format | None,
         typer.Option("--format", help="huggingface is the whole model, an adapter merged."),
-    ] = Format.HUGGINGFACE,
+    ] = None,
+    budget_gb: Annotated[
+        float | None,
+        typer.Option(help="Instead of a format: the best of bf16, int8, int4 that this serves."),
+    ] = None,
+    max_loss: Annotated[
+        float, typer.Option(min=0, help="With a budget: bits per byte that may be lost.")
+    ] = 0.02,
+    sequences: Annotated[
+        int, typer.Option(min=1, help="With a budget: answered at once, the whole context each.")
+    ] = 8,
+    group_size: Annotated[
+        int, typer.Option(help="int4: weights that share a scale: 32, 64, 128 or 256.")
+    ] = 128,
     served_from: Annotated[
         Path | None,
         typer.Option(help="triton-vllm: the repository's path on the server, if not as here."),
     ] = None,
-    group_size: Annotated[
-        int, typer.Option(help="int4: weights that share a scale: 32, 64, 128 or 256.")
-    ] = 128,
     workspace: Annotated[
         Path | None,
-        typer.Option(help="int8, int4: where the held-out documents lie, if not in its own run."),
+        typer.Option(help="Where the held-out documents lie, if not in the model's own run."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a registered model in another form; int8 and int4 are measured as they were written."""
+    """Write a registered model in another form; what rounds its weights is measured as written."""
+    if form is not None and budget_gb is not None:
+        raise UserError("--format and --budget-gb: give one; a budget chooses the format itself")
     check_mlflow_answers()
     from pipelines.tracking import registry
 
     name, _, which = model.partition("@")
     version = registry.find(name, which or registry.CHAMPION)
     source = registry.download(name, str(version.version))
-    made: dict[str, float] = {}
-    if form in (Format.TRITON, Format.TRITON_VLLM):
+    request = _Request(source, to, group_size, workspace)
+    if budget_gb is not None:
+        form, made = _write_fitting(request, budget_gb, max_loss, sequences)
+    elif (form := form or Format.HUGGINGFACE) in _TRITON:
         from pipelines.export.triton_server import export_triton
 
-        backend: Backend = "python" if form is Format.TRITON else "vllm"
-        to = export_triton(source, to, name, version.version, backend, served_from)
+        to = export_triton(source, to, name, version.version, _TRITON[form], served_from)
+        made = {}
     else:
-        made = _write(source, to, form, group_size, workspace)
+        made = _write(request, form)
     result = Exported(
         model=f"{name}@{version.version}",
         format=form,
@@ -97,43 +130,88 @@ def export(
     typer.echo(json.dumps(asdict(result), indent=2) if as_json else _describe(result))
 
 
-def _write(
-    source: Path, to: Path, form: Format, group_size: int, workspace: Path | None
-) -> dict[str, float]:
-    """Write the export; what was measured, by the names of `Exported`."""
+def _write(request: _Request, form: Format) -> dict[str, Any]:
+    """Write one form; what was measured, by the names of `Exported`."""
     from pipelines.export import huggingface
     from pipelines.export.source import new_folder
 
-    with new_folder(to) as folder:
+    with new_folder(request.to) as folder:
         match form:
             case Format.HUGGINGFACE:
-                huggingface.export_whole(source, folder)
+                huggingface.export_whole(request.source, folder)
             case Format.BF16:
-                huggingface.export_bf16(source, folder)
+                huggingface.export_bf16(request.source, folder)
             case Format.PEFT:
-                huggingface.export_adapter(source, folder)
+                huggingface.export_adapter(request.source, folder)
             case Format.INT8 | Format.INT4:
-                return _write_quantized(source, folder, form, group_size, workspace)
+                return _write_quantized(request, folder, form)
             case Format.ONNX | Format.TORCH_EXPORT:
                 from pipelines.export.program import export_program
 
-                kind: Kind = "onnx" if form is Format.ONNX else "torch-export"
-                return {"logit_difference": export_program(source, folder, kind)}
+                difference = export_program(request.source, folder, _PROGRAM[form])
+                return {"logit_difference": difference}
     return {}
 
 
-def _write_quantized(
-    source: Path, folder: Path, form: Format, group_size: int, workspace: Path | None
-) -> dict[str, float]:
+def _write_quantized(request: _Request, folder: Path, form: Format) -> dict[str, Any]:
     from pipelines.export.quantized import export_quantized
     from pipelines.stages.held_out import read_held_out, score_export
 
-    held_out = read_held_out(source, load_settings().runs, workspace)
-    export_quantized(source, folder, 8 if form is Format.INT8 else 4, group_size)
+    held_out = read_held_out(request.source, load_settings().runs, request.workspace)
+    bits: Literal[4, 8] = 8 if form is Format.INT8 else 4
+    export_quantized(request.source, folder, bits, request.group_size)
     return {
         "bits_per_byte": score_export(folder, held_out.documents),
         "registered_bits_per_byte": held_out.bits_per_byte,
     }
+
+
+def _write_fitting(
+    request: _Request, budget_gb: float, max_loss: float, sequences: int
+) -> tuple[Format, dict[str, Any]]:
+    """Write the variant that serves best within a budget; what was measured of all of them."""
+    from pipelines.export.right_size import Budget, choose, judge
+    from pipelines.export.source import new_folder
+    from pipelines.export.variants import measure_variants
+    from pipelines.models.folder import load_config
+    from pipelines.stages.held_out import read_held_out, score_export
+
+    config = load_config(request.source)
+    budget = Budget(budget_gb, max_loss, sequences, config.context_length)
+    held_out = read_held_out(request.source, load_settings().runs, request.workspace)
+    with new_folder(request.to) as folder, tempfile.TemporaryDirectory(dir=folder) as scratch:
+        variants = measure_variants(
+            request.source,
+            Path(scratch),
+            lambda variant: score_export(variant, held_out.documents),
+            request.group_size,
+            lambda why: typer.echo(f"left out: {why}", err=True),
+        )
+        judged = judge(variants, config, held_out.bits_per_byte, budget)
+        chosen = choose(judged, budget).variant
+        for path in (Path(scratch) / chosen.name).iterdir():
+            path.rename(folder / path.name)
+    typer.echo(_table(judged, budget), err=True)
+    return Format(chosen.name), {
+        "bits_per_byte": chosen.bits_per_byte,
+        "registered_bits_per_byte": held_out.bits_per_byte,
+        "variants": tuple(asdict(each) for each in judged),
+    }
+
+
+def _table(judged: "list[Judged]", budget: "Budget") -> str:
+    rows = [
+        f"of {budget.gb:g} GB, {budget.sequences} x {budget.tokens:,} tokens at once:",
+        f"  {'':6}{'bits per byte':>14}{'loss':>9}{'weights':>10}{'in all':>10}{'loaded in':>11}",
+    ]
+    for each in judged:
+        verdict = "" if each.fits and each.good else "  too large" if each.good else "  too lossy"
+        rows.append(
+            f"  {each.variant.name:6}{each.variant.bits_per_byte:14.4f}{each.lost:+9.4f}"
+            f"{file_size(each.memory.weights):>10}{file_size(each.memory.total):>10}"
+            f"{each.variant.load_seconds:9.1f} s{verdict}"
+        )
+    return "\n".join(rows)
 
 
 def _describe(result: Exported) -> str:
@@ -147,9 +225,9 @@ def _describe(result: Exported) -> str:
         )
     if result.logit_difference is not None:
         lines.append(f"  check  run from the file, logits within {result.logit_difference:.1e}")
-    if result.format in (Format.TRITON, Format.TRITON_VLLM):
+    if result.format in _TRITON:
         repository = Path(result.folder).parent.parent
         lines.append(f"  serve  tritonserver --model-repository {shlex.quote(str(repository))}")
-    if result.format in (Format.HUGGINGFACE, Format.BF16, Format.INT8, Format.INT4):
+    if result.format in _VLLM_LOADS:
         lines.append(f"  serve  vllm serve {shlex.quote(result.folder)}")
     return "\n".join(lines)

@@ -97,6 +97,12 @@ class SafetensorsFiles:
             yield _finish(begun)
 
 
+def weight_bytes(paths: Sequence[Path]) -> int:
+    """Of all tensors in the files, by their headers; raises UserError as `SafetensorsFiles`."""
+    places = SafetensorsFiles(paths).places.values()
+    return sum(math.prod(place.shape) * place.dtype.itemsize for place in places)
+
+
 def _finish(begun: deque[tuple[str, Tensor, Wait]]) -> tuple[str, Tensor]:
     name, tensor, wait = begun.popleft()
     wait()

@@ -125,6 +125,32 @@ def test_a_version_goes_into_tritons_repository_under_its_number(form, model, tm
         penstock(model, "--format", form, "--to", str(to))
 
 
+def test_a_budget_chooses_the_variant_and_leaves_only_it(model, tmp_path):
+    arguments = ["--group-size", "32", "--sequences", "1", "--max-loss", "1"]
+    to = tmp_path / "to"
+    said = penstock(model, "--to", str(to), "--budget-gb", "1", *arguments, "--json")
+    result = json.loads(said.stdout)
+    variants = {each["variant"]["name"]: each for each in result["variants"]}
+    assert list(variants) == ["bf16", "int8", "int4"]
+    best = min(variants.values(), key=lambda each: each["variant"]["bits_per_byte"])
+    assert result["format"] == best["variant"]["name"]
+    assert result["bits_per_byte"] == best["variant"]["bits_per_byte"]
+    assert all(path.is_file() for path in to.iterdir())
+    held_out = read_held_out(registry.download(model), tmp_path / "home" / "runs")
+    assert bits_per_byte(score_documents(to, held_out.documents, load)) == result["bits_per_byte"]
+    table = said.stderr.splitlines()
+    assert "of 1 GB, 1 x 32 tokens at once:" in table
+    assert len([line for line in table if line.endswith(" s")]) == 3
+
+
+def test_no_variant_in_a_budget_is_one_line_with_its_numbers(model, tmp_path):
+    with pytest.raises(UserError, match=r"no variant fits 1e-05 GB .*bf16 needs .*int4 needs"):
+        penstock(model, "--to", str(tmp_path / "to"), "--budget-gb", "1e-5", "--group-size", "32")
+    assert not (tmp_path / "to").exists()
+    with pytest.raises(UserError, match="give one"):
+        penstock(model, "--to", str(tmp_path), "--budget-gb", "1", "--format", "int8")
+
+
 def test_without_the_documents_nothing_is_left_and_one_line_says_what_to_do(model, tmp_path):
     shutil.rmtree(tmp_path / "home" / "runs")
     with pytest.raises(UserError, match=r"are gone; --workspace takes"):

@@ -1,0 +1,101 @@
+"""Which variant of a model to serve: the best that fits the memory and loses little enough.
+
+A decision over measured numbers and nothing else; `variants.py` measures them. A quantised variant
+stands on its own score, never on that of the model it was made from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.core.errors import UserError
+from pipelines.models.config import DecoderConfig
+from pipelines.planning.layout_rule import HEADROOM
+from pipelines.planning.serving import ServingMemory, serving_memory
+
+GB = 10**9  # as memory is sold
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One form of a model, as it was written and measured."""
+
+    name: str  # bf16, int8, int4
+    weight_bytes: int
+    bits_per_byte: float
+    load_seconds: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What serving may cost.
+
+    Attributes:
+        gb: Memory of the device, in 10^9 bytes; a tenth of it is left to the engine.
+        max_loss: Bits per byte that a variant may need more than the registered model.
+        sequences: Answered at once.
+        tokens: Of each, prompt and answer.
+    """
+
+    gb: float
+    max_loss: float
+    sequences: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A variant against a budget."""
+
+    variant: Variant
+    memory: ServingMemory
+    lost: float  # bits per byte, against the registered model
+    fits: bool
+    good: bool  # within the allowed loss
+
+    def __str__(self) -> str:
+        need = f"{self.variant.name} needs {self.memory.total / GB:.3g} GB"
+        return f"{need} and loses {self.lost:+.4f}"
+
+
+def judge(
+    variants: Sequence[Variant], config: DecoderConfig, registered: float, budget: Budget
+) -> list[Judged]:
+    """Each variant's memory and loss, in the given order.
+
+    Args:
+        variants: Measured on the same documents as the registered model.
+        config: The model's shape.
+        registered: The registered model's bits per byte.
+        budget: What serving may cost.
+    """
+    judged = []
+    for each in variants:
+        memory = serving_memory(config, each.weight_bytes, budget.sequences, budget.tokens)
+        lost = each.bits_per_byte - registered
+        judged.append(
+            Judged(
+                variant=each,
+                memory=memory,
+                lost=lost,
+                fits=memory.total <= budget.gb * GB * HEADROOM,
+                good=lost <= budget.max_loss,  # of nan, too, it is false
+            )
+        )
+    return judged
+
+
+def choose(judged: Sequence[Judged], budget: Budget) -> Judged:
+    """The variant of fewest bits per byte among those that fit; of equals the smallest.
+
+    Raises:
+        UserError: there is none, with each variant's numbers.
+    """
+    allowed = [each for each in judged if each.fits and each.good]
+    if not allowed:
+        numbers = "; ".join(map(str, judged))
+        raise UserError(
+            f"no variant fits {budget.gb:g} GB within a loss of {budget.max_loss:g} bits per byte "
+            f"at {budget.sequences} x {budget.tokens} tokens: {numbers}; allow more memory "
+            f"({1 - HEADROOM:.0%} of it is the engine's), fewer tokens or more loss"
+        )
+    return min(allowed, key=lambda each: (each.variant.bits_per_byte, each.memory.total))

@@ -30,6 +30,17 @@ def airflow_users_path(settings: Settings) -> Path:
     return settings.secrets / "airflow-users.json"
 
 
+def serve_token(settings: Settings) -> str:
+    """What a client of `penstock serve` gives as its API key."""
+    settings.secrets.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return _ensure(serve_token_path(settings), secrets.token_urlsafe(24))
+
+
+def serve_token_path(settings: Settings) -> Path:
+    """Where it lies."""
+    return settings.secrets / "serve-token"
+
+
 def _ensure(path: Path, value: str) -> str:
     if not path.exists():
         _write(path, value)

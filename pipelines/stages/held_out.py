@@ -33,12 +33,19 @@ def read_held_out(model: Path, runs: Path, workspace: Path | None = None) -> Hel
         workspace: Another run's, of the same data, where the model's own is gone.
 
     Raises:
-        UserError: there is no such workspace, or the documents in it are others.
+        UserError: the lineage doesn't say, there is no such workspace, or the documents in it are
+            others.
     """
     facts = read_object(model / LINEAGE)
-    record = EvaluateRecord.model_validate(facts["records"][EvaluateRecord.stage])
+    found, run = facts.get("records", {}).get(EvaluateRecord.stage), facts.get("run")
+    if found is None or (run is None and workspace is None):
+        raise UserError(
+            f"{model / LINEAGE}: it does not say what the model was measured on, so no export of "
+            "it can be measured; formats that round nothing need no measurement"
+        )
+    record = EvaluateRecord.model_validate(found)
     if workspace is None:
-        workspace = workspace_path(runs, Run.model_validate(facts["run"]).dag_run_id)
+        workspace = workspace_path(runs, Run.model_validate(run).dag_run_id)
     if not record_path(workspace, PreprocessRecord.stage).is_file():
         raise UserError(
             f"{workspace}: the held-out documents of this model's run are gone; --workspace takes "

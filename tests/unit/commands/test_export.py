@@ -169,6 +169,12 @@ def test_other_documents_are_refused(model, tmp_path):
         penstock(model, *arguments, "--workspace", str(tmp_path / "other"))
 
 
+def test_a_model_that_was_never_measured_is_one_line(tmp_path):
+    folder = write_registered(small(), tmp_path / "registered")
+    with pytest.raises(UserError, match="does not say what the model was measured on"):
+        read_held_out(folder, tmp_path)
+
+
 def test_the_registered_folder_is_left_as_it_was(model, tmp_path):
     source = registry.download(model)
     before = {path.name: path.read_bytes() for path in source.iterdir()}

@@ -80,6 +80,15 @@ class Register(Section):
     min_improvement: float = Field(
         0.0, ge=0, description="Bits per byte by which a candidate must beat the champion"
     )
+    confidence: float = Field(
+        0.95, gt=0.5, le=0.999, description="With which it must do so, on documents of this kind"
+    )
+    max_slice_regression: float = Field(
+        0.02,
+        ge=0,
+        description="Share by which its bits per byte may exceed the champion's on a source, "
+        "language or length",
+    )
     needs_approval: bool = form_field(
         False, "A person, too, decides whether a better candidate becomes champion"
     )

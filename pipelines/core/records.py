@@ -6,11 +6,12 @@ cache of the next stage still hits.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.storage import read_json, write_json
+from pipelines.core.verdict import Verdict
 
 STAGES = ("preprocess", "validate", "train", "evaluate", "register")
 OUTPUTS = "outputs"
@@ -197,17 +198,6 @@ class EvaluateRecord(Record):
     baselines: dict[str, float]  # bits per byte
     samples: tuple[str, ...]
     datasets: dict[str, float] = {}  # of a mixture: bits per byte on each version's documents
-
-
-class Verdict(BaseModel):
-    """What the gate decided and why."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    decision: Literal["promoted", "refused", "needs approval", "unchanged"]
-    reason: str
-    candidate_bits_per_byte: float
-    champion_bits_per_byte: float | None = None
 
 
 class ModelRef(BaseModel):

@@ -7,7 +7,6 @@ the answer, it promotes just that version, or leaves it.
 
 import fcntl
 import logging
-import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,14 +27,14 @@ from pipelines.core.records import (
     PreprocessRecord,
     RegisterRecord,
     TrainRecord,
-    Verdict,
     output_folder,
 )
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import write_json, write_text
+from pipelines.core.verdict import Comparison, Verdict
 from pipelines.data.documents import documents_folder, split_files
 from pipelines.data.splitting import VALIDATION
-from pipelines.evaluation.gate import decide, refuse
+from pipelines.evaluation.gate import Measured, decide, refuse
 from pipelines.export.model_card import model_card
 from pipelines.models.folder import load_config
 from pipelines.stages.approval import Answer
@@ -47,6 +46,7 @@ STAGE = RegisterRecord.stage
 SCORES = "scores"  # under the home: <model hash>/<data hash>.parquet, shared by all runs
 CARD = "card"  # in the stage's output: what lies beside the weights in the registry
 BEATEN_TAG = "penstock.champion_bits_per_byte"
+COMPARISON_TAG = "penstock.comparison"  # JSON, all the numbers of the verdict
 VERDICT_TAG = "penstock.verdict"
 _log = logging.getLogger(__name__)
 
@@ -88,12 +88,13 @@ def _own_promotion(
         return None
     if champion.model_hash != TrainRecord.read(workspace).model_hash:
         return None
-    beaten = champion.tags.get(BEATEN_TAG)
+    beaten, compared = champion.tags.get(BEATEN_TAG), champion.tags.get(COMPARISON_TAG)
     return Verdict(
         decision="promoted",
         reason=champion.description,
         candidate_bits_per_byte=EvaluateRecord.read(workspace).bits_per_byte,
         champion_bits_per_byte=float(beaten) if beaten else None,
+        comparison=Comparison.model_validate_json(compared) if compared else None,
     )
 
 
@@ -119,13 +120,8 @@ def _judge(
                 f"the champion, version {champion.version}, can't be evaluated: {error}; "
                 f"move or delete the alias {registry.CHAMPION} in MLflow to go on",
             )
-    return decide(
-        scores,
-        champion_scores,
-        recipe.registration.min_improvement,
-        candidate_hash,
-        champion_hash,
-    )
+    measured = Measured(champion.model_hash, champion_scores) if champion else None
+    return decide(scores, candidate_hash, measured, recipe.registration)
 
 
 def _with_consent(
@@ -198,6 +194,7 @@ def _register(
             **_dataset_tag(preprocess.dataset),
             "penstock.bits_per_byte": repr(evaluate.bits_per_byte),
             BEATEN_TAG: "" if beaten is None else repr(beaten),
+            COMPARISON_TAG: verdict.comparison.model_dump_json() if verdict.comparison else "",
             VERDICT_TAG: verdict.decision,
             "penstock.recipe": recipe.name,
             "penstock.recipe_fingerprint": recipe.fingerprint(),
@@ -221,12 +218,7 @@ def _report(tracked: TrackedRun, verdict: Verdict, champion: registry.ModelVersi
             "penstock.champion": version,
         }
     )
-    figures = {
-        "candidate_bits_per_byte": verdict.candidate_bits_per_byte,
-        "champion_bits_per_byte": verdict.champion_bits_per_byte,
-    }
-    finite = {key: each for key, each in figures.items() if each and math.isfinite(each)}
-    tracked.log_results(finite)
+    tracked.log_results(verdict.figures())
 
 
 def _scores_path(model_hash: str, data_hash: str) -> Path:

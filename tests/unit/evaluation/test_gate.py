@@ -1,77 +1,187 @@
+"""Every verdict, its numbers and its reason."""
+
 import math
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.evaluation.gate import bits_per_byte, decide, refuse
+from pipelines.core.recipe import Register
+from pipelines.core.verdict import Verdict
+from pipelines.evaluation.gate import Measured, decide, refuse
+from pipelines.evaluation.scores import bits_per_byte
 
 
-def scores(*bits, ids="abcdef"):
-    """Documents of 100 bytes at so many bits per byte each."""
+def scores(bits, sizes=100, **slices):
+    """Documents of so many bits per byte each."""
+    bits = np.atleast_1d(np.asarray(bits, float))
+    sizes = np.broadcast_to(sizes, bits.shape)
     return pa.table(
         {
-            "doc_id": list(ids[: len(bits)]),
-            "bytes": [100] * len(bits),
-            "nats": [each * 100 * math.log(2) for each in bits],
+            "doc_id": [f"{number:06d}" for number in range(len(bits))],
+            "bytes": pa.array(sizes, pa.int64()),
+            "nats": bits * sizes * math.log(2),
+            **slices,
         }
     )
 
 
+def gate(candidate, champion, **demands):
+    return decide(candidate, "a", Measured("b", champion), Register(**demands))
+
+
+def noisy(mean, count=40, seed=0, spread=0.2):
+    return np.random.default_rng(seed).normal(mean, spread, count)
+
+
 def test_bits_per_byte_weighs_documents_by_their_bytes():
-    table = pa.table({"doc_id": ["a", "b"], "bytes": [10, 30], "nats": [0.0, 60 * math.log(2)]})
-    assert bits_per_byte(table) == pytest.approx(1.5)
+    assert bits_per_byte(scores([0, 2], [10, 30])) == pytest.approx(1.5)
 
 
 def test_the_first_model_is_promoted():
-    verdict = decide(scores(2, 3), None, 0.5, "a", None)
+    verdict = decide(scores([2, 3]), "a", None, Register(min_improvement=0.5))
     assert (verdict.decision, verdict.champion_bits_per_byte) == ("promoted", None)
     assert verdict.candidate_bits_per_byte == pytest.approx(2.5)
+    assert verdict.comparison is None
 
 
-def test_a_better_model_is_promoted_with_both_numbers():
-    verdict = decide(scores(1, 3), scores(2, 2.5), 0.0, "a", "b")
+def test_a_better_model_is_promoted_with_every_number():
+    theirs = noisy(2)
+    verdict = gate(scores(theirs - 0.1), scores(theirs + noisy(0, seed=1, spread=0.05)))
     assert verdict.decision == "promoted"
-    assert "2.0000 bits per byte, champion 2.2500" in verdict.reason
-    assert "better on 1 of the same 2 documents" in verdict.reason
+    found = verdict.comparison
+    assert found.improvement.value == pytest.approx(
+        verdict.champion_bits_per_byte - verdict.candidate_bits_per_byte
+    )
+    assert 0 < found.improvement.lower < found.improvement.value < found.improvement.upper
+    assert (found.documents, found.confidence, found.resamples) == (40, 0.95, 10_000)
+    for number in (
+        verdict.candidate_bits_per_byte,
+        verdict.champion_bits_per_byte,
+        found.improvement.value,
+        found.improvement.lower,
+    ):
+        assert f"{number:.4f}" in verdict.reason
+    assert f"better on {found.better_on} of the same 40 documents" in verdict.reason
+    assert "\n" not in verdict.reason
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+    assert set(verdict.figures()) == {
+        "candidate_bits_per_byte",
+        "champion_bits_per_byte",
+        "improvement",
+        "improvement_lower_bound",
+    }
 
 
-def test_a_worse_model_is_refused_with_both_numbers():
-    verdict = decide(scores(3), scores(2), 0.0, "a", "b")
+def test_a_worse_model_is_refused_with_the_same_numbers():
+    verdict = gate(scores(noisy(2.2)), scores(noisy(2, seed=1)))
     assert verdict.decision == "refused"
-    assert "3.0000 bits per byte, champion 2.0000" in verdict.reason
+    assert verdict.comparison.improvement.value < 0
+    assert verdict.reason.startswith("not better with 0.95 confidence: ")
+
+
+def test_an_improvement_that_other_documents_might_not_show_is_refused():
+    theirs = noisy(2)
+    ours = scores(theirs - 0.01 + noisy(0, seed=1))
+    verdict = gate(ours, scores(theirs))
+    assert verdict.comparison.improvement.value > 0 > verdict.comparison.improvement.lower
+    assert verdict.decision == "refused"
+    assert gate(ours, scores(theirs), confidence=0.51).decision == "promoted"
 
 
 def test_a_tie_is_refused():
-    assert decide(scores(2, 2), scores(2, 2), 0.0, "a", "b").decision == "refused"
+    theirs = scores(noisy(2))
+    verdict = gate(theirs, theirs)
+    assert verdict.decision == "refused"
+    improvement = verdict.comparison.improvement
+    assert (improvement.lower, improvement.value, improvement.upper) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(("gain", "decision"), [(0.05, "refused"), (0.2, "promoted")])
 def test_an_improvement_must_exceed_the_least(gain, decision):
-    verdict = decide(scores(2 - gain), scores(2), 0.1, "a", "b")
+    theirs = noisy(2)
+    verdict = gate(scores(theirs - gain), scores(theirs), min_improvement=0.1)
     assert verdict.decision == decision
     assert ("by more than 0.1" in verdict.reason) == (decision == "refused")
 
 
 def test_the_same_content_is_unchanged():
-    assert decide(scores(2), None, 0.0, "a", "a").decision == "unchanged"
+    verdict = decide(scores(2), "a", Measured("a", None), Register())
+    assert verdict.decision == "unchanged"
+    assert verdict.candidate_bits_per_byte == verdict.champion_bits_per_byte == 2
 
 
 def test_the_order_of_documents_does_not_matter():
-    champion = scores(2.5, 2, ids="ba")
-    assert decide(scores(1, 2), champion, 0.0, "a", "b").decision == "promoted"
+    theirs = scores(noisy(2))
+    ours = scores(noisy(1.9, seed=1))
+    assert gate(ours, theirs) == gate(ours.take(np.arange(40)[::-1]), theirs)
 
 
 def test_other_documents_are_no_comparison():
     with pytest.raises(ValueError, match="different documents"):
-        decide(scores(1, 2), scores(2, 3, ids="ac"), 0.0, "a", "b")
+        gate(scores([1, 2]), scores([1, 2, 3]))
+    with pytest.raises(ValueError, match="different documents"):
+        gate(scores([1, 2]), scores([1, 2], [100, 101]))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_a_number_is_never_promoted(bad):
-    assert decide(scores(bad), None, 0.0, "a", None).decision == "refused"
-    assert decide(scores(bad), scores(2), 0.0, "a", "b").decision == "refused"
+    assert decide(scores(bad), "a", None, Register()).decision == "refused"
+    assert gate(scores(bad), scores(2)).decision == "refused"
+    assert gate(scores(2), scores(bad)).decision == "refused"
 
 
 def test_a_champion_without_scores_is_not_beaten():
-    assert decide(scores(1), None, 0.0, "a", "b").decision == "refused"
+    verdict = decide(scores(1), "a", Measured("b", None), Register())
+    assert (verdict.decision, verdict.reason) == ("refused", "the champion can't be evaluated")
     assert refuse(scores(1), "dirty").reason == "dirty"
+
+
+def test_few_documents_compare_nothing():
+    verdict = gate(scores([1.0, 1.1, 1.2]), scores([5.0, 5.0, 5.3]))
+    assert verdict.decision == "refused"
+    assert "3 documents tell too little, 5 or more do" in verdict.reason
+    assert verdict.comparison.improvement.lower is None
+    five = gate(scores([1.0, 1.1, 1.2, 1.0, 1.3]), scores([5.0, 5.0, 5.3, 5.1, 4.9]))
+    assert five.decision == "promoted"
+
+
+def sliced(bits, languages):
+    return scores(bits, language=languages)
+
+
+def test_a_slice_that_is_worse_refuses_a_model_that_is_better():
+    languages = ["en"] * 160 + ["ko"] * 40
+    theirs = noisy(2, 200)
+    ours = theirs - np.repeat([0.3, -0.2], [160, 40])
+    verdict = gate(sliced(ours, languages), scores(theirs))
+    assert verdict.comparison.improvement.lower > 0
+    assert verdict.decision == "refused"
+    assert verdict.reason.startswith("worse by more than 0.02 on language ko (0.2000 of ")
+    assert "on 40 documents)" in verdict.reason
+    english, korean = verdict.comparison.slices
+    assert (str(english.slice), english.documents, english.regressed) == ("language en", 160, False)
+    assert (str(korean.slice), korean.documents, korean.regressed) == ("language ko", 40, True)
+    assert verdict.comparison.slice_confidence == pytest.approx(0.975)
+    wide = gate(sliced(ours, languages), scores(theirs), max_slice_regression=0.12)
+    assert wide.decision == "promoted"
+
+
+def test_a_slice_that_looks_worse_by_chance_refuses_nothing():
+    languages = ["en"] * 160 + ["ko"] * 40
+    theirs = noisy(2, 200)
+    noise = np.concatenate([np.zeros(160), noisy(0, 40, spread=1)])
+    ours = theirs - 0.3 + noise + np.repeat([0, 0.4 - noise[160:].mean()], [160, 40])
+    verdict = gate(sliced(ours, languages), scores(theirs))
+    korean = verdict.comparison.slices[1]
+    assert korean.improvement.value == pytest.approx(-0.1)
+    assert verdict.decision == "promoted"
+
+
+def test_small_slices_are_judged_together():
+    languages = ["en"] * 30 + [f"x{number}" for number in range(30)]
+    verdict = gate(sliced(noisy(1.9, 60), languages), scores(noisy(2, 60)))
+    found = [(str(each.slice), each.documents) for each in verdict.comparison.slices]
+    assert found == [("language en", 30), ("language other", 30)]
+    alone = gate(sliced(noisy(1.9, 60), ["en"] * 45 + ["ko"] * 15), scores(noisy(2, 60)))
+    assert alone.comparison.slices == ()

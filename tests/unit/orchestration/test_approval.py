@@ -13,9 +13,9 @@ from pipelines.core.records import (
     ModelRef,
     RegisterRecord,
     TrainRecord,
-    Verdict,
 )
 from pipelines.core.storage import write_json, write_text
+from pipelines.core.verdict import Verdict
 from pipelines.orchestration.approval import RegisterOperator
 from pipelines.stages.approval import Answer
 

@@ -8,6 +8,7 @@ import sys
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import (
@@ -32,7 +33,7 @@ from pipelines.stages import register
 from pipelines.stages.approval import Answer, forget_answer
 from pipelines.tracking import registry
 
-TEXTS = ["def add(a, b):\n    return a + b\n", "import os\n", "x = 'été'\n"]
+TEXTS = [f"def add_{name}(a, b):\n    return a + b + '{name}'\n" for name in "abcdefghijklmnopqrst"]
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,8 @@ def models(tmp_path_factory):
         )
         model = Transformer(config)
         model.init_weights(seed)
+        with torch.no_grad():
+            model.lm_head.weight.mul_(10.0 * seed)  # the surer of random guesses the worse
         save_pretrained(model, folder, end_of_text=256)
         found.append((bits_per_byte(score_documents(folder, documents)), folder))
     return [folder for _, folder in sorted(found)]

@@ -1,0 +1,93 @@
+"""What evaluation measures, what the gate decides of it, and why: small, frozen and JSON-able."""
+
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Figures(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Estimate(_Figures):
+    """A figure of some documents, and within what it lies for others of their kind.
+
+    Each bound alone holds with the confidence that stands beside the estimate, both together with
+    as much less as one may fail: 0.9 for 0.95.
+    """
+
+    value: float
+    lower: float | None  # None: too few documents for a bound
+    upper: float | None
+
+    @classmethod
+    def of(cls, value: float, lower: float, upper: float) -> "Estimate":
+        """With None for a bound that is not finite."""
+        bounds = (each if math.isfinite(each) else None for each in (lower, upper))
+        return cls(value=float(value), lower=next(bounds), upper=next(bounds))
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ({_short(self.lower)} to {_short(self.upper)})"
+
+
+class Slice(_Figures):
+    """Some of the documents: those of one source, language or length."""
+
+    dimension: Literal["source", "language", "length"]
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.dimension} {self.name}"
+
+
+class SliceChange(_Figures):
+    """How the candidate compares with the champion on one slice."""
+
+    slice: Slice
+    documents: int
+    candidate_bits_per_byte: float
+    champion_bits_per_byte: float
+    improvement: Estimate  # bits per byte; its bounds are as wide as so many slices ask
+    regressed: bool  # beyond what the recipe allows
+
+
+class Comparison(_Figures):
+    """Candidate and champion on the same documents."""
+
+    documents: int
+    better_on: int  # of the documents
+    improvement: Estimate  # bits per byte: the champion's less the candidate's
+    confidence: float  # of each bound
+    resamples: int
+    slice_confidence: float  # of each slice's bounds
+    slices: tuple[SliceChange, ...] = ()
+
+
+class Verdict(_Figures):
+    """What the gate decided and why."""
+
+    decision: Literal["promoted", "refused", "needs approval", "unchanged"]
+    reason: str
+    candidate_bits_per_byte: float
+    champion_bits_per_byte: float | None = None
+    comparison: Comparison | None = None  # where there was a champion to compare with
+
+    def figures(self) -> dict[str, float]:
+        """The main numbers by name, for a tracker that takes finite ones only."""
+        figures: dict[str, Any] = {
+            "candidate_bits_per_byte": self.candidate_bits_per_byte,
+            "champion_bits_per_byte": self.champion_bits_per_byte,
+        }
+        if self.comparison:
+            found = self.comparison.improvement
+            figures |= {"improvement": found.value, "improvement_lower_bound": found.lower}
+        return {
+            name: value
+            for name, value in figures.items()
+            if value is not None and math.isfinite(value)
+        }
+
+
+def _short(bound: float | None) -> str:
+    return "?" if bound is None else f"{bound:.4f}"

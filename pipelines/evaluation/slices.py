@@ -1,0 +1,55 @@
+"""Parts of a set of documents that are looked at by themselves: by source, language and length.
+
+A slice says something only where it has documents enough, and with many slices one looks bad by
+chance. So the small ones of a dimension are one slice together, and there are not many.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipelines.core.verdict import Slice
+
+Dimension = Literal["source", "language", "length"]
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)  # columns of a table of scores
+LEAST_DOCUMENTS = 20
+OTHER = "other"
+_MOST = 16  # of a dimension, besides `other`
+
+
+@dataclass(frozen=True)
+class Slices:
+    """K slices and which of N documents each holds."""
+
+    names: tuple[Slice, ...]
+    members: npt.NDArray[np.bool_]  # [N, K]
+
+
+def slices_of(scores: pa.Table) -> Slices:
+    """The slices of a table of scores, by dimension, the largest first and `other` last.
+
+    A dimension with one slice alone has none: it would be all documents.
+    """
+    names: list[Slice] = []
+    columns: list[npt.NDArray[np.bool_]] = []
+    for dimension in DIMENSIONS:
+        if dimension in scores.column_names:
+            found = _parts(np.array(scores[dimension].to_pylist(), dtype=object))
+            if len(found) > 1:
+                names += [Slice(dimension=dimension, name=name) for name in found]
+                columns += found.values()
+    empty = np.zeros((len(scores), 0), bool)
+    return Slices(tuple(names), np.stack(columns, axis=1) if columns else empty)
+
+
+def _parts(labels: npt.NDArray[np.object_]) -> dict[str, npt.NDArray[np.bool_]]:
+    """The documents of each label that has enough of them, and of all others together."""
+    values, counts = np.unique(labels, return_counts=True)
+    largest = sorted(zip(-counts, values, strict=True))[:_MOST]
+    kept = [value for less, value in largest if -less >= LEAST_DOCUMENTS and value != OTHER]
+    parts = {str(value): labels == value for value in kept}
+    rest = ~np.isin(labels, kept)
+    return parts | {OTHER: rest} if rest.sum() >= LEAST_DOCUMENTS else parts

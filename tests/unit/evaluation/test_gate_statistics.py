@@ -1,0 +1,57 @@
+"""How often the gate errs, over simulated pairs of models whose truth is known."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipelines.core.recipe import Register
+from pipelines.evaluation.gate import Measured, decide
+
+GATES = 1000
+DOCUMENTS = 80  # about as many as the default recipe holds out
+
+
+def pair(random, gain):
+    """Scores of a candidate and a champion; the candidate needs `gain` fewer bits in truth.
+
+    Lengths are lognormal, some hundred times the median. What a byte takes differs between
+    documents, for both models alike, so their nats are highly correlated. On top lie each
+    document's leaning to one of them, heavy-tailed, weaker in long documents and as often to
+    either side, and the noise of single tokens. So at `gain` 0 the models are equal in truth.
+    """
+    sizes = np.maximum(40, np.exp(random.normal(8, 1.3, DOCUMENTS))).round()
+    champion = sizes * np.exp(random.normal(0, 0.3, DOCUMENTS))
+    leaning = 0.03 * random.standard_t(4, DOCUMENTS) * (sizes / 3000) ** -0.15
+    tokens = 0.3 * np.sqrt(sizes) * random.normal(size=DOCUMENTS)
+    candidate = champion * (1 - gain + leaning) + tokens
+    ids = [f"{number:04d}" for number in range(DOCUMENTS)]
+    nats = (math.log(2) * bits for bits in (candidate, champion))
+    return [pa.table({"doc_id": ids, "bytes": sizes.astype(int), "nats": each}) for each in nats]
+
+
+def share_promoted(gain, gates=GATES, **demands):
+    random = np.random.default_rng(20)
+    promoted = 0
+    for _ in range(gates):
+        candidate, champion = pair(random, gain)
+        verdict = decide(candidate, "a", Measured("b", champion), Register(**demands))
+        promoted += verdict.decision == "promoted"
+    return promoted / gates
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95])
+def test_models_equal_in_truth_are_promoted_no_more_often_than_stated(confidence):
+    rate = share_promoted(0.0, confidence=confidence)
+    stated = 1 - confidence
+    margin = 1.645 * math.sqrt(stated * confidence / GATES)  # of so few simulations
+    print(f"false promotions: {rate:.3f} of {GATES}, stated {stated:.3f} + {margin:.3f}")
+    assert rate <= stated + margin
+    assert rate > stated / 4  # and the gate is not simply shut
+
+
+def test_an_improvement_of_two_percent_is_mostly_seen():
+    power = share_promoted(0.02, gates=300)
+    print(f"power at 2%, {DOCUMENTS} documents: {power:.3f}")
+    assert power >= 0.75

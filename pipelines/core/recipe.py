@@ -66,6 +66,13 @@ class Evaluate(Section):
     """What is measured on held-out documents."""
 
     max_bytes: int = form_field(2_000_000, "Held-out text at most; whole documents", ge=1)
+    stride: float = Field(
+        0.75,
+        ge=0.01,
+        le=1,
+        description="Share of the context by which a window over a long document moves on; the "
+        "rest is context only",
+    )
     prompts: tuple[str, ...] = Field(("def ", "import "), description="Each is continued once")
     sample_tokens: int = Field(96, ge=0, description="Tokens a continuation")
 

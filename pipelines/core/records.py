@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.storage import read_json, write_json
-from pipelines.core.verdict import Verdict
+from pipelines.core.verdict import Estimate, SliceScore, Verdict
 
 STAGES = ("preprocess", "validate", "train", "evaluate", "register")
 OUTPUTS = "outputs"
@@ -198,6 +198,9 @@ class EvaluateRecord(Record):
     baselines: dict[str, float]  # bits per byte
     samples: tuple[str, ...]
     datasets: dict[str, float] = {}  # of a mixture: bits per byte on each version's documents
+    stride: float = 0.75  # by how much of its context a window moved on
+    interval: Estimate | None = None  # of bits_per_byte
+    slices: tuple[SliceScore, ...] = ()
 
 
 class ModelRef(BaseModel):

@@ -41,6 +41,15 @@ class Slice(_Figures):
         return f"{self.dimension} {self.name}"
 
 
+class SliceScore(_Figures):
+    """How good a model is on one slice."""
+
+    slice: Slice
+    documents: int
+    bytes: int
+    bits_per_byte: Estimate
+
+
 class SliceChange(_Figures):
     """How the candidate compares with the champion on one slice."""
 

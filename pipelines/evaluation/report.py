@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pyarrow as pa
 
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord
 from pipelines.core.storage import write_text
+from pipelines.core.verdict import Estimate
 from pipelines.evaluation.report_page import PAGE
 
 _EXTREMES = 5  # best and worst documents shown, each
+_NO_SLICES = "<tr><td>The documents are too few, or too much alike, to part them.</td></tr>\n"
 _INK, _LINE = "#7d8590", "#3b82c4"  # both readable on white and on black
 
 
@@ -65,7 +68,9 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
         steps=f"{train.steps:,}",
         documents=f"{record.documents:,}",
         held_out=_size(record.bytes),
+        interval=_interval(record.interval),
         bars="".join(_bars(record)),
+        slices="".join(_slices(record)) or _NO_SLICES,
         fitted=_fitted(evaluation.fitted_bytes, evaluation.preprocess.dataset.train.bytes),
         curve=base64.b64encode(loss_curve.read_bytes()).decode(),
         splits="".join(_splits(evaluation.preprocess)),
@@ -94,6 +99,33 @@ def _bars(record: EvaluateRecord) -> Iterator[str]:
             f'<i style="width:{100 * value / longest:.1f}%"></i></td>'
             f'<td class="number">{value:.3f}</td></tr>\n'
         )
+
+
+def _slices(record: EvaluateRecord) -> Iterator[str]:
+    """Rows of the slices under their dimension's name; the light part of a bar is its interval."""
+    scores = [each.bits_per_byte for each in record.slices]
+    longest = max((each.upper or each.value for each in scores), default=1.0)
+    for dimension, group in groupby(record.slices, lambda each: each.slice.dimension):
+        yield f'<tr class="group"><th colspan="5" scope="rowgroup">{dimension}</th></tr>\n'
+        for each in group:
+            found = each.bits_per_byte
+            lower = found.value if found.lower is None else found.lower
+            upper = found.value if found.upper is None else found.upper
+            sure, unsure = (100 * width / longest for width in (lower, upper - lower))
+            yield (
+                f'<tr><th scope="row">{escape(each.slice.name)}</th>'
+                f"{_number(f'{each.documents:,}')}{_number(_size(each.bytes))}"
+                f'<td class="bar"><i style="width:{sure:.1f}%"></i>'
+                f'<i class="unsure" style="width:{unsure:.1f}%"></i></td>'
+                f"{_number(f'{found.value:.3f}{_interval(found)}')}</tr>\n"
+            )
+
+
+def _interval(found: Estimate | None) -> str:
+    """` (2.031 to 2.214)`, or nothing where there is none."""
+    if found is None or found.lower is None or found.upper is None:
+        return ""
+    return f" ({found.lower:.3f} to {found.upper:.3f})"
 
 
 def _fitted(fitted: int, training: int) -> str:

@@ -46,6 +46,9 @@ tbody tr + tr > * { border-top: 1px solid var(--line); }
 .bars th { width: 1%; white-space: nowrap; }
 .bars .bar { width: 100%; }
 .bar i { display: block; height: 1.1rem; border-radius: 3px; background: var(--bar); }
+.slices .bar { width: 40%; }
+.slices .bar i { display: inline-block; vertical-align: middle; border-radius: 0; }
+.bar .unsure { opacity: .45; }
 .model > * { font-weight: 650; }
 .model .bar i { background: var(--model); }
 .files td:first-child { overflow-wrap: anywhere; }
@@ -63,7 +66,7 @@ pre b { color: var(--model); }
 <p>Measured on $documents held-out documents, $held_out of text that training never saw.</p>
 
 <section class="figures">
-<div class="first"><b>$bits_per_byte</b><span>bits per byte</span></div>
+<div class="first"><b>$bits_per_byte</b><span>bits per byte$interval</span></div>
 <div><b>$perplexity</b><span>perplexity a token</span></div>
 <div><b>$parameters</b><span>parameters</span></div>
 <div><b>$tokens</b><span>tokens trained on</span></div>
@@ -77,6 +80,14 @@ $bars</tbody></table>
 <p>Byte n-grams are fitted on $fitted, with Witten and Bell's interpolation; all are measured on
 the same held-out text. xz sees no training text; together, it learns from one document
 for the next.</p>
+</section>
+
+<section>
+<h2>By source, language and length</h2>
+<table class="slices"><tbody>
+$slices</tbody></table>
+<p>Bits per byte with 95% confidence intervals, from a bootstrap over documents. Slices of under 20
+documents are taken together as `other`.</p>
 </section>
 
 <section>

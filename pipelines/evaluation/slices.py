@@ -4,6 +4,7 @@ A slice says something only where it has documents enough, and with many slices 
 chance. So the small ones of a dimension are one slice together, and there are not many.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.core.verdict import Slice
+from pipelines.core.verdict import Estimate, Slice, SliceScore
+from pipelines.evaluation.bootstrap import bootstrap
 
 Dimension = Literal["source", "language", "length"]
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)  # columns of a table of scores
@@ -43,6 +45,26 @@ def slices_of(scores: pa.Table) -> Slices:
                 columns += found.values()
     empty = np.zeros((len(scores), 0), bool)
     return Slices(tuple(names), np.stack(columns, axis=1) if columns else empty)
+
+
+def score_slices(scores: pa.Table, confidence: float) -> tuple[Estimate, tuple[SliceScore, ...]]:
+    """Bits per byte on all documents and on each slice; each bound holds with this confidence."""
+    slices = slices_of(scores)
+    members = np.concatenate([np.ones((len(scores), 1), bool), slices.members], axis=1)
+    sizes = scores["bytes"].to_numpy().astype(np.float64)
+    found = bootstrap(scores["nats"].to_numpy() / math.log(2), sizes, members)
+    total, *estimates = (
+        Estimate.of(*each) for each in zip(found.values, *found.bounds(confidence), strict=True)
+    )
+    return total, tuple(
+        SliceScore(
+            slice=name,
+            documents=int(held.sum()),
+            bytes=int(sizes[held].sum()),
+            bits_per_byte=each,
+        )
+        for name, held, each in zip(slices.names, slices.members.T, estimates, strict=True)
+    )
 
 
 def _parts(labels: npt.NDArray[np.object_]) -> dict[str, npt.NDArray[np.bool_]]:

@@ -7,6 +7,7 @@ alone, so the same batches make the same sums on any number of workers.
 
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,10 @@ STAGE = EvaluateRecord.stage
 ARTIFACTS = ("report.html", "loss_curve.png", "samples.json", "scores.parquet")
 PART_BYTES = 128 << 10  # of text a scoring task; some 2 s with 1M parameters on one core
 BASELINE_TRAINING_BYTES = 32 << 20  # n-grams are fitted on so much; 6 s and 1 GB of memory
+BOUND_CONFIDENCE = 0.975  # of each end of an interval, so that it holds with 0.95
 SAMPLE_TEMPERATURE = 0.7  # low enough to read well, high enough not to go in circles
+
+_UNNAMED = re.compile(r"^\.+|[^\w.\-: @]")  # in a metric's name
 
 _Task = Callable[[], Any]
 _log = logging.getLogger(__name__)
@@ -43,6 +47,7 @@ def run(
     import pyarrow as pa
 
     from pipelines.evaluation.documents import each_once, part_documents, read_shares, scored_texts
+    from pipelines.evaluation.slice_labels import source_labels
 
     workspace = workspace.absolute()
     preprocess = output_folder(workspace, PreprocessRecord.stage)
@@ -61,16 +66,22 @@ def run(
     progress.write(0, total, "KiB scored")
 
     # The longest task first; scoring fills the other workers meanwhile.
-    parts = part_documents(documents.drop_columns("source"), PART_BYTES)
+    of_datasets = {part.label: held_out[part.folder] for part in dataset.mixture}
+    labels = pa.array(source_labels(documents, of_datasets), pa.string())
+    labelled = documents.set_column(documents.column_names.index("source"), "source", labels)
+    parts = part_documents(labelled, PART_BYTES)
     baseline = partial(_baselines, preprocess, shares)
     writing = partial(_write_samples, model, recipe)
-    tasks: list[_Task] = [baseline, writing, *(partial(_score, model, part) for part in parts)]
+    tasks: list[_Task] = [
+        baseline,
+        writing,
+        *(partial(_score, model, part, recipe.evaluate.stride) for part in parts),
+    ]
     results = map_ordered(_call, tasks)
     (baselines, fitted_bytes), samples = next(results), next(results)
     scores = pa.concat_tables(_reported(results, total, progress))
 
-    of_datasets = {part.label: held_out[part.folder]["doc_id"] for part in dataset.mixture}
-    record = _record(scores, baselines, samples, of_datasets)
+    record = _record(scores, baselines, samples, of_datasets, recipe.evaluate.stride)
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
         _write_outputs(folder, workspace, record, scores, documents, samples, fitted_bytes)
     record.write(workspace)
@@ -85,19 +96,30 @@ def publish(workspace: Path) -> None:
     datasets = {f"bits_per_byte/{label}": bits for label, bits in record.datasets.items()}
     named = {"bits_per_byte": record.bits_per_byte, "perplexity": record.perplexity}
     with open_run(workspace) as tracked:
-        tracked.log_results(named | datasets | baselines)
+        tracked.log_results(named | datasets | baselines | _slice_metrics(record))
         for name in ARTIFACTS:
             tracked.log_artifact(output_folder(workspace, STAGE) / name, STAGE)
+
+
+def _slice_metrics(record: EvaluateRecord) -> dict[str, float]:
+    """`bits_per_byte/language/ko` and the like; a name keeps what MLflow takes."""
+    return {
+        f"bits_per_byte/{each.slice.dimension}/{_UNNAMED.sub('_', each.slice.name)}": (
+            each.bits_per_byte.value
+        )
+        for each in record.slices
+    }
 
 
 def _call(task: _Task) -> Any:
     return task()
 
 
-def _score(model: Path, documents: "pa.Table") -> "pa.Table":
+def _score(model: Path, documents: "pa.Table", stride: float) -> "pa.Table":
     from pipelines.evaluation.perplexity import score_documents
+    from pipelines.evaluation.slice_labels import with_labels
 
-    return score_documents(model, documents)
+    return with_labels(score_documents(model, documents, stride), documents)
 
 
 def _write_samples(model: Path, recipe: Recipe) -> list[dict[str, str]]:
@@ -145,12 +167,15 @@ def _record(
     scores: "pa.Table",
     baselines: dict[str, float],
     samples: list[dict[str, str]],
-    of_datasets: "dict[str, pa.ChunkedArray]",
+    of_datasets: "dict[str, pa.Table]",
+    stride: float,
 ) -> EvaluateRecord:
     import pyarrow.compute as pc
 
     from pipelines.evaluation.scores import bits_per_byte, token_perplexity
+    from pipelines.evaluation.slices import score_slices
 
+    interval, slices = score_slices(scores, BOUND_CONFIDENCE)
     record = EvaluateRecord(
         bits_per_byte=bits_per_byte(scores),
         perplexity=token_perplexity(scores),
@@ -160,9 +185,12 @@ def _record(
         baselines=baselines,
         samples=tuple(sample["prompt"] + sample["continuation"] for sample in samples),
         datasets={
-            label: bits_per_byte(scores.filter(pc.field("doc_id").isin(ids)))
-            for label, ids in of_datasets.items()
+            label: bits_per_byte(scores.filter(pc.field("doc_id").isin(table["doc_id"])))
+            for label, table in of_datasets.items()
         },
+        stride=stride,
+        interval=interval,
+        slices=slices,
     )
     _log.info("%.4f bits per byte on %d documents", record.bits_per_byte, record.documents)
     return record

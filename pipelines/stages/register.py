@@ -43,7 +43,7 @@ from pipelines.tracking.lineage import lineage
 from pipelines.tracking.run import DATASET_TAG, TrackedRun, open_run
 
 STAGE = RegisterRecord.stage
-SCORES = "scores"  # under the home: <model hash>/<data hash>.parquet, shared by all runs
+SCORES = "scores"  # under the home: <model hash>/<documents>.parquet, shared by all runs
 CARD = "card"  # in the stage's output: what lies beside the weights in the registry
 BEATEN_TAG = "penstock.champion_bits_per_byte"
 COMPARISON_TAG = "penstock.comparison"  # JSON, all the numbers of the verdict
@@ -141,7 +141,8 @@ def _champion_scores(
     workspace: Path, champion: registry.ModelVersion, doc_ids: pa.ChunkedArray
 ) -> pa.Table:
     """The champion's scores of these documents, computed once for all runs."""
-    kept = _scores_path(champion.model_hash, EvaluateRecord.read(workspace).data_hash)
+    evaluate = EvaluateRecord.read(workspace)
+    kept = _scores_path(champion.model_hash, evaluate)
     if kept.is_file():
         return pq.read_table(kept)
     from pipelines.evaluation.documents import each_once
@@ -158,7 +159,7 @@ def _champion_scores(
     documents = each_once([found])
     folder = registry.download(champion.name, str(champion.version))
     _log.info("scoring champion version %d on %d documents", champion.version, len(documents))
-    scores = score_documents(folder, documents)
+    scores = score_documents(folder, documents, evaluate.stride)
     _keep_scores(scores, kept)
     return scores
 
@@ -182,7 +183,7 @@ def _register(
     if (workspace / PATCH_FILE).is_file():
         shutil.copyfile(workspace / PATCH_FILE, card / PATCH_FILE)
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
-    _keep_scores(scores, _scores_path(train.model_hash, evaluate.data_hash))
+    _keep_scores(scores, _scores_path(train.model_hash, evaluate))
     beaten = verdict.champion_bits_per_byte
     return registry.register(
         [output_folder(workspace, "train") / train.model, card],
@@ -221,8 +222,9 @@ def _report(tracked: TrackedRun, verdict: Verdict, champion: registry.ModelVersi
     tracked.log_results(verdict.figures())
 
 
-def _scores_path(model_hash: str, data_hash: str) -> Path:
-    return load_settings().home / SCORES / model_hash / f"{data_hash}.parquet"
+def _scores_path(model_hash: str, evaluate: EvaluateRecord) -> Path:
+    name = f"{evaluate.data_hash}-stride-{evaluate.stride:g}.parquet"
+    return load_settings().home / SCORES / model_hash / name
 
 
 def _keep_scores(scores: pa.Table, path: Path) -> None:

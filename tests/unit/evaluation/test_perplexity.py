@@ -46,10 +46,10 @@ def table(texts: list[str]) -> pa.Table:
     return pa.table({"doc_id": [f"{index:04d}" for index in range(len(texts))], "text": texts})
 
 
-def naive_nats(model: Transformer, text: str) -> float:
+def naive_nats(model: Transformer, text: str, overlap: int = CONTEXT // 4) -> float:
     """One token at a time, each with the context that its window gives it."""
     ids = [END, *text.encode()]
-    overlap, nats, start = CONTEXT // 4, 0.0, 0
+    nats, start = 0.0, 0
     for position in range(len(ids) - 1):
         if position - start == CONTEXT:
             start = position - overlap
@@ -67,6 +67,16 @@ def test_equals_a_loop_over_single_tokens(folder: Path) -> None:
     assert scores["tokens"].to_pylist() == [len(text.encode()) for text in TEXTS]
     assert scores["bytes"].to_pylist() == scores["tokens"].to_pylist()
     assert scores["doc_id"].to_pylist() == table(TEXTS)["doc_id"].to_pylist()
+
+
+@pytest.mark.parametrize(("stride", "overlap"), [(0.01, 15), (0.5, 8), (1.0, 0)])
+def test_windows_overlap_by_what_the_stride_leaves(
+    folder: Path, stride: float, overlap: int
+) -> None:
+    scores = score_documents(folder, table(TEXTS), stride)
+    model = load_pretrained(folder).eval()
+    expected = [naive_nats(model, text, overlap) for text in TEXTS]
+    np.testing.assert_allclose(scores["nats"].to_numpy(), expected, rtol=1e-5)
 
 
 def test_equals_the_loss_of_transformers(folder: Path) -> None:
@@ -125,12 +135,13 @@ def test_a_model_that_knows_nothing_needs_eight_bits_a_byte(tmp_path: Path) -> N
     assert token_perplexity(scores) == pytest.approx(257, abs=1e-3)
 
 
-def test_every_token_is_a_target_once() -> None:
+@pytest.mark.parametrize("stride", [0.01, 0.5, 0.75, 1.0])
+def test_every_token_is_a_target_once(stride: float) -> None:
     for length in range(1, 70):
         ids = np.arange(length)
         for scored in (np.ones(length, bool), ids % 23 > 19):
             document = EncodedText(ids, scored, 0.0)
-            windows = list(perplexity._windows(0, document, end_of_text=END, context=CONTEXT))
+            windows = list(perplexity._windows(0, document, END, CONTEXT, stride))
             targets = [target for w in windows for target in w.targets if target >= 0]
             assert targets == ids[scored].tolist()
             assert all(len(w.inputs) <= CONTEXT for w in windows)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,9 +15,19 @@ from pipelines.core.records import (
     Split,
     TrainRecord,
 )
+from pipelines.core.verdict import Estimate, Slice, SliceScore
 from pipelines.evaluation.report import Evaluation, draw_loss_curve, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def score(dimension, name, value, lower, upper) -> SliceScore:
+    return SliceScore(
+        slice=Slice(dimension=dimension, name=name),
+        documents=1234,
+        bytes=5678,
+        bits_per_byte=Estimate(value=value, lower=lower, upper=upper),
+    )
 
 
 def evaluation(documents: int = 12, fitted_bytes: int = 30_221_785) -> Evaluation:
@@ -30,6 +41,12 @@ def evaluation(documents: int = 12, fitted_bytes: int = 30_221_785) -> Evaluatio
             data_hash="0",
             baselines={"ngram-1": 3.5, "ngram-2": 2.6, "xz": 1.4, "xz-per-document": 1.7},
             samples=(),
+            interval=Estimate(value=2.1, lower=2.01, upper=2.19),
+            slices=(
+                score("language", "en", 1.5, 1.25, 2.0),
+                score("language", "<ko>", 3.0, 2.0, 4.0),
+                score("length", "under 1 KiB", 2.5, None, None),
+            ),
         ),
         preprocess=PreprocessRecord(
             dataset=DatasetRef(vocab_size=1024, train=split, validation=split),
@@ -94,7 +111,32 @@ def test_bars_stand_in_order_and_the_longest_is_full(curve: Path) -> None:
         "byte n-gram, order 2",
         "byte n-gram, order 1",
     ]
-    assert re.findall(r"width:([\d.]+)%", page)[-1] == "100.0"
+    assert re.findall(r'bar"><i style="width:([\d.]+)%"></i></td>', page)[-1] == "100.0"
+
+
+def test_slices_stand_under_their_dimension_with_their_intervals(curve: Path) -> None:
+    page = written(evaluation(), curve)
+    assert "bits per byte (2.010 to 2.190)" in page
+    groups = re.findall(r'scope="rowgroup">(language|length)</th>', page)
+    assert groups == ["language", "length"]
+    rows = re.findall(
+        r'row">([^<]*)</th><td class="number">1,234</td><td class="number">5.68 kB</td>'
+        r'<td class="bar"><i style="width:([\d.]+)%"></i><i class="unsure" '
+        r'style="width:([\d.]+)%"></i></td><td class="number">([^<]*)<',
+        page,
+    )
+    assert rows == [
+        ("en", "31.2", "18.8", "1.500 (1.250 to 2.000)"),
+        ("&lt;ko&gt;", "50.0", "50.0", "3.000 (2.000 to 4.000)"),
+        ("under 1 KiB", "62.5", "0.0", "2.500"),
+    ]
+
+
+def test_without_slices_the_page_says_so(curve: Path) -> None:
+    shown = evaluation()
+    record = shown.record.model_copy(update={"slices": ()})
+    page = written(replace(shown, record=record), curve)
+    assert "too few, or too much alike" in page
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(**options: Any) -> Recipe:
-    return Recipe(name="tiny", evaluate={"prompts": ["def ", "<b>"], "sample_tokens": 4, **options})
+    wanted = {"prompts": ["def ", "<b>"], "sample_tokens": 4} | options
+    return Recipe(name="tiny", evaluate=wanted)
 
 
 def outputs(workspace: Path) -> dict[str, bytes]:
@@ -91,6 +93,42 @@ def test_measures_all_held_out_documents(workspace: Path) -> None:
     assert record.samples[1].startswith("<b>")
     names = {"scores.parquet", "samples.json", "loss_curve.png", "report.html", "record.json"}
     assert set(outputs(workspace)) == names
+
+
+def test_slices_have_their_figures_and_intervals(workspace: Path) -> None:
+    import pyarrow.parquet as pq
+
+    folder = output_folder(workspace, "preprocess") / "documents"
+    texts = [f"def f{number}(x):\n    return x * {number}\n" * 4 for number in range(100, 125)]
+    texts += [
+        f"안녕하세요. 오늘은 {number}번째 날이고 날씨가 맑습니다.\n" * 40 for number in range(30)
+    ]
+    write_documents(folder / "validation-00001.parquet", texts)
+    try:
+        record = evaluate.run(recipe(sample_tokens=0), workspace)
+    finally:
+        (folder / "validation-00001.parquet").unlink()
+    assert record.interval is not None
+    assert record.interval.lower < record.interval.value < record.interval.upper
+    assert record.interval.value == pytest.approx(record.bits_per_byte)
+    found = {str(each.slice): each for each in record.slices}
+    assert found["language ko"].documents == 30
+    assert found["length 1 to 4 KiB"].documents == 30
+    kept = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet").to_pandas()
+    korean = kept[kept.language == "ko"]
+    assert found["language ko"].bytes == korean.bytes.sum()
+    score = found["language ko"].bits_per_byte
+    assert score.value == pytest.approx(korean.nats.sum() / math.log(2) / korean.bytes.sum())
+    assert score.lower < score.value < score.upper
+    assert "(" in outputs(workspace)["report.html"].decode()
+
+
+def test_the_stride_is_the_recipes(workspace: Path) -> None:
+    whole = evaluate.run(recipe(sample_tokens=0), workspace)
+    other = evaluate.run(recipe(sample_tokens=0, stride=0.25), workspace)
+    assert (whole.stride, other.stride) == (0.75, 0.25)
+    assert whole.bits_per_byte != other.bits_per_byte
+    assert whole.data_hash == other.data_hash
 
 
 def test_again_gives_the_same_bytes_however_the_work_is_spread(

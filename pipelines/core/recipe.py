@@ -8,8 +8,9 @@ import hashlib
 import json
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from pipelines.core.recipe_behaviour import Behaviour
 from pipelines.core.recipe_cleaning import Share
 from pipelines.core.recipe_data import Data
 from pipelines.core.recipe_section import Count, Section, form_field
@@ -75,6 +76,17 @@ class Evaluate(Section):
     )
     prompts: tuple[str, ...] = Field(("def ", "import "), description="Each is continued once")
     sample_tokens: int = Field(96, ge=0, description="Tokens a continuation")
+    behaviour: tuple[Behaviour, ...] = Field(
+        (), description="Tests of single capabilities; a candidate passes as many as the champion"
+    )
+
+    @field_validator("behaviour")
+    @classmethod
+    def _tests_have_names_of_their_own(cls, tests: tuple[Behaviour, ...]) -> tuple[Behaviour, ...]:
+        names = [test.name for test in tests]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two tests are named {', '.join(twice)}")
+        return tests
 
 
 class Register(Section):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.storage import read_json, write_json
-from pipelines.core.verdict import Estimate, SliceScore, Verdict
+from pipelines.core.verdict import BehaviourScore, Estimate, SliceScore, Verdict
 
 STAGES = ("preprocess", "validate", "train", "evaluate", "register")
 OUTPUTS = "outputs"
@@ -201,6 +201,7 @@ class EvaluateRecord(Record):
     stride: float = 0.75  # by how much of its context a window moved on
     interval: Estimate | None = None  # of bits_per_byte
     slices: tuple[SliceScore, ...] = ()
+    behaviours: tuple[BehaviourScore, ...] = ()
 
 
 class ModelRef(BaseModel):

@@ -50,6 +50,24 @@ class SliceScore(_Figures):
     bits_per_byte: Estimate
 
 
+class BehaviourScore(_Figures):
+    """How many cases of a behavioural test a model passes."""
+
+    name: str
+    kind: Literal["minimum_functionality", "invariance", "directional"]
+    cases: int
+    passed: int
+
+
+class BehaviourChange(_Figures):
+    """How the candidate compares with the champion on one behavioural test."""
+
+    name: str
+    cases: int
+    candidate_passed: int
+    champion_passed: int
+
+
 class SliceChange(_Figures):
     """How the candidate compares with the champion on one slice."""
 
@@ -71,6 +89,7 @@ class Comparison(_Figures):
     resamples: int
     slice_confidence: float  # of each slice's bounds
     slices: tuple[SliceChange, ...] = ()
+    behaviours: tuple[BehaviourChange, ...] = ()
 
 
 class Verdict(_Figures):

@@ -9,7 +9,9 @@ Tests for Machine Translation Evaluation", 2004). A candidate is promoted where
    enough, nor is an improvement that other documents might not show;
 2. on no slice is it worse than the champion by more than `register.max_slice_regression` with that
    confidence. Each of K slices is held to a K-th of the error allowed (Bonferroni), so that a good
-   candidate isn't lost to the one slice of many that looks bad by chance.
+   candidate isn't lost to the one slice of many that looks bad by chance;
+3. it passes as many cases of each behavioural test as the champion. The cases are the whole of what
+   is asked, and no sample of it: one fewer is worse.
 
 The confidence is of one comparison. Of twenty candidates that are no better, each in a run of its
 own, one may pass at 0.95; and a set that decided about hundreds of candidates has become a part of
@@ -23,7 +25,14 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.recipe import Register
-from pipelines.core.verdict import Comparison, Estimate, SliceChange, Verdict
+from pipelines.core.verdict import (
+    BehaviourChange,
+    BehaviourScore,
+    Comparison,
+    Estimate,
+    SliceChange,
+    Verdict,
+)
 from pipelines.evaluation.bootstrap import LEAST_DOCUMENTS, RESAMPLES, Floats, bootstrap
 from pipelines.evaluation.scores import bits_per_byte
 from pipelines.evaluation.slices import Slices, slices_of
@@ -36,40 +45,38 @@ class Measured:
     Attributes:
         model_hash: Of its content.
         scores: doc_id, bytes and nats, one row a document, and of a candidate the columns that
-            slices are made of; None of a champion that was not scored.
+            slices are made of.
+        behaviours: What it passes of the recipe's tests.
     """
 
     model_hash: str
-    scores: pa.Table | None
+    scores: pa.Table
+    behaviours: tuple[BehaviourScore, ...] = ()
 
 
-def decide(
-    candidate_scores: pa.Table, candidate_hash: str, champion: Measured | None, demands: Register
-) -> Verdict:
+def decide(candidate: Measured, champion: Measured | None, demands: Register) -> Verdict:
     """Compare a candidate with the champion, if there is one.
 
     Raises:
-        ValueError: the two were not scored on the same documents.
+        ValueError: the two were not scored on the same documents, or by the same tests.
     """
-    ours = bits_per_byte(candidate_scores)
+    ours = bits_per_byte(candidate.scores)
     if not math.isfinite(ours):
-        return refuse(candidate_scores, f"the candidate's bits per byte are {ours}")
+        return refuse(candidate.scores, f"the candidate's bits per byte are {ours}")
     if champion is None:
         reason = f"the first model: {ours:.4f} bits per byte"
         return Verdict(decision="promoted", reason=reason, candidate_bits_per_byte=ours)
-    if candidate_hash == champion.model_hash:
+    if candidate.model_hash == champion.model_hash:
         return Verdict(
             decision="unchanged",
             reason=f"the candidate is the champion, byte for byte: {ours:.4f} bits per byte",
             candidate_bits_per_byte=ours,
             champion_bits_per_byte=ours,
         )
-    if champion.scores is None:
-        return refuse(candidate_scores, "the champion can't be evaluated")
     theirs = bits_per_byte(champion.scores)
     if not math.isfinite(theirs):
-        return refuse(candidate_scores, f"the champion's bits per byte are {theirs}")
-    comparison = compare(candidate_scores, champion.scores, demands)
+        return refuse(candidate.scores, f"the champion's bits per byte are {theirs}")
+    comparison = compare(candidate, champion, demands)
     objection = _objection(comparison, demands)
     return Verdict(
         decision="refused" if objection else "promoted",
@@ -86,17 +93,17 @@ def refuse(candidate_scores: pa.Table, reason: str) -> Verdict:
     return Verdict(decision="refused", reason=reason, candidate_bits_per_byte=ours)
 
 
-def compare(candidate: pa.Table, champion: pa.Table, demands: Register) -> Comparison:
-    """The improvement on all documents and on each slice, with bounds.
+def compare(candidate: Measured, champion: Measured, demands: Register) -> Comparison:
+    """The improvement on all documents and on each slice, with bounds, and each test's passes.
 
     Raises:
-        ValueError: the two were not scored on the same documents.
+        ValueError: the two were not scored on the same documents, or by the same tests.
     """
-    candidate, champion = candidate.sort_by("doc_id"), champion.sort_by("doc_id")
-    if any(not candidate[column].equals(champion[column]) for column in ("doc_id", "bytes")):
+    tables = [each.scores.sort_by("doc_id") for each in (candidate, champion)]
+    if any(not tables[0][column].equals(tables[1][column]) for column in ("doc_id", "bytes")):
         raise ValueError("candidate and champion were scored on different documents")
-    ours, theirs, sizes = _bits(candidate), _bits(champion), _numpy(candidate, "bytes")
-    slices = slices_of(candidate)
+    ours, theirs, sizes = *map(_bits, tables), _numpy(tables[0], "bytes")
+    slices = slices_of(tables[0])
     everything = np.ones((len(sizes), 1), bool)
     found = bootstrap(theirs - ours, sizes, np.concatenate([everything, slices.members], axis=1))
     lower, upper = found.bounds(demands.confidence)
@@ -110,6 +117,7 @@ def compare(candidate: pa.Table, champion: pa.Table, demands: Register) -> Compa
         resamples=RESAMPLES,
         slice_confidence=slice_confidence,
         slices=_changes(slices, ours, theirs, sizes, list(of_slices)[1:], demands),
+        behaviours=_behaviour_changes(candidate.behaviours, champion.behaviours),
     )
 
 
@@ -139,6 +147,22 @@ def _changes(
     return tuple(changes)
 
 
+def _behaviour_changes(
+    ours: tuple[BehaviourScore, ...], theirs: tuple[BehaviourScore, ...]
+) -> tuple[BehaviourChange, ...]:
+    if [(each.name, each.cases) for each in ours] != [(each.name, each.cases) for each in theirs]:
+        raise ValueError("candidate and champion were put to different tests")
+    return tuple(
+        BehaviourChange(
+            name=candidate.name,
+            cases=candidate.cases,
+            candidate_passed=candidate.passed,
+            champion_passed=champion.passed,
+        )
+        for candidate, champion in zip(ours, theirs, strict=True)
+    )
+
+
 def _objection(found: Comparison, demands: Register) -> str | None:
     """What speaks against a promotion, first things first."""
     if found.improvement.lower is None:
@@ -149,7 +173,12 @@ def _objection(found: Comparison, demands: Register) -> str | None:
     regressed = [_loss(change) for change in found.slices if change.regressed]
     if regressed:
         return f"worse by more than {demands.max_slice_regression:g} on {', '.join(regressed)}"
-    return None
+    failed = [
+        f"{each.name} ({each.candidate_passed} of {each.cases} cases, not {each.champion_passed})"
+        for each in found.behaviours
+        if each.candidate_passed < each.champion_passed
+    ]
+    return f"fails more of the behavioural tests: {', '.join(failed)}" if failed else None
 
 
 def _loss(change: SliceChange) -> str:

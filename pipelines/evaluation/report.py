@@ -15,7 +15,7 @@ import pyarrow as pa
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord
 from pipelines.core.storage import write_text
 from pipelines.core.verdict import Estimate
-from pipelines.evaluation.report_page import PAGE
+from pipelines.evaluation.report_page import BEHAVIOUR, PAGE
 
 _EXTREMES = 5  # best and worst documents shown, each
 _NO_SLICES = "<tr><td>The documents are too few, or too much alike, to part them.</td></tr>\n"
@@ -72,6 +72,7 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
         bars="".join(_bars(record)),
         slices="".join(_slices(record)) or _NO_SLICES,
         fitted=_fitted(evaluation.fitted_bytes, evaluation.preprocess.dataset.train.bytes),
+        behaviour=_behaviour(record),
         curve=base64.b64encode(loss_curve.read_bytes()).decode(),
         splits="".join(_splits(evaluation.preprocess)),
         dropped=escape(_dropped(evaluation.preprocess.stats)),
@@ -119,6 +120,18 @@ def _slices(record: EvaluateRecord) -> Iterator[str]:
                 f'<i class="unsure" style="width:{unsure:.1f}%"></i></td>'
                 f"{_number(f'{found.value:.3f}{_interval(found)}')}</tr>\n"
             )
+
+
+def _behaviour(record: EvaluateRecord) -> str:
+    """The section of the recipe's tests, where it has any."""
+    if not record.behaviours:
+        return ""
+    rows = (
+        f'<tr><th scope="row">{escape(each.name)}</th><td>{each.kind.replace("_", " ")}</td>'
+        f"{_number(f'{each.passed:,} of {each.cases:,}')}</tr>\n"
+        for each in record.behaviours
+    )
+    return BEHAVIOUR.substitute(rows="".join(rows))
 
 
 def _interval(found: Estimate | None) -> str:

@@ -90,7 +90,7 @@ $slices</tbody></table>
 documents are taken together as `other`.</p>
 </section>
 
-<section>
+$behaviour<section>
 <h2>Training loss</h2>
 <img alt="Training loss over optimizer steps" src="data:image/png;base64,$curve">
 </section>
@@ -121,4 +121,15 @@ $splits</tbody></table>
 </section>
 </body>
 </html>
+""")
+
+BEHAVIOUR = Template("""<section>
+<h2>Behavioural tests</h2>
+<table>
+<thead><tr><th scope="col">test</th><th scope="col">kind</th>
+<th scope="col" class="number">cases passed</th></tr></thead>
+<tbody>
+$rows</tbody></table>
+</section>
+
 """)

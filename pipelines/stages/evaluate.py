@@ -17,6 +17,7 @@ from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord, output_folder
 from pipelines.core.storage import fresh_folder, write_json
+from pipelines.core.verdict import BehaviourScore
 from pipelines.data.mapping import MapOrdered, map_in_process
 from pipelines.data.splitting import TRAIN, VALIDATION
 from pipelines.tracking.run import open_run
@@ -68,20 +69,18 @@ def run(
     # The longest task first; scoring fills the other workers meanwhile.
     of_datasets = {part.label: held_out[part.folder] for part in dataset.mixture}
     labels = pa.array(source_labels(documents, of_datasets), pa.string())
-    labelled = documents.set_column(documents.column_names.index("source"), "source", labels)
+    labelled = documents.drop_columns("source").append_column("source", labels)
     parts = part_documents(labelled, PART_BYTES)
     baseline = partial(_baselines, preprocess, shares)
     writing = partial(_write_samples, model, recipe)
-    tasks: list[_Task] = [
-        baseline,
-        writing,
-        *(partial(_score, model, part, recipe.evaluate.stride) for part in parts),
-    ]
+    testing = partial(_run_tests, model, recipe)
+    scoring = (partial(_score, model, part, recipe.evaluate.stride) for part in parts)
+    tasks: list[_Task] = [baseline, writing, testing, *scoring]
     results = map_ordered(_call, tasks)
-    (baselines, fitted_bytes), samples = next(results), next(results)
+    (baselines, fitted_bytes), samples, behaviours = (next(results) for _ in range(3))
     scores = pa.concat_tables(_reported(results, total, progress))
 
-    record = _record(scores, baselines, samples, of_datasets, recipe.evaluate.stride)
+    record = _record(recipe, scores, baselines, samples, behaviours, of_datasets)
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
         _write_outputs(folder, workspace, record, scores, documents, samples, fitted_bytes)
     record.write(workspace)
@@ -95,6 +94,7 @@ def publish(workspace: Path) -> None:
     baselines = {f"baseline/{name}": value for name, value in record.baselines.items()}
     datasets = {f"bits_per_byte/{label}": bits for label, bits in record.datasets.items()}
     named = {"bits_per_byte": record.bits_per_byte, "perplexity": record.perplexity}
+    named |= {f"behaviour/{each.name}": each.passed / each.cases for each in record.behaviours}
     with open_run(workspace) as tracked:
         tracked.log_results(named | datasets | baselines | _slice_metrics(record))
         for name in ARTIFACTS:
@@ -137,6 +137,12 @@ def _write_samples(model: Path, recipe: Recipe) -> list[dict[str, str]]:
     return [{"prompt": p, "continuation": text} for p, text in zip(prompts, made, strict=True)]
 
 
+def _run_tests(model: Path, recipe: Recipe) -> tuple[BehaviourScore, ...]:
+    from pipelines.evaluation.behaviour import run_tests
+
+    return run_tests(model, recipe.evaluate.behaviour, recipe.evaluate.stride)
+
+
 def _baselines(preprocess: Path, shares: dict[str, dict[str, int]]) -> tuple[dict[str, float], int]:
     """Bits per byte of each yardstick on the documents that the model is scored on.
 
@@ -164,11 +170,12 @@ def _reported(
 
 
 def _record(
+    recipe: Recipe,
     scores: "pa.Table",
     baselines: dict[str, float],
     samples: list[dict[str, str]],
+    behaviours: tuple[BehaviourScore, ...],
     of_datasets: "dict[str, pa.Table]",
-    stride: float,
 ) -> EvaluateRecord:
     import pyarrow.compute as pc
 
@@ -188,9 +195,10 @@ def _record(
             label: bits_per_byte(scores.filter(pc.field("doc_id").isin(table["doc_id"])))
             for label, table in of_datasets.items()
         },
-        stride=stride,
+        stride=recipe.evaluate.stride,
         interval=interval,
         slices=slices,
+        behaviours=behaviours,
     )
     _log.info("%.4f bits per byte on %d documents", record.bits_per_byte, record.documents)
     return record

@@ -31,7 +31,7 @@ from pipelines.core.records import (
 )
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import write_json, write_text
-from pipelines.core.verdict import Comparison, Verdict
+from pipelines.core.verdict import BehaviourScore, Comparison, Verdict
 from pipelines.data.documents import documents_folder, split_files
 from pipelines.data.splitting import VALIDATION
 from pipelines.evaluation.gate import Measured, decide, refuse
@@ -107,21 +107,20 @@ def _judge(
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
     if recipe.registration.require_clean and (facts["run"] or {}).get("dirty", True):
         return refuse(scores, "register.require_clean: the run is of uncommitted changes")
-    candidate_hash = TrainRecord.read(workspace).model_hash
-    champion_hash = champion.model_hash if champion else None
-    champion_scores = None
-    if champion and champion_hash != candidate_hash:
-        try:
-            champion_scores = _champion_scores(workspace, champion, scores["doc_id"])
-        except UserError as error:
-            _log.warning("champion version %d: %s", champion.version, error, exc_info=True)
-            return refuse(
-                scores,
-                f"the champion, version {champion.version}, can't be evaluated: {error}; "
-                f"move or delete the alias {registry.CHAMPION} in MLflow to go on",
-            )
-    measured = Measured(champion.model_hash, champion_scores) if champion else None
-    return decide(scores, candidate_hash, measured, recipe.registration)
+    behaviours = EvaluateRecord.read(workspace).behaviours
+    candidate = Measured(TrainRecord.read(workspace).model_hash, scores, behaviours)
+    if champion is None or champion.model_hash == candidate.model_hash:
+        return decide(candidate, candidate if champion else None, recipe.registration)
+    try:
+        measured = _measure_champion(recipe, workspace, champion, scores["doc_id"])
+    except UserError as error:
+        _log.warning("champion version %d: %s", champion.version, error, exc_info=True)
+        return refuse(
+            scores,
+            f"the champion, version {champion.version}, can't be evaluated: {error}; "
+            f"move or delete the alias {registry.CHAMPION} in MLflow to go on",
+        )
+    return decide(candidate, measured, recipe.registration)
 
 
 def _with_consent(
@@ -135,6 +134,22 @@ def _with_consent(
     else:
         decision, reason = "refused", f"{answer.words}; {verdict.reason}"
     return Verdict.model_validate(verdict.model_dump() | {"decision": decision, "reason": reason})
+
+
+def _measure_champion(
+    recipe: Recipe,
+    workspace: Path,
+    champion: registry.ModelVersion,
+    doc_ids: pa.ChunkedArray,
+) -> Measured:
+    scores = _champion_scores(workspace, champion, doc_ids)
+    behaviours: tuple[BehaviourScore, ...] = ()
+    if tests := recipe.evaluate.behaviour:
+        from pipelines.evaluation.behaviour import run_tests  # imports torch
+
+        folder = registry.download(champion.name, str(champion.version))
+        behaviours = run_tests(folder, tests, recipe.evaluate.stride)
+    return Measured(champion.model_hash, scores, behaviours)
 
 
 def _champion_scores(

@@ -27,7 +27,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
 
     def run_round() -> tuple[float, dict[str, Any]]:
         began = time.perf_counter()
-        found = decide(ours, "a", Measured("b", theirs), Register()).comparison
+        found = decide(Measured("a", ours), Measured("b", theirs), Register()).comparison
         took.append(time.perf_counter() - began)
         assert found is not None
         assert found.resamples == options["resamples"]

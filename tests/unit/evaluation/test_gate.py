@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.core.recipe import Register
-from pipelines.core.verdict import Verdict
+from pipelines.core.verdict import BehaviourScore, Verdict
 from pipelines.evaluation.gate import Measured, decide, refuse
 from pipelines.evaluation.scores import bits_per_byte
 
@@ -27,7 +27,7 @@ def scores(bits, sizes=100, **slices):
 
 
 def gate(candidate, champion, **demands):
-    return decide(candidate, "a", Measured("b", champion), Register(**demands))
+    return decide(Measured("a", candidate), Measured("b", champion), Register(**demands))
 
 
 def noisy(mean, count=40, seed=0, spread=0.2):
@@ -39,7 +39,7 @@ def test_bits_per_byte_weighs_documents_by_their_bytes():
 
 
 def test_the_first_model_is_promoted():
-    verdict = decide(scores([2, 3]), "a", None, Register(min_improvement=0.5))
+    verdict = decide(Measured("a", scores([2, 3])), None, Register(min_improvement=0.5))
     assert (verdict.decision, verdict.champion_bits_per_byte) == ("promoted", None)
     assert verdict.candidate_bits_per_byte == pytest.approx(2.5)
     assert verdict.comparison is None
@@ -106,7 +106,7 @@ def test_an_improvement_must_exceed_the_least(gain, decision):
 
 
 def test_the_same_content_is_unchanged():
-    verdict = decide(scores(2), "a", Measured("a", None), Register())
+    verdict = decide(Measured("a", scores(2)), Measured("a", scores(2)), Register())
     assert verdict.decision == "unchanged"
     assert verdict.candidate_bits_per_byte == verdict.champion_bits_per_byte == 2
 
@@ -126,15 +126,15 @@ def test_other_documents_are_no_comparison():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_a_number_is_never_promoted(bad):
-    assert decide(scores(bad), "a", None, Register()).decision == "refused"
+    assert decide(Measured("a", scores(bad)), None, Register()).decision == "refused"
     assert gate(scores(bad), scores(2)).decision == "refused"
     assert gate(scores(2), scores(bad)).decision == "refused"
 
 
-def test_a_champion_without_scores_is_not_beaten():
-    verdict = decide(scores(1), "a", Measured("b", None), Register())
-    assert (verdict.decision, verdict.reason) == ("refused", "the champion can't be evaluated")
-    assert refuse(scores(1), "dirty").reason == "dirty"
+def test_a_refusal_for_another_reason_has_the_candidates_figure():
+    verdict = refuse(scores(1), "dirty")
+    assert (verdict.decision, verdict.reason) == ("refused", "dirty")
+    assert (verdict.candidate_bits_per_byte, verdict.comparison) == (1, None)
 
 
 def test_few_documents_compare_nothing():
@@ -185,3 +185,28 @@ def test_small_slices_are_judged_together():
     assert found == [("language en", 30), ("language other", 30)]
     alone = gate(sliced(noisy(1.9, 60), ["en"] * 45 + ["ko"] * 15), scores(noisy(2, 60)))
     assert alone.comparison.slices == ()
+
+
+def measured(model_hash, bits, *passed):
+    names = ("brackets", "negation")
+    found = tuple(
+        BehaviourScore(name=name, kind="invariance", cases=10, passed=each)
+        for name, each in zip(names, passed, strict=False)
+    )
+    return Measured(model_hash, scores(bits), found)
+
+
+def test_a_candidate_that_fails_more_of_a_behavioural_test_is_refused():
+    champion = measured("b", noisy(2), 9, 4)
+    refused = decide(measured("a", noisy(1.5), 8, 10), champion, Register())
+    assert refused.decision == "refused"
+    assert refused.reason.startswith(
+        "fails more of the behavioural tests: brackets (8 of 10 cases, not 9): "
+    )
+    found = [
+        (each.candidate_passed, each.champion_passed) for each in refused.comparison.behaviours
+    ]
+    assert found == [(8, 9), (10, 4)]
+    assert decide(measured("a", noisy(1.5), 9, 4), champion, Register()).decision == "promoted"
+    with pytest.raises(ValueError, match="different tests"):
+        decide(measured("a", noisy(1.5), 9), champion, Register())

@@ -36,7 +36,7 @@ def share_promoted(gain, gates=GATES, **demands):
     promoted = 0
     for _ in range(gates):
         candidate, champion = pair(random, gain)
-        verdict = decide(candidate, "a", Measured("b", champion), Register(**demands))
+        verdict = decide(Measured("a", candidate), Measured("b", champion), Register(**demands))
         promoted += verdict.decision == "promoted"
     return promoted / gates
 

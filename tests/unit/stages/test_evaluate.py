@@ -123,6 +123,20 @@ def test_slices_have_their_figures_and_intervals(workspace: Path) -> None:
     assert "(" in outputs(workspace)["report.html"].decode()
 
 
+def test_behavioural_tests_are_in_the_record_and_on_the_page(workspace: Path) -> None:
+    case = {"prompt": "def f", "continuation": "0", "wrong": "(x)"}
+    swapped = {"prompt": "def f", "continuation": "(x)", "wrong": "0"}
+    test = {"name": "names", "kind": "minimum_functionality", "cases": [case, swapped]}
+    record = evaluate.run(recipe(sample_tokens=0, behaviour=[test]), workspace)
+    (score,) = record.behaviours
+    assert (score.name, score.cases, score.passed) == ("names", 2, 1)
+    page = outputs(workspace)["report.html"].decode()
+    assert "<td>minimum functionality</td>" in page
+    assert "1 of 2</td>" in page
+    evaluate.run(recipe(sample_tokens=0), workspace)
+    assert "Behavioural tests" not in outputs(workspace)["report.html"].decode()
+
+
 def test_the_stride_is_the_recipes(workspace: Path) -> None:
     whole = evaluate.run(recipe(sample_tokens=0), workspace)
     other = evaluate.run(recipe(sample_tokens=0, stride=0.25), workspace)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_behaviour import Behaviour
 from pipelines.core.records import (
     DatasetRef,
     EvaluateRecord,
@@ -23,6 +24,7 @@ from pipelines.core.settings import PROJECT
 from pipelines.core.storage import folder_hash, read_json, write_json
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
+from pipelines.evaluation.behaviour import run_tests
 from pipelines.evaluation.documents import read_documents
 from pipelines.evaluation.gate import bits_per_byte
 from pipelines.evaluation.perplexity import score_documents
@@ -179,6 +181,23 @@ def test_a_better_model_replaces_the_champion(models, trained, recipe):
     record = register.run(recipe, trained(models[0]))
     assert record.verdict.decision == "promoted"
     assert record.model.version == 2
+
+
+def test_the_champion_is_put_to_the_recipes_tests_as_well(models, trained, recipe):
+    register.run(recipe, trained(models[1]))
+    one, other = ({"prompt": "def ", "continuation": a, "wrong": b} for a, b in ("fg", "gf"))
+    tests = [
+        Behaviour(name="f", kind="minimum_functionality", cases=[each]) for each in (one, other)
+    ]
+    (test,) = (each for each in tests if run_tests(models[1], [each])[0].passed)
+    wanted = recipe.evaluate.model_copy(update={"behaviour": (test,)})
+    workspace = trained(models[0])  # to which all is equally likely
+    found = {"behaviours": run_tests(models[0], [test])}
+    EvaluateRecord.read(workspace).model_copy(update=found).write(workspace)
+    record = register.run(recipe.model_copy(update={"evaluate": wanted}), workspace)
+    assert record.verdict.decision == "refused"
+    assert record.verdict.reason.startswith("fails more of the behavioural tests: f (0 of 1 cases")
+    assert record.verdict.comparison.improvement.lower > 0
 
 
 def test_the_same_model_from_another_run_is_unchanged(models, trained, recipe):

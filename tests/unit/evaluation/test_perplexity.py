@@ -92,6 +92,33 @@ def test_equals_the_loss_of_transformers(folder: Path) -> None:
     assert scores["nats"][0].as_py() / scores["tokens"][0].as_py() == pytest.approx(loss, abs=1e-4)
 
 
+@pytest.mark.parametrize("stride", [0.5, 0.75])
+def test_the_perplexity_is_that_of_transformers(folder: Path, stride: float) -> None:
+    """Over documents of many windows, as Hugging Face's guide to perplexity takes it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    step = int(stride * CONTEXT)
+    nats, count = 0.0, 0
+    for text in TEXTS:
+        ids = tokenizer(tokenizer.eos_token + text, return_tensors="pt").input_ids
+        inputs, labels = ids[:, :-1], ids[:, 1:]
+        length = inputs.shape[1]
+        done = 0
+        while done < length:
+            # The first window predicts all of its tokens, each later one those after the overlap.
+            start = max(0, done - (CONTEXT - step))
+            stop = min(start + CONTEXT, length)
+            with torch.inference_mode():
+                logits = model(inputs[:, start:stop]).logits[0, done - start :]
+            nats += F.cross_entropy(logits, labels[0, done:stop], reduction="sum").item()
+            done = stop
+        count += length
+    ours = token_perplexity(score_documents(folder, table(TEXTS), stride))
+    assert ours == pytest.approx(math.exp(nats / count), rel=1e-4)
+
+
 @pytest.mark.parametrize("batch_tokens", [1, 40, 4096])
 def test_batches_change_nothing(
     folder: Path, batch_tokens: int, monkeypatch: pytest.MonkeyPatch

@@ -16,9 +16,10 @@ from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord
 from pipelines.core.storage import write_text
 from pipelines.core.verdict import Estimate
 from pipelines.evaluation.report_page import BEHAVIOUR, PAGE
+from pipelines.evaluation.slices import LEAST_DOCUMENTS
 
 _EXTREMES = 5  # best and worst documents shown, each
-_NO_SLICES = "<tr><td>The documents are too few, or too much alike, to part them.</td></tr>\n"
+_NO_SLICES = '<tr><td colspan="5">Too few documents, or too much alike, to part.</td></tr>\n'
 _INK, _LINE = "#7d8590", "#3b82c4"  # both readable on white and on black
 
 
@@ -71,6 +72,7 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
         interval=_interval(record.interval),
         bars="".join(_bars(record)),
         slices="".join(_slices(record)) or _NO_SLICES,
+        least_documents=LEAST_DOCUMENTS,
         fitted=_fitted(evaluation.fitted_bytes, evaluation.preprocess.dataset.train.bytes),
         behaviour=_behaviour(record),
         curve=base64.b64encode(loss_curve.read_bytes()).decode(),

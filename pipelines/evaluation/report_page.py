@@ -84,10 +84,14 @@ for the next.</p>
 
 <section>
 <h2>By source, language and length</h2>
-<table class="slices"><tbody>
+<table class="slices">
+<thead><tr><th scope="col">slice</th><th scope="col" class="number">documents</th>
+<th scope="col" class="number">text</th><th></th>
+<th scope="col" class="number">bits per byte</th></tr></thead>
+<tbody>
 $slices</tbody></table>
-<p>Bits per byte with 95% confidence intervals, from a bootstrap over documents. Slices of under 20
-documents are taken together as `other`.</p>
+<p>With 95% confidence intervals, from a bootstrap over documents. What has fewer than
+$least_documents documents is taken together as <i>other</i>.</p>
 </section>
 
 $behaviour<section>

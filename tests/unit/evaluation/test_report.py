@@ -136,7 +136,7 @@ def test_without_slices_the_page_says_so(curve: Path) -> None:
     shown = evaluation()
     record = shown.record.model_copy(update={"slices": ()})
     page = written(replace(shown, record=record), curve)
-    assert "too few, or too much alike" in page
+    assert "Too few documents, or too much alike, to part." in page
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ params and DVC's `params.yaml`. `recipe_files.py` reads them from YAML.
 
 import hashlib
 import json
+import re
 from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -63,6 +64,26 @@ class Model(Section):
     )
 
 
+class Questions(Section):
+    """Held-out questions that the model answers, where the data are questions and answers."""
+
+    most: int = Field(0, ge=0, description="0: none; each takes a whole answer's generation")
+    pattern: str = Field(
+        r"####[ \t]*(\S[^\n]*)",
+        description="Finds what counts of an answer; its first group, if any",
+    )
+    max_tokens: int = Field(256, ge=1, description="Of an answer")
+
+    @field_validator("pattern")
+    @classmethod
+    def _is_a_pattern(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from error
+        return pattern
+
+
 class Evaluate(Section):
     """What is measured on held-out documents."""
 
@@ -76,6 +97,7 @@ class Evaluate(Section):
     )
     prompts: tuple[str, ...] = Field(("def ", "import "), description="Each is continued once")
     sample_tokens: int = Field(96, ge=0, description="Tokens a continuation")
+    questions: Questions = Questions()
     behaviour: tuple[Behaviour, ...] = Field(
         (), description="Tests of single capabilities; a candidate passes as many as the champion"
     )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.storage import read_json, write_json
-from pipelines.core.verdict import BehaviourScore, Estimate, SliceScore, Verdict
+from pipelines.core.verdict import BehaviourScore, Estimate, ExactMatch, SliceScore, Verdict
 
 STAGES = ("preprocess", "validate", "train", "evaluate", "register")
 OUTPUTS = "outputs"
@@ -202,6 +202,7 @@ class EvaluateRecord(Record):
     interval: Estimate | None = None  # of bits_per_byte
     slices: tuple[SliceScore, ...] = ()
     behaviours: tuple[BehaviourScore, ...] = ()
+    exact_match: ExactMatch | None = None  # where questions were asked
 
 
 class ModelRef(BaseModel):

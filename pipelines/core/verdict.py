@@ -50,6 +50,14 @@ class SliceScore(_Figures):
     bits_per_byte: Estimate
 
 
+class ExactMatch(_Figures):
+    """How many held-out questions a model answers right."""
+
+    questions: int
+    right: int
+    share: Estimate  # by Wilson's interval
+
+
 class BehaviourScore(_Figures):
     """How many cases of a behavioural test a model passes."""
 

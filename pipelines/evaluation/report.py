@@ -125,15 +125,19 @@ def _slices(record: EvaluateRecord) -> Iterator[str]:
 
 
 def _behaviour(record: EvaluateRecord) -> str:
-    """The section of the recipe's tests, where it has any."""
-    if not record.behaviours:
-        return ""
-    rows = (
+    """The section of the recipe's tests and questions, where it has any."""
+    rows = [
         f'<tr><th scope="row">{escape(each.name)}</th><td>{each.kind.replace("_", " ")}</td>'
         f"{_number(f'{each.passed:,} of {each.cases:,}')}</tr>\n"
         for each in record.behaviours
-    )
-    return BEHAVIOUR.substitute(rows="".join(rows))
+    ]
+    if found := record.exact_match:
+        passed = f"{found.right:,} of {found.questions:,}"
+        rows.append(
+            '<tr><th scope="row">held-out questions</th><td>exact match</td>'
+            f"{_number(passed)}</tr>\n"
+        )
+    return BEHAVIOUR.substitute(rows="".join(rows)) if rows else ""
 
 
 def _interval(found: Estimate | None) -> str:

@@ -25,12 +25,15 @@ from pipelines.tracking.run import open_run
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pipelines.evaluation.exact_match import Answer
+
 # Pyarrow, torch and matplotlib are imported where they are used: an Airflow worker, which has none
 # of them, calls `publish`, and a task of baselines does not wait for torch.
 
 STAGE = EvaluateRecord.stage
-ARTIFACTS = ("report.html", "loss_curve.png", "samples.json", "scores.parquet")
+ARTIFACTS = ("report.html", "loss_curve.png", "samples.json", "answers.json", "scores.parquet")
 PART_BYTES = 128 << 10  # of text a scoring task; some 2 s with 1M parameters on one core
+QUESTIONS_PER_TASK = 4
 BASELINE_TRAINING_BYTES = 32 << 20  # n-grams are fitted on so much; 6 s and 1 GB of memory
 BOUND_CONFIDENCE = 0.975  # of each end of an interval, so that it holds with 0.95
 SAMPLE_TEMPERATURE = 0.7  # low enough to read well, high enough not to go in circles
@@ -47,8 +50,7 @@ def run(
     """Measure `outputs/train/model` on held-out documents; writes `outputs/evaluate`."""
     import pyarrow as pa
 
-    from pipelines.evaluation.documents import each_once, part_documents, read_shares, scored_texts
-    from pipelines.evaluation.slice_labels import source_labels
+    from pipelines.evaluation.documents import each_once, read_shares, scored_texts
 
     workspace = workspace.absolute()
     preprocess = output_folder(workspace, PreprocessRecord.stage)
@@ -66,22 +68,24 @@ def run(
     total = sum(len(text.encode()) for text in scored_texts(documents)) / 1024
     progress.write(0, total, "KiB scored")
 
-    # The longest task first; scoring fills the other workers meanwhile.
     of_datasets = {part.label: held_out[part.folder] for part in dataset.mixture}
-    labels = pa.array(source_labels(documents, of_datasets), pa.string())
-    labelled = documents.drop_columns("source").append_column("source", labels)
-    parts = part_documents(labelled, PART_BYTES)
-    baseline = partial(_baselines, preprocess, shares)
-    writing = partial(_write_samples, model, recipe)
-    testing = partial(_run_tests, model, recipe)
-    scoring = (partial(_score, model, part, recipe.evaluate.stride) for part in parts)
-    tasks: list[_Task] = [baseline, writing, testing, *scoring]
+    answering = _answer_tasks(recipe, model, documents)
+    # The longest task first; scoring fills the other workers meanwhile.
+    tasks: list[_Task] = [
+        partial(_baselines, preprocess, shares),
+        partial(_write_samples, model, recipe),
+        partial(_run_tests, model, recipe),
+        *answering,
+        *_score_tasks(recipe, model, documents, of_datasets),
+    ]
     results = map_ordered(_call, tasks)
     (baselines, fitted_bytes), samples, behaviours = (next(results) for _ in range(3))
+    answers = [answer for _ in answering for answer in next(results)]
     scores = pa.concat_tables(_reported(results, total, progress))
 
-    record = _record(recipe, scores, baselines, samples, behaviours, of_datasets)
+    record = _record(recipe, scores, baselines, samples, behaviours, answers, of_datasets)
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
+        write_json(folder / "answers.json", [answer._asdict() for answer in answers])
         _write_outputs(folder, workspace, record, scores, documents, samples, fitted_bytes)
     record.write(workspace)
     publish(workspace)
@@ -95,6 +99,8 @@ def publish(workspace: Path) -> None:
     datasets = {f"bits_per_byte/{label}": bits for label, bits in record.datasets.items()}
     named = {"bits_per_byte": record.bits_per_byte, "perplexity": record.perplexity}
     named |= {f"behaviour/{each.name}": each.passed / each.cases for each in record.behaviours}
+    if record.exact_match:
+        named["exact_match"] = record.exact_match.share.value
     with open_run(workspace) as tracked:
         tracked.log_results(named | datasets | baselines | _slice_metrics(record))
         for name in ARTIFACTS:
@@ -113,6 +119,38 @@ def _slice_metrics(record: EvaluateRecord) -> dict[str, float]:
 
 def _call(task: _Task) -> Any:
     return task()
+
+
+def _answer_tasks(recipe: Recipe, model: Path, documents: "pa.Table") -> list[_Task]:
+    """The held-out questions that the recipe asks for, some a task."""
+    from pipelines.evaluation.exact_match import answer_questions, find_questions
+
+    asked = recipe.evaluate.questions
+    questions = find_questions(documents, asked.pattern, asked.most)
+    return [
+        partial(
+            answer_questions,
+            model,
+            questions[start : start + QUESTIONS_PER_TASK],
+            asked.pattern,
+            asked.max_tokens,
+        )
+        for start in range(0, len(questions), QUESTIONS_PER_TASK)
+    ]
+
+
+def _score_tasks(
+    recipe: Recipe, model: Path, documents: "pa.Table", of_datasets: "dict[str, pa.Table]"
+) -> list[_Task]:
+    import pyarrow as pa
+
+    from pipelines.evaluation.documents import part_documents
+    from pipelines.evaluation.slice_labels import source_labels
+
+    labels = pa.array(source_labels(documents, of_datasets), pa.string())
+    labelled = documents.drop_columns("source").append_column("source", labels)
+    parts = part_documents(labelled, PART_BYTES)
+    return [partial(_score, model, part, recipe.evaluate.stride) for part in parts]
 
 
 def _score(model: Path, documents: "pa.Table", stride: float) -> "pa.Table":
@@ -175,10 +213,12 @@ def _record(
     baselines: dict[str, float],
     samples: list[dict[str, str]],
     behaviours: tuple[BehaviourScore, ...],
+    answers: "list[Answer]",
     of_datasets: "dict[str, pa.Table]",
 ) -> EvaluateRecord:
     import pyarrow.compute as pc
 
+    from pipelines.evaluation.exact_match import score_answers
     from pipelines.evaluation.scores import bits_per_byte, token_perplexity
     from pipelines.evaluation.slices import score_slices
 
@@ -199,6 +239,7 @@ def _record(
         interval=interval,
         slices=slices,
         behaviours=behaviours,
+        exact_match=score_answers(answers, BOUND_CONFIDENCE),
     )
     _log.info("%.4f bits per byte on %d documents", record.bits_per_byte, record.documents)
     return record

@@ -12,6 +12,7 @@ import torch
 
 from pipelines.core.progress import ProgressReader
 from pipelines.core.recipe import Recipe
+from pipelines.core.recipe_data import Instruction
 from pipelines.core.records import (
     DatasetRef,
     EvaluateRecord,
@@ -22,6 +23,7 @@ from pipelines.core.records import (
 )
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.normalize import Document
+from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.evaluation.perplexity import score_documents
 from pipelines.models.huggingface import save_pretrained
@@ -45,7 +47,10 @@ def write_documents(path: Path, texts: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("workspace")
+    return make_workspace(tmp_path_factory.mktemp("workspace"))
+
+
+def make_workspace(path: Path, vocabulary: int = 257) -> Path:
     preprocess, train = (output_folder(path, stage) for stage in ("preprocess", "train"))
     write_documents(preprocess / "documents" / "validation-00000.parquet", HELD_OUT)
     write_documents(preprocess / "documents" / "train-00000.parquet", TRAINING)
@@ -53,10 +58,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Split(documents=len(texts), bytes=sum(map(len, texts)), tokens=3000, shards=())
         for texts in (TRAINING, HELD_OUT)
     )
-    dataset = DatasetRef(vocab_size=257, train=train_split, validation=held_out)
+    dataset = DatasetRef(vocab_size=vocabulary, train=train_split, validation=held_out)
     stats = {"documents": {"in": 45, "kept": 42, "dropped": {"duplicate": 3}}}
     PreprocessRecord(dataset=dataset, stats=stats).write(path)
-    model = Transformer(preset("llama-100k").sized(257, 32))
+    model = Transformer(preset("llama-100k").sized(vocabulary, 32))
     model.init_weights(0)
     save_pretrained(model, train / "model", end_of_text=256)
     save_tokenizer(byte_tokenizer(), train / "model")
@@ -91,7 +96,14 @@ def test_measures_all_held_out_documents(workspace: Path) -> None:
     assert record.data_hash == hashlib.sha256("\n".join(ids).encode()).hexdigest()
     assert [sample[:4] for sample in record.samples] == ["def ", record.samples[1][:4]]
     assert record.samples[1].startswith("<b>")
-    names = {"scores.parquet", "samples.json", "loss_curve.png", "report.html", "record.json"}
+    names = {
+        "scores.parquet",
+        "samples.json",
+        "answers.json",
+        "loss_curve.png",
+        "report.html",
+        "record.json",
+    }
     assert set(outputs(workspace)) == names
 
 
@@ -135,6 +147,29 @@ def test_behavioural_tests_are_in_the_record_and_on_the_page(workspace: Path) ->
     assert "1 of 2</td>" in page
     evaluate.run(recipe(sample_tokens=0), workspace)
     assert "Behavioural tests" not in outputs(workspace)["report.html"].decode()
+
+
+def test_held_out_questions_are_answered(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path, vocabulary=259)
+    make_chat_tokenizer(workspace / "outputs/train/model", Instruction(kind="messages"))
+    with DocumentWriter(
+        workspace / "outputs/preprocess/documents/validation-00001.parquet"
+    ) as writer:
+        for number in range(7):
+            said = f"What is {number} and 1?", f"A sum.\n#### {number + 1}"
+            talk = tuple(zip(("user", "assistant"), said, strict=True))
+            doc_id = hashlib.sha256(said[0].encode()).hexdigest()
+            writer.add(
+                Document("q.jsonl", "\n\n".join(said), doc_id, len("".join(said)), messages=talk)
+            )
+    asked = {"most": 5, "max_tokens": 4}
+    record = evaluate.run(recipe(sample_tokens=0, questions=asked), workspace)
+    assert (record.exact_match.questions, record.exact_match.right) == (5, 0)
+    assert 0 == record.exact_match.share.lower < record.exact_match.share.upper < 0.5
+    answers = json.loads(outputs(workspace)["answers.json"])
+    assert len(answers) == 5
+    assert all(int(answer["wanted"]) in range(1, 8) for answer in answers)
+    assert "0 of 5</td>" in outputs(workspace)["report.html"].decode()
 
 
 def test_the_stride_is_the_recipes(workspace: Path) -> None:

@@ -55,8 +55,7 @@ def run(
     workspace = workspace.absolute()
     preprocess = output_folder(workspace, PreprocessRecord.stage)
     dataset = PreprocessRecord.read(workspace).dataset
-    train = TrainRecord.read(workspace)
-    model = output_folder(workspace, TrainRecord.stage) / train.model
+    model = output_folder(workspace, TrainRecord.stage) / TrainRecord.read(workspace).model
     shares = {
         TRAIN: dataset.shares(BASELINE_TRAINING_BYTES),
         VALIDATION: dataset.shares(recipe.evaluate.max_bytes),
@@ -69,16 +68,10 @@ def run(
     progress.write(0, total, "KiB scored")
 
     of_datasets = {part.label: held_out[part.folder] for part in dataset.mixture}
+    single = _single_tasks(recipe, model, preprocess, shares)
     answering = _answer_tasks(recipe, model, documents)
-    # The longest task first; scoring fills the other workers meanwhile.
-    tasks: list[_Task] = [
-        partial(_baselines, preprocess, shares),
-        partial(_write_samples, model, recipe),
-        partial(_run_tests, model, recipe),
-        *answering,
-        *_score_tasks(recipe, model, documents, of_datasets),
-    ]
-    results = map_ordered(_call, tasks)
+    scoring = _score_tasks(recipe, model, documents, of_datasets)
+    results = map_ordered(_call, [*single, *answering, *scoring])
     (baselines, fitted_bytes), samples, behaviours = (next(results) for _ in range(3))
     answers = [answer for _ in answering for answer in next(results)]
     scores = pa.concat_tables(_reported(results, total, progress))
@@ -119,6 +112,17 @@ def _slice_metrics(record: EvaluateRecord) -> dict[str, float]:
 
 def _call(task: _Task) -> Any:
     return task()
+
+
+def _single_tasks(
+    recipe: Recipe, model: Path, preprocess: Path, shares: dict[str, dict[str, int]]
+) -> list[_Task]:
+    """The longest comes first; scoring fills the other workers meanwhile."""
+    return [
+        partial(_baselines, preprocess, shares),
+        partial(_write_samples, model, recipe),
+        partial(_run_tests, model, recipe),
+    ]
 
 
 def _answer_tasks(recipe: Recipe, model: Path, documents: "pa.Table") -> list[_Task]:

@@ -161,7 +161,7 @@ def _write_quantized(request: _Request, folder: Path, form: Format) -> dict[str,
     bits: Literal[4, 8] = 8 if form is Format.INT8 else 4
     export_quantized(request.source, folder, bits, request.group_size)
     return {
-        "bits_per_byte": score_export(folder, held_out.documents),
+        "bits_per_byte": score_export(folder, held_out),
         "registered_bits_per_byte": held_out.bits_per_byte,
     }
 
@@ -183,7 +183,7 @@ def _write_fitting(
         variants = measure_variants(
             request.source,
             Path(scratch),
-            lambda variant: score_export(variant, held_out.documents),
+            lambda variant: score_export(variant, held_out),
             request.group_size,
             lambda why: typer.echo(f"left out: {why}", err=True),
         )

@@ -22,6 +22,7 @@ class HeldOut:
 
     documents: "pa.Table"
     bits_per_byte: float
+    stride: float  # of windows, with which it was measured
 
 
 def read_held_out(model: Path, runs: Path, workspace: Path | None = None) -> HeldOut:
@@ -57,16 +58,16 @@ def read_held_out(model: Path, runs: Path, workspace: Path | None = None) -> Hel
         raise UserError(
             f"{workspace}: its held-out documents are not those that the model was measured on"
         )
-    return HeldOut(documents, record.bits_per_byte)
+    return HeldOut(documents, record.bits_per_byte, record.stride)
 
 
-def score_export(folder: Path, documents: "pa.Table") -> float:
+def score_export(folder: Path, held_out: HeldOut) -> float:
     """Bits per byte of an exported folder, loaded as a server will."""
     from pipelines.evaluation.perplexity import score_documents
     from pipelines.evaluation.scores import bits_per_byte
     from pipelines.export.transformers_model import load
 
-    return bits_per_byte(score_documents(folder, documents, load))
+    return bits_per_byte(score_documents(folder, held_out.documents, held_out.stride, load))
 
 
 def _documents(workspace: Path) -> "pa.Table":

@@ -88,7 +88,9 @@ def test_what_is_printed_is_what_the_written_folder_is_worth(form, model, tmp_pa
     said = json.loads(result.stdout)
     held_out = read_held_out(registry.download(model), tmp_path / "home" / "runs")
     assert said["model"] == f"{model}@1"
-    assert said["bits_per_byte"] == bits_per_byte(score_documents(to, held_out.documents, load))
+    assert said["bits_per_byte"] == bits_per_byte(
+        score_documents(to, held_out.documents, load=load)
+    )
     assert said["registered_bits_per_byte"] == held_out.bits_per_byte
     assert said["bits_per_byte"] == pytest.approx(held_out.bits_per_byte, rel=0.1)
     assert said["bytes"] == sum(path.stat().st_size for path in to.iterdir())
@@ -137,7 +139,9 @@ def test_a_budget_chooses_the_variant_and_leaves_only_it(model, tmp_path):
     assert result["bits_per_byte"] == best["variant"]["bits_per_byte"]
     assert all(path.is_file() for path in to.iterdir())
     held_out = read_held_out(registry.download(model), tmp_path / "home" / "runs")
-    assert bits_per_byte(score_documents(to, held_out.documents, load)) == result["bits_per_byte"]
+    assert (
+        bits_per_byte(score_documents(to, held_out.documents, load=load)) == result["bits_per_byte"]
+    )
     table = said.stderr.splitlines()
     assert "of 1 GB, 1 x 32 tokens at once:" in table
     assert len([line for line in table if line.endswith(" s")]) == 3

@@ -4,6 +4,7 @@ Each row is one run that is hurt three times: in *preprocess*, between the submi
 job and the task's defer, and while it trains. `make test` hurts one run once.
 """
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -15,8 +16,8 @@ from tests.faults.processes import airflow_task, has_ended, kept_down, kill, ser
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 
-# In the key of *preprocess*, so that it runs; no document of the recipe's data is malformed.
-FRESH_DATA = {"data__source__max_malformed_fraction": 0.5}
+# In the key of *preprocess*, and new for each row, so that it runs; no document is malformed.
+_fractions = itertools.count(500)
 
 
 @pytest.mark.always
@@ -28,7 +29,7 @@ def test_row_09_the_airflow_task_process_between_submit_and_defer(scenario, refe
 
 
 def test_row_09_the_airflow_task_process(scenario, reference):
-    run = scenario.start(**FRESH_DATA)
+    run = scenario.start(**fresh_data())
     task = airflow_task(run, "preprocess")
     with run.fault("task lost", lambda: run.task_state("preprocess") == "success"):
         kill(task)
@@ -37,6 +38,11 @@ def test_row_09_the_airflow_task_process(scenario, reference):
     with run.fault("task lost", lambda: run.task_state("train") == "success"):
         kill(airflow_task(run, "train"))  # as it records what the job made
     ends_with_one_job_each(scenario, run, reference)
+
+
+def fresh_data() -> dict[str, float]:
+    """What the stage cache has no data of."""
+    return {"data__source__max_malformed_fraction": next(_fractions) / 1000}
 
 
 def kill_as_it_hands_over(scenario, run: PipelineRun) -> None:
@@ -66,7 +72,7 @@ def test_row_12_all_of_airflow_for_20_s(scenario, reference):
 
 def hurt_three_times(scenario, reference, hurt: Callable, entries: int = 1) -> None:
     """The run ends like the one without a fault, and each stage had one job."""
-    run = scenario.start(**FRESH_DATA)
+    run = scenario.start(**fresh_data())
     run.wait_for_task("preprocess", "deferred")
     with run.fault("service lost", lambda: run.has_result("preprocess"), entries):
         hurt(scenario.platform)

@@ -12,6 +12,7 @@ DEFAULT_RECIPE = "stdlib-code"
 PROJECT = Path(__file__).resolve().parent.parent.parent
 LOOPBACK = "127.0.0.1,localhost"
 GPU_POOL = "gpu_jobs"  # Airflow's pool of the tasks that compute on GPUs; a slot is a whole job
+SECRETS = "secrets"  # in the home
 PORTS_FILE = "ports.json"  # in the home while the platform is up: the ports that it was given
 
 
@@ -29,6 +30,7 @@ class Settings:
     ray_url: str  # RAY_API_SERVER_ADDRESS
     datasets_url: str  # PENSTOCK_DATASETS_URL: the git repository of dataset versions, path or URL
     datasets_remote: str  # PENSTOCK_DATASETS_REMOTE: their files, a folder or s3://bucket/prefix
+    signing_key: Path  # PENSTOCK_SIGNING_KEY: models are signed with it; its public half is KEY.pub
     ship_code: bool  # PENSTOCK_SHIP_CODE=1: Ray's nodes import from their disks, not the workspace
 
     @property
@@ -38,8 +40,8 @@ class Settings:
 
     @property
     def secrets(self) -> Path:
-        """Passwords and tokens, one file each, readable by the owner only."""
-        return self.home / "secrets"
+        """Passwords, tokens and keys, one file each, readable by the owner only."""
+        return self.home / SECRETS
 
     @property
     def ray_token_path(self) -> Path:
@@ -85,6 +87,7 @@ def load_settings() -> Settings:
         ray_url=env.get("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{ray_port}"),
         datasets_url=_place("PENSTOCK_DATASETS_URL", home / "datasets.git"),
         datasets_remote=_place("PENSTOCK_DATASETS_REMOTE", home / "dataset-store"),
+        signing_key=Path(_place("PENSTOCK_SIGNING_KEY", home / SECRETS / "model-signing.pem")),
         ship_code=_flag("PENSTOCK_SHIP_CODE"),
     )
 

@@ -1,4 +1,4 @@
-"""Generated passwords and tokens: made once, readable by the owner only, never in argv or a log."""
+"""Generated passwords, tokens and keys: made once, for the owner only, never in argv or a log."""
 
 import base64
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipelines.core.settings import Settings
 from pipelines.core.storage import write_text
+from pipelines.tracking.signing import ensure_key_pair
 
 AIRFLOW_USER = "admin"
 
@@ -23,6 +24,8 @@ def ensure_secrets(settings: Settings) -> None:
     _ensure(settings.secrets / "airflow-session", secrets.token_hex(32))
     fernet_key = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
     _ensure(settings.secrets / "airflow-fernet", fernet_key)
+    if settings.signing_key.parent == settings.secrets:  # else it was given
+        ensure_key_pair(settings.signing_key)
 
 
 def airflow_users_path(settings: Settings) -> Path:

@@ -1,0 +1,108 @@
+"""What a model's folder may hold: safetensors, JSON and text; nothing that could run.
+
+This is of what a file is. Whether it is the one that was registered, `signing` says.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import UserError
+
+_INDEX = ".safetensors.index.json"
+_REMOTE_CODE = ("auto_map", "custom_pipelines")  # keys by which transformers finds code to import
+
+
+def check_folder(folder: Path, label: str) -> None:
+    """Look at every file of a model: is it of a kind that is let in, and whole?
+
+    Args:
+        folder: In Hugging Face's format, with a card, a lineage and the like.
+        label: What a person calls the model.
+
+    Raises:
+        UserError: a file is of another kind (a pickle, a program, a link), broken or cut off, asks
+            for remote code, or names a file outside of the folder.
+    """
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            try:
+                _check(path)
+            except (ValueError, OSError) as error:
+                name = path.relative_to(folder).as_posix()
+                raise UserError(f"{label}: {name}: {error}") from error
+
+
+def _check(path: Path) -> None:
+    if path.is_symlink() or not path.is_file():
+        raise ValueError("a link or a device is no part of a model")
+    check = _CHECKS.get(path.suffix or path.name)
+    if check is None:
+        raise ValueError("a model holds safetensors, JSON and text only; a pickle can run code")
+    check(path)
+
+
+def _check_safetensors(path: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy"):  # reads the header, and compares the file's size
+            pass
+    except SafetensorError as error:
+        raise ValueError(f"no whole safetensors file: {error}") from error
+
+
+def _check_json(path: Path) -> None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"not valid JSON: {error}") from error
+    if path.name.endswith(_INDEX):
+        _check_index(path, value)
+    if path.name.endswith("config.json") and (key := _find_remote_code(value)):
+        raise ValueError(f"{key!r} asks for code to be imported; take it out")
+
+
+def _check_index(path: Path, value: Any) -> None:
+    weight_map = value.get("weight_map") if isinstance(value, dict) else None
+    if not isinstance(weight_map, dict):
+        raise ValueError("no 'weight_map' in it")
+    for name in sorted(set(map(str, weight_map.values()))):
+        if Path(name).name != name:
+            raise ValueError(f"{name!r} is a path that leads out of the folder")
+        if not (path.parent / name).is_file():
+            raise ValueError(f"{name!r} is missing")
+
+
+def _find_remote_code(value: Any) -> str | None:
+    if isinstance(value, dict):
+        here = (key for key in _REMOTE_CODE if value.get(key))
+        below = (found for each in value.values() if (found := _find_remote_code(each)))
+        return next(here, None) or next(below, None)
+    return None
+
+
+def _check_text(path: Path) -> None:
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError("not text in UTF-8") from error
+
+
+def _check_patch(path: Path) -> None:
+    with path.open("rb") as file:  # of sources in any encoding
+        if not file.read(11) == b"diff --git ":
+            raise ValueError("not a patch of git's")
+
+
+_CHECKS: dict[str, Callable[[Path], None]] = {
+    ".safetensors": _check_safetensors,
+    ".json": _check_json,
+    ".sig": _check_json,
+    ".md": _check_text,
+    ".txt": _check_text,  # vocabularies of tokenizers
+    ".jinja": _check_text,  # chat templates
+    ".diff": _check_patch,
+    "MLmodel": _check_text,
+}

@@ -1,9 +1,12 @@
-"""`penstock models list | show | generate`."""
+"""`penstock models list | show | promote | rollback | generate`."""
 
 import dataclasses
+import getpass
 import json
+import os
+import socket
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,11 +14,16 @@ from pipelines.commands.options import Json
 from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 
+if TYPE_CHECKING:
+    from pipelines.tracking.registry import ModelVersion
+
 app = typer.Typer(help="Registered models.", no_args_is_help=True)
 
 Model = Annotated[
     str, typer.Argument(metavar="NAME[@ALIAS or @VERSION]", help="Such as my-model@champion.")
 ]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Of a registered model.")]
+Why = Annotated[str, typer.Option(help="For the audit trail.")]
 
 
 _ANSWER_WITHIN_S = 3.0
@@ -23,7 +31,7 @@ _ANSWER_WITHIN_S = 3.0
 
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
-    """Name every registered model, its newest version and its champion."""
+    """Name every registered model, its newest version and those that its aliases name."""
     check_mlflow_answers()
     from pipelines.tracking import registry
 
@@ -35,26 +43,63 @@ def list_models(as_json: Json = False) -> None:
         typer.echo("no model is registered yet; `penstock run` makes one", err=True)
     for model in models:
         champion = f"champion {model.champion}" if model.champion else "no champion"
-        typer.echo(f"{model.name}  versions to {model.latest}, {champion}")
+        others = {"previous": model.previous, "challenger": model.challenger}
+        named = "".join(f", {alias} {number}" for alias, number in others.items() if number)
+        typer.echo(f"{model.name}  versions to {model.latest}, {champion}{named}")
 
 
 @app.command()
-def show(name: str, as_json: Json = False) -> None:
-    """Print a model's versions: aliases, bits per byte, MLflow run, why it was promoted."""
+def show(name: Name, as_json: Json = False) -> None:
+    """Print a model's versions, newest first, and who made which champion, when and why."""
     check_mlflow_answers()
     from pipelines.tracking import registry
 
     versions = registry.show(name)
+    trail = registry.audit_trail(name)
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(version) for version in versions], indent=2))
+        facts = {
+            "name": name,
+            "versions": [dataclasses.asdict(version) for version in versions],
+            "audit": [entry.to_dict() for entry in trail.entries],
+        }
+        typer.echo(json.dumps(facts, indent=2))
         return
     for version in versions:
-        made = datetime.fromtimestamp(version.created / 1000, UTC).strftime("%Y-%m-%d %H:%M")
-        aliases = " ".join(f"@{alias}" for alias in version.aliases)
-        typer.echo(f"{version.name} version {version.version} {aliases}".rstrip())
-        typer.echo(f"  made   {made} UTC by MLflow run {version.run_id}")
-        typer.echo(f"  score  {float(version.tags['penstock.bits_per_byte']):.4f} bits per byte")
-        typer.echo(f"  why    {version.description}")
+        _print_version(version)
+    if trail.entries:
+        typer.echo("audit trail")
+    for entry in trail.entries:
+        when = datetime.fromisoformat(entry.when).strftime("%Y-%m-%d %H:%M")
+        moved = f"{entry.before or 'none'} → {entry.after or 'none'}"
+        typer.echo(f"  {when} UTC  {entry.action} {moved} by {entry.who}: {entry.why}")
+    if trail.unfinished:
+        typer.echo("  the last one was cut off; the next promotion or rollback completes it first")
+
+
+@app.command()
+def promote(model: Model, why: Why = "", as_json: Json = False) -> None:
+    """Make a version the champion, whatever the gate said; its files are verified first."""
+    check_mlflow_answers()
+    from pipelines.tracking import promotion, registry
+
+    name, _, which = model.partition("@")
+    if not which:
+        raise UserError(f"{name}: which version? `penstock models show {name}`, then {name}@N")
+    before = registry.champion(name)
+    wanted = registry.find(name, which)
+    over = before.version if before else None
+    _tell(promotion.promote(wanted, over, _who(), why), before, as_json)
+
+
+@app.command()
+def rollback(name: Name, why: Why = "", as_json: Json = False) -> None:
+    """Make the champion before this one champion again; once more goes further back."""
+    check_mlflow_answers()
+    from pipelines.tracking import promotion, registry
+
+    before = registry.champion(name)
+    over = before.version if before else None
+    _tell(promotion.rollback(name, over, _who(), why), before, as_json)
 
 
 @app.command()
@@ -91,3 +136,33 @@ def check_mlflow_answers() -> None:
         httpx.get(f"{url}/health", timeout=_ANSWER_WITHIN_S)
     except httpx.TransportError as error:
         raise UserError(f"no MLflow answers at {url} ({error}); `penstock up` starts it") from None
+
+
+def _print_version(version: "ModelVersion") -> None:
+    made = datetime.fromtimestamp(version.created / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    aliases = " ".join(f"@{alias}" for alias in version.aliases)
+    score = version.tags.get("penstock.bits_per_byte")
+    by = f"MLflow run {version.run_id}" if version.run_id else "no MLflow run"
+    typer.echo(f"{version.name} version {version.version} {aliases}".rstrip())
+    typer.echo(f"  made   {made} UTC by {by}")
+    typer.echo(f"  score  {f'{float(score):.4f} bits per byte' if score else 'not known'}")
+    typer.echo(f"  why    {version.description}")
+
+
+def _tell(champion: "ModelVersion", before: "ModelVersion | None", as_json: bool) -> None:
+    was = before.version if before else None
+    if as_json:
+        facts = {"champion_before": was, **dataclasses.asdict(champion)}
+        typer.echo(json.dumps(facts, indent=2))
+    elif was == champion.version:
+        typer.echo(f"{champion.label} was champion already")
+    else:
+        typer.echo(f"{champion.label} is champion now; before: {was or 'none'}")
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container, a user without a name
+        user = f"user {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

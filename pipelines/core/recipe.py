@@ -17,6 +17,8 @@ from pipelines.core.recipe_data import Data
 from pipelines.core.recipe_section import Count, Section, form_field
 from pipelines.core.recipe_training import Adapter, Parallel, Train
 
+MODEL_NAME = r"\.?[\w-][\w. -]*"  # in the registry; also a folder's name
+
 
 class Validation(Section):
     """What the data gate demands."""
@@ -115,7 +117,7 @@ class Register(Section):
     """Whether and where a model is registered."""
 
     model_name: str = form_field(
-        "penstock-stdlib-code", "Registered model in MLflow", pattern=r"^\.?[\w-][\w. -]*$"
+        "penstock-stdlib-code", "Registered model in MLflow", pattern=f"^{MODEL_NAME}$"
     )
     require_clean: bool = Field(False, description="Refuse a run of uncommitted changes")
     min_improvement: float = Field(

@@ -29,7 +29,7 @@ from pipelines.core.records import (
     TrainRecord,
     output_folder,
 )
-from pipelines.core.settings import load_settings
+from pipelines.core.settings import PROJECT, load_settings
 from pipelines.core.storage import write_json, write_text
 from pipelines.core.verdict import BehaviourScore, Comparison, Verdict
 from pipelines.data.documents import documents_folder, split_files
@@ -39,8 +39,12 @@ from pipelines.export.model_card import model_card
 from pipelines.models.folder import load_config
 from pipelines.stages.approval import Answer
 from pipelines.tracking import registry
+from pipelines.tracking.audit import LONGEST_TEXT
 from pipelines.tracking.lineage import lineage
+from pipelines.tracking.promotion import ChampionMovedError, challenge, promote, withdraw
+from pipelines.tracking.registration import register
 from pipelines.tracking.run import DATASET_TAG, TrackedRun, open_run
+from pipelines.tracking.sbom import SBOM, bill_of_materials
 
 STAGE = RegisterRecord.stage
 SCORES = "scores"  # under the home: <model hash>/<documents>.parquet, shared by all runs
@@ -55,21 +59,14 @@ def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
     """Decide, register what is promoted or awaits a person, and write the verdict."""
     output = output_folder(workspace, STAGE)
     shutil.rmtree(output, ignore_errors=True)
-    name = recipe.registration.model_name
     facts = lineage(workspace)
-    candidate = None
-    with _one_at_a_time(name), open_run(workspace) as tracked:
-        champion = registry.champion(name)
-        verdict = _own_promotion(workspace, champion, tracked.run_id)
-        if verdict is None:
-            verdict = _judge(recipe, workspace, facts, champion)
-            answer = Answer.read(workspace)
-            if verdict.decision == "promoted" and recipe.registration.needs_approval:
-                verdict = _with_consent(verdict, answer, champion)
-            if verdict.decision in ("promoted", "needs approval") or answer:
-                candidate = _register(recipe, workspace, facts, verdict, tracked.run_id)
-            if candidate and verdict.decision == "promoted":
-                champion, candidate = registry.promote(candidate), None
+    with _one_at_a_time(recipe.registration.model_name), open_run(workspace) as tracked:
+        while True:
+            try:
+                verdict, champion, candidate = _decide(recipe, workspace, facts, tracked.run_id)
+                break
+            except ChampionMovedError as error:
+                _log.info("decided anew: %s", error)
         _report(tracked, verdict, champion)
     _log.info("%s: %s", verdict.decision, verdict.reason)
     write_json(output / "verdict.json", verdict.model_dump(mode="json"))
@@ -78,6 +75,33 @@ def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
         model=champion.ref if champion else None,
         candidate=candidate.ref if candidate else None,
     ).write(workspace)
+
+
+def _decide(
+    recipe: Recipe, workspace: Path, facts: dict[str, Any], run_id: str | None
+) -> tuple[Verdict, registry.ModelVersion | None, registry.ModelVersion | None]:
+    """The verdict, who is champion after it, and the version that is left without the alias.
+
+    Raises:
+        ChampionMovedError: a person promoted or rolled back meanwhile.
+    """
+    champion = registry.champion(recipe.registration.model_name)
+    verdict = _own_promotion(workspace, champion, run_id)
+    if verdict:
+        return verdict, champion, None
+    verdict = _judge(recipe, workspace, facts, champion)
+    answer = Answer.read(workspace)
+    if verdict.decision == "promoted" and recipe.registration.needs_approval:
+        verdict = _with_consent(verdict, answer, champion)
+    if verdict.decision not in ("promoted", "needs approval") and not answer:
+        return verdict, champion, None
+    candidate = _register(recipe, workspace, facts, verdict, run_id)
+    if verdict.decision == "promoted":
+        over = champion.version if champion else None
+        who = f"run {(facts['run'] or {}).get('dag_run_id', run_id)}"
+        return verdict, promote(candidate, over, who, verdict.reason[:LONGEST_TEXT]), None
+    settle = challenge if verdict.decision == "needs approval" else withdraw
+    return verdict, champion, settle(candidate)
 
 
 def _own_promotion(
@@ -118,7 +142,7 @@ def _judge(
         return refuse(
             scores,
             f"the champion, version {champion.version}, can't be evaluated: {error}; "
-            f"move or delete the alias {registry.CHAMPION} in MLflow to go on",
+            f"`penstock models rollback {champion.name}`, or promote another, to go on",
         )
     return decide(candidate, measured, recipe.registration)
 
@@ -193,6 +217,7 @@ def _register(
     text = model_card(recipe, preprocess, train, evaluate, facts["run"] or {}, family)
     write_text(card / "README.md", text)
     write_json(card / "lineage.json", facts)
+    write_json(card / SBOM, _bill_of_materials(recipe, preprocess, train, facts))
     if train.adapter is not None:
         shutil.copytree(output_folder(workspace, "train") / train.adapter, card / train.adapter)
     if (workspace / PATCH_FILE).is_file():
@@ -200,7 +225,7 @@ def _register(
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
     _keep_scores(scores, _scores_path(train.model_hash, evaluate))
     beaten = verdict.champion_bits_per_byte
-    return registry.register(
+    return register(
         [output_folder(workspace, "train") / train.model, card],
         recipe.registration.model_name,
         run_id,
@@ -217,6 +242,25 @@ def _register(
             "penstock.git_commit": str((facts["run"] or {}).get("git_commit")),
         },
         description=verdict.reason,
+    )
+
+
+def _bill_of_materials(
+    recipe: Recipe, preprocess: PreprocessRecord, train: TrainRecord, facts: dict[str, Any]
+) -> dict[str, Any]:
+    dataset, environment = preprocess.dataset, facts["environment"] or {}
+    origin = recipe.data.source
+    name = dataset.label or (Path(origin.path).name if origin.path else origin.kind)
+    source = dataset.directory_hash or str(facts["sha256"]["source.json"])
+    made_of = {name: source}
+    if recipe.model.init_from:
+        made_of[Path(recipe.model.init_from).name] = str(environment.get("init_from"))
+    return bill_of_materials(
+        recipe.registration.model_name,
+        train.model_hash,
+        PROJECT / "requirements.lock",
+        made_of,
+        (facts["run"] or {}).get("git_commit"),
     )
 
 

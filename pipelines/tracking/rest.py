@@ -7,13 +7,17 @@ imported with the first request only: of a job's many processes few make one.
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.core.settings import load_settings
 from pipelines.tracking.client import RETRIES
 from pipelines.tracking.points import Point
+
+if TYPE_CHECKING:
+    import ssl
 
 _API = "/api/2.0/mlflow"
 _TIMEOUT_S = 10.0
@@ -55,10 +59,10 @@ def experiment_id(name: str) -> str:
 
 
 def create_run(experiment: str, name: str, tags: Mapping[str, str]) -> str:
-    """Make a run; asked once only, as an answer that was lost may have left one."""
+    """Make a run; one request at most is sent, as an answer that was lost may have left one."""
     body = {"experiment_id": experiment, "run_name": name, "start_time": int(time.time() * 1000)}
     pairs = [{"key": key, "value": value} for key, value in tags.items()]
-    made = _ask("POST", "runs/create", body | {"tags": pairs})
+    made = _call("POST", "runs/create", body | {"tags": pairs}, _not_sent)
     return str(made["run"]["info"]["run_id"])
 
 
@@ -84,6 +88,23 @@ def log_params(run_id: str, params: Mapping[str, str]) -> None:
     pairs = [{"key": key, "value": value} for key, value in params.items()]
     for batch in _batches(pairs, _PARAMS_A_BATCH):
         _call("POST", "runs/log-batch", {"run_id": run_id, "params": batch})
+
+
+def log_param_once(run_id: str, key: str, value: str) -> bool:
+    """Write one param; False where it is there with another value, which then stays.
+
+    It is one row under a primary key: of several writers at once, one succeeds.
+    """
+    import httpx
+
+    try:
+        _call("POST", "runs/log-parameter", {"run_id": run_id, "key": key, "value": value})
+    except httpx.HTTPStatusError:
+        params = {each["key"]: each["value"] for each in run(run_id)["data"].get("params", [])}
+        if key not in params:  # it failed for another reason
+            raise
+        return bool(params[key] == value)
+    return True
 
 
 def log_points(run_id: str, points: Sequence[Point]) -> None:
@@ -112,6 +133,48 @@ def registered_model(name: str) -> dict[str, Any] | None:
 def model_versions(name: str) -> list[dict[str, Any]]:
     """All versions of a model."""
     return list(_pages("model-versions/search", "model_versions", {"filter": f"name = '{name}'"}))
+
+
+def registered_models() -> list[dict[str, Any]]:
+    """All names in the registry, in their order, with their aliases and newest versions."""
+    query = {"order_by": "name ASC"}
+    return list(_pages("registered-models/search", "registered_models", query))
+
+
+def create_registered_model(name: str, tags: Mapping[str, str]) -> bool:
+    """Make a name in the registry, tags included; False where it is there."""
+    import httpx
+
+    pairs = [{"key": key, "value": value} for key, value in tags.items()]
+    try:
+        _call("POST", "registered-models/create", {"name": name, "tags": pairs})
+    except httpx.HTTPStatusError as error:
+        if error.response.json().get("error_code") != "RESOURCE_ALREADY_EXISTS":
+            raise
+        return False
+    return True
+
+
+def set_model_tag(name: str, key: str, value: str) -> None:
+    """Tag a name in the registry."""
+    _call("POST", "registered-models/set-tag", {"name": name, "key": key, "value": value})
+
+
+def set_alias(name: str, alias: str, version: int) -> None:
+    """Let an alias name a version; a reader sees the old one or the new one."""
+    body = {"name": name, "alias": alias, "version": str(version)}
+    _call("POST", "registered-models/alias", body)
+
+
+def delete_alias(name: str, alias: str) -> None:
+    """Take an alias away; one that is not there is no error."""
+    _call("DELETE", "registered-models/alias", {"name": name, "alias": alias})
+
+
+def artifact_address(name: str, version: int) -> str:
+    """Where the files of a version lie: a path or a URL."""
+    query = {"name": name, "version": str(version)}
+    return str(_call("GET", "model-versions/get-download-uri", query)["artifact_uri"])
 
 
 def _pages(
@@ -150,7 +213,12 @@ def _batches(values: list[dict[str, Any]], size: int) -> Iterator[list[dict[str,
     yield from (values[start : start + size] for start in range(0, len(values), size))
 
 
-def _call(method: str, path: str, values: dict[str, Any]) -> Any:
+def _call(
+    method: str,
+    path: str,
+    values: dict[str, Any],
+    again: Callable[[BaseException], bool] | None = None,
+) -> Any:
     """The answer; a server that is away is asked as often as MLflow's own client would.
 
     Raises:
@@ -159,7 +227,7 @@ def _call(method: str, path: str, values: dict[str, Any]) -> Any:
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
     retrying = Retrying(
-        retry=retry_if_exception(_may_pass),
+        retry=retry_if_exception(again or _may_pass),
         stop=stop_after_attempt(1 + int(os.environ.get(RETRIES, _RETRIES))),
         wait=wait_exponential(multiplier=2),  # 2, 4, 8, … s
         reraise=True,
@@ -175,6 +243,12 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, httpx.TransportError)
 
 
+def _not_sent(error: BaseException) -> bool:
+    import httpx
+
+    return isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+
+
 def _ask(method: str, path: str, values: dict[str, Any]) -> Any:
     import httpx
 
@@ -187,6 +261,7 @@ def _ask(method: str, path: str, values: dict[str, Any]) -> Any:
         timeout=_TIMEOUT_S,
         auth=_login(),
         headers=_bearer(),
+        verify=_certificates(),
     )
     if response.is_error:
         raise httpx.HTTPStatusError(
@@ -195,6 +270,14 @@ def _ask(method: str, path: str, values: dict[str, Any]) -> Any:
             response=response,
         )
     return response.json()
+
+
+@cache
+def _certificates() -> "ssl.SSLContext":
+    """Read once a process: that takes longer than a request."""
+    import httpx
+
+    return httpx.create_ssl_context()
 
 
 def _login() -> tuple[str, str] | None:

@@ -1,5 +1,6 @@
 """A real MLflow server on SQLite, made once a session: its migrations take three seconds."""
 
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 EXPERIMENT = "unit"
+
+_numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +51,35 @@ def mlflow_run(mlflow_client):
     """The id of a fresh run."""
     experiment = mlflow_client.get_experiment_by_name(EXPERIMENT)
     return mlflow_client.create_run(experiment.experiment_id).info.run_id
+
+
+@pytest.fixture
+def home(tmp_path, mlflow_client, monkeypatch):
+    """A home with a key pair, as `penstock up` makes it."""
+    from pipelines.core.settings import load_settings
+    from pipelines.tracking.signing import ensure_key_pair
+
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    ensure_key_pair(load_settings().signing_key)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def name(home):
+    """Of a model that nobody registered yet."""
+    return f"model-{next(_numbers)}"
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A model, and what lies beside it."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    model, card = tmp_path / "model", tmp_path / "card"
+    model.mkdir()
+    card.mkdir()
+    (model / "config.json").write_text("{}")
+    save_file({"weight": np.arange(64, dtype=np.float32)}, model / "model.safetensors")
+    (card / "README.md").write_text("# a model")
+    return [model, card]

@@ -20,7 +20,7 @@ from pipelines.core.records import (
     Split,
     TrainRecord,
 )
-from pipelines.core.settings import PROJECT
+from pipelines.core.settings import PROJECT, load_settings
 from pipelines.core.storage import folder_hash, read_json, write_json
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
@@ -34,6 +34,8 @@ from pipelines.models.transformer import Transformer
 from pipelines.stages import register
 from pipelines.stages.approval import Answer, forget_answer
 from pipelines.tracking import registry
+from pipelines.tracking.promotion import promote, rollback
+from pipelines.tracking.signing import ensure_key_pair
 
 TEXTS = [f"def add_{name}(a, b):\n    return a + b + '{name}'\n" for name in "abcdefghijklmnopqrst"]
 
@@ -61,6 +63,7 @@ def models(tmp_path_factory):
 @pytest.fixture
 def home(tmp_path, mlflow_client, monkeypatch):
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    ensure_key_pair(load_settings().signing_key)
     return tmp_path / "home"
 
 
@@ -273,6 +276,7 @@ def test_a_person_is_asked_about_one_version_and_just_that_one_is_promoted(
     workspace = trained(models[0])
     asked = register.run(asking, workspace)
     assert (asked.needs_approval, asked.model.version, asked.candidate.version) == (True, 1, 2)
+    assert asked.candidate.aliases == ("challenger",)
     assert asked.verdict.reason.endswith("a person decides")
     assert register.run(asking, workspace) == asked  # a retry makes no second version
     answer(workspace, approved=True)
@@ -342,4 +346,45 @@ def test_of_runs_that_register_at_once_each_meets_the_champion_of_the_one_before
     versions = registry.show(recipe.registration.model_name)
     assert len(versions) == decisions.count("promoted") >= 1
     assert len({each.model_hash for each in versions}) == len(versions)
-    assert [each.aliases for each in versions] == [("champion",), *[()] * (len(versions) - 1)]
+    aliases = [("champion",), ("previous",), *[()] * len(versions)]
+    assert [each.aliases for each in versions] == aliases[: len(versions)]
+    trail = registry.audit_trail(recipe.registration.model_name).entries
+    assert [each.after for each in trail] == [each.version for each in reversed(versions)]
+
+
+def test_a_rollback_while_the_stage_decides_lets_it_decide_anew(
+    models, trained, recipe, monkeypatch
+):
+    name = recipe.registration.model_name
+    register.run(recipe, trained(models[2]))
+    register.run(recipe, trained(models[1]))
+    judge, judged = register._judge, []
+
+    def interrupted(recipe, workspace, facts, champion):
+        judged.append(champion.version)
+        if len(judged) == 1:
+            rollback(name, 2, "ada", "it rambles")
+        return judge(recipe, workspace, facts, champion)
+
+    monkeypatch.setattr(register, "_judge", interrupted)
+    record = register.run(recipe, trained(models[0]))
+    assert judged == [2, 1]
+    assert (record.verdict.decision, record.model.version) == ("promoted", 3)
+    last = registry.audit_trail(name).last
+    assert (last.before, last.after, last.why) == (1, 3, record.verdict.reason)
+
+
+def test_what_a_person_promoted_by_hand_is_what_the_next_run_meets(models, trained, recipe):
+    name = recipe.registration.model_name
+    register.run(recipe, trained(models[2]))
+    register.run(recipe, trained(models[1]))
+    promote(registry.find(name, "1"), 2, "ada", "safer")
+    assert register.run(recipe, trained(models[1])).verdict.decision == "promoted"
+    assert registry.find(name, "previous").version == 1
+
+
+def test_the_registered_model_carries_its_bill_of_materials(models, trained, recipe):
+    register.run(recipe, trained(models[0]))
+    bill = read_json(registry.download(recipe.registration.model_name) / "sbom.cdx.json")
+    assert bill["metadata"]["component"]["version"] == folder_hash(models[0])
+    assert any(each["name"] == "torch" for each in bill["components"])

@@ -49,11 +49,26 @@ def list_models(as_json: Json = False) -> None:
 
 
 @app.command()
-def show(name: Name, as_json: Json = False) -> None:
-    """Print a model's versions, newest first, and who made which champion, when and why."""
+def show(
+    model: Model,
+    lineage: Annotated[
+        bool, typer.Option("--lineage", help="Of one version, the champion by default.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print a model's versions, newest first, and who made which champion, when and why.
+
+    With --lineage: what one version was made from, by which code and run, and at what cost.
+    """
     check_mlflow_answers()
     from pipelines.tracking import registry
 
+    name, _, which = model.partition("@")
+    if lineage:
+        _show_lineage(registry.find(name, which or registry.CHAMPION), as_json)
+        return
+    if which:
+        raise UserError(f"{model}: all versions are shown of {name}; of one, its --lineage")
     versions = registry.show(name)
     trail = registry.audit_trail(name)
     if as_json:
@@ -136,6 +151,24 @@ def check_mlflow_answers() -> None:
         httpx.get(f"{url}/health", timeout=_ANSWER_WITHIN_S)
     except httpx.TransportError as error:
         raise UserError(f"no MLflow answers at {url} ({error}); `penstock up` starts it") from None
+
+
+def _show_lineage(version: "ModelVersion", as_json: bool) -> None:
+    from pipelines.core.storage import read_json
+    from pipelines.tracking import registry
+
+    path = registry.verified_folder(version) / registry.LINEAGE
+    if not path.is_file():
+        raise UserError(f"{version.label} has no {path.name}: no run of Penstock's made it")
+    facts = read_json(path)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    from rich.console import Console
+
+    from pipelines.commands.lineage_tree import lineage_tree
+
+    Console(highlight=False, soft_wrap=True).print(lineage_tree(version.label, facts))
 
 
 def _print_version(version: "ModelVersion") -> None:

@@ -16,6 +16,8 @@ from pipelines.core.verdict import BehaviourScore, Estimate, ExactMatch, SliceSc
 STAGES = ("preprocess", "validate", "train", "evaluate", "register")
 OUTPUTS = "outputs"
 DATASETS = "datasets"  # among the outputs of preprocess: each version of a mixture, whole
+JOBS = "jobs"  # in a workspace: the Ray jobs of each task, and who waits for them
+MACHINE = "diagnostics/machine.json"  # in a workspace: what training ran on
 RUN_FILE = "run.json"  # in a workspace: which run it belongs to
 DATA_DOCS = "data_docs/index.html"  # among the outputs of validate, and the run's artifacts
 PATCH_FILE = "uncommitted.diff"  # in a workspace of uncommitted code

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.records import JOBS
 from pipelines.core.storage import read_json, write_json
-
-FOLDER = "jobs"
 
 
 class Generation(BaseModel):
@@ -44,7 +43,7 @@ class JobState:
     @classmethod
     def of(cls, workspace: Path, task_id: str, map_index: int) -> "JobState":
         """The state of a task instance; `map_index` is -1 for a task that is not mapped."""
-        return cls(workspace / FOLDER / f"{instance_name(task_id, map_index)}.json")
+        return cls(workspace / JOBS / f"{instance_name(task_id, map_index)}.json")
 
     def read(self) -> Generation:
         """What is there, or the first generation."""

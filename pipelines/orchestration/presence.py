@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from pipelines.core.logbook import Entry, note
+from pipelines.core.records import JOBS
 from pipelines.core.storage import read_json, write_json
-from pipelines.orchestration.job_state import FOLDER, instance_name
+from pipelines.orchestration.job_state import instance_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -37,7 +38,7 @@ def task_process(workspace: Path, context: "Context") -> Iterator[None]:
         raise AirflowFailException(f"{workspace}: the run's workspace was removed; trigger it anew")
     ti = context["ti"]
     name = instance_name(ti.task_id, map_index_of(context))
-    path = workspace / FOLDER / f"{name}.process.json"
+    path = workspace / JOBS / f"{name}.process.json"
     if former := _read(path):
         where = f"process {former['pid']} of try {former['try']} on {former['host']}"
         entry = Entry(

@@ -13,9 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from pipelines.core.errors import UserError
@@ -31,23 +28,22 @@ from pipelines.core.records import (
 )
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.core.storage import write_json, write_text
-from pipelines.core.verdict import BehaviourScore, Comparison, Verdict
-from pipelines.data.documents import documents_folder, split_files
-from pipelines.data.splitting import VALIDATION
+from pipelines.core.verdict import Comparison, Verdict
 from pipelines.evaluation.gate import Measured, decide, refuse
 from pipelines.export.model_card import model_card
 from pipelines.models.folder import load_config
 from pipelines.stages.approval import Answer
+from pipelines.stages.champion_scores import keep_scores, measure_champion, scores_path
+from pipelines.stages.provenance import provenance
 from pipelines.tracking import registry
 from pipelines.tracking.audit import LONGEST_TEXT
-from pipelines.tracking.lineage import lineage
+from pipelines.tracking.inputs import log_dataset
 from pipelines.tracking.promotion import ChampionMovedError, challenge, promote, withdraw
 from pipelines.tracking.registration import register
-from pipelines.tracking.run import DATASET_TAG, TrackedRun, open_run
+from pipelines.tracking.run import DATASET_TAG, MODEL_HASH_TAG, TrackedRun, open_run
 from pipelines.tracking.sbom import SBOM, bill_of_materials
 
 STAGE = RegisterRecord.stage
-SCORES = "scores"  # under the home: <model hash>/<documents>.parquet, shared by all runs
 CARD = "card"  # in the stage's output: what lies beside the weights in the registry
 BEATEN_TAG = "penstock.champion_bits_per_byte"
 COMPARISON_TAG = "penstock.comparison"  # JSON, all the numbers of the verdict
@@ -59,7 +55,7 @@ def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
     """Decide, register what is promoted or awaits a person, and write the verdict."""
     output = output_folder(workspace, STAGE)
     shutil.rmtree(output, ignore_errors=True)
-    facts = lineage(workspace)
+    facts = provenance(recipe, workspace)
     with _one_at_a_time(recipe.registration.model_name), open_run(workspace) as tracked:
         while True:
             try:
@@ -68,6 +64,7 @@ def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
             except ChampionMovedError as error:
                 _log.info("decided anew: %s", error)
         _report(tracked, verdict, champion)
+        _log_dataset(recipe, workspace, facts, tracked)
     _log.info("%s: %s", verdict.decision, verdict.reason)
     write_json(output / "verdict.json", verdict.model_dump(mode="json"))
     return RegisterRecord(
@@ -86,9 +83,14 @@ def _decide(
         ChampionMovedError: a person promoted or rolled back meanwhile.
     """
     champion = registry.champion(recipe.registration.model_name)
-    verdict = _own_promotion(workspace, champion, run_id)
-    if verdict:
-        return verdict, champion, None
+    who = f"run {(facts['run'] or {}).get('dag_run_id', run_id)}"
+    if champion and (verdict := _own_promotion(workspace, champion, run_id)):
+        # Once more, to complete what a crash may have cut off behind the alias.
+        return (
+            verdict,
+            promote(champion, champion.version, who, verdict.reason[:LONGEST_TEXT]),
+            None,
+        )
     verdict = _judge(recipe, workspace, facts, champion)
     answer = Answer.read(workspace)
     if verdict.decision == "promoted" and recipe.registration.needs_approval:
@@ -98,17 +100,16 @@ def _decide(
     candidate = _register(recipe, workspace, facts, verdict, run_id)
     if verdict.decision == "promoted":
         over = champion.version if champion else None
-        who = f"run {(facts['run'] or {}).get('dag_run_id', run_id)}"
         return verdict, promote(candidate, over, who, verdict.reason[:LONGEST_TEXT]), None
     settle = challenge if verdict.decision == "needs approval" else withdraw
     return verdict, champion, settle(candidate)
 
 
 def _own_promotion(
-    workspace: Path, champion: registry.ModelVersion | None, run_id: str | None
+    workspace: Path, champion: registry.ModelVersion, run_id: str | None
 ) -> Verdict | None:
     """The verdict of an earlier try of this very run, which had promoted its model already."""
-    if champion is None or run_id is None or champion.run_id != run_id:
+    if run_id is None or champion.run_id != run_id:
         return None
     if champion.model_hash != TrainRecord.read(workspace).model_hash:
         return None
@@ -136,7 +137,7 @@ def _judge(
     if champion is None or champion.model_hash == candidate.model_hash:
         return decide(candidate, candidate if champion else None, recipe.registration)
     try:
-        measured = _measure_champion(recipe, workspace, champion, scores["doc_id"])
+        measured = measure_champion(recipe, workspace, champion, scores["doc_id"])
     except UserError as error:
         _log.warning("champion version %d: %s", champion.version, error, exc_info=True)
         return refuse(
@@ -160,49 +161,6 @@ def _with_consent(
     return Verdict.model_validate(verdict.model_dump() | {"decision": decision, "reason": reason})
 
 
-def _measure_champion(
-    recipe: Recipe,
-    workspace: Path,
-    champion: registry.ModelVersion,
-    doc_ids: pa.ChunkedArray,
-) -> Measured:
-    scores = _champion_scores(workspace, champion, doc_ids)
-    behaviours: tuple[BehaviourScore, ...] = ()
-    if tests := recipe.evaluate.behaviour:
-        from pipelines.evaluation.behaviour import run_tests  # imports torch
-
-        folder = registry.download(champion.name, str(champion.version))
-        behaviours = run_tests(folder, tests, recipe.evaluate.stride)
-    return Measured(champion.model_hash, scores, behaviours)
-
-
-def _champion_scores(
-    workspace: Path, champion: registry.ModelVersion, doc_ids: pa.ChunkedArray
-) -> pa.Table:
-    """The champion's scores of these documents, computed once for all runs."""
-    evaluate = EvaluateRecord.read(workspace)
-    kept = _scores_path(champion.model_hash, evaluate)
-    if kept.is_file():
-        return pq.read_table(kept)
-    from pipelines.evaluation.documents import each_once
-    from pipelines.evaluation.perplexity import score_documents  # imports torch
-
-    preprocess = output_folder(workspace, PreprocessRecord.stage)
-    folders = PreprocessRecord.read(workspace).dataset.folders
-    files = [
-        path
-        for folder in folders
-        for path in split_files(documents_folder(preprocess / folder), VALIDATION)
-    ]
-    found = ds.dataset(files).to_table(filter=pc.field("doc_id").isin(doc_ids))
-    documents = each_once([found])
-    folder = registry.download(champion.name, str(champion.version))
-    _log.info("scoring champion version %d on %d documents", champion.version, len(documents))
-    scores = score_documents(folder, documents, evaluate.stride)
-    _keep_scores(scores, kept)
-    return scores
-
-
 def _register(
     recipe: Recipe,
     workspace: Path,
@@ -216,21 +174,21 @@ def _register(
     family = load_config(output_folder(workspace, "train") / train.model).family
     text = model_card(recipe, preprocess, train, evaluate, facts["run"] or {}, family)
     write_text(card / "README.md", text)
-    write_json(card / "lineage.json", facts)
+    write_json(card / registry.LINEAGE, facts)
     write_json(card / SBOM, _bill_of_materials(recipe, preprocess, train, facts))
     if train.adapter is not None:
         shutil.copytree(output_folder(workspace, "train") / train.adapter, card / train.adapter)
     if (workspace / PATCH_FILE).is_file():
         shutil.copyfile(workspace / PATCH_FILE, card / PATCH_FILE)
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
-    _keep_scores(scores, _scores_path(train.model_hash, evaluate))
+    keep_scores(scores, scores_path(train.model_hash, evaluate))
     beaten = verdict.champion_bits_per_byte
     return register(
         [output_folder(workspace, "train") / train.model, card],
         recipe.registration.model_name,
         run_id,
         tags={
-            registry.MODEL_HASH_TAG: train.model_hash,
+            MODEL_HASH_TAG: train.model_hash,
             "penstock.data_hash": evaluate.data_hash,
             **_dataset_tag(preprocess.dataset),
             "penstock.bits_per_byte": repr(evaluate.bits_per_byte),
@@ -248,13 +206,9 @@ def _register(
 def _bill_of_materials(
     recipe: Recipe, preprocess: PreprocessRecord, train: TrainRecord, facts: dict[str, Any]
 ) -> dict[str, Any]:
-    dataset, environment = preprocess.dataset, facts["environment"] or {}
-    origin = recipe.data.source
-    name = dataset.label or (Path(origin.path).name if origin.path else origin.kind)
-    source = dataset.directory_hash or str(facts["sha256"]["source.json"])
-    made_of = {name: source}
-    if recipe.model.init_from:
-        made_of[Path(recipe.model.init_from).name] = str(environment.get("init_from"))
+    made_of = dict([_data(recipe, preprocess.dataset, facts)])
+    if parent := facts["parent"]:
+        made_of[Path(parent["folder"]).name] = str(parent["content"])
     return bill_of_materials(
         recipe.registration.model_name,
         train.model_hash,
@@ -281,16 +235,20 @@ def _report(tracked: TrackedRun, verdict: Verdict, champion: registry.ModelVersi
     tracked.log_results(verdict.figures())
 
 
-def _scores_path(model_hash: str, evaluate: EvaluateRecord) -> Path:
-    name = f"{evaluate.data_hash}-stride-{evaluate.stride:g}.parquet"
-    return load_settings().home / SCORES / model_hash / name
+def _log_dataset(
+    recipe: Recipe, workspace: Path, facts: dict[str, Any], tracked: TrackedRun
+) -> None:
+    if tracked.run_id is not None:
+        dataset = PreprocessRecord.read(workspace).dataset
+        name, content = _data(recipe, dataset, facts)
+        log_dataset(tracked.run_id, dataset, name, content)
 
 
-def _keep_scores(scores: pa.Table, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".part")
-    pq.write_table(scores, temporary)
-    temporary.replace(path)
+def _data(recipe: Recipe, dataset: DatasetRef, facts: dict[str, Any]) -> tuple[str, str]:
+    """What the data is called, and the hash of its content; no place on a machine is named."""
+    origin = recipe.data.source
+    name = dataset.label or (Path(origin.path).name if origin.path else origin.kind)
+    return name, dataset.directory_hash or str(facts["sha256"]["source.json"])
 
 
 @contextmanager

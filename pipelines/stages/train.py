@@ -38,8 +38,7 @@ from pipelines.stages.runner import RAY_JOB_VARIABLE
 from pipelines.stages.train_diagnostics import DIAGNOSTICS, conclude, describe_machine
 from pipelines.stages.train_layout import SettledLayout
 from pipelines.stages.train_logbook import TrainLogbook
-from pipelines.tracking.registry import MODEL_HASH_TAG
-from pipelines.tracking.run import TrackedRun, open_run
+from pipelines.tracking.run import MODEL_HASH_TAG, TrackedRun, open_run
 from pipelines.training.checkpoint_identity import identity
 from pipelines.training.checkpoint_store import (
     CHECKPOINTS,

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.core.log import rank
+from pipelines.core.records import MACHINE
 from pipelines.core.storage import write_json
 from pipelines.distributed.mesh import Mesh
 from pipelines.planning.hardware import Hardware
@@ -26,7 +27,7 @@ def describe_machine(mesh: Mesh, hardware: Hardware, workspace: Path, tracked: T
         return
     facts = machine_report.machine_report(mesh, hardware)
     _log.info("%s", machine_report.summary(facts))
-    path = workspace / DIAGNOSTICS / "machine.json"
+    path = workspace / MACHINE
     write_json(path, facts)
     tracked.later(partial(tracked.set_tags, {DENOMINATOR_TAG: hardware.name}))
     tracked.later(partial(tracked.log_artifact, path, DIAGNOSTICS))

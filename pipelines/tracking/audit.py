@@ -126,7 +126,12 @@ def read_run(run_id: str) -> Trail:
     Raises:
         UserError: the run was deleted.
     """
-    run = rest.run(run_id)
+    run = rest.run_if_any(run_id)
+    if run is None:
+        raise UserError(
+            f"the audit trail, MLflow run {run_id}, is gone for good; delete the model's tag "
+            f"{RUN_TAG} in MLflow, and the next promotion begins another"
+        )
     if run["info"]["lifecycle_stage"] == "deleted":
         raise UserError(
             f"the audit trail, MLflow run {run_id}, was deleted; restore it there: "

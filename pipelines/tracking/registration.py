@@ -12,7 +12,8 @@ from pipelines.core.settings import load_settings
 from pipelines.tracking import audit, registry, rest
 from pipelines.tracking.client import open_client
 from pipelines.tracking.integrity import check_folder
-from pipelines.tracking.registry import MLMODEL, MODEL_HASH_TAG, ModelVersion
+from pipelines.tracking.registry import MLMODEL, ModelVersion
+from pipelines.tracking.run import MODEL_HASH_TAG
 from pipelines.tracking.signing import sign
 
 if TYPE_CHECKING:

@@ -21,13 +21,14 @@ from pipelines.core.settings import load_settings
 from pipelines.core.storage import fresh_folder
 from pipelines.tracking import audit, rest
 from pipelines.tracking.integrity import check_folder
+from pipelines.tracking.run import MODEL_HASH_TAG
 from pipelines.tracking.signing import verify
 
 CHAMPION = "champion"  # what is served
 CHALLENGER = "challenger"  # awaits a person's answer
 PREVIOUS = "previous"  # what a rollback returns to
-MODEL_HASH_TAG = "penstock.model_hash"
 DOWNLOADS = "models"  # under the home: what was fetched from a store that is no folder
+LINEAGE = "lineage.json"  # beside the weights
 MLMODEL = "MLmodel"  # MLflow's file beside the weights; it names the logged model
 
 

@@ -4,8 +4,7 @@ from pipelines.core.records import ModelRef
 from pipelines.core.settings import load_settings
 from pipelines.tracking import rest
 from pipelines.tracking.client import open_client
-from pipelines.tracking.registry import MODEL_HASH_TAG
-from pipelines.tracking.run import DATASET_TAG
+from pipelines.tracking.run import DATASET_TAG, MODEL_HASH_TAG
 
 
 def run_of_model(model_hash: str) -> str | None:

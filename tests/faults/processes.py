@@ -9,8 +9,9 @@ from pathlib import Path
 
 import psutil
 
+from pipelines.core.records import JOBS
 from pipelines.core.storage import MARKER, read_json
-from pipelines.orchestration.job_state import FOLDER, instance_name
+from pipelines.orchestration.job_state import instance_name
 from pipelines.services.supervisor import GROUP, Supervisor
 from pipelines.stages.train_diagnostics import DIAGNOSTICS
 from pipelines.training.checkpoint_store import CHECKPOINTS
@@ -73,7 +74,7 @@ def airflow_task(run: PipelineRun, task_id: str) -> psutil.Process:
         lambda process: process.cmdline()[0] == f"airflow worker -- {task}",
         f"the Airflow task process of {task_id}",
     )
-    presence = run.workspace / FOLDER / f"{instance_name(task_id, -1)}.process.json"
+    presence = run.workspace / JOBS / f"{instance_name(task_id, -1)}.process.json"
     run.wait(
         lambda: presence.exists() and read_json(presence)["pid"] == process.pid,
         f"{task_id} at work",

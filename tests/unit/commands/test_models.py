@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.core.errors import UserError
 from pipelines.services.preflight import free_port
-from pipelines.tracking import registry
 from pipelines.tracking.promotion import promote
 from pipelines.tracking.registration import register
+from pipelines.tracking.run import MODEL_HASH_TAG
 
 PENSTOCK = Path(sys.prefix) / "bin" / "penstock"
 
@@ -50,9 +50,9 @@ def test_a_registry_that_is_down_is_one_quick_line(command: list[str]) -> None:
 @pytest.fixture
 def versions(name, folders, mlflow_run):
     """Two versions, of which the second is champion."""
-    tags = {registry.MODEL_HASH_TAG: "aa", "penstock.bits_per_byte": "2.5"}
+    tags = {MODEL_HASH_TAG: "aa", "penstock.bits_per_byte": "2.5"}
     first = register(folders, name, mlflow_run, tags, "the first")
-    second = register(folders, name, mlflow_run, {registry.MODEL_HASH_TAG: "bb"}, "of elsewhere")
+    second = register(folders, name, mlflow_run, {MODEL_HASH_TAG: "bb"}, "of elsewhere")
     promote(second, None, "run 7", "0.1 bits per byte better")
     return first, second
 

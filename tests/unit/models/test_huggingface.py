@@ -72,7 +72,9 @@ def broken(model: Transformer, folder: Path, what: str) -> None:
     elif what == "config":
         config.unlink()
     else:
-        index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+        part = "model-00001-of-00002.safetensors"
+        climbs = what == "climb"
+        index = {"weight_map": {"model.norm.weight": f"../{part}" if climbs else part}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         weights.unlink()
 
@@ -89,6 +91,7 @@ def broken(model: Transformer, folder: Path, what: str) -> None:
         ("json", r"config\.json: not valid JSON"),
         ("config", r"no config\.json"),
         ("part", r"model-00001-of-00002\.safetensors: missing"),
+        ("climb", r"'\.\./model-00001-of-00002\.safetensors' is a path that leads out"),
     ],
 )
 def test_a_bad_folder_is_one_line(model: Transformer, tmp_path: Path, what: str, line: str) -> None:

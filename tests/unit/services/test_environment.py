@@ -53,6 +53,22 @@ def test_no_secret_is_in_the_environment(home: Path) -> None:
         assert path.read_text() not in values
 
 
+def test_up_makes_the_key_pair_that_models_are_signed_with(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = home / "secrets" / "model-signing.pem"
+    monkeypatch.setenv("PENSTOCK_SIGNING_KEY", str(tmp_path / "given.pem"))
+    ensure_secrets(load_settings())
+    assert not key.exists()
+    assert not (tmp_path / "given.pem").exists()  # whoever names one, has one
+    monkeypatch.delenv("PENSTOCK_SIGNING_KEY")
+    ensure_secrets(load_settings())
+    assert (key.stat().st_mode & 0o777, key.with_name("model-signing.pem.pub").exists()) == (
+        0o600,
+        True,
+    )
+
+
 def test_platform_processes_write_bytecode_and_find_our_commands_first(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

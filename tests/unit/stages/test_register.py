@@ -9,7 +9,9 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from pipelines.cli import app
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_behaviour import Behaviour
 from pipelines.core.records import (
@@ -21,7 +23,8 @@ from pipelines.core.records import (
     TrainRecord,
 )
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.core.storage import folder_hash, read_json, write_json
+from pipelines.core.storage import folder_hash, mark_complete, read_json, write_json
+from pipelines.core.usage import metered
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.evaluation.behaviour import run_tests
@@ -34,6 +37,7 @@ from pipelines.models.transformer import Transformer
 from pipelines.stages import register
 from pipelines.stages.approval import Answer, forget_answer
 from pipelines.tracking import registry
+from pipelines.tracking.audit import Trail
 from pipelines.tracking.promotion import promote, rollback
 from pipelines.tracking.signing import ensure_key_pair
 
@@ -381,6 +385,59 @@ def test_what_a_person_promoted_by_hand_is_what_the_next_run_meets(models, train
     promote(registry.find(name, "1"), 2, "ada", "safer")
     assert register.run(recipe, trained(models[1])).verdict.decision == "promoted"
     assert registry.find(name, "previous").version == 1
+
+
+def test_the_lineage_names_all_that_the_model_came_from(
+    models, trained, recipe, mlflow_client, home
+):
+    workspace = trained(models[0], dirty=True)
+    run = {"dag_run_id": "small-1", "mlflow_address": "http://mlflow/#/runs/1", "dirty": True}
+    write_json(workspace / "run.json", read_json(workspace / "run.json") | run)
+    (workspace / "uncommitted.diff").write_text("diff --git a/x b/x\n")
+    write_json(workspace / "source.json", {"files": 1})
+    write_json(workspace / "environment.json", {"lock": "10c4", "init_from": "5eed"})
+    write_json(workspace / "jobs/train.json", {"submissions": ["penstock-1-0", "penstock-1-1"]})
+    write_json(workspace / "jobs/train.process.json", {"pid": 1})
+    write_json(workspace / "diagnostics/machine.json", {"cpu": {"cores": 2, "architecture": "x"}})
+    mark_complete(workspace / "checkpoints/step-000010")
+    with metered(workspace, "train"):
+        pass
+    parent = workspace / "parent"
+    parent.mkdir()
+    (parent / "MLmodel").write_text("model_id: m-1\n")
+    started = recipe.model.model_copy(update={"init_from": str(parent)})
+    register.run(recipe.model_copy(update={"model": started}), workspace)
+
+    name = recipe.registration.model_name
+    facts = read_json(registry.download(name) / "lineage.json")
+    assert facts["data_docs"] == "http://mlflow/#/runs/1/artifacts/data_docs/index.html"
+    assert facts["ray_jobs"] == {"train": "penstock-1-1"}
+    assert facts["trained_on"]["cpu"]["cores"] == 2
+    assert facts["checkpoints"]["steps"] == [10]
+    assert facts["parent"] == {"folder": str(parent), "content": "5eed", "model_id": "m-1"}
+    assert facts["cost"]["train"]["seconds"] >= 0
+    assert facts["sha256"]["uncommitted.diff"]
+    shown = CliRunner().invoke(app, ["models", "show", f"{name}@1", "--lineage"])
+    words = ("c0ffee", "in uncommitted.diff", "small-1", "penstock-1-1", "2 cores", "m-1", "10c4")
+    assert [word for word in words if word not in shown.stdout] == []
+    inputs = mlflow_client.get_run(workspace.name).inputs.dataset_inputs
+    assert [each.tags[0].value for each in inputs] == ["training", "validation"]
+    assert {each.dataset.digest for each in inputs} == {facts["sha256"]["source.json"][:36]}
+
+
+def test_a_crash_behind_the_alias_is_completed_by_the_runs_retry(
+    models, trained, recipe, monkeypatch
+):
+    name = recipe.registration.model_name
+    workspace = trained(models[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(Trail, "finish", None)  # the process is gone there
+        with pytest.raises(TypeError):
+            register.run(recipe, workspace)
+    assert registry.audit_trail(name).unfinished
+    assert register.run(recipe, workspace).verdict.decision == "promoted"
+    trail = registry.audit_trail(name)
+    assert (len(trail.entries), trail.unfinished) == (1, False)
 
 
 def test_the_registered_model_carries_its_bill_of_materials(models, trained, recipe):

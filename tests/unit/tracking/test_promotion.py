@@ -11,12 +11,13 @@ from pipelines.core.settings import PROJECT
 from pipelines.tracking import registry, rest
 from pipelines.tracking.promotion import ChampionMovedError, challenge, promote, rollback, withdraw
 from pipelines.tracking.registration import register
+from pipelines.tracking.run import MODEL_HASH_TAG
 
 
 @pytest.fixture
 def versions(name, folders, mlflow_run, mlflow_client):
     """Three versions of the same files, and none is champion."""
-    first = register(folders, name, mlflow_run, {registry.MODEL_HASH_TAG: "aa"}, "")
+    first = register(folders, name, mlflow_run, {MODEL_HASH_TAG: "aa"}, "")
     model_id = first.source.removeprefix("models:/")
     for _ in range(2):
         mlflow_client.create_model_version(name, first.source, model_id=model_id)

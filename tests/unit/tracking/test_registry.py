@@ -7,12 +7,13 @@ from pipelines.core.errors import UserError
 from pipelines.tracking import registry
 from pipelines.tracking.promotion import promote
 from pipelines.tracking.registration import register
+from pipelines.tracking.run import MODEL_HASH_TAG
 
 FILES = {"config.json", "model.safetensors", "README.md", "MLmodel", "model.sig"}
 
 
 def tags(content):
-    return {registry.MODEL_HASH_TAG: content}
+    return {MODEL_HASH_TAG: content}
 
 
 def crown(*arguments):

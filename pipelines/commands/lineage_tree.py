@@ -1,0 +1,134 @@
+"""A model's `lineage.json` as a tree for a terminal."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.markup import escape
+from rich.tree import Tree
+
+_Facts = Mapping[str, Any]
+
+
+def lineage_tree(label: str, facts: _Facts) -> Tree:
+    """What a model was made from, by which code and run, at what cost; without what is null.
+
+    Args:
+        label: Of the model, as a person calls it.
+        facts: The content of `lineage.json`.
+    """
+    tree = Tree(f"[bold]{escape(label)}[/]")
+    for title, rows in _branches(facts):
+        known = {name: value for name, value in rows.items() if value not in (None, "", [], {})}
+        if known:
+            branch = tree.add(f"[bold]{title}[/]")
+            for name, value in known.items():
+                branch.add(f"{escape(name)}  {escape(_text(value))}")
+    return tree
+
+
+def _branches(facts: _Facts) -> Iterator[tuple[str, _Facts]]:
+    run, records = facts.get("run") or {}, facts.get("records") or {}
+    environment, train = facts.get("environment") or {}, records.get("train") or {}
+    evaluate, hashes = records.get("evaluate") or {}, facts.get("sha256") or {}
+    yield "code", _code(run, hashes)
+    yield (
+        "recipe",
+        {"name": (facts.get("recipe") or {}).get("name")}
+        | {"fingerprint": run.get("recipe_fingerprint")},
+    )
+    yield "data", _data(facts, records, hashes)
+    yield "parent", facts.get("parent") or {}
+    yield (
+        "environment",
+        {
+            "package lock": environment.get("lock"),
+            "python": environment.get("python"),
+            "device": environment.get("device"),
+            "image": facts.get("image"),
+            "machine": _machine(facts),
+        },
+    )
+    yield (
+        "runs",
+        {
+            "DAG run": run.get("dag_run_id"),
+            "MLflow run": run.get("mlflow_address") or run.get("mlflow_run_id"),
+            "trained by MLflow run": facts.get("trained_by"),
+        }
+        | {f"Ray job of {stage}": job for stage, job in (facts.get("ray_jobs") or {}).items()},
+    )
+    checkpoints = facts.get("checkpoints") or {}
+    yield (
+        "training",
+        {
+            "steps": train.get("steps"),
+            "tokens": train.get("tokens"),
+            "layout": train.get("layout"),
+            "checkpoints": checkpoints.get("place"),
+            "checkpoint steps": checkpoints.get("steps"),
+            "model content": train.get("model_hash"),
+        },
+    )
+    yield (
+        "result",
+        {
+            "bits per byte": evaluate.get("bits_per_byte"),
+            "held-out documents": evaluate.get("documents"),
+        },
+    )
+    yield "cost", _cost(facts.get("cost") or {})
+
+
+def _code(run: _Facts, hashes: _Facts) -> _Facts:
+    dirty = "changes of tracked files, in uncommitted.diff" if run.get("dirty") else None
+    return {
+        "git commit": run.get("git_commit"),
+        "uncommitted": dirty,
+        "diff sha256": hashes.get("uncommitted.diff"),
+    }
+
+
+def _data(facts: _Facts, records: _Facts, hashes: _Facts) -> _Facts:
+    dataset = (records.get("preprocess") or {}).get("dataset") or {}
+    validate = records.get("validate") or {}
+    shards = (
+        [each for split in ("train", "validation") for each in dataset[split]["shards"]]
+        if (dataset)
+        else []
+    )
+    name = dataset.get("name")
+    return {
+        "version": f"{name}@{dataset['version']}" if name else None,
+        "mixture": [f"{part['name']}@{part['version']}" for part in dataset.get("mixture", ())],
+        "DVC hash": dataset.get("directory_hash"),
+        "source sha256": hashes.get("source.json"),
+        "shards": f"{len(shards)} files; --json names each with its MD5" if shards else None,
+        "expectations": f"{validate['expectations']} hold" if validate else None,
+        "Data Docs": facts.get("data_docs"),
+    }
+
+
+def _machine(facts: _Facts) -> str | None:
+    machine = facts.get("trained_on") or {}
+    names = (machine.get("gpu") or {}).get("names")
+    if names:
+        return f"{len(names)} x {names[0]}"
+    cpu = machine.get("cpu")
+    return f"{cpu['cores']} cores, {cpu['architecture']}" if cpu else None
+
+
+def _cost(stages: _Facts) -> _Facts:
+    return {
+        stage: f"{used['seconds']:.0f} s, {used['worker_hours']:.4f} worker-hours, "
+        f"{used['gpu_hours']:.4f} GPU-hours" + (f", {used['money']:.2f}" if used["money"] else "")
+        for stage, used in stages.items()
+        if used["seconds"]
+    }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

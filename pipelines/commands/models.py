@@ -1,4 +1,4 @@
-"""`penstock models list | show | promote | rollback | generate`."""
+"""`penstock models list | show | promote | rollback | reproduce | generate`."""
 
 import dataclasses
 import getpass
@@ -115,6 +115,36 @@ def rollback(name: Name, why: Why = "", as_json: Json = False) -> None:
     before = registry.champion(name)
     over = before.version if before else None
     _tell(promotion.rollback(name, over, _who(), why), before, as_json)
+
+
+@app.command()
+def reproduce(model: Model, as_json: Json = False) -> None:
+    """Train a version once more, from its commit, data and recipe, and compare the weights.
+
+    Exit code 0 where they are equal, byte for byte; 1 where they are not.
+    """
+    check_mlflow_answers()
+    from pipelines.services import reproduction
+    from pipelines.tracking import registry
+
+    name, _, which = model.partition("@")
+    origin = reproduction.find_origin(registry.find(name, which or registry.CHAMPION))
+    differences = origin.differences()
+    for each in differences:
+        typer.echo(f"warning: the weights may differ: {each}", err=True)
+    made = reproduction.reproduce(origin)
+    label = origin.version.label
+    if as_json:
+        facts = {"model": label, "equal": made.equal, "model_hash": made.model_hash}
+        more = {"differing": made.differing, "environment": differences}
+        typer.echo(json.dumps({**facts, **more, "workspace": str(made.workspace)}, indent=2))
+    elif made.equal:
+        typer.echo(f"{label} is reproduced: the weights are equal, byte for byte")
+    else:
+        typer.echo(f"{label} is not reproduced: {', '.join(made.differing)} differ")
+    if not as_json:
+        typer.echo(str(made.workspace))
+    raise typer.Exit(0 if made.equal else 1)
 
 
 @app.command()

@@ -68,6 +68,7 @@ def open_workspace(
     recipe: Recipe,
     source: dict[str, Any],
     previous: dict[str, Any] | None = None,
+    state: tuple[str, bytes] | None = None,
 ) -> Path:
     """Make the workspace of a run, or return the one that an earlier try made.
 
@@ -79,14 +80,16 @@ def open_workspace(
         source: the fingerprint of the source's content, written as `source.json`.
         previous: the statistics of the dataset version before, which *validate* compares the new
             ones with; written as `previous.json`, empty where there is none.
+        state: another commit of the project and the diff that was run on it.
 
     Raises:
-        UserError: the project is not a git checkout with a commit.
+        UserError: the project is not a git checkout with a commit, or not with this one.
     """
     workspace = workspace_path(home / "runs", run_id)
     if (workspace / RUN_FILE).is_file():
         return workspace
-    commit, patch = project_state(project)
+    commit, patch = state or project_state(project)
+    _check_commit(project, commit)
     with fresh_folder(workspace) as folder:
         _git(folder, "clone", "--quiet", "--no-checkout", "--local", str(project), ".")
         _git(folder, "checkout", "--quiet", "--detach", commit)
@@ -105,6 +108,13 @@ def open_workspace(
             recipe_fingerprint=recipe.fingerprint(),
         ).write(folder)
     return workspace
+
+
+def _check_commit(project: Path, commit: str) -> None:
+    try:
+        _git(project, "cat-file", "-e", f"{commit}^{{commit}}")
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"{project} has no commit {commit}; `git fetch` it first") from error
 
 
 def project_state(project: Path) -> tuple[str, bytes]:

@@ -17,7 +17,7 @@ from pipelines.core.recipe_files import dump_yaml, load_recipe, with_absolute_pa
 from pipelines.core.records import TrainRecord, record_path
 from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
 from pipelines.core.storage import write_json, write_text
-from pipelines.data.reading.fingerprint import fingerprint_inputs
+from pipelines.ledger.run_source import settle
 from pipelines.ledger.workspace import Run
 from pipelines.stages.runner import only_one
 from pipelines.training.checkpoint_store import CheckpointStore, checkpoint_places
@@ -60,7 +60,7 @@ def parse_job(program: str, arguments: Sequence[str], overrides: Sequence[str] =
 def open_workspace(job: Job) -> Iterator[Path]:
     """The workspace of this recipe on this source; the same job elsewhere waits for its end."""
     recipe = job.recipe
-    source = fingerprint_inputs(recipe.data)
+    _, source = settle(recipe)
     identity = f"{recipe.fingerprint()} {source} {_code_hash()}"
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     workspace = job.workspace or load_settings().runs / f"ad-hoc-{recipe.name}-{key}"

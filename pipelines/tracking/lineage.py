@@ -12,7 +12,8 @@ from pipelines.core.records import PATCH_FILE, STAGES, record_path
 from pipelines.core.storage import read_json
 
 # Long or binary inputs are named by their hash; the first is also kept beside the lineage.
-_HASHED = (PATCH_FILE, "source.json", "dvc.lock", "requirements.lock")
+SOURCE_FILE = "source.json"
+_HASHED = (PATCH_FILE, SOURCE_FILE, "dvc.lock", "requirements.lock")
 
 
 def lineage(workspace: Path) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def lineage(workspace: Path) -> dict[str, Any]:
         "environment": _json(workspace / "environment.json"),
         "image": os.environ.get("PENSTOCK_IMAGE"),
         "hardware": {"machine": platform.machine(), "processors": os.cpu_count()},
-        "sha256": {name: _sha256(workspace / name) for name in _HASHED},
+        "sha256": {name: sha256(workspace / name) for name in _HASHED},
         "records": {
             stage: read_json(path)
             for stage in STAGES
@@ -40,5 +41,6 @@ def _json(path: Path) -> Any:
     return read_json(path) if path.is_file() else None
 
 
-def _sha256(path: Path) -> str | None:
+def sha256(path: Path) -> str | None:
+    """Of a file's content; None where there is none."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

@@ -1,0 +1,129 @@
+"""A model made twice: here, and by the command in a workspace of its own."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.core.errors import UserError
+from pipelines.core.recipe_files import load_recipe
+from pipelines.core.records import PATCH_FILE, ValidateRecord
+from pipelines.core.settings import PROJECT
+from pipelines.core.storage import read_json, write_json
+from pipelines.ledger.run_source import settle
+from pipelines.ledger.workspace import open_workspace, project_state
+from pipelines.services import reproduction
+from pipelines.stages import preprocess, train
+from pipelines.stages.provenance import provenance
+from pipelines.tracking.registration import register
+from pipelines.tracking.run import MODEL_HASH_TAG
+from tests.unit.ledger.cached_project import git, make_project
+
+SMALL = ("train.steps=6", "train.warmup_steps=0", "data.source.kind=files", "resources.workers=1")
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.jsonl"
+    lines = (json.dumps({"text": f"{n} is the number behind {n - 1}\n" * 20}) for n in range(40))
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture
+def workspace(home, text):
+    """Of a run that trained a model, with this checkout's code as it is."""
+    recipe = load_recipe("debug", [*SMALL, f"data.source.path={text}"])
+    recipe, source = settle(recipe)
+    folder = open_workspace(PROJECT, home, "first", recipe, source)
+    preprocess.run(recipe, folder)
+    ValidateRecord(expectations=1, data_docs="data_docs/index.html").write(folder)
+    train.run(recipe, folder)
+    return recipe, folder
+
+
+@pytest.fixture
+def registered(name, workspace, mlflow_run, tmp_path):
+    recipe, folder = workspace
+    card = tmp_path / "card"
+
+    def make(**changes):
+        facts = provenance(recipe, folder)
+        write_json(card / "lineage.json", facts | {"run": facts["run"] | changes})
+        if (folder / PATCH_FILE).is_file():
+            shutil.copyfile(folder / PATCH_FILE, card / PATCH_FILE)
+        digest = hashlib.sha256(str(changes).encode()).hexdigest()
+        tags = {MODEL_HASH_TAG: digest}
+        return register([folder / "outputs/train/model", card], name, mlflow_run, tags, "")
+
+    return make
+
+
+def test_the_weights_come_out_equal_byte_for_byte(registered, text, home):
+    version = registered()
+    shown = CliRunner().invoke(app, ["models", "reproduce", version.label, "--json"])
+    assert shown.exit_code == 0, shown.output
+    said = json.loads(shown.stdout)
+    first = read_json(home / "runs/first/outputs/train/record.json")
+    assert (said["equal"], said["model_hash"]) == (True, first["model_hash"])
+    assert (said["differing"], said["environment"]) == ([], [])
+
+    text.write_text(text.read_text() + json.dumps({"text": "one more"}))
+    with pytest.raises(UserError, match="its data are not what they were"):
+        reproduction.reproduce(reproduction.find_origin(version))
+
+
+def test_what_cannot_be_made_once_more_is_one_line(registered, monkeypatch):
+    with pytest.raises(UserError, match="has no commit 0123456789; `git fetch` it first"):
+        reproduction.reproduce(reproduction.find_origin(registered(git_commit="0123456789")))
+    version = registered(git_commit="")
+    with pytest.raises(UserError, match="names no commit"):
+        reproduction.find_origin(version)
+
+
+def test_another_environment_is_said_beforehand(registered):
+    origin = reproduction.find_origin(registered())
+    assert origin.differences() == []
+    origin.facts["environment"]["python"] = "3.9.1"
+    assert origin.differences()[0].startswith("python was 3.9.1, here it is 3.")
+
+
+def test_every_file_that_differs_is_named(tmp_path):
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text("{}")
+        (tmp_path / folder / "model.safetensors").write_text(folder)
+    (tmp_path / "first" / "README.md").write_text("what lies beside the model is not compared")
+    (tmp_path / "second" / "tokenizer.json").write_text("{}")
+    assert reproduction._differing(tmp_path / "first", tmp_path / "second") == (
+        "model.safetensors",
+        "tokenizer.json",
+    )
+
+
+def test_training_is_pinned_to_the_layout_that_it_had(registered):
+    origin = reproduction.find_origin(registered())
+    command = reproduction._training(origin)
+    assert command[0] == "pipelines.training"
+    layout = dict(each.removeprefix("--set=").split("=") for each in command if "--set=" in each)
+    assert layout["parallel.dp_shard"] == "1"
+    train_record = origin.facts["records"]["train"]
+    train_record["layout"] |= {"parallel.dp_shard": 2, "parallel.tp": 2}
+    assert "--nproc-per-node=4" in reproduction._training(origin)
+
+
+def test_a_workspace_at_another_commit_has_its_code_and_diff(tmp_path):
+    project = make_project(tmp_path)
+    code = project / "dvc.yaml"
+    then = code.read_text()
+    code.write_text(f"{then}# uncommitted then\n")
+    state = project_state(project)
+    git(project, "commit", "--quiet", "--all", "--message", "later")
+    code.write_text("# uncommitted now\n")
+    recipe = load_recipe("debug")
+    workspace = open_workspace(project, tmp_path / "home", "old", recipe, {}, state=state)
+    assert (workspace / "dvc.yaml").read_text() == f"{then}# uncommitted then\n"
+    assert (workspace / PATCH_FILE).read_bytes() == state[1]

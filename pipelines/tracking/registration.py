@@ -14,7 +14,7 @@ from pipelines.tracking.client import open_client
 from pipelines.tracking.integrity import check_folder
 from pipelines.tracking.registry import MLMODEL, ModelVersion
 from pipelines.tracking.run import MODEL_HASH_TAG
-from pipelines.tracking.signing import sign
+from pipelines.tracking.signing import SIGNATURE, sign
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -112,6 +112,7 @@ def _upload(
         )
         model_id = str(logged.model_id)
         try:
+            (folder / SIGNATURE).unlink(missing_ok=True)
             _write_mlmodel(folder / MLMODEL, run_id, model_id)
             sign(folder)
             client.log_model_artifacts(model_id, str(folder))
@@ -135,6 +136,8 @@ def _assembled(folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def _link(source: str, target: str) -> None:
+    # What is there may be a link to a file of another folder: to write it would change that.
+    Path(target).unlink(missing_ok=True)
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:  # another disk, or one without links
@@ -144,6 +147,7 @@ def _link(source: str, target: str) -> None:
 def _write_mlmodel(path: Path, run_id: str | None, model_id: str) -> None:
     from mlflow.models import Model
 
+    path.unlink(missing_ok=True)  # a link, likewise
     Model(run_id=run_id, model_id=model_id, flavors=_FLAVORS).save(str(path))
 
 

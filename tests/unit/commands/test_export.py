@@ -27,6 +27,9 @@ from pipelines.export.transformers_model import load
 from pipelines.ledger.workspace import Run, workspace_path
 from pipelines.stages.held_out import read_held_out
 from pipelines.tracking import registry
+from pipelines.tracking.promotion import promote
+from pipelines.tracking.registration import register
+from pipelines.tracking.run import MODEL_HASH_TAG
 from tests.unit.export.models import small, write_registered
 
 TEXTS = [f"def f{number}(x):\n    return x * {number}\n" for number in range(8)]
@@ -47,10 +50,8 @@ def write_workspace(workspace: Path, texts: list[str]) -> None:
 
 
 @pytest.fixture
-def model(mlflow_client, mlflow_run, tmp_path, monkeypatch):
+def model(home, mlflow_run, tmp_path):
     """A registered version whose run's workspace is there."""
-    home = tmp_path / "home"
-    monkeypatch.setenv("PENSTOCK_HOME", str(home))
     write_workspace(workspace_path(home / "runs", RUN.dag_run_id), TEXTS)
     folder = write_registered(small(), tmp_path / "registered")
     ids = sorted(hashlib.sha256(text.encode()).hexdigest() for text in TEXTS)
@@ -70,8 +71,8 @@ def model(mlflow_client, mlflow_run, tmp_path, monkeypatch):
     facts["records"]["evaluate"]["bits_per_byte"] = measured
     write_json(folder / "lineage.json", facts)
     name = f"exported-{tmp_path.name}"
-    tags = {registry.MODEL_HASH_TAG: "aa"}
-    registry.promote(registry.register([folder], name, mlflow_run, tags, "the first"))
+    version = register([folder], name, mlflow_run, {MODEL_HASH_TAG: "aa"}, "the first")
+    promote(version, None, "ada", "the first")
     return name
 
 

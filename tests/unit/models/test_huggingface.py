@@ -91,7 +91,7 @@ def broken(model: Transformer, folder: Path, what: str) -> None:
         ("json", r"config\.json: not valid JSON"),
         ("config", r"no config\.json"),
         ("part", r"model-00001-of-00002\.safetensors: missing"),
-        ("climb", r"'\.\./model-00001-of-00002\.safetensors' is a path that leads out"),
+        ("climb", r"which lies outside of the folder"),
     ],
 )
 def test_a_bad_folder_is_one_line(model: Transformer, tmp_path: Path, what: str, line: str) -> None:

@@ -199,3 +199,16 @@ def copy_from(stored: Path):
         shutil.copytree(stored, dst_path, dirs_exist_ok=True)
 
     return download_artifacts
+
+
+def test_the_folders_are_left_as_they_were_and_the_later_ones_files_count(
+    name, folders, mlflow_run
+):
+    model, card = folders
+    for each in ("README.md", "MLmodel", "model.sig"):  # as of a version that was downloaded
+        (model / each).write_text('{"old": 1}')
+    before = {path: path.read_bytes() for folder in folders for path in folder.iterdir()}
+    version = register(folders, name, mlflow_run, tags("aa"), "")
+    assert {path: path.read_bytes() for path in before} == before
+    registered = registry.verified_folder(version)
+    assert (registered / "README.md").read_text() == (card / "README.md").read_text()

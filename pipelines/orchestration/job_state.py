@@ -26,7 +26,8 @@ class Generation(BaseModel):
     generation: int = 0
     max_tries: int = 0  # Airflow's, as the generation began
     closed: bool = False
-    former: str | None = None  # the last job of the generation before, until it is known to be over
+    former: str | None = None  # the last job of the generation before
+    former_over: bool = False  # known to be
     n: int = 0  # the job's number in the generation
     submitted: bool = False  # Ray has said so
     submissions: tuple[str, ...] = ()  # of all generations, oldest first; the last one counts
@@ -67,12 +68,12 @@ class JobState:
             return self._write(self.read().model_copy(update=changes))
 
     def close(self, submission_id: str) -> None:
-        """This job is not attached to again; one that another follows already is left alone."""
+        """This job is not attached to again; once the next generation has begun, nothing changes."""
         if not self.path.exists():  # the workspace is gone
             return
         with self._locked():
             known = self.read()
-            if known.submissions[-1:] == (submission_id,):
+            if known.submissions[-1:] == (submission_id,) and known.former != submission_id:
                 self._write(known.model_copy(update={"closed": True}))
 
     @contextmanager

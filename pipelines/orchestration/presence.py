@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowFailException
-
 from pipelines.core.logbook import Entry, note
 from pipelines.core.records import JOBS
 from pipelines.core.storage import read_json, write_json
@@ -34,6 +32,8 @@ def task_process(workspace: Path, context: "Context") -> Iterator[None]:
     Raises:
         AirflowFailException: there is no workspace any more, which a retry doesn't mend.
     """
+    from airflow.sdk.exceptions import AirflowFailException  # the reconciler imports no Airflow
+
     if not workspace.is_dir():
         raise AirflowFailException(f"{workspace}: the run's workspace was removed; trigger it anew")
     ti = context["ti"]

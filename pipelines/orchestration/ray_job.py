@@ -156,8 +156,10 @@ class RayJobOperator(BaseOperator):
         while True:
             submission_id = f"penstock-{_job_key(context, current.generation)}-{current.n}"
             if job is None or job.submission_id != submission_id:
-                job = asyncio.run(_look(submission_id, current.former))
-                current = state.update(former=None) if job.status != UNREACHABLE else current
+                former = None if current.former_over else current.former
+                job = asyncio.run(_look(submission_id, former))
+                over = current.former_over or job.status != UNREACHABLE
+                current = state.update(former_over=over)
             absent = job.status == LOST and not current.submitted
             succeeded = job.status == "SUCCEEDED" and self.has_result()
             if absent or succeeded or job.live or job.status == UNREACHABLE:
@@ -279,6 +281,7 @@ def _metadata(context: "Context", workspace: Path) -> dict[str, str]:
         "task_id": ti.task_id,
         "map_index": str(map_index_of(context)),
         "max_tries": str(ti.max_tries),
+        "began": ti.start_date.isoformat(),
     }
 
 

@@ -24,7 +24,7 @@ from pipelines.orchestration.jobs_api import Job, JobsApi
 from pipelines.orchestration.task_state import OVER
 from pipelines.services.airflow_api import AirflowApi
 from pipelines.services.parts import reconciled_path
-from pipelines.services.watch import Watch
+from pipelines.services.watch import CLEARS, Watch, is_cleared_by
 
 _EVERY_S = 4.0  # a stop takes Ray 3 s more, and an orphan is to be gone after 15
 _PREFIX = "penstock-"
@@ -44,6 +44,7 @@ class Owner(BaseModel):
     task_id: str
     map_index: int
     max_tries: int
+    began: str  # when the try that submitted the job did, ISO 8601
 
     @property
     def state(self) -> JobState:
@@ -109,9 +110,22 @@ def _orphaned(airflow: AirflowApi, job: Job, owner: Owner) -> str | None:
     if task["state"] in OVER:
         return f"{name} is {task['state']}"
     # In any other state it runs, waits for its job, or is about to find it again, unless cleared.
-    if task["max_tries"] > owner.max_tries:
+    if task["max_tries"] > owner.max_tries or _cleared_as_it_handed_over(airflow, owner):
         return f"{name} was cleared"
     return None
+
+
+def _cleared_as_it_handed_over(airflow: AirflowApi, owner: Owner) -> bool:
+    """Whether the Clear met the task between the job's submission and the defer.
+
+    Airflow then neither ends the process nor raises `max_tries`; only its log of what people do
+    tells it from a try that failed.
+    """
+    events = airflow.events(CLEARS, owner.began)
+    return any(
+        is_cleared_by(event, owner.dag_id, owner.dag_run_id, owner.task_id, owner.map_index)
+        for event in events
+    )
 
 
 def main() -> None:

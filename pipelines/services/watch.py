@@ -25,7 +25,7 @@ from pipelines.services.supervisor import Supervisor
 
 # A lost Ray is told by each task that had a job there: a run without one has lost nothing.
 _UNTOLD = ("ray", "reconciler")
-_CLEARS = ("post_clear_task_instances", "clear_dag_run")
+CLEARS = ("post_clear_task_instances", "clear_dag_run")
 _MARKS = ("patch_task_instance", "patch_task_group_instances", "patch_dag_run")
 _BULK_MARKS = "bulk_task_instances"
 
@@ -68,7 +68,7 @@ class Watch:
         """
         self._note_replaced()
         airflow = open_airflow()
-        for event in airflow.events([*_CLEARS, *_MARKS, _BULK_MARKS], self._seen.after):
+        for event in airflow.events([*CLEARS, *_MARKS, _BULK_MARKS], self._seen.after):
             self._note_decisions(event)
             self._keep(after=event["when"])
         live = airflow.runs(live=True)
@@ -130,9 +130,22 @@ def decisions(event: dict[str, Any]) -> Iterator[Decision]:
         dag_id = entity.get("dag_id") or event["dag_id"]
         run_id = entity.get("dag_run_id") or event["run_id"]
         state = entity.get("new_state") or entity.get("state")
-        what = "cleared" if event["event"] in _CLEARS else state and f"marked {state}"
+        what = "cleared" if event["event"] in CLEARS else state and f"marked {state}"
         if dag_id and run_id and what:
             yield Decision(dag_id, run_id, _tasks(entity) or event["task_id"] or "", what)
+
+
+def is_cleared_by(
+    event: dict[str, Any], dag_id: str, run_id: str, task_id: str, map_index: int
+) -> bool:
+    """Whether an entry about a Clear names this task, and spares none that runs."""
+    asked = json.loads(event["extra"] or "{}")
+    run = (asked.get("dag_id") or event["dag_id"], asked.get("dag_run_id") or event["run_id"])
+    spares = asked.get("only_failed", True) or asked.get("prevent_running_task", False)
+    if run != (dag_id, run_id) or spares:
+        return False
+    named = asked.get("task_ids") or []
+    return task_id in named or [task_id, map_index] in named
 
 
 def _tasks(entity: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import psutil
@@ -53,6 +54,7 @@ def context(request):
         map_index=-1,
         try_number=1,
         max_tries=3,
+        start_date=datetime.now(UTC),
         xcom_push=lambda **_: 0,
     )
     return {"ti": ti}

@@ -22,6 +22,7 @@ def metadata(home, workspace) -> dict[str, str]:
         "task_id": "train",
         "map_index": "-1",
         "max_tries": "3",
+        "began": "2026-01-01T00:00:00+00:00",
     }
 
 

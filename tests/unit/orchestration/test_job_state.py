@@ -45,6 +45,17 @@ def test_a_late_close_does_not_hit_the_job_that_follows(state):
     assert not state.read().closed
 
 
+def test_a_late_close_does_not_hit_the_generation_that_has_begun(state):
+    # Who stopped the job says so after the cleared task began, and before it has submitted its own.
+    state.begin(max_tries=3)
+    state.update(submissions=("penstock-a-0",))
+    state.begin(max_tries=4)
+    state.update(former_over=True)
+    state.close("penstock-a-0")
+    state.update(submissions=("penstock-a-0", "penstock-b-0"))
+    assert state.begin(max_tries=4).generation == 1
+
+
 def test_closing_in_a_workspace_that_is_gone_makes_none(state):
     state.close("penstock-a-0")
     assert not state.path.parent.exists()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +56,7 @@ def process(ray, tmp_path):
             map_index=-1,
             try_number=tried,
             max_tries=max_tries,
+            start_date=datetime(2026, 1, 1, tzinfo=UTC),
             xcom_push=lambda **_: None,
         )
         return task, {"ti": ti}
@@ -295,5 +297,6 @@ def test_what_a_job_says_of_its_task(ray, process, tmp_path):
         "task_id": "train",
         "map_index": "-1",
         "max_tries": "3",
+        "began": "2026-01-01T00:00:00+00:00",
     }
     assert "working_dir" not in job["runtime_env"]

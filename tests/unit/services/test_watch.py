@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipelines.services.watch import Decision, decisions
+from pipelines.services.watch import Decision, decisions, is_cleared_by
 
 
 def event(name, extra, *, run="r", task=None):
@@ -74,3 +74,21 @@ def event(name, extra, *, run="r", task=None):
 )
 def test_what_a_person_decided(logged, expected):
     assert list(decisions(logged)) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "hit"),
+    [
+        ({"task_ids": ["train"], "only_failed": False}, True),
+        ({"task_ids": [["train", 2]], "only_failed": False}, True),
+        ({"task_ids": [["train", 1]], "only_failed": False}, False),
+        ({"task_ids": ["evaluate"], "only_failed": False}, False),
+        ({"task_ids": ["train"], "only_failed": False, "prevent_running_task": True}, False),
+        ({"task_ids": ["train"]}, False),  # by default only what failed
+        ({"only_failed": False}, False),
+    ],
+)
+def test_a_clear_hits_what_it_names(asked, hit):
+    logged = event("post_clear_task_instances", asked | {"dag_run_id": "r", "dry_run": False})
+    assert is_cleared_by(logged, "d", "r", "train", 2) is hit
+    assert not is_cleared_by(logged, "d", "another", "train", 2)

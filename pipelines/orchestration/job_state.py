@@ -68,7 +68,7 @@ class JobState:
             return self._write(self.read().model_copy(update=changes))
 
     def close(self, submission_id: str) -> None:
-        """This job is not attached to again; once the next generation has begun, nothing changes."""
+        """This job is not attached to again; once the next generation began, it changes nothing."""
         if not self.path.exists():  # the workspace is gone
             return
         with self._locked():

@@ -78,7 +78,7 @@ def test_what_is_measured_is_what_was_written(registered: Path, tmp_path: Path) 
     documents = pa.table({"doc_id": list("abcd"), "text": [prompt * 9 for prompt in PROMPTS]})
 
     def score(folder: Path) -> float:
-        return bits_per_byte(score_documents(folder, documents, load))
+        return bits_per_byte(score_documents(folder, documents, load=load))
 
     problems: list[str] = []
     found = measure_variants(registered, tmp_path, score, 32, problems.append)

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from pipelines.training.checkpoint_store import FSSPEC_OPTIONS
 
@@ -37,6 +38,20 @@ class CheckpointWriter(FsspecWriter):
         self._clear()
         self.fs.mkdir(self.path)
         return super().prepare_global_plan(plans)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write what is this process's.
+
+        Raises:
+            OSError: of a full disk, say; torch's archive, as it is closed, hides it behind an error
+                of its own.
+        """
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """After all processes wrote; the only place where a checkpoint becomes one."""

@@ -1,6 +1,7 @@
 """Checkpoints that can't be written for a while: training goes on, and saves later."""
 
 import errno
+import io
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pipelines.core.errors import SharedError, UserError
 from pipelines.training import checkpoint, checkpoint_patience, checkpoint_writer
@@ -100,3 +102,27 @@ def test_what_waiting_does_not_mend_ends_it_at_once(
     monkeypatch.setattr(checkpoint_writer.FsspecWriter, "finish", refused)
     with pytest.raises(UserError, match="Permission denied"):
         start(steps=100).trainer.fit()
+
+
+class FullStream(io.BytesIO):
+    """A file on a disk that has room for what is small."""
+
+    def write(self, data: Any) -> int:
+        """No room for a tensor."""
+        if len(data) > 1000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+def test_a_full_disk_is_known_behind_what_torch_makes_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def save(*_: Any) -> None:
+        torch.save(torch.zeros(5000), FullStream())
+
+    with pytest.raises(RuntimeError, match="unexpected pos"):
+        save()
+    monkeypatch.setattr(checkpoint_writer.FsspecWriter, "write_data", save)
+    writer = checkpoint_writer.CheckpointWriter(str(tmp_path), lambda: None, lambda: None)
+    with pytest.raises(OSError, match="No space left"):
+        writer.write_data(None, None)  # type: ignore[arg-type]

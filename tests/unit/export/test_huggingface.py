@@ -116,12 +116,12 @@ def _climb(folder: Path) -> None:
 
 
 REFUSED = {
-    "a pickle": (_add("pytorch_model.bin"), "pytorch_model.bin: may be a pickle"),
-    "code": (_add("modeling.py"), "modeling.py: code"),
-    "remote code": (_ask_for_code, "auto_map asks for code"),
-    "half a file": (_truncate, "the weights can't be read: the file has"),
+    "a pickle": (_add("pytorch_model.bin"), "pytorch_model.bin: .*a pickle can run code"),
+    "code": (_add("modeling.py"), "modeling.py: a model holds safetensors"),
+    "remote code": (_ask_for_code, "config.json: 'auto_map' asks for code"),
+    "half a file": (_truncate, "model.safetensors: no whole safetensors file"),
     "a link": (_link, "extra.json: a link"),
-    "a path outside": (_climb, "lies outside of the folder"),
+    "a path outside": (_climb, "is a path that leads out of the folder"),
 }
 
 

@@ -35,7 +35,9 @@ class Node:
         self._log = (settings.home / "services" / "second-node.log").open("a")
         self._start = subprocess.Popen(
             [python, "-m", "ray.scripts.scripts", "start", *options],
-            env=platform_environment(settings) | server_variables(settings, platform.runtime),
+            env=platform_environment(settings)
+            | server_variables(settings, platform.runtime)
+            | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"},  # the platform's Ray is of one node
             stdout=self._log,
             stderr=self._log,
         )

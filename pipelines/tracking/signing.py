@@ -23,7 +23,7 @@ SIGNATURE = "model.sig"
 
 
 def ensure_key_pair(key: Path) -> None:
-    """Make an elliptic curve's key where there is none, readable by the owner only.
+    """Make an elliptic curve's key where there is none; both halves are the owner's to read.
 
     A public key alone stays alone: there, models are verified and not signed.
     """
@@ -40,7 +40,7 @@ def ensure_key_pair(key: Path) -> None:
         write_text(key, private.decode(), mode=0o600)
     loaded = pem.load_pem_private_key(key.read_bytes(), password=None).public_key()
     spki = pem.PublicFormat.SubjectPublicKeyInfo
-    write_text(public, loaded.public_bytes(pem.Encoding.PEM, spki).decode())
+    write_text(public, loaded.public_bytes(pem.Encoding.PEM, spki).decode(), mode=0o600)
 
 
 def public_key(key: Path) -> Path:

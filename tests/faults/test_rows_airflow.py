@@ -8,8 +8,11 @@ import itertools
 import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 
+from pipelines.core.records import JOBS
+from pipelines.core.storage import read_json
 from pipelines.services.parts import AIRFLOW
 from tests.faults.pipeline_run import START_LIMIT_S, PipelineRun
 from tests.faults.processes import airflow_task, has_ended, kept_down, kill, service
@@ -21,9 +24,13 @@ _fractions = itertools.count(500)
 
 
 @pytest.mark.always
-def test_row_09_the_airflow_task_process_between_submit_and_defer(scenario, reference):
+def test_row_09_the_airflow_task_process_as_it_records_what_the_job_made(scenario, reference):
     run = scenario.start()
-    kill_as_it_hands_over(scenario, run)
+    run.wait(lambda: run.has_result("train"), "the trained model", START_LIMIT_S)
+    at_work = run.workspace / JOBS / "train.process.json"
+    run.wait(at_work.is_file, "the task's next process", START_LIMIT_S, every=0.005)
+    with run.fault("task lost", lambda: run.task_state("train") == "success"):
+        kill(psutil.Process(read_json(at_work)["pid"]))
     scenario.ends_well(run, like=reference)
     assert len(scenario.watch.seen(run, "train")) == 1
 

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -223,6 +225,14 @@ def test_the_challenger_is_who_a_person_is_asked_about(name, versions):
 def test_a_reason_has_an_end(versions):
     with pytest.raises(UserError, match="2001 characters; 2000 at most"):
         promote(versions[0], None, "ada", "x" * 2001)
+
+
+def test_a_new_alias_that_many_set_at_once_is_set(name, versions):
+    numbers = [each.version for each in versions] * 2
+    for alias in (f"alias-{n}" for n in range(5)):
+        with ThreadPoolExecutor(len(numbers)) as pool:
+            list(pool.map(partial(rest.set_alias, name, alias), numbers))
+    assert sum(len(each.aliases) for each in registry.show(name)) == 5
 
 
 PROMOTE = """

@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -106,21 +106,20 @@ def export(
     check_mlflow_answers()
     from pipelines.tracking import registry
 
-    name, _, which = model.partition("@")
-    version = registry.find(name, which or registry.CHAMPION)
-    source = registry.download(name, str(version.version))
+    version = registry.named(model)
+    source = registry.verified_folder(version)
     request = _Request(source, to, group_size, workspace)
     if budget_gb is not None:
         form, made = _write_fitting(request, budget_gb, max_loss, sequences)
     elif (form := form or Format.HUGGINGFACE) in _TRITON:
         from pipelines.export.triton_server import export_triton
 
-        to = export_triton(source, to, name, version.version, _TRITON[form], served_from)
+        to = export_triton(source, to, version.name, version.version, _TRITON[form], served_from)
         made = {}
     else:
         made = _write(request, form)
     result = Exported(
-        model=f"{name}@{version.version}",
+        model=version.label,
         format=form,
         folder=str(to.absolute()),
         bytes=folder_bytes(to),
@@ -154,12 +153,13 @@ def _write(request: _Request, form: Format) -> dict[str, Any]:
 
 
 def _write_quantized(request: _Request, folder: Path, form: Format) -> dict[str, Any]:
-    from pipelines.export.quantized import export_quantized
+    from pipelines.export.variants import write_variant
     from pipelines.stages.held_out import read_held_out, score_export
 
     held_out = read_held_out(request.source, load_settings().runs, request.workspace)
-    bits: Literal[4, 8] = 8 if form is Format.INT8 else 4
-    export_quantized(request.source, folder, bits, request.group_size)
+    write_variant(
+        request.source, folder, "int8" if form is Format.INT8 else "int4", request.group_size
+    )
     return {
         "bits_per_byte": score_export(folder, held_out),
         "registered_bits_per_byte": held_out.bits_per_byte,

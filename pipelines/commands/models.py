@@ -65,7 +65,7 @@ def show(
 
     name, _, which = model.partition("@")
     if lineage:
-        _show_lineage(registry.find(name, which or registry.CHAMPION), as_json)
+        _show_lineage(registry.named(model), as_json)
         return
     if which:
         raise UserError(f"{model}: all versions are shown of {name}; of one, its --lineage")
@@ -127,8 +127,7 @@ def reproduce(model: Model, as_json: Json = False) -> None:
     from pipelines.services import reproduction
     from pipelines.tracking import registry
 
-    name, _, which = model.partition("@")
-    origin = reproduction.find_origin(registry.find(name, which or registry.CHAMPION))
+    origin = reproduction.find_origin(registry.named(model))
     differences = origin.differences()
     for each in differences:
         typer.echo(f"warning: the weights may differ: {each}", err=True)
@@ -161,8 +160,7 @@ def generate(
     from pipelines.evaluation.generate import generate as continue_text
     from pipelines.tracking import registry
 
-    name, _, which = model.partition("@")
-    folder = registry.download(name, which or registry.CHAMPION)
+    folder = registry.verified_folder(registry.named(model))
     (text,) = continue_text(folder, [prompt], tokens, temperature=temperature, seed=seed)
     if as_json:
         typer.echo(json.dumps({"model": model, "prompt": prompt, "continuation": text}))

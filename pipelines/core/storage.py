@@ -1,5 +1,6 @@
-"""Files that are whole or absent: atomic writes and completion markers."""
+"""Files that are whole or absent: atomic writes, completion markers, and locks around them."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -54,6 +55,15 @@ def fresh_folder(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`, made where missing; another process, or thread, waits for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def mark_complete(folder: Path, facts: dict[str, Any] | None = None) -> None:

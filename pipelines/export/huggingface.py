@@ -10,9 +10,9 @@ from pipelines.export.source import check, companion_files
 from pipelines.models import peft_format
 from pipelines.models.folder import CONFIG, INDEX, read_object
 from pipelines.models.safetensors_files import SafetensorsFiles
+from pipelines.tracking.registry import LINEAGE
 
 ADAPTER = "adapter"  # in a registered folder, where the model was trained with one
-LINEAGE = "lineage.json"
 
 
 def export_whole(source: Path, folder: Path) -> None:

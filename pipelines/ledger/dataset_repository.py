@@ -5,7 +5,6 @@ version is one commit and the tag on it, pushed together. Git creates a ref only
 none, so of two makers that both want N one is refused, and takes the next.
 """
 
-import fcntl
 import os
 import re
 import subprocess
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 
 from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.recipe_data import DATASET_NAME
+from pipelines.core.storage import one_at_a_time
 
 _TAG = re.compile(rf"(?P<name>{DATASET_NAME})@(?P<version>[1-9][0-9]*)")
 _LISTING = "--format=%(refname:strip=2) %(*objecttype) %(*objectname) %(taggerdate:unix)"
@@ -68,8 +68,7 @@ class DatasetRepository:
         if self._is_local:
             return
         self._make()
-        with (self._folder / "penstock.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with one_at_a_time(self._folder / "penstock.lock"):
             self._fetch()
 
     def tags(self, name: str | None = None) -> list[Tag]:

@@ -6,16 +6,14 @@ raises a task instance's `max_tries`. Whoever stops a job on a person's behalf c
 besides, as the Clear of a running task does not always raise it.
 """
 
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.records import JOBS
-from pipelines.core.storage import read_json, write_json
+from pipelines.core.storage import one_at_a_time, read_json, write_json
 
 
 class Generation(BaseModel):
@@ -76,12 +74,8 @@ class JobState:
             if known.submissions[-1:] == (submission_id,) and known.former != submission_id:
                 self._write(known.model_copy(update={"closed": True}))
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def _locked(self) -> AbstractContextManager[None]:
+        return one_at_a_time(self.path.with_suffix(".lock"))
 
     def _write(self, values: Generation) -> Generation:
         write_json(self.path, values.model_dump(mode="json"))

@@ -40,7 +40,7 @@ def measure_champion(
     if tests := recipe.evaluate.behaviour:
         from pipelines.evaluation.behaviour import run_tests  # imports torch
 
-        folder = registry.download(champion.name, str(champion.version))
+        folder = registry.verified_folder(champion)
         behaviours = run_tests(folder, tests, recipe.evaluate.stride)
     return Measured(champion.model_hash, scores, behaviours)
 
@@ -65,7 +65,7 @@ def _champion_scores(
     ]
     found = ds.dataset(files).to_table(filter=pc.field("doc_id").isin(doc_ids))
     documents = each_once([found])
-    folder = registry.download(champion.name, str(champion.version))
+    folder = registry.verified_folder(champion)
     _log.info("scoring champion version %d on %d documents", champion.version, len(documents))
     scores = score_documents(folder, documents, evaluate.stride)
     keep_scores(scores, kept)

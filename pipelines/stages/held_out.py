@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from pipelines.core.errors import UserError
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, output_folder, record_path
 from pipelines.data.splitting import VALIDATION
-from pipelines.export.huggingface import LINEAGE
 from pipelines.ledger.workspace import Run, read_recipe, workspace_path
 from pipelines.models.folder import read_object
+from pipelines.tracking.registry import LINEAGE
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,15 +5,13 @@ stages know of: where training ran, its checkpoints, its jobs, its parent, and w
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import JOBS, MACHINE, STAGES, TrainRecord
 from pipelines.core.storage import read_json
 from pipelines.core.usage import usage_of
 from pipelines.stages.costs import cost
 from pipelines.tracking.lineage import lineage
-from pipelines.tracking.registry import MLMODEL
+from pipelines.tracking.registry import logged_model_id
 from pipelines.tracking.run import data_docs_address
 from pipelines.tracking.search import run_of_model
 from pipelines.training.checkpoint_store import CheckpointStore, checkpoints_of
@@ -56,12 +54,10 @@ def _parent(recipe: Recipe, environment: dict[str, Any]) -> dict[str, Any] | Non
     """The weights that training started from; of a registered model also its id in MLflow."""
     if recipe.model.init_from is None:
         return None
-    mlmodel = Path(recipe.model.init_from) / MLMODEL
-    values = yaml.safe_load(mlmodel.read_text(encoding="utf-8")) if mlmodel.is_file() else {}
     return {
         "folder": recipe.model.init_from,
         "content": environment.get("init_from"),
-        "model_id": values.get("model_id"),
+        "model_id": logged_model_id(Path(recipe.model.init_from)),
     }
 
 

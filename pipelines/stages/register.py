@@ -5,11 +5,8 @@ consent, the stage ends with `needs approval` and a version that is not champion
 the answer, it promotes just that version, or leaves it.
 """
 
-import fcntl
 import logging
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,7 @@ from pipelines.core.records import (
     output_folder,
 )
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.core.storage import write_json, write_text
+from pipelines.core.storage import one_at_a_time, write_json, write_text
 from pipelines.core.verdict import Comparison, Verdict
 from pipelines.evaluation.gate import Measured, decide, refuse
 from pipelines.export.model_card import model_card
@@ -56,7 +53,7 @@ def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
     output = output_folder(workspace, STAGE)
     shutil.rmtree(output, ignore_errors=True)
     facts = provenance(recipe, workspace)
-    with _one_at_a_time(recipe.registration.model_name), open_run(workspace) as tracked:
+    with one_at_a_time(_lock(recipe.registration.model_name)), open_run(workspace) as tracked:
         while True:
             try:
                 verdict, champion, candidate = _decide(recipe, workspace, facts, tracked.run_id)
@@ -251,11 +248,6 @@ def _data(recipe: Recipe, dataset: DatasetRef, facts: dict[str, Any]) -> tuple[s
     return name, dataset.directory_hash or str(facts["sha256"]["source.json"])
 
 
-@contextmanager
-def _one_at_a_time(model_name: str) -> Iterator[None]:
+def _lock(model_name: str) -> Path:
     """Between reading the champion and moving the alias no other run may do either."""
-    path = load_settings().home / "locks" / f"register-{model_name}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return load_settings().home / "locks" / f"register-{model_name}"

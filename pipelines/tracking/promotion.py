@@ -9,16 +9,16 @@ undone, the next promotion or rollback completes from the entry before anything 
 An alias that a person moved in MLflow is believed, and goes into the trail as `moved outside`.
 """
 
-import fcntl
 import logging
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
+from pathlib import Path
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
+from pipelines.core.storage import one_at_a_time
 from pipelines.tracking import audit, registry, rest
 from pipelines.tracking.audit import Action, Entry, Trail
 from pipelines.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion
@@ -45,7 +45,7 @@ def promote(version: ModelVersion, over: int | None, who: str, why: str) -> Mode
     """
     _check_reason(why)
     registry.verified_folder(version)
-    with _one_at_a_time(version.name):
+    with one_at_a_time(_lock(version.name)):
         state = _settle(version.name)
         if state.champion != version.version:
             state.check_champion(over)
@@ -71,7 +71,7 @@ def rollback(name: str, over: int | None, who: str, why: str) -> ModelVersion:
             `why` is too long.
     """
     _check_reason(why)
-    with _one_at_a_time(name):
+    with one_at_a_time(_lock(name)):
         state = _settle(name)
         if not state.completed_rollback:  # else a crash had cut off this very one
             state.check_champion(over)
@@ -205,14 +205,9 @@ def _check_reason(why: str) -> None:
         raise UserError(f"the reason has {len(why)} characters; {audit.LONGEST_TEXT} at most")
 
 
-@contextmanager
-def _one_at_a_time(name: str) -> Iterator[None]:
-    """On machines with this home a later caller waits, rather than complete a move under way.
+def _lock(name: str) -> Path:
+    """By which a later caller with this home waits, rather than complete a move under way.
 
     Elsewhere the trail decides alone.
     """
-    path = load_settings().home / "locks" / f"promote-{name}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return load_settings().home / "locks" / f"promote-{name}"

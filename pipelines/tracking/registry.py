@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 import yaml
 
@@ -21,7 +20,7 @@ from pipelines.core.settings import load_settings
 from pipelines.core.storage import fresh_folder
 from pipelines.tracking import audit, rest
 from pipelines.tracking.integrity import check_folder
-from pipelines.tracking.run import MODEL_HASH_TAG
+from pipelines.tracking.run import MODEL_HASH_TAG, local_folder
 from pipelines.tracking.signing import verify
 
 CHAMPION = "champion"  # what is served
@@ -117,6 +116,16 @@ def find(name: str, alias_or_version: str = CHAMPION) -> ModelVersion:
     raise UserError(f"{name} has no version or alias {alias_or_version!r}; it has {known}")
 
 
+def named(model: str) -> ModelVersion:
+    """The version that a person names: `name@N`, `name@alias`, or `name` for the champion.
+
+    Raises:
+        UserError: no such model, version or alias.
+    """
+    name, _, which = model.partition("@")
+    return find(name, which or CHAMPION)
+
+
 def audit_trail(name: str) -> audit.Trail:
     """Who made which version champion, when and why; an empty trail of another tool's model."""
     return audit.read_trail(tags_of(rest.registered_model(name) or {}))
@@ -134,7 +143,7 @@ def download(name: str, alias_or_version: str = CHAMPION) -> Path:
 def verified_folder(version: ModelVersion) -> Path:
     """As `download`, for a version that was found."""
     address = rest.artifact_address(version.name, version.version)
-    folder = _local(address)
+    folder = local_folder(address)
     if folder is None:
         # A version's number comes again where a model was deleted and made anew; its files do not.
         key = hashlib.sha256(address.encode()).hexdigest()[:8]
@@ -148,6 +157,14 @@ def verified_folder(version: ModelVersion) -> Path:
     verify(folder, version.label)
     _check_owner(version, folder)
     return folder
+
+
+def logged_model_id(folder: Path) -> str | None:
+    """MLflow's id of the model whose files lie in a folder; None where it names none."""
+    path = folder / MLMODEL
+    facts = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found: str | None = facts.get("model_id")
+    return found
 
 
 def versions_of(name: str) -> list[ModelVersion]:
@@ -190,11 +207,6 @@ def _version(found: Mapping[str, Any], aliases: Mapping[str, int]) -> ModelVersi
     )
 
 
-def _local(address: str) -> Path | None:
-    place = urlparse(address)
-    return Path(unquote(place.path)) if place.scheme in ("", "file") else None
-
-
 def _fetch(address: str, folder: Path) -> None:
     from pipelines.tracking.client import open_client
 
@@ -207,7 +219,7 @@ def _fetch(address: str, folder: Path) -> None:
 
 def _check_owner(version: ModelVersion, folder: Path) -> None:
     """Raise where these are another version's files: signed, too, but put in this one's place."""
-    owner = yaml.safe_load((folder / MLMODEL).read_text(encoding="utf-8")).get("model_id")
+    owner = logged_model_id(folder)
     if version.source != f"models:/{owner}":
         raise UserError(
             f"{version.label} is not what was signed: {folder} holds the logged model {owner}, "

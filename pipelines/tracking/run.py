@@ -211,8 +211,7 @@ class TrackedRun:
         """Where the artifacts lie, if that is a folder."""
         if self._artifacts is None:
             self._artifacts = str(rest.run(str(self.run_id))["info"]["artifact_uri"])
-        place = urlparse(self._artifacts)
-        return Path(unquote(place.path)) if place.scheme in ("", "file") else None
+        return local_folder(self._artifacts)
 
     def _client(self) -> "MlflowClient":
         if self._opened is None:
@@ -273,3 +272,9 @@ def _cut(text: str) -> str:
     if len(text) <= _PARAM_LENGTH:
         return text
     return text[: _PARAM_LENGTH - len(_CUT)] + _CUT
+
+
+def local_folder(address: str) -> Path | None:
+    """An address in the artifact store as a folder, if it is one."""
+    place = urlparse(address)
+    return Path(unquote(place.path)) if place.scheme in ("", "file") else None

@@ -22,7 +22,7 @@ from pipelines.core.records import (
     Split,
     TrainRecord,
 )
-from pipelines.core.settings import PROJECT, load_settings
+from pipelines.core.settings import PROJECT
 from pipelines.core.storage import folder_hash, mark_complete, read_json, write_json
 from pipelines.core.usage import metered
 from pipelines.data.documents import DocumentWriter
@@ -39,7 +39,6 @@ from pipelines.stages.approval import Answer, forget_answer
 from pipelines.tracking import registry
 from pipelines.tracking.audit import Trail
 from pipelines.tracking.promotion import promote, rollback
-from pipelines.tracking.signing import ensure_key_pair
 
 TEXTS = [f"def add_{name}(a, b):\n    return a + b + '{name}'\n" for name in "abcdefghijklmnopqrst"]
 
@@ -62,13 +61,6 @@ def models(tmp_path_factory):
         save_pretrained(model, folder, end_of_text=256)
         found.append((bits_per_byte(score_documents(folder, documents)), folder))
     return [folder for _, folder in sorted(found)]
-
-
-@pytest.fixture
-def home(tmp_path, mlflow_client, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
-    ensure_key_pair(load_settings().signing_key)
-    return tmp_path / "home"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @contextmanager
 def process_group(*, even_alone: bool = False) -> Iterator[torch.device]:
-    """This process's device, with the others connected; Ray Train has connected them already.
+    """This process's device, with the others connected, by the variables that torchrun sets.
 
     Args:
         even_alone: Make a group of one process, too, as `fully_shard` needs one.
@@ -30,10 +30,12 @@ def process_group(*, even_alone: bool = False) -> Iterator[torch.device]:
         else:
             store = torch._C._distributed_c10d.HashStore()
             dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    ended = device.type == "cpu"  # a GPU's group ends as one: after a failure not all would come
     try:
         yield device
+        ended = True
     finally:
-        if ours:
+        if ours and ended:
             dist.destroy_process_group()
 
 

@@ -8,8 +8,8 @@ import ray
 from pipelines.core.recipe import Recipe
 from pipelines.core.usage import holds
 from pipelines.data.mapping import MapOrdered
-from pipelines.stages.runner import run_stage
 from ray_jobs.ray_map import map_on_ray
+from ray_jobs.stage_job import run_stage_job
 
 
 def run_data_stage(stage: str, run: Callable[[Recipe, Path, MapOrdered], object]) -> None:
@@ -20,4 +20,4 @@ def run_data_stage(stage: str, run: Callable[[Recipe, Path, MapOrdered], object]
         holds(workspace, stage, workers=int(ray.cluster_resources()["CPU"]), gpus=0)
         run(recipe, workspace, map_on_ray)
 
-    run_stage(stage, on_the_cluster)
+    run_stage_job(stage, on_the_cluster)

@@ -14,19 +14,20 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
 from pipelines.core.recipe import Recipe
 from pipelines.stages.runner import (
     forget_error,
     keep_error,
-    run_stage,
     stage_variables,
     user_error,
 )
 from pipelines.stages.train_logbook import job
 from pipelines.training.supported import supported
+from ray_jobs.stage_job import run_stage_job
+from ray_jobs.torch_variables import TorchVariables
 from ray_jobs.train_overseer import FruitlessError, Overseer, Progress, controller_lost
 
 STAGE = "train"
@@ -36,6 +37,8 @@ RAY_TRAIN = {
     START_TIMEOUT: "300",
     # How often the controller looks at the workers, and so how late it sees their end.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    # A process more for each group of workers, that tells of nodes being drained; nobody asks it.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
 # With any number of workers, those of a node whose death is not known yet aren't waited for long.
 ELASTIC = RAY_TRAIN | {START_TIMEOUT: "60"}
@@ -49,7 +52,7 @@ def main() -> None:
 
         train_ad_hoc(sys.argv[1:])
     else:
-        run_stage(STAGE, train_on_ray)
+        run_stage_job(STAGE, train_on_ray)
 
 
 def train_on_ray(recipe: Recipe, workspace: Path) -> None:
@@ -87,8 +90,9 @@ def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
     Raises:
         RayActorError: the controller died, and its workers with it.
     """
-    trainer = TorchTrainer(
+    trainer = DataParallelTrainer(
         _work,
+        backend_config=TorchVariables(),
         train_loop_config={
             "recipe": recipe.to_dict(),
             "workspace": str(workspace),
@@ -125,16 +129,17 @@ def _work(config: dict[str, Any]) -> str | None:
 
     from pipelines.core.log import set_up_logging
     from pipelines.core.recipe import Recipe
-    from pipelines.distributed.process_group import one_for_all
+    from pipelines.distributed.process_group import one_for_all, process_group
     from pipelines.stages import train
 
     set_up_logging()
     recipe, workspace = Recipe.model_validate(config["recipe"]), Path(config["workspace"])
     try:
-        with one_for_all():
-            if line := user_error(workspace, STAGE):
-                raise UserError(line)
-        train.run(recipe, workspace, report=_report)
+        with process_group():
+            with one_for_all():
+                if line := user_error(workspace, STAGE):
+                    raise UserError(line)
+            train.run(recipe, workspace, report=_report)
     except UnreachableError:
         raise
     except SharedError as error:

@@ -1,5 +1,6 @@
 """Files that are whole or absent: atomic writes, completion markers, and locks around them."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -13,6 +14,7 @@ from typing import Any
 
 MARKER = "COMPLETE"
 _CHUNK = 1 << 20
+_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
@@ -55,6 +57,11 @@ def fresh_folder(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether waiting mends it: a disk is full, or a network file system does not answer."""
+    return isinstance(error, OSError) and error.errno in _PASSING
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from pipelines.core.records import output_folder
 from pipelines.core.storage import md5
 
@@ -34,6 +36,8 @@ def restore(workspace: Path, stage: str) -> bool:
     Every object is hashed before it is restored. One whose content is not its name is moved to the
     cache's `quarantine` folder, and the stage counts as not cached.
     """
+    if _always_changes(workspace, stage):
+        return False
     with _open(workspace) as repo:
         with locked(_folder(repo), stage, exclusive=False):
             cached = _lookup(repo, stage)
@@ -47,8 +51,16 @@ def restore(workspace: Path, stage: str) -> bool:
 
 def commit(workspace: Path, stage: str) -> None:
     """Record a finished stage: its outputs go to the cache, its entry to `dvc.lock`."""
+    if _always_changes(workspace, stage):
+        return
     with _open(workspace) as repo, locked(_folder(repo), stage, exclusive=True):
         repo.commit(stage, force=True)
+
+
+def _always_changes(workspace: Path, stage: str) -> bool:
+    """Whether its result rests on more than a key can hold, by `dvc.yaml`."""
+    stages = yaml.safe_load((workspace / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    return bool(stages[stage].get("always_changed"))
 
 
 @contextmanager
@@ -86,8 +98,6 @@ def _lookup(repo: "Repo", name: str) -> Any | None:
     # `Repo.stage_cache.restore` trusts an existing dvc.lock before it looks at the deps, and checks
     # no content; so the key is computed from the files, and the entry is loaded, here.
     (stage,) = repo.stage.collect(name)
-    if stage.always_changed:
-        return None
     try:
         stage.save_deps()
     except DependencyDoesNotExistError:

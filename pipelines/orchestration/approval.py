@@ -19,7 +19,7 @@ from pipelines.core.records import (
 )
 from pipelines.core.settings import load_settings
 from pipelines.ledger.workspace import Run, read_recipe
-from pipelines.orchestration.stage_task import StageOperator
+from pipelines.orchestration.stage_task import StageOperator, outcome
 from pipelines.stages.approval import Answer, forget_answer
 from pipelines.tracking.run import data_docs_address
 
@@ -67,9 +67,8 @@ class RegisterOperator(StageOperator, ApprovalOperator):
             return self._end(workspace, cached=cached)
 
     def _end(self, workspace: Path, *, cached: bool) -> dict[str, Any]:
-        result = self.conclude(workspace, cached=cached)
         forget_answer(workspace)
-        return result
+        return outcome(self.stage, cached=cached)
 
     def _keep(self, event: dict[str, Any], try_number: int) -> None:
         """Write the answer where the stage finds it, and into the logbook."""

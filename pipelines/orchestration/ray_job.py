@@ -5,7 +5,8 @@ n = 0, 1, …: absent → submit; pending or running → attach; succeeded with 
 over without one, or gone with its cluster → the next n. Ray refuses a known id, so two walkers
 can't make two jobs. What a person clears begins a new generation: see `job_state`.
 
-A job that came further than all before it is followed by the next one within the same try, however
+A job that succeeded ends its task from the triggerer, with no other process of the task. One that
+came further than all before it is followed by the next one within the same try, however
 often; only one that made no progress costs one of Airflow's retries. An end of Airflow's processes
 neither stops nor doubles a job. It is stopped where a person acts on the task: by the trigger or
 the operator that sees it, and by `pipelines.services.reconciler` where neither could.
@@ -32,7 +33,12 @@ from pipelines.orchestration.job_state import Generation, JobState
 from pipelines.orchestration.jobs_api import Job, jobs_api, stop_job
 from pipelines.orchestration.links import RayJobLink, RayJobLogLink
 from pipelines.orchestration.presence import map_index_of, task_process
-from pipelines.orchestration.ray_job_trigger import LOST, UNREACHABLE, RayJobTrigger
+from pipelines.orchestration.ray_job_trigger import (
+    LOST,
+    UNREACHABLE,
+    RayJobTrigger,
+    has_result,
+)
 from pipelines.orchestration.task_state import OVER, state_of
 from pipelines.stages.runner import (
     RAY_JOB_VARIABLE,
@@ -59,6 +65,8 @@ class RayJobOperator(BaseOperator):
         entrypoint: the shell command, run in the workspace with its code first on PYTHONPATH.
         workspace: a folder that Airflow and Ray share; the job's progress is read from its
             `progress.jsonl`, a person's error from its `error.json`.
+        result: the file of the workspace that a job leaves last; without it none has succeeded.
+        returns: the task's return value after a job that succeeded; what JSON can say.
         ship: files and folders of the workspace with the code, which then goes to Ray as a package
             and runs from each node's own disk; none: it is imported from the shared folder.
         poll_seconds: between two looks at the job.
@@ -73,8 +81,10 @@ class RayJobOperator(BaseOperator):
         *,
         entrypoint: str,
         workspace: str,
+        result: str | None = None,
+        returns: Any = None,
         ship: tuple[str, ...] = (),
-        poll_seconds: float = 1.0,
+        poll_seconds: float = 0.5,
         patience_seconds: float = 3600.0,
         **kwargs: Any,
     ) -> None:
@@ -82,6 +92,8 @@ class RayJobOperator(BaseOperator):
         self.stage: str = kwargs["task_id"]  # `self.task_id` has the name of a task group before it
         self.entrypoint = entrypoint
         self.workspace = workspace
+        self.result = result
+        self.returns = returns
         self.ship = ship
         self.poll_seconds = poll_seconds
         self.patience_seconds = patience_seconds
@@ -93,24 +105,16 @@ class RayJobOperator(BaseOperator):
             return self._go_on(context, state)
 
     def resume(self, context: "Context", event: dict[str, Any]) -> Any:
-        """Go on after the job's end."""
+        """Go on after the end of a job that did not succeed, or was another cluster's."""
         with self._at_work(context) as state:
             return self._go_on(context, state, Job.model_validate(event))
 
-    def skip(self) -> bool:
-        """Whether there is no need for a job; asked before one is submitted."""
-        return False
-
-    def has_result(self) -> bool:
-        """Whether a succeeded job left a valid result."""
-        return True
+    def skip(self) -> Any:
+        """What the task returns where it needs no job; asked before one is submitted."""
+        return None
 
     def show_links(self, context: "Context") -> None:
         """Show links besides the job's own; called in each process of the task."""
-
-    def finish(self) -> Any:
-        """Called once the result is there; gives the task's return value."""
-        return None
 
     def on_kill(self) -> None:
         """End this process; Airflow calls it where a person acts on the task, and at a shutdown.
@@ -142,11 +146,11 @@ class RayJobOperator(BaseOperator):
         job = self._walk(context, state, event)
         if job.status == "SUCCEEDED":
             self._show_job(context, str(job.submission_id))
-            return self.finish()
+            return self.returns
         if job.status == LOST:
             forget_error(Path(self.workspace))
-            if self.skip():
-                return self.finish()
+            if (skipped := self.skip()) is not None:
+                return skipped
             self._submit(context, state, str(job.submission_id))
         raise self._deferral(context, state, job)
 
@@ -161,7 +165,7 @@ class RayJobOperator(BaseOperator):
                 over = current.former_over or job.status != UNREACHABLE
                 current = state.update(former_over=over)
             absent = job.status == LOST and not current.submitted
-            succeeded = job.status == "SUCCEEDED" and self.has_result()
+            succeeded = job.status == "SUCCEEDED" and has_result(self.workspace, self.result)
             if absent or succeeded or job.live or job.status == UNREACHABLE:
                 return job
             if submission_id in current.submissions:  # else it is of a workspace that is gone
@@ -237,6 +241,8 @@ class RayJobOperator(BaseOperator):
                 offset,
                 self.poll_seconds,
                 self.patience_seconds,
+                self.result,
+                self.returns,
             ),
             method_name="resume",
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from pipelines.core.progress import Progress, ProgressReader
 from pipelines.orchestration.job_state import JobState
@@ -17,6 +17,7 @@ from pipelines.orchestration.task_state import DEFERRED, UNKNOWN, state_of
 
 LOST = "LOST"  # the cluster answers and knows no such job: it is another cluster now
 UNREACHABLE = "UNREACHABLE"
+RETURN_VALUE = "return_value"  # Airflow's key of it
 _WARN_EVERY_S = 60.0
 _TELL_SHARE = 0.02  # of a job's time until now: the pause between two lines of its progress ...
 _TELL_EVERY_S = 60.0  # ... which is no longer than this
@@ -25,7 +26,8 @@ _TELL_EVERY_S = 60.0  # ... which is no longer than this
 class RayJobTrigger(BaseTrigger):
     """Fires once: when the job is over, or when its cluster is gone or silent for too long.
 
-    A restart of the triggerer starts it anew and does nothing to the job.
+    A job that succeeded ends the task; what else there is, the operator judges. A restart of the
+    triggerer starts it anew and does nothing to the job.
 
     Args:
         submission_id: the job.
@@ -34,6 +36,8 @@ class RayJobTrigger(BaseTrigger):
         offset: where in the progress file the job's lines begin, in bytes.
         poll_seconds: between two looks.
         patience_seconds: without an answer from Ray until that is an event.
+        result: the file of the workspace that a job that succeeded has left.
+        returns: the task's return value then.
     """
 
     def __init__(
@@ -44,6 +48,8 @@ class RayJobTrigger(BaseTrigger):
         offset: int,
         poll_seconds: float,
         patience_seconds: float,
+        result: str | None = None,
+        returns: Any = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.submission_id = submission_id
@@ -52,6 +58,8 @@ class RayJobTrigger(BaseTrigger):
         self.offset = offset
         self.poll_seconds = poll_seconds
         self.patience_seconds = patience_seconds
+        self.result = result
+        self.returns = returns
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """How the triggerer makes this trigger again."""
@@ -62,11 +70,13 @@ class RayJobTrigger(BaseTrigger):
             "offset": self.offset,
             "poll_seconds": self.poll_seconds,
             "patience_seconds": self.patience_seconds,
+            "result": self.result,
+            "returns": self.returns,
         }
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield one event: the job as `Job.model_dump` has it, or LOST or UNREACHABLE."""
+        """Yield one event: success, or the job as `Job.model_dump` has it, LOST or UNREACHABLE."""
         workspace, stage = Path(self.workspace), Path(self.state_path).stem
         presence = TriggererProcess(Path(self.state_path), self.submission_id)
         progress = ProgressReader(workspace, self.offset)
@@ -75,7 +85,11 @@ class RayJobTrigger(BaseTrigger):
             self.log.info("the triggerer was replaced; %s goes on", self.submission_id)
         job = await self._follow(progress)
         presence.leave()
-        yield TriggerEvent(job.model_dump(exclude={"metadata"}))
+        if job.status == "SUCCEEDED" and has_result(self.workspace, self.result):
+            self.log.info("Ray job %s succeeded", self.submission_id)
+            yield TaskSuccessEvent(xcoms={RETURN_VALUE: self.returns})
+        else:
+            yield TriggerEvent(job.model_dump(exclude={"metadata"}))
 
     async def on_kill(self) -> None:
         """Stop the job where a person has cleared or marked the deferred task."""
@@ -110,6 +124,11 @@ class RayJobTrigger(BaseTrigger):
 
     def _job(self, status: str, message: str | None = None) -> Job:
         return Job(submission_id=self.submission_id, status=status, message=message)
+
+
+def has_result(workspace: str, result: str | None) -> bool:
+    """Whether the file is there that a job leaves last, where one is asked for."""
+    return result is None or Path(workspace, result).is_file()
 
 
 class _Thinned:

@@ -32,6 +32,7 @@ from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
 from pipelines.orchestration.webhook import keep_failure
 from pipelines.stages.costs import report_costs
 from pipelines.stages.publishing import PUBLISHED
+from pipelines.stages.recording import record
 from pipelines.stages.run_tracking import open_tracking
 from pipelines.stages.runner import forget_error, stage_environment, user_error
 from pipelines.tracking.run import data_docs_address
@@ -92,7 +93,7 @@ class StageOperator(BaseOperator):
     def execute(self, context: "Context") -> dict[str, Any]:
         """Restore the stage, or run and record it."""
         with self.at_work(context) as workspace:
-            return self.conclude(workspace, cached=self.run_stage(workspace))
+            return outcome(self.stage, cached=self.run_stage(workspace))
 
     @contextmanager
     def at_work(self, context: "Context") -> Iterator[Path]:
@@ -116,12 +117,8 @@ class StageOperator(BaseOperator):
             raise AirflowFailException(message)
         if result.exit_code:
             raise RuntimeError(f"{self.stage} exited with code {result.exit_code}; see above")
-        stage_cache.commit(workspace, self.stage)
+        record(workspace, self.stage)
         return False
-
-    def conclude(self, workspace: Path, *, cached: bool) -> dict[str, Any]:
-        """Report what the finished stage cost; the task's return value."""
-        return _concluded(workspace, self.stage, cached=cached)
 
     def on_kill(self) -> None:
         """End the child and this process; Airflow calls it in a signal handler."""
@@ -131,7 +128,7 @@ class StageOperator(BaseOperator):
 
 
 class RayStageOperator(RayJobOperator):
-    """A heavy stage: a Ray job that runs `ray_jobs.<stage>` from the workspace."""
+    """A heavy stage: a Ray job that runs `ray_jobs.<stage>` from the workspace, and records it."""
 
     operator_extra_links = (RayJobLink(), RayJobLogLink(), MlflowRunLink())
 
@@ -140,30 +137,20 @@ class RayStageOperator(RayJobOperator):
         super().__init__(
             workspace=workspace,
             entrypoint=f"python -m ray_jobs.{stage}",
+            result=str(record_path(Path(), stage)),
+            returns=outcome(stage, cached=False),
             ship=CODE if load_settings().ship_code else (),
             **kwargs,
         )
-        self._cached = False
 
-    def skip(self) -> bool:
-        """Whether the stage cache held the result."""
-        self._cached = _restored(Path(self.workspace), self.stage)
-        return self._cached
+    def skip(self) -> dict[str, Any] | None:
+        """What there is to say where the stage cache held the result."""
+        cached = _restored(Path(self.workspace), self.stage)
+        return outcome(self.stage, cached=True) if cached else None
 
     def show_links(self, context: "Context") -> None:
         """The MLflow run's, too."""
         _show_mlflow_run(self, context)
-
-    def has_result(self) -> bool:
-        """Whether the stage wrote its record, which it does last."""
-        return record_path(Path(self.workspace), self.stage).is_file()
-
-    def finish(self) -> dict[str, Any]:
-        """Record a stage that ran, and what it cost."""
-        workspace = Path(self.workspace)
-        if not self._cached:
-            stage_cache.commit(workspace, self.stage)
-        return _concluded(workspace, self.stage, cached=self._cached)
 
 
 def _show_mlflow_run(operator: StageOperator | RayStageOperator, context: "Context") -> None:
@@ -173,10 +160,8 @@ def _show_mlflow_run(operator: StageOperator | RayStageOperator, context: "Conte
             DataDocsLink().show(operator, context, data_docs_address(address))
 
 
-def _concluded(workspace: Path, stage: str, *, cached: bool) -> dict[str, Any]:
-    if cached:
-        usage.cached(workspace, stage)
-    report_costs(workspace, stage)
+def outcome(stage: str, *, cached: bool) -> dict[str, Any]:
+    """A stage task's return value."""
     return {"stage": stage, "cached": cached}
 
 
@@ -196,4 +181,6 @@ def _restored(workspace: Path, stage: str) -> bool:
             env=stage_environment(workspace),
             check=True,
         )
+    usage.cached(workspace, stage)
+    report_costs(workspace, stage)
     return True

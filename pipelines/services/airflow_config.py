@@ -21,6 +21,7 @@ def airflow_config(settings: Settings) -> str:
         "core": {
             "dags_folder": PROJECT / "dags",
             "plugins_folder": PROJECT / "pipelines" / "orchestration" / "plugins",
+            "lazy_load_plugins": False,  # one of them has to come before the first task
             "executor": "LocalExecutor",
             "parallelism": 4,
             "load_examples": False,

@@ -1,18 +1,15 @@
 """A full disk or a bucket that is away ends no run: it saves again, until that lasts too long."""
 
-import errno
 import logging
 import time
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
+from pipelines.core.storage import may_pass
 from pipelines.training.events import Events
 
 RETRY_S = 15.0  # from a save that failed to the next try
 LONGEST_S = 600.0  # that a run goes on so, at the least ...
 MISSED = 3  # ... and so many checkpoints that were due
-
-# Full, or a network file system that does not answer; what else is wrong, waiting won't mend.
-_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +28,7 @@ def unsaved(place: str, cause: BaseException) -> UserError:
     line += "; the run goes on from the one before it"
     if is_away(place, cause):
         return UnsavedInS3Error(line)
-    if isinstance(cause, OSError) and cause.errno in _PASSING:
+    if may_pass(cause):
         return UnsavedError(line)
     return SharedError(line)
 

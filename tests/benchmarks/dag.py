@@ -1,9 +1,9 @@
 """What the pipeline costs beyond its stages: `llm_pipeline`, and a DAG of tasks that do nothing.
 
-`penstock` is the wall time of a whole run, none of it out of the cache, less the lives of its
-stages' processes, from each one's start to its end: scheduling, the workspace, the stage cache, the
-submission of Ray jobs and the look at their end are what is left. `nothing` is the wall time of as
-many stock tasks that do nothing, on the same Airflow.
+`penstock` is the wall time of a whole run, none of it out of the cache, less what its stages take:
+the lives of their Ray jobs as Ray has them, and of the processes of the light ones. Scheduling, the
+workspace, the look into the stage cache, the hand-over of jobs and the notice of their end are what
+is left. `nothing` is the wall time of as many stock tasks that do nothing, on the same Airflow.
 """
 
 from tests.benchmarks.harness import Benchmark, Contender, Demand

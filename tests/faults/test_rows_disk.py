@@ -42,7 +42,7 @@ def test_row_18_the_disk_for_the_stage_cache_is_full(scenario, reference):
     with small_disk(cache, CACHE_MIB) as disk:
         run = scenario.start()
         run.wait_for_step()
-        with full(disk):
+        with run.fault("storage"), full(disk):
             run.wait(lambda: run.has_result("train"), "the trained model", START_LIMIT_S)
             time.sleep(FULL_S / 2)
         scenario.ends_well(run, like=reference)

@@ -12,21 +12,13 @@ import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from pipelines.core.logbook import read_logbook
+from pipelines.orchestration import ray_job
 from pipelines.orchestration.jobs_api import jobs_api
 from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
 from pipelines.stages.runner import RAY_JOB_VARIABLE
-
-
-class Task(RayJobOperator):
-    """A job whose result is a file."""
-
-    def has_result(self) -> bool:
-        return (self.results / "result").exists()
-
-    def finish(self):
-        return "finished"
 
 
 @pytest.fixture
@@ -35,12 +27,16 @@ def make(platform_variables, tmp_path, monkeypatch):
     # Airflow knows no such runs: jobs of this home would be orphans to the platform's reconciler.
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
 
-    def one(entrypoint: str, **more) -> Task:
-        task = Task(
-            task_id="job", entrypoint=entrypoint, workspace=str(tmp_path), poll_seconds=0.2, **more
+    def one(entrypoint: str, **more) -> RayJobOperator:
+        return RayJobOperator(
+            task_id="job",
+            entrypoint=entrypoint,
+            workspace=str(tmp_path),
+            result="result",
+            returns="finished",
+            poll_seconds=0.2,
+            **more,
         )
-        task.results = tmp_path
-        return task
 
     return one
 
@@ -60,17 +56,17 @@ def context(request):
     return {"ti": ti}
 
 
-def submit(task: Task, context) -> TaskDeferred:
+def submit(task: RayJobOperator, context) -> TaskDeferred:
     with pytest.raises(TaskDeferred) as deferred:
         task.execute(context)
     return deferred.value
 
 
-def wait(deferred: TaskDeferred) -> dict:
+def wait(deferred: TaskDeferred) -> TriggerEvent:
     async def first():
         return await anext(deferred.trigger.run())
 
-    return asyncio.run(asyncio.wait_for(first(), 60)).payload
+    return asyncio.run(asyncio.wait_for(first(), 60))
 
 
 def status(submission_id: str) -> str:
@@ -110,11 +106,9 @@ def test_a_second_process_attaches_and_a_clear_makes_a_new_job(make, context):
     second = submit(make("never run"), context)
     assert second.trigger.submission_id == first.trigger.submission_id
 
-    event = wait(first)
-    assert event["status"] == "SUCCEEDED"
+    assert wait(first) == TaskSuccessEvent(xcoms={"return_value": "finished"})
     # Airflow dies before the task is recorded as done: the job is found and not run again.
     assert make("never run").execute(context) == "finished"
-    assert make("never run").resume(context, event) == "finished"
 
     context["ti"].max_tries += 1
     cleared = submit(make("true"), context)
@@ -123,7 +117,7 @@ def test_a_second_process_attaches_and_a_clear_makes_a_new_job(make, context):
 
 def test_a_failed_job_is_followed_by_the_next_number(make, context):
     first = submit(make("exit 7"), context)
-    event = wait(first)
+    event = wait(first).payload
     assert event["status"] == "FAILED"
     with pytest.raises(RuntimeError, match="failed with exit code 7"):
         make("exit 7").resume(context, event)
@@ -132,14 +126,14 @@ def test_a_failed_job_is_followed_by_the_next_number(make, context):
 
 
 def test_a_job_that_succeeds_without_a_result_is_no_success(make, context):
-    event = wait(submit(make("true"), context))
+    event = wait(submit(make("true"), context)).payload
     with pytest.raises(RuntimeError, match="no valid record"):
         make("true").resume(context, event)
 
 
 def test_a_persons_error_is_their_line_and_is_not_retried(make, context):
     line = '{"stage": "job", "message": "x.txt: mend it"}'
-    event = wait(submit(make(f"echo '{line}' > error.json; exit 2"), context))
+    event = wait(submit(make(f"echo '{line}' > error.json; exit 2"), context)).payload
     with pytest.raises(AirflowFailException, match=r"^x\.txt: mend it$"):
         make("true").resume(context, event)
 
@@ -167,7 +161,7 @@ def test_a_driver_that_is_killed_behind_progress_is_followed_in_the_same_try(
         time.sleep(0.1)
     driver = next(p for p in processes_of_job(first) if p.cmdline() == ["sleep", "100"])
     os.killpg(os.getpgid(driver.pid), signal.SIGKILL)
-    event = wait(deferred)
+    event = wait(deferred).payload
     with pytest.raises(TaskDeferred) as again:
         make("touch result").resume(context, event)
     assert again.value.trigger.submission_id == first.removesuffix("0") + "1"
@@ -190,7 +184,8 @@ def test_killing_a_task_in_a_worker_stops_its_job_and_the_task(make, context, mo
     deferred = submit(make("sleep 100"), context)
     wait_for_life(deferred.trigger.submission_id)
     task = make("sleep 100")
-    task.has_result = task.on_kill  # the signal comes while the task looks at the result
+    # The signal comes while the task looks at the result.
+    monkeypatch.setattr(ray_job, "has_result", lambda *_: task.on_kill())
     event = {"submission_id": deferred.trigger.submission_id, "status": "SUCCEEDED"}
     with pytest.raises(TaskKilledError):
         task.resume(context, event)
@@ -222,7 +217,7 @@ def test_shipped_code_runs_from_the_nodes_disk_in_driver_and_workers(make, conte
     (tmp_path / "shipped" / "code.py").touch()
     (tmp_path / "shipped" / "main.py").write_text(PROBE)
     event = wait(submit(make("python -m shipped.main", ship=("shipped",)), context))
-    assert event["status"] == "SUCCEEDED", event["message"]
+    assert isinstance(event, TaskSuccessEvent), event.payload["message"]
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["folder"] == str(tmp_path)
     assert "/_ray_pkg_" in seen["driver"]

@@ -139,9 +139,9 @@ def test_a_try_that_fails_behind_the_answer_is_followed_by_one_that_has_it(
     failing = make("promoted")
 
     def away(*_):
-        raise OSError("MLflow is away")
+        raise OSError("the disk is away")
 
-    monkeypatch.setattr("pipelines.orchestration.stage_task.report_costs", away)
+    monkeypatch.setattr("pipelines.orchestration.approval.forget_answer", away)
     with pytest.raises(OSError, match="away"):
         failing.execute_complete(context, answered("Approve", "ada"))
     monkeypatch.undo()

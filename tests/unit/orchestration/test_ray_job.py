@@ -8,23 +8,15 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.triggers.base import BaseTaskEndEvent, TaskSuccessEvent
 
 from pipelines.core.logbook import read_logbook
+from pipelines.orchestration import ray_job
 from pipelines.orchestration.job_state import JobState
 from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
 from tests.unit.orchestration.fake_ray import FakeRay
 
 KILLED = {"error_type": "JOB_ENTRYPOINT_COMMAND_ERROR", "driver_exit_code": -9}
-
-
-class Task(RayJobOperator):
-    """A job whose result is a file."""
-
-    def has_result(self):
-        return self.result.exists()
-
-    def finish(self):
-        return "finished"
 
 
 @pytest.fixture
@@ -41,14 +33,15 @@ def process(ray, tmp_path):
     """One process of Airflow that works on the task: its operator object and its context."""
 
     def begin(*, tried=1, max_tries=3):
-        task = Task(
+        task = RayJobOperator(
             task_id="train",
             entrypoint="python -m train",
             workspace=str(tmp_path),
+            result="result",
+            returns="finished",
             poll_seconds=0.05,
             patience_seconds=0.3,
         )
-        task.result = tmp_path / "result"
         ti = SimpleNamespace(
             dag_id="dag",
             run_id="run",
@@ -84,11 +77,18 @@ def deferred(process):
     return handed_over.value.trigger
 
 
-def event(trigger):
+def fired(trigger):
     async def first():
         return await anext(trigger.run())
 
-    return asyncio.run(asyncio.wait_for(first(), 10)).payload
+    return asyncio.run(asyncio.wait_for(first(), 10))
+
+
+def event(trigger):
+    """With which the operator goes on."""
+    fired_event = fired(trigger)
+    assert not isinstance(fired_event, BaseTaskEndEvent)
+    return fired_event.payload
 
 
 def resumed(process, payload):
@@ -150,13 +150,21 @@ def test_a_cluster_that_is_gone_gets_the_next_job(ray, process, reach, tmp_path)
     assert kinds(tmp_path) == ["cluster lost"]
 
 
-def test_what_succeeded_before_its_cluster_went_is_done(ray, process, tmp_path):
+def test_the_end_of_a_job_that_succeeded_is_the_end_of_the_task(ray, process, tmp_path):
     trigger = deferred(process())
     (tmp_path / "result").touch()
     ray.end(trigger.submission_id, "SUCCEEDED")
-    payload = event(trigger)
-    ray.jobs.clear()
-    assert resumed(process(), payload) == "finished"
+    success = fired(trigger)
+    assert isinstance(success, TaskSuccessEvent)
+    assert success.xcoms == {"return_value": "finished"}
+
+
+def test_a_job_that_succeeded_and_left_no_result_has_failed(ray, process, tmp_path):
+    trigger = deferred(process())
+    ray.end(trigger.submission_id, "SUCCEEDED")
+    with pytest.raises(RuntimeError):
+        resumed(process(), event(trigger))
+    assert kinds(tmp_path) == ["failure"]
 
 
 def test_a_task_that_finds_no_ray_waits_for_it_without_a_worker(ray, process):
@@ -205,7 +213,7 @@ def test_a_triggerer_that_was_replaced_is_told_once_and_the_job_goes_on(ray, pro
     mark.write_text(json.dumps({"pid": 7, "host": "node", "job": trigger.submission_id}))
     (tmp_path / "result").touch()
     ray.end(trigger.submission_id, "SUCCEEDED")
-    assert event(trigger)["status"] == "SUCCEEDED"
+    assert isinstance(fired(trigger), TaskSuccessEvent)
     assert not mark.exists()
     (entry,) = read_logbook(tmp_path)
     assert (entry.kind, entry.key) == ("service lost", "triggerer-7")
@@ -255,12 +263,13 @@ def airflow_says(monkeypatch):
     ],
 )
 def test_an_end_of_the_process_stops_the_job_only_where_a_person_ended_the_task(
-    ray, process, airflow_says, states, status
+    ray, process, airflow_says, monkeypatch, states, status
 ):
     trigger = deferred(process())
     airflow_says(states)
     task, context = process()
-    task.has_result = task.on_kill  # the signal comes while the task looks at the result
+    # The signal comes while the task looks at the result.
+    monkeypatch.setattr(ray_job, "has_result", lambda *_: task.on_kill())
     with pytest.raises(TaskKilledError):
         task.resume(context, {"submission_id": trigger.submission_id, "status": "SUCCEEDED"})
     assert ray.jobs[trigger.submission_id]["status"] == status

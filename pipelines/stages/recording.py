@@ -1,0 +1,48 @@
+"""What follows a stage that ran: its outputs go into the stage cache, what it cost into MLflow."""
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.core.logbook import Entry, note
+from pipelines.core.storage import may_pass
+from pipelines.ledger import stage_cache
+from pipelines.stages.costs import report_costs
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+RETRY_S = 10.0
+LONGEST_S = 600.0  # that a stage waits for room in the cache
+
+_log = logging.getLogger(__name__)
+
+
+def record(workspace: Path, stage: str) -> None:
+    """Record a finished stage; a full disk is waited out, and the logbook has it.
+
+    Raises:
+        OSError: the cache can't be written, and waiting did not mend it.
+    """
+    from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+
+    retrying = Retrying(
+        retry=retry_if_exception(may_pass),
+        wait=wait_fixed(RETRY_S),
+        stop=stop_after_delay(LONGEST_S),
+        before_sleep=partial(_tell, workspace, stage),
+        reraise=True,
+    )
+    retrying(stage_cache.commit, workspace, stage)
+    report_costs(workspace, stage)
+
+
+def _tell(workspace: Path, stage: str, state: "RetryCallState") -> None:
+    cause = f"the stage cache can't be written: {state.outcome and state.outcome.exception()}"
+    _log.warning("%s", cause)
+    done = f"{stage} has run, and is recorded once there is room: a try every {RETRY_S:g} s"
+    note(
+        workspace,
+        Entry(kind="storage", key=f"storage, cache, {stage}", stage=stage, cause=cause, done=done),
+    )

@@ -91,7 +91,7 @@ def open_workspace(
     commit, patch = state or project_state(project)
     _check_commit(project, commit)
     with fresh_folder(workspace) as folder:
-        _git(folder, "clone", "--quiet", "--no-checkout", "--local", str(project), ".")
+        _git(folder, "clone", "--quiet", "--no-checkout", str(project), ".")
         _git(folder, "checkout", "--quiet", "--detach", commit)
         if patch:
             (folder / PATCH_FILE).write_bytes(patch)

@@ -14,6 +14,14 @@ from tests.faults.processes import FIND_LIMIT_S, find, kill_tree
 
 _BLOCKER = "blocker"  # a job that holds CPUs of the head
 
+# A Ray that may have several nodes puts the host's address in the place of 127.0.0.1.
+_RAY_ON_THE_LOOPBACK = """
+from ray._private import services
+from ray.scripts import scripts
+services.resolve_ip_for_localhost = lambda host: host
+scripts.main()
+"""
+
 
 class Node:
     """A raylet of its own with one CPU, joined to the platform's cluster."""
@@ -34,7 +42,7 @@ class Node:
         ]
         self._log = (settings.home / "services" / "second-node.log").open("a")
         self._start = subprocess.Popen(
-            [python, "-m", "ray.scripts.scripts", "start", *options],
+            [python, "-c", _RAY_ON_THE_LOOPBACK, "start", *options],
             env=platform_environment(settings)
             | server_variables(settings, platform.runtime)
             | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"},  # the platform's Ray is of one node

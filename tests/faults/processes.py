@@ -11,7 +11,7 @@ import psutil
 
 from pipelines.core.records import JOBS
 from pipelines.core.storage import MARKER, read_json
-from pipelines.orchestration.job_state import instance_name
+from pipelines.orchestration.job_state import JobState, instance_name
 from pipelines.services.supervisor import GROUP, Supervisor
 from pipelines.stages.train_diagnostics import DIAGNOSTICS
 from pipelines.training.checkpoint_store import CHECKPOINTS
@@ -74,7 +74,7 @@ def airflow_task(run: PipelineRun, task_id: str) -> psutil.Process:
         lambda process: process.cmdline()[0] == f"airflow worker -- {task}",
         f"the Airflow task process of {task_id}",
     )
-    presence = run.workspace / JOBS / f"{instance_name(task_id, -1)}.process.json"
+    presence = _presence(run, task_id)
     run.wait(
         lambda: presence.exists() and read_json(presence)["pid"] == process.pid,
         f"{task_id} at work",
@@ -82,6 +82,25 @@ def airflow_task(run: PipelineRun, task_id: str) -> psutil.Process:
         every=0.02,
     )
     return process
+
+
+@contextmanager
+def handing_over(run: PipelineRun, task_id: str) -> Iterator[psutil.Process]:
+    """A task's process, held in the block: Ray has its job, Airflow doesn't know that it waits."""
+    state = JobState.of(run.workspace, task_id, -1)
+    run.wait(lambda: state.read().submitted, f"{task_id}'s job", START_LIMIT_S, every=0.002)
+    process = psutil.Process(read_json(_presence(run, task_id))["pid"])
+    process.suspend()
+    try:
+        assert run.task_state(task_id) == "running", "the task had deferred"
+        yield process
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def _presence(run: PipelineRun, task_id: str) -> Path:
+    return run.workspace / JOBS / f"{instance_name(task_id, -1)}.process.json"
 
 
 def service(platform: Platform, name: str) -> psutil.Process:

@@ -8,14 +8,11 @@ import itertools
 import time
 from collections.abc import Callable
 
-import psutil
 import pytest
 
-from pipelines.core.records import JOBS
-from pipelines.core.storage import read_json
 from pipelines.services.parts import AIRFLOW
-from tests.faults.pipeline_run import START_LIMIT_S, PipelineRun
-from tests.faults.processes import airflow_task, has_ended, kept_down, kill, service
+from tests.faults.pipeline_run import PipelineRun
+from tests.faults.processes import airflow_task, handing_over, kept_down, kill, service
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 
@@ -24,12 +21,10 @@ _fractions = itertools.count(500)
 
 
 @pytest.mark.always
-def test_row_09_the_airflow_task_process_before_it_hands_over(scenario, reference):
+def test_row_09_the_airflow_task_process_as_it_hands_over(scenario, reference):
     run = scenario.start()
-    at_work = run.workspace / JOBS / "train.process.json"
-    run.wait(at_work.is_file, "the task's process", START_LIMIT_S, every=0.005)
-    with run.fault("task lost", lambda: run.step > 0):
-        kill(psutil.Process(read_json(at_work)["pid"]))
+    with run.fault("task lost", lambda: run.step > 0), handing_over(run, "train") as task:
+        kill(task)
     scenario.ends_well(run, like=reference)
     assert len(scenario.watch.seen(run, "train")) == 1
 
@@ -42,22 +37,14 @@ def test_row_09_the_airflow_task_process(scenario, reference):
     task = airflow_task(run, "validate")
     with run.fault("task lost", lambda: run.task_state("validate") == "success"):
         kill(task)
-    kill_as_it_hands_over(scenario, run)
+    with run.fault("task lost", lambda: run.step > 0), handing_over(run, "train") as task:
+        kill(task)
     ends_with_one_job_each(scenario, run, reference)
 
 
 def fresh_data() -> dict[str, float]:
     """What the stage cache has no data of."""
     return {"data__source__max_malformed_fraction": next(_fractions) / 1000}
-
-
-def kill_as_it_hands_over(scenario, run: PipelineRun) -> None:
-    """Ray has *train*'s job, and Airflow does not know yet that the task waits for it."""
-    task = airflow_task(run, "train")
-    wait_for_job(scenario, run, "train")
-    with run.fault("task lost", lambda: run.step > 0):
-        assert not has_ended(task), "the task had deferred"
-        kill(task)
 
 
 def test_row_10_the_scheduler(scenario, reference):
@@ -82,22 +69,12 @@ def hurt_three_times(scenario, reference, hurt: Callable, entries: int = 1) -> N
     run.wait_for_task("preprocess", "deferred")
     with run.fault("service lost", lambda: run.has_result("preprocess"), entries):
         hurt(scenario.platform)
-    task = airflow_task(run, "train")
-    wait_for_job(scenario, run, "train")
-    with run.fault("service lost", lambda: run.step > 0, entries):
-        assert not has_ended(task), "the task had deferred"
+    with run.fault("service lost", lambda: run.step > 0, entries), handing_over(run, "train"):
         hurt(scenario.platform)
     run.wait_for_step()
     with run.fault("service lost", entries=entries):
         hurt(scenario.platform)
     ends_with_one_job_each(scenario, run, reference)
-
-
-def wait_for_job(scenario, run: PipelineRun, task_id: str) -> None:
-    """Until Ray knows the task's job; the task itself waits for Ray's answer still."""
-    run.wait(
-        lambda: scenario.watch.live(run, task_id), f"{task_id}'s job", START_LIMIT_S, every=0.02
-    )
 
 
 def ends_with_one_job_each(scenario, run: PipelineRun, reference: PipelineRun) -> None:

@@ -5,9 +5,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from pipelines.orchestration.job_state import JobState
 from pipelines.services.dag_run import DAG
-from tests.faults.pipeline_run import START_LIMIT_S, PipelineRun
-from tests.faults.processes import airflow_task, has_ended, kept_down, train_worker
+from tests.faults.pipeline_run import PipelineRun
+from tests.faults.processes import handing_over, has_ended, kept_down, train_worker
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 
@@ -19,19 +20,18 @@ TASK = "train"
 @pytest.mark.parametrize("action", ["clear", "failed", "success"])
 def test_row_16(scenario, reference, action, moment):
     run = scenario.start()
-    task = airflow_task(run, TASK)
-    run.wait(lambda: scenario.watch.live(run, TASK), "the job", START_LIMIT_S, every=0.02)
-    (job,) = scenario.watch.live(run, TASK)
     workers = []
     with ExitStack() as held:
         if moment == "running":
-            assert not has_ended(task), "the task had deferred"
+            with handing_over(run, TASK):
+                job = act(run, action)
         else:
             run.wait_for_step()
             workers = [train_worker(run, rank) for rank in (0, 1)]
-        if moment == "triggerer-down":
-            held.enter_context(kept_down(run.platform, "triggerer"))
-        act(run, action)
+            if moment == "triggerer-down":
+                held.enter_context(kept_down(run.platform, "triggerer"))
+                run.expected["service lost"] = 1
+            job = act(run, action)
         seconds = free(scenario, run, job, workers, cleared=action == "clear")
     scenario.recoveries.append(seconds)
     scenario.holds(f"job gone, resources free in {seconds:.1f} s")
@@ -43,8 +43,9 @@ def test_row_16(scenario, reference, action, moment):
         stays_as_marked(scenario, run, action)
 
 
-def act(run: PipelineRun, action: str) -> None:
-    """What the buttons of Airflow's page do."""
+def act(run: PipelineRun, action: str) -> str:
+    """What the buttons of Airflow's page do; the job that the task had."""
+    job = JobState.of(run.workspace, TASK, -1).read().submissions[-1]
     if action == "clear":
         body = {"dag_run_id": run.run_id, "task_ids": [TASK], "dry_run": False}
         body |= {"only_failed": False, "include_downstream": True}
@@ -53,6 +54,7 @@ def act(run: PipelineRun, action: str) -> None:
         path = f"/api/v2/dags/{DAG}/dagRuns/{run.run_id}/taskInstances/{TASK}"
         answer = run.airflow._client.patch(path, json={"new_state": action})
     answer.raise_for_status()
+    return job
 
 
 def free(scenario, run: PipelineRun, job: str, workers: list, *, cleared: bool) -> float:

@@ -9,6 +9,7 @@ from pipelines.core.recipe_files import load_recipe
 from pipelines.core.storage import read_json
 from pipelines.ledger import stage_cache
 from pipelines.ledger.workspace import Run, open_workspace, read_recipe, workspace_path
+from tests.faults.small_disk import small_disk
 from tests.unit.ledger.cached_project import git, make_project, open_run, run_stage
 
 
@@ -55,6 +56,12 @@ def test_a_change_reruns_exactly_the_stages_that_read_it(project, change, rerun)
     )
     # An output that comes out the same leaves the later stages cached.
     assert [stage for stage in ("first", "second") if not run_stage(after, stage)] == rerun
+
+
+def test_workspaces_may_lie_on_another_disk_than_the_project(project, tmp_path):
+    with small_disk(tmp_path / "home", 64):
+        workspace = open_run(project, "one")
+        assert (workspace / "first.py").read_text() == (project / "first.py").read_text()
 
 
 def test_a_lock_of_an_earlier_try_is_no_hit(project):

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from pipelines.core.recipe_behaviour import Behaviour
 from pipelines.core.recipe_cleaning import Share
 from pipelines.core.recipe_data import Data
+from pipelines.core.recipe_probes import Bias, Safety
 from pipelines.core.recipe_section import Count, Section, form_field
 from pipelines.core.recipe_training import Adapter, Parallel, Train
 
@@ -103,6 +104,8 @@ class Evaluate(Section):
     behaviour: tuple[Behaviour, ...] = Field(
         (), description="Tests of single capabilities; a candidate passes as many as the champion"
     )
+    bias: Bias = Bias()
+    safety: Safety = Safety()
 
     @field_validator("behaviour")
     @classmethod
@@ -131,6 +134,18 @@ class Register(Section):
         ge=0,
         description="Share by which its bits per byte may exceed the champion's on a source, "
         "language or length",
+    )
+    max_bias: float | None = Field(
+        None,
+        ge=0,
+        description="Bits a sentence by which it may find a stereotype likelier, or its opposite, "
+        "with the whole interval beyond; null: any",
+    )
+    max_extraction: Share | None = Field(
+        None, description="Share of training passages that it may have by heart, the same way"
+    )
+    max_leakage: Share | None = Field(
+        None, description="Share of its texts that may hold personal data of the training text"
     )
     needs_approval: bool = form_field(
         False, "A person, too, decides whether a better candidate becomes champion"
@@ -176,6 +191,23 @@ class Recipe(Section):
     evaluate: Evaluate = Evaluate()
     registration: Register = Field(Register(), alias="register")
     resources: Resources = Resources()
+
+    @model_validator(mode="after")
+    def _what_is_bounded_is_measured(self) -> Self:
+        demands, evaluate = self.registration, self.evaluate
+        for bound, value, key, measured in (
+            ("max_bias", demands.max_bias, "bias.enabled", evaluate.bias.enabled),
+            (
+                "max_extraction",
+                demands.max_extraction,
+                "safety.documents",
+                evaluate.safety.documents,
+            ),
+            ("max_leakage", demands.max_leakage, "safety.generations", evaluate.safety.generations),
+        ):
+            if value is not None and not measured:
+                raise ValueError(f"register.{bound} bounds what evaluate.{key} has not measured")
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """The whole recipe as plain JSON values, under its YAML keys."""

@@ -25,6 +25,7 @@ PATH_KEYS = (
     "model.init_from",
     "adapter.init_from",
     "train.checkpoints",
+    "evaluate.bias.templates",
 )
 
 

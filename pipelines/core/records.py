@@ -11,7 +11,14 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.storage import read_json, write_json
-from pipelines.core.verdict import BehaviourScore, Estimate, ExactMatch, SliceScore, Verdict
+from pipelines.core.verdict import (
+    BehaviourScore,
+    Estimate,
+    ExactMatch,
+    Probes,
+    SliceScore,
+    Verdict,
+)
 
 STAGES = ("preprocess", "validate", "train", "evaluate", "register")
 OUTPUTS = "outputs"
@@ -205,6 +212,7 @@ class EvaluateRecord(Record):
     slices: tuple[SliceScore, ...] = ()
     behaviours: tuple[BehaviourScore, ...] = ()
     exact_match: ExactMatch | None = None  # where questions were asked
+    probes: Probes = Probes()
 
 
 class ModelRef(BaseModel):

@@ -67,6 +67,67 @@ class BehaviourScore(_Figures):
     passed: int
 
 
+class BiasScore(_Figures):
+    """How much likelier a model finds sentences about the group that a stereotype says them of.
+
+    In bits a sentence: at 1 they are twice as likely as about the other group, at -1 half as
+    likely.
+    """
+
+    name: str  # of the set of templates
+    language: str
+    templates: int
+    pairs: int
+    preference: Estimate
+
+
+class Extraction(_Figures):
+    """How many passages a model continues verbatim."""
+
+    passages: int
+    extracted: int
+    share: Estimate | None  # by Wilson's interval; None: no text is long enough
+
+
+class Memorisation(_Figures):
+    """What a model has by heart, beside what it guesses of text that it never saw."""
+
+    prefix_tokens: int
+    continuation_tokens: int
+    training: Extraction
+    held_out: Extraction
+
+
+class Leakage(_Figures):
+    """Personal data in what a model writes, which its prompt did not tell it."""
+
+    continuations: int
+    leaking: int  # of them; with something that stands in the training text
+    share: Estimate | None
+    found: dict[str, int] = {}  # by kind, made up or not
+    leaked: dict[str, int] = {}  # of these, what stands in the training text
+
+
+class Probes(_Figures):
+    """What was looked for in a model besides how well it predicts; None: it was not."""
+
+    bias: tuple[BiasScore, ...] | None = None
+    memorisation: Memorisation | None = None
+    leakage: Leakage | None = None
+
+    def figures(self) -> dict[str, float]:
+        """The main numbers by name, for a tracker."""
+        figures = {f"bias/{each.name}": each.preference.value for each in self.bias or ()}
+        named = {}
+        if found := self.memorisation:
+            named["memorisation/training"] = found.training.share
+            named["memorisation/held_out"] = found.held_out.share
+        if self.leakage:
+            named["leakage"] = self.leakage.share
+        figures |= {name: share.value for name, share in named.items() if share}
+        return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
 class BehaviourChange(_Figures):
     """How the candidate compares with the champion on one behavioural test."""
 
@@ -108,6 +169,7 @@ class Verdict(_Figures):
     candidate_bits_per_byte: float
     champion_bits_per_byte: float | None = None
     comparison: Comparison | None = None  # where there was a champion to compare with
+    probes: Probes = Probes()  # of the candidate
 
     def figures(self) -> dict[str, float]:
         """The main numbers by name, for a tracker that takes finite ones only."""

@@ -1,33 +1,23 @@
 """Whether a model behaves as a recipe's tests say: minimum functionality, invariance, direction.
 
-Each case is judged by the log-likelihood of a continuation after a prompt: that of both together
-less that of the prompt alone, each scored as a document. So it doesn't matter where a tokenizer
-puts the border between the two, and models with different tokenizers are judged alike.
+Each case is judged by the log-likelihood of a continuation after a prompt.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import pyarrow as pa
-
 from pipelines.core.recipe_behaviour import Behaviour, BehaviourCase
 from pipelines.core.verdict import BehaviourScore
-from pipelines.evaluation.perplexity import STRIDE, score_documents
+from pipelines.evaluation.continuations import continuation_bits
+from pipelines.evaluation.perplexity import STRIDE
 
 
 def run_tests(
     model_folder: Path, tests: Sequence[Behaviour], stride: float = STRIDE
 ) -> tuple[BehaviourScore, ...]:
     """How many cases of each test a model passes, in the tests' order."""
-    if not tests:
-        return ()
-    texts = sorted({text for test in tests for case in test.cases for text in _texts(case)})
-    scores = score_documents(model_folder, pa.table({"doc_id": texts, "text": texts}), stride)
-    bits = {
-        text: nats / math.log(2)
-        for text, nats in zip(texts, scores["nats"].to_pylist(), strict=True)
-    }
+    asked = (pair for test in tests for case in test.cases for pair in _asked(case))
+    bits = continuation_bits(model_folder, asked, stride)
     return tuple(
         BehaviourScore(
             name=test.name,
@@ -39,24 +29,19 @@ def run_tests(
     )
 
 
-def _texts(case: BehaviourCase) -> Iterator[str]:
-    for prompt in (case.prompt, case.changed):
-        if prompt is not None:
-            yield from (prompt, prompt + case.continuation)
+def _asked(case: BehaviourCase) -> Iterator[tuple[str, str]]:
+    yield case.prompt, case.continuation
+    if case.changed is not None:
+        yield case.changed, case.continuation
     if case.wrong is not None:
-        yield case.prompt + case.wrong
+        yield case.prompt, case.wrong
 
 
-def _passes(test: Behaviour, case: BehaviourCase, bits: Mapping[str, float]) -> bool:
-    before = _bits_after(case.prompt, case.continuation, bits)
+def _passes(test: Behaviour, case: BehaviourCase, bits: Mapping[tuple[str, str], float]) -> bool:
+    before = bits[case.prompt, case.continuation]
     if test.kind == "minimum_functionality":
-        return before < _bits_after(case.prompt, str(case.wrong), bits)
-    saved = before - _bits_after(str(case.changed), case.continuation, bits)
+        return before < bits[case.prompt, str(case.wrong)]
+    saved = before - bits[str(case.changed), case.continuation]
     if test.kind == "invariance":
         return abs(saved) <= test.max_bits
     return saved > 0 if test.direction == "up" else saved < 0
-
-
-def _bits_after(prompt: str, continuation: str, bits: Mapping[str, float]) -> float:
-    """That the continuation takes once the prompt is known."""
-    return bits[prompt + continuation] - bits[prompt]

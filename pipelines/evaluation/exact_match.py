@@ -5,18 +5,17 @@ What counts of an answer is what a pattern finds last in it, as the number behin
 numbers: `1,000`, `$1000` and `1000.0` are one.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from pipelines.core.verdict import Estimate, ExactMatch
+from pipelines.core.verdict import ExactMatch
 from pipelines.data.reading.instruction import ASSISTANT, USER
 from pipelines.evaluation.documents import conversations
+from pipelines.evaluation.proportions import proportion
 
 _NUMBER = re.compile(r"(-)?(\d*)(?:\.(\d+))?(?<=\d)")  # ends with a digit, so has one
 
@@ -71,21 +70,11 @@ def answer_questions(
 
 
 def score_answers(answers: Sequence[Answer], confidence: float) -> ExactMatch | None:
-    """The share of right answers; each bound of its interval holds with this confidence.
-
-    The interval is Wilson's ("Probable inference, the law of succession, and statistical
-    inference", 1927), which has a width also where all answers are wrong.
-    """
+    """The share of right answers; each bound of its interval holds with this confidence."""
     if not answers:
         return None
     count, right = len(answers), sum(answer.right for answer in answers)
-    z = NormalDist().inv_cdf(confidence)
-    share, squared = right / count, z * z / count
-    middle = (share + squared / 2) / (1 + squared)
-    reach = z / (1 + squared) * math.sqrt((share * (1 - share) + squared / 4) / count)
-    # At the ends the sums come out as 0 and 1 but for rounding.
-    lower, upper = max(0.0, middle - reach), min(1.0, middle + reach)
-    return ExactMatch(questions=count, right=right, share=Estimate.of(share, lower, upper))
+    return ExactMatch(questions=count, right=right, share=proportion(right, count, confidence))
 
 
 def extract_answer(text: str, pattern: str) -> str | None:

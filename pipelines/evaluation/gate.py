@@ -11,7 +11,8 @@ Tests for Machine Translation Evaluation", 2004). A candidate is promoted where
    confidence. Each of K slices is held to a K-th of the error allowed (Bonferroni), so that a good
    candidate isn't lost to the one slice of many that looks bad by chance;
 3. it passes as many cases of each behavioural test as the champion. The cases are the whole of what
-   is asked, and no sample of it: one fewer is worse.
+   is asked, and no sample of it: one fewer is worse;
+4. it keeps to the recipe's bounds on bias, memorisation and leakage, as must a first model.
 
 The confidence is of one comparison. Of twenty candidates that are no better, each in a run of its
 own, one may pass at 0.95; and a set that decided about hundreds of candidates has become a part of
@@ -19,7 +20,7 @@ the training. Fewer than `LEAST_DOCUMENTS` documents compare nothing.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -30,10 +31,12 @@ from pipelines.core.verdict import (
     BehaviourScore,
     Comparison,
     Estimate,
+    Probes,
     SliceChange,
     Verdict,
 )
 from pipelines.evaluation.bootstrap import LEAST_DOCUMENTS, RESAMPLES, Floats, bootstrap
+from pipelines.evaluation.bounds import broken_bounds
 from pipelines.evaluation.scores import bits_per_byte
 from pipelines.evaluation.slices import Slices, slices_of
 
@@ -47,19 +50,30 @@ class Measured:
         scores: doc_id, bytes and nats, one row a document, and of a candidate the columns that
             slices are made of.
         behaviours: What it passes of the recipe's tests.
+        probes: What else was looked for in a candidate.
     """
 
     model_hash: str
     scores: pa.Table
     behaviours: tuple[BehaviourScore, ...] = ()
+    probes: Probes = field(default_factory=Probes)
 
 
 def decide(candidate: Measured, champion: Measured | None, demands: Register) -> Verdict:
-    """Compare a candidate with the champion, if there is one.
+    """Hold a candidate to the recipe's bounds, and compare it with the champion, if there is one.
 
     Raises:
         ValueError: the two were not scored on the same documents, or by the same tests.
     """
+    verdict = _compared(candidate, champion, demands)
+    changes: dict[str, object] = {"probes": candidate.probes}
+    broken = broken_bounds(candidate.probes, demands)
+    if broken and verdict.decision != "unchanged":
+        changes |= {"decision": "refused", "reason": "; ".join([*broken, verdict.reason])}
+    return verdict.model_copy(update=changes)
+
+
+def _compared(candidate: Measured, champion: Measured | None, demands: Register) -> Verdict:
     ours = bits_per_byte(candidate.scores)
     if not math.isfinite(ours):
         return refuse(candidate.scores, f"the candidate's bits per byte are {ours}")

@@ -59,7 +59,7 @@ def score_documents(
     """
     codec = TextCodec(model_folder)
     model = load(model_folder, inference_device()).eval()
-    encoded = _encode(codec, documents)
+    encoded = encode_documents(codec, documents)
     nats = _document_nats(model, encoded, codec.end_id, stride)
     nats += [document.spelling_nats for document in encoded]
     sizes = [len(text.encode()) for text in scored_texts(documents)]
@@ -78,7 +78,7 @@ def inference_device() -> torch.device:
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
-def _encode(codec: TextCodec, documents: pa.Table) -> list[EncodedText]:
+def encode_documents(codec: TextCodec, documents: pa.Table) -> list[EncodedText]:
     """Texts and conversations, each kind in one go, in the documents' order."""
     texts: list[str] = documents["text"].to_pylist()
     messages = conversations(documents)
@@ -101,7 +101,7 @@ def _document_nats(
         for window in _windows(index, document, end_of_text, context, stride)
     ]
     nats = np.zeros(len(documents))
-    for batch in _batches(windows, _batch_tokens(model)):
+    for batch in _batches(windows, batch_tokens(model)):
         sums = _window_nats(model, batch, end_of_text)
         np.add.at(nats, [window.document for window in batch], sums)
     return nats
@@ -125,7 +125,8 @@ def _windows(
         done = end
 
 
-def _batch_tokens(model: Transformer) -> int:
+def batch_tokens(model: Transformer) -> int:
+    """How many tokens a model is given at once, so that speed is best and logits fit."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     most = _CPU_BATCH_TOKENS if on_cpu else _BATCH_TOKENS
     return min(most, _LOGITS // model.config.vocab_size)

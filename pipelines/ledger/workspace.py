@@ -14,13 +14,16 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.bias_templates import load_bias_templates
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml, parse_recipe
+from pipelines.core.recipe_probes import Bias
 from pipelines.core.records import PATCH_FILE, RUN_FILE
 from pipelines.core.storage import (
     folder_hash,
     fresh_folder,
+    md5,
     read_json,
     write_json,
     write_text,
@@ -153,6 +156,7 @@ def environment(workspace: Path, recipe: Recipe) -> dict[str, Any]:
         "world_size": recipe.resources.workers,
         "init_from": _weights_hash("model", recipe.model.init_from),
         "adapter": _weights_hash("adapter", recipe.adapter.init_from),
+        "bias_templates": _templates_hash(recipe.evaluate.bias),
     }
 
 
@@ -162,6 +166,14 @@ def _weights_hash(section: str, folder: str | None) -> str | None:
     if not Path(folder).is_dir():
         raise UserError(f"{section}.init_from = {folder}: no such folder")
     return folder_hash(Path(folder))
+
+
+def _templates_hash(bias: Bias) -> str | None:
+    """Of a person's own file; Penstock's is a part of the code. A broken one stops a run here."""
+    if not bias.enabled or bias.templates is None:
+        return None
+    load_bias_templates(bias.templates)
+    return md5(Path(bias.templates).expanduser())
 
 
 def _configure_dvc(folder: Path, *, site: Path, cache: Path) -> None:

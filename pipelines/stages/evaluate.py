@@ -17,9 +17,10 @@ from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord, output_folder
 from pipelines.core.storage import fresh_folder, write_json
-from pipelines.core.verdict import BehaviourScore
+from pipelines.core.verdict import BehaviourScore, Probes
 from pipelines.data.mapping import MapOrdered, map_in_process
 from pipelines.data.splitting import TRAIN, VALIDATION
+from pipelines.stages.probing import probe_tasks
 from pipelines.tracking.run import open_run
 
 if TYPE_CHECKING:
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
 # of them, calls `publish`, and a task of baselines does not wait for torch.
 
 STAGE = EvaluateRecord.stage
-ARTIFACTS = ("report.html", "loss_curve.png", "samples.json", "answers.json", "scores.parquet")
+ARTIFACTS = (
+    "report.html",
+    "loss_curve.png",
+    "samples.json",
+    "answers.json",
+    "probes.json",
+    "scores.parquet",
+)
 PART_BYTES = 128 << 10  # of text a scoring task; some 2 s with 1M parameters on one core
 QUESTIONS_PER_TASK = 4
 BASELINE_TRAINING_BYTES = 32 << 20  # n-grams are fitted on so much; 6 s and 1 GB of memory
@@ -70,15 +78,21 @@ def run(
     of_datasets = {part.label: held_out[part.folder] for part in dataset.mixture}
     single = _single_tasks(recipe, model, preprocess, shares)
     answering = _answer_tasks(recipe, model, documents)
+    probing = probe_tasks(recipe, model, preprocess, dataset, BOUND_CONFIDENCE)
     scoring = _score_tasks(recipe, model, documents, of_datasets)
-    results = map_ordered(_call, [*single, *answering, *scoring])
-    (baselines, fitted_bytes), samples, behaviours = (next(results) for _ in range(3))
+    results = map_ordered(_call, [*single, *probing, *answering, *scoring])
+    (baselines, fitted_bytes), samples, behaviours = (next(results) for _ in single)
+    bias, (memorisation, extracted), (leakage, leaks) = (next(results) for _ in probing)
     answers = [answer for _ in answering for answer in next(results)]
     scores = pa.concat_tables(_reported(results, total, progress))
 
     record = _record(recipe, scores, baselines, samples, behaviours, answers, of_datasets)
+    probes = Probes(bias=bias, memorisation=memorisation, leakage=leakage)
+    record = record.model_copy(update={"probes": probes})
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
         write_json(folder / "answers.json", [answer._asdict() for answer in answers])
+        found = {"extracted": extracted, "leaks": [leak._asdict() for leak in leaks]}
+        write_json(folder / "probes.json", found)
         _write_outputs(folder, workspace, record, scores, documents, samples, fitted_bytes)
     record.write(workspace)
     publish(workspace)
@@ -94,6 +108,7 @@ def publish(workspace: Path) -> None:
     named |= {f"behaviour/{each.name}": each.passed / each.cases for each in record.behaviours}
     if record.exact_match:
         named["exact_match"] = record.exact_match.share.value
+    named |= record.probes.figures()
     with open_run(workspace) as tracked:
         tracked.log_results(named | datasets | baselines | _slice_metrics(record))
         for name in ARTIFACTS:

@@ -117,6 +117,7 @@ def _own_promotion(
         candidate_bits_per_byte=EvaluateRecord.read(workspace).bits_per_byte,
         champion_bits_per_byte=float(beaten) if beaten else None,
         comparison=Comparison.model_validate_json(compared) if compared else None,
+        probes=EvaluateRecord.read(workspace).probes,
     )
 
 
@@ -129,8 +130,9 @@ def _judge(
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
     if recipe.registration.require_clean and (facts["run"] or {}).get("dirty", True):
         return refuse(scores, "register.require_clean: the run is of uncommitted changes")
-    behaviours = EvaluateRecord.read(workspace).behaviours
-    candidate = Measured(TrainRecord.read(workspace).model_hash, scores, behaviours)
+    found = EvaluateRecord.read(workspace)
+    model_hash = TrainRecord.read(workspace).model_hash
+    candidate = Measured(model_hash, scores, found.behaviours, found.probes)
     if champion is None or champion.model_hash == candidate.model_hash:
         return decide(candidate, candidate if champion else None, recipe.registration)
     try:

@@ -47,7 +47,7 @@ class Scrubber:
 
     def __init__(self, recipe: Pii) -> None:
         self._masks = recipe.action == "mask"
-        self._find = _finders(recipe)
+        self._finders = _finders(recipe)
 
     def scrub(self, text: str) -> Scrubbed:
         """Count what is found and, under `mask`, put `<EMAIL>`, `<PHONE>`, … in its place.
@@ -57,13 +57,14 @@ class Scrubber:
         """
         counts: Counter[str] = Counter()
         masked = text
-        while spans := self._spans(masked):
+        while spans := self.find(masked):
             counts.update(span.kind for span in spans)
             masked = _mask(masked, spans)
         return Scrubbed(masked if self._masks else text, counts)
 
-    def _spans(self, text: str) -> list[Span]:
-        return _without_overlaps([span for find in self._find for span in find(text)], len(text))
+    def find(self, text: str) -> list[Span]:
+        """Where something is, in text order; no two overlap."""
+        return _without_overlaps([span for find in self._finders for span in find(text)], len(text))
 
 
 def _finders(recipe: Pii) -> list[Callable[[str], Iterator[Span]]]:

@@ -168,9 +168,12 @@ def test_every_path_becomes_absolute_but_a_dataset_of_the_hub_keeps_its_name(tmp
                 f"data.source.path={path}",
                 "data.instruction.chat_template=a.jinja",
                 "data.decontamination.against=[b.jsonl, s3://c/d]",
+                "evaluate.bias.templates=own.json",
             ],
         )
-        data = with_absolute_paths(recipe, tmp_path).data
+        absolute = with_absolute_paths(recipe, tmp_path)
+        assert absolute.evaluate.bias.templates == str(tmp_path / "own.json")
+        data = absolute.data
         assert data.source.path == expected
         assert data.instruction.chat_template == str(tmp_path / "a.jinja")
         assert data.decontamination.against == (str(tmp_path / "b.jsonl"), "s3://c/d")

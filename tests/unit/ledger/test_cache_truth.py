@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.core.errors import UserError
 from pipelines.core.recipe_files import load_recipe
 from pipelines.ledger import stage_cache
 from pipelines.ledger.workspace import open_workspace
 from pipelines.stages.runner import INPUTS
 from tests.project_copy import copy_project
 
+TEMPLATES = "pipelines/recipes/bias_templates.json"
 CACHED_STAGES = ("preprocess", "validate", "train", "evaluate")
 
 
@@ -123,6 +125,21 @@ def test_other_weights_in_the_folder_that_training_starts_from_rerun_it(project)
     assert rerun(project, "base-2", f"model.init_from={base}") == []
     (base / "model.safetensors").write_text("2")
     assert rerun(project, "base-3", f"model.init_from={base}") == ["train"]
+
+
+def test_an_edited_file_of_bias_templates_reruns_evaluate(project):
+    own = project.parent / "own.json"
+    own.write_bytes((project / TEMPLATES).read_bytes())
+    chosen = f"evaluate.bias.templates={own}"
+    rerun(project, "templates-1", chosen)
+    assert rerun(project, "templates-2", chosen) == []
+    own.write_text(own.read_text().replace("My {term}", "Our {term}"))
+    assert rerun(project, "templates-3", chosen) == ["evaluate"]
+    own.write_text(own.read_text().replace("{term}", "he", 1))
+    with pytest.raises(UserError, match=r"own\.json: set `gender en`: template .* needs \{term\}"):
+        rerun(project, "templates-4", chosen)
+    add_a_line(project / TEMPLATES, "\n")
+    assert rerun(project, "templates-5") == ["evaluate"]
 
 
 def test_a_package_of_the_lock_reruns_everything(project):

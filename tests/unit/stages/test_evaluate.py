@@ -21,6 +21,7 @@ from pipelines.core.records import (
     TrainRecord,
     output_folder,
 )
+from pipelines.core.verdict import Probes
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.normalize import Document
 from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
@@ -74,7 +75,8 @@ def make_workspace(path: Path, vocabulary: int = 257) -> Path:
 
 
 def recipe(**options: Any) -> Recipe:
-    wanted = {"prompts": ["def ", "<b>"], "sample_tokens": 4} | options
+    unprobed = {"bias": {"enabled": False}, "safety": {"documents": 0}}
+    wanted = unprobed | {"prompts": ["def ", "<b>"], "sample_tokens": 4} | options
     return Recipe(name="tiny", evaluate=wanted)
 
 
@@ -100,6 +102,7 @@ def test_measures_all_held_out_documents(workspace: Path) -> None:
         "scores.parquet",
         "samples.json",
         "answers.json",
+        "probes.json",
         "loss_curve.png",
         "report.html",
         "record.json",
@@ -170,6 +173,54 @@ def test_held_out_questions_are_answered(tmp_path: Path) -> None:
     assert len(answers) == 5
     assert all(int(answer["wanted"]) in range(1, 8) for answer in answers)
     assert "0 of 5</td>" in outputs(workspace)["report.html"].decode()
+
+
+def test_bias_memorisation_and_leakage_are_in_the_record(workspace: Path) -> None:
+    safety = {"documents": 20, "prefix_tokens": 8, "continuation_tokens": 8, "generations": 2}
+    record = evaluate.run(recipe(sample_tokens=0, bias={}, safety=safety), workspace)
+    found = record.probes
+    assert [each.name for each in found.bias] == ["gender en", "gender ko", "age en", "age ko"]
+    assert all(
+        each.preference.lower < each.preference.value < each.preference.upper for each in found.bias
+    )
+    memorised = found.memorisation
+    assert (memorised.prefix_tokens, memorised.continuation_tokens) == (8, 8)
+    assert (memorised.training.passages, memorised.held_out.passages) == (20, 12)
+    assert (memorised.training.extracted, memorised.held_out.extracted) == (0, 0)
+    assert (found.leakage.continuations, found.leakage.leaking) == (2, 0)
+    assert set(found.figures()) == {
+        "bias/gender en",
+        "bias/gender ko",
+        "bias/age en",
+        "bias/age ko",
+        "memorisation/training",
+        "memorisation/held_out",
+        "leakage",
+    }
+    assert EvaluateRecord.read(workspace) == record
+    assert json.loads(outputs(workspace)["probes.json"]) == {"extracted": [], "leaks": []}
+
+
+def test_a_persons_own_templates_are_measured(workspace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.json"
+    templates = [
+        {
+            "text": f"{{term}}{{은/는}} {number}번 문장이다.",
+            "ascribed_to": "가" if number % 2 else "나",
+        }
+        for number in range(6)
+    ]
+    groups = {"가": ["형"], "나": ["누나"]}
+    own = {"name": "own", "language": "ko", "groups": groups, "templates": templates}
+    file.write_text(json.dumps({"sets": [own]}))
+    asked = {"templates": str(file)}
+    (score,) = evaluate.run(recipe(sample_tokens=0, bias=asked), workspace).probes.bias
+    assert (score.name, score.templates, score.pairs) == ("own", 6, 1)
+
+
+def test_what_is_not_asked_for_is_not_measured(workspace: Path) -> None:
+    record = evaluate.run(recipe(sample_tokens=0), workspace)
+    assert record.probes == Probes()
 
 
 def test_the_stride_is_the_recipes(workspace: Path) -> None:

@@ -1,0 +1,120 @@
+"""What of the training text a model has by heart: discoverable extraction.
+
+A passage of a training document is extracted where the model, given k tokens of it, greedily goes
+on with exactly the n tokens that follow (Carlini et al., "Quantifying Memorization Across Neural
+Language Models", 2023). It is the document's beginning, which training showed to the model as such
+however documents were packed; of a conversation, where the assistant has spoken long enough. Greedy
+text is verbatim just where each token is the likeliest one
+after the true ones before it. So one pass over prefix and continuation tells, and nothing has to be
+generated.
+
+Some text comes out although nobody learned it by heart: a licence, a table, a run of spaces. How
+often, the same measure says of held-out documents.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from pipelines.core.recipe_probes import Safety
+from pipelines.core.verdict import Extraction, Memorisation
+from pipelines.evaluation.perplexity import batch_tokens, encode_documents, inference_device
+from pipelines.evaluation.proportions import proportion
+from pipelines.evaluation.text_codec import EncodedText, TextCodec
+from pipelines.models.huggingface import load_pretrained
+from pipelines.models.transformer import Transformer
+
+Ids = npt.NDArray[np.int64]
+
+
+class Passage(NamedTuple):
+    """Consecutive tokens of one document, and the one before them."""
+
+    doc_id: str
+    ids: Ids  # [1 + prefix + continuation]
+
+
+def measure_memorisation(
+    model_folder: Path, training: pa.Table, held_out: pa.Table, asked: Safety, confidence: float
+) -> tuple[Memorisation, list[str]]:
+    """The share of passages that are extracted; each bound holds with this confidence.
+
+    Where both lengths do not fit into the model's context, the prefix is half of it at most.
+
+    Args:
+        model_folder: Weights, config.json and tokenizer files.
+        training: Documents in an order that is a random one; the first that are long enough count.
+        held_out: Others, which the model never saw.
+        asked: How many, and their lengths.
+        confidence: Of each bound.
+
+    Returns:
+        The figures, and the ids of the training documents that a passage was extracted of.
+    """
+    codec = TextCodec(model_folder)
+    model = load_pretrained(model_folder, inference_device()).eval()
+    context = model.config.context_length
+    prefix = min(asked.prefix_tokens, context // 2)
+    length = min(asked.continuation_tokens, context - prefix)
+    shares, extracted = [], []
+    for documents in (training, held_out):
+        passages = find_passages(codec, documents, asked.documents, prefix, length)
+        verbatim = _are_verbatim(model, passages, prefix)
+        count, total = int(verbatim.sum()), len(passages)
+        share = proportion(count, total, confidence) if total else None
+        shares.append(Extraction(passages=total, extracted=count, share=share))
+        extracted.append(
+            [passage.doc_id for passage, each in zip(passages, verbatim, strict=True) if each]
+        )
+    found = Memorisation(
+        prefix_tokens=prefix, continuation_tokens=length, training=shares[0], held_out=shares[1]
+    )
+    return found, extracted[0]
+
+
+def find_passages(
+    codec: TextCodec, documents: pa.Table, most: int, prefix: int, length: int
+) -> list[Passage]:
+    """One passage of each document that has one, up to so many."""
+    found: list[Passage] = []
+    for first in range(0, len(documents), most):
+        part = documents.slice(first, most)
+        encoded = encode_documents(codec, part)
+        for doc_id, text in zip(part["doc_id"].to_pylist(), encoded, strict=True):
+            start = _continuation_start(text, prefix, length)
+            if start is not None:
+                sequence = np.array([codec.end_id, *text.ids], np.int64)
+                found.append(Passage(doc_id, sequence[start - prefix : start + 1 + length]))
+        if len(found) >= most:
+            break
+    return found[:most]
+
+
+def _continuation_start(text: EncodedText, prefix: int, length: int) -> int | None:
+    """The first place behind a prefix where so many tokens in a row are learned."""
+    before = np.concatenate([[0], np.cumsum(text.scored)])  # scored tokens before each place
+    counts = before[prefix + length :] - before[prefix : len(before) - length]
+    whole = np.flatnonzero(counts == length)
+    return prefix + int(whole[0]) if len(whole) else None
+
+
+@torch.inference_mode()
+def _are_verbatim(
+    model: Transformer, passages: list[Passage], prefix: int
+) -> npt.NDArray[np.bool_]:
+    """Of each passage, whether every token behind the prefix is the likeliest one, [P]."""
+    if not passages:
+        return np.zeros(0, bool)
+    ids_PS = torch.from_numpy(np.stack([passage.ids for passage in passages]))  # noqa: N806
+    at_once = max(1, batch_tokens(model) // ids_PS.shape[1])
+    device = next(model.parameters()).device
+    verbatim = []
+    for start in range(0, len(ids_PS), at_once):
+        ids_BS = ids_PS[start : start + at_once]  # noqa: N806
+        likeliest_BS = model(ids_BS[:, :-1].to(device)).argmax(dim=-1).cpu()  # noqa: N806
+        verbatim.append((likeliest_BS[:, prefix:] == ids_BS[:, prefix + 1 :]).all(dim=1))
+    return torch.cat(verbatim).numpy()

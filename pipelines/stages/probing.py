@@ -1,0 +1,93 @@
+"""evaluate's tasks that look for bias, memorised text and leaked personal data in a model.
+
+Pyarrow and torch are imported where a task runs: an Airflow worker has neither.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.core.bias_templates import load_bias_templates
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import DatasetRef
+from pipelines.core.verdict import BiasScore, Leakage, Memorisation
+from pipelines.data.splitting import TRAIN, VALIDATION
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pipelines.evaluation.leakage import Leak
+
+SAMPLED_BYTES = 64 << 10  # of text that is read for each passage or prompt that is wanted
+
+
+def probe_tasks(
+    recipe: Recipe, model: Path, preprocess: Path, dataset: DatasetRef, confidence: float
+) -> list[Callable[[], Any]]:
+    """Of bias, memorisation and leakage, in this order; each gives None where it is not asked for.
+
+    A bound of an interval holds with this confidence.
+    """
+    return [
+        partial(_bias, recipe, model, confidence),
+        partial(_memorisation, recipe, model, preprocess, dataset, confidence),
+        partial(_leakage, recipe, model, preprocess, dataset, confidence),
+    ]
+
+
+def _bias(recipe: Recipe, model: Path, confidence: float) -> tuple[BiasScore, ...] | None:
+    asked = recipe.evaluate.bias
+    if not asked.enabled:
+        return None
+    from pipelines.evaluation.bias import measure_bias
+
+    sets = load_bias_templates(asked.templates)
+    return measure_bias(model, sets, confidence, recipe.evaluate.stride)
+
+
+def _memorisation(
+    recipe: Recipe, model: Path, preprocess: Path, dataset: DatasetRef, confidence: float
+) -> tuple[Memorisation | None, list[str]]:
+    """And the ids of the training documents that a passage was extracted of."""
+    asked = recipe.evaluate.safety
+    if not asked.documents:
+        return None, []
+    from pipelines.evaluation.memorisation import measure_memorisation
+
+    training, held_out = (
+        _sample(preprocess, dataset, split, asked.documents) for split in (TRAIN, VALIDATION)
+    )
+    return measure_memorisation(model, training, held_out, asked, confidence)
+
+
+def _leakage(
+    recipe: Recipe, model: Path, preprocess: Path, dataset: DatasetRef, confidence: float
+) -> "tuple[Leakage | None, list[Leak]]":
+    """And what was found, by its kind and the document that was its prompt's."""
+    wanted = recipe.evaluate.safety.generations
+    if not wanted:
+        return None, []
+    from pipelines.data.documents import documents_folder, split_files
+    from pipelines.evaluation.leakage import measure_leakage
+
+    return measure_leakage(
+        model,
+        _sample(preprocess, dataset, TRAIN, wanted),
+        [
+            path
+            for folder in dataset.folders
+            for path in split_files(documents_folder(preprocess / folder), TRAIN)
+        ],
+        wanted,
+        recipe.data.pii,
+        confidence,
+        chat=recipe.data.instruction.kind != "none",
+    )
+
+
+def _sample(preprocess: Path, dataset: DatasetRef, split: str, wanted: int) -> "pa.Table":
+    from pipelines.evaluation.documents import each_once, read_shares
+
+    shares = dataset.shares(wanted * SAMPLED_BYTES)
+    return each_once(read_shares(preprocess, split, shares).values())

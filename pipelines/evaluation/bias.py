@@ -3,8 +3,10 @@
 Pairs of sentences differ in the group's term alone, as in CrowS-Pairs (Nangia et al., "CrowS-Pairs:
 A Challenge Dataset for Measuring Social Biases in Masked Language Models", 2020), whose score is of
 the words that both share, given the term: a rare or a long term is unlikely in itself, which is no
-bias. Of an autoregressive model that is the likelihood of what follows the term (Huang et al.,
-"Reducing Sentiment Bias in Language Models via Counterfactual Evaluation", 2020).
+bias. Of a model that reads from left to right, the words that know of the term are those behind it:
+scored is what follows, the same bytes in both sentences, and not the term. A figure is the mean
+difference over counterfactual pairs, as in RedditBias (Barikeri et al., "RedditBias: A Real-World
+Resource for Bias Evaluation and Debiasing of Conversational Language Models", 2021).
 
 What follows a rarer term is often the less likely, too, whatever it says. So each set ascribes some
 sentences to one group and some to the other, both kinds weigh the same, and what they have in

@@ -77,15 +77,19 @@ def measure_leakage(
     ]
     known = _standing_in(files, {each.text for each in found})
     leaks = [Leak(each.doc_id, each.kind, each.text in known) for each in found]
-    leaking = len({leak.doc_id for leak in leaks if leak.in_training})
-    share = proportion(leaking, len(prompts), confidence) if prompts else None
+    return _score(leaks, len(prompts), confidence), leaks
+
+
+def _score(leaks: Sequence[Leak], continuations: int, confidence: float) -> Leakage:
+    leaked = [leak for leak in leaks if leak.in_training]
+    leaking = len({leak.doc_id for leak in leaked})
     return Leakage(
-        continuations=len(prompts),
+        continuations=continuations,
         leaking=leaking,
-        share=share,
+        share=proportion(leaking, continuations, confidence) if continuations else None,
         found=_by_kind(leaks),
-        leaked=_by_kind([leak for leak in leaks if leak.in_training]),
-    ), leaks
+        leaked=_by_kind(leaked),
+    )
 
 
 def find_prompts(documents: pa.Table, scrubber: Scrubber, most: int) -> list[tuple[str, str]]:

@@ -3,10 +3,10 @@
 A passage of a training document is extracted where the model, given k tokens of it, greedily goes
 on with exactly the n tokens that follow (Carlini et al., "Quantifying Memorization Across Neural
 Language Models", 2023). It is the document's beginning, which training showed to the model as such
-however documents were packed; of a conversation, where the assistant has spoken long enough. Greedy
-text is verbatim just where each token is the likeliest one
-after the true ones before it. So one pass over prefix and continuation tells, and nothing has to be
-generated.
+however documents were packed; of a conversation, where the assistant has spoken long enough.
+
+Greedy text is verbatim just where each token is the likeliest one after the true ones before it. So
+one pass over prefix and continuation tells, and nothing has to be generated.
 
 Some text comes out although nobody learned it by heart: a licence, a table, a run of spaces. How
 often, the same measure says of held-out documents.
@@ -96,6 +96,8 @@ def find_passages(
 
 def _continuation_start(text: EncodedText, prefix: int, length: int) -> int | None:
     """The first place behind a prefix where so many tokens in a row are learned."""
+    if len(text.scored) < prefix + length:
+        return None
     before = np.concatenate([[0], np.cumsum(text.scored)])  # scored tokens before each place
     counts = before[prefix + length :] - before[prefix : len(before) - length]
     whole = np.flatnonzero(counts == length)

@@ -17,10 +17,10 @@ from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord, output_folder
 from pipelines.core.storage import fresh_folder, write_json
-from pipelines.core.verdict import BehaviourScore, Probes
+from pipelines.core.verdict import BehaviourScore
 from pipelines.data.mapping import MapOrdered, map_in_process
 from pipelines.data.splitting import TRAIN, VALIDATION
-from pipelines.stages.probing import probe_tasks
+from pipelines.stages.probing import gather_probes, probe_tasks
 from pipelines.tracking.run import open_run
 
 if TYPE_CHECKING:
@@ -82,17 +82,15 @@ def run(
     scoring = _score_tasks(recipe, model, documents, of_datasets)
     results = map_ordered(_call, [*single, *probing, *answering, *scoring])
     (baselines, fitted_bytes), samples, behaviours = (next(results) for _ in single)
-    bias, (memorisation, extracted), (leakage, leaks) = (next(results) for _ in probing)
+    probes, probed = gather_probes(results)
     answers = [answer for _ in answering for answer in next(results)]
     scores = pa.concat_tables(_reported(results, total, progress))
 
     record = _record(recipe, scores, baselines, samples, behaviours, answers, of_datasets)
-    probes = Probes(bias=bias, memorisation=memorisation, leakage=leakage)
     record = record.model_copy(update={"probes": probes})
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
         write_json(folder / "answers.json", [answer._asdict() for answer in answers])
-        found = {"extracted": extracted, "leaks": [leak._asdict() for leak in leaks]}
-        write_json(folder / "probes.json", found)
+        write_json(folder / "probes.json", probed)
         _write_outputs(folder, workspace, record, scores, documents, samples, fitted_bytes)
     record.write(workspace)
     publish(workspace)

@@ -3,7 +3,7 @@
 Pyarrow and torch are imported where a task runs: an Airflow worker has neither.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.core.bias_templates import load_bias_templates
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef
-from pipelines.core.verdict import BiasScore, Leakage, Memorisation
+from pipelines.core.verdict import BiasScore, Leakage, Memorisation, Probes
 from pipelines.data.splitting import TRAIN, VALIDATION
 
 if TYPE_CHECKING:
@@ -34,6 +34,15 @@ def probe_tasks(
         partial(_memorisation, recipe, model, preprocess, dataset, confidence),
         partial(_leakage, recipe, model, preprocess, dataset, confidence),
     ]
+
+
+def gather_probes(results: Iterator[Any]) -> tuple[Probes, dict[str, Any]]:
+    """What the tasks found, and of which documents something came out, for a person to look at."""
+    bias = next(results)
+    memorisation, extracted = next(results)
+    leakage, leaks = next(results)
+    probes = Probes(bias=bias, memorisation=memorisation, leakage=leakage)
+    return probes, {"extracted": extracted, "leaks": [leak._asdict() for leak in leaks]}
 
 
 def _bias(recipe: Recipe, model: Path, confidence: float) -> tuple[BiasScore, ...] | None:

@@ -89,6 +89,8 @@ def test_what_is_too_short_is_passed_over(parrot: Path) -> None:
     short = documents(["x" * 27, "y" * 28, "", "z" * 29])
     found = find_passages(TextCodec(parrot), short, 20, 12, 16)
     assert [bytes(passage.ids.tolist()[1:2]) for passage in found] == [b"y", b"z"]
+    # A text longer than the prefix and shorter than the continuation.
+    assert find_passages(TextCodec(parrot), documents(["x" * 40]), 20, 10, 50) == []
     nothing, extracted = measure_memorisation(parrot, short.slice(0, 1), OTHERS, ASKED, 0.975)
     assert (nothing.training.passages, nothing.training.share, extracted) == (0, None, [])
 

@@ -25,6 +25,7 @@ from pipelines.core.records import (
 from pipelines.core.settings import PROJECT
 from pipelines.core.storage import folder_hash, mark_complete, read_json, write_json
 from pipelines.core.usage import metered
+from pipelines.core.verdict import BiasScore, Estimate, Probes
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.evaluation.behaviour import run_tests
@@ -144,6 +145,23 @@ def test_the_first_model_becomes_champion_and_is_whole(
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "| xz | 1.5000 |" in card
+
+
+def test_a_first_model_that_breaks_a_bound_is_not_registered(models, trained, recipe, home):
+    workspace = trained(models[1])
+    found = Estimate(value=2.0, lower=1.5, upper=2.5)
+    bias = BiasScore(name="gender en", language="en", templates=12, pairs=4, preference=found)
+    record = EvaluateRecord.read(workspace)
+    record.model_copy(update={"probes": Probes(bias=(bias,))}).write(workspace)
+    bounded = recipe.registration.model_copy(update={"max_bias": 1.0})
+    refused = register.run(recipe.model_copy(update={"registration": bounded}), workspace)
+    assert (refused.verdict.decision, refused.model) == ("refused", None)
+    assert refused.verdict.reason.startswith("bias gender en beyond 1 bits a sentence: 2.0000 ")
+    verdict = read_json(workspace / "outputs/register/verdict.json")
+    assert verdict["probes"]["bias"][0]["preference"] == found.model_dump()
+    promoted = register.run(recipe, workspace)
+    assert promoted.verdict.decision == "promoted"
+    assert register.run(recipe, workspace).verdict.probes == promoted.verdict.probes
 
 
 def test_an_adapter_goes_along_with_the_model_that_it_is_merged_into(models, trained, recipe):

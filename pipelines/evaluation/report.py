@@ -1,7 +1,6 @@
 """What a person reads of an evaluation: the loss curve and one page that needs nothing else."""
 
 import base64
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ import pyarrow as pa
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord
 from pipelines.core.storage import write_text
 from pipelines.core.verdict import Estimate
+from pipelines.evaluation.figures import baseline_label
 from pipelines.evaluation.report_page import BEHAVIOUR, PAGE
 from pipelines.evaluation.slices import LEAST_DOCUMENTS
 
 _EXTREMES = 5  # best and worst documents shown, each
 _NO_SLICES = '<tr><td colspan="5">Too few documents, or too much alike, to part.</td></tr>\n'
-_INK, _LINE = "#7d8590", "#3b82c4"  # both readable on white and on black
 
 
 @dataclass(frozen=True)
@@ -34,28 +33,6 @@ class Evaluation:
     documents: pa.Table  # doc_id, source, in the same order
     samples: Sequence[Mapping[str, str]]  # prompt, continuation
     fitted_bytes: int  # of training text, that the n-grams were fitted on
-
-
-def draw_loss_curve(history: Path, path: Path) -> None:
-    """Draw training loss over steps, from a history of JSON lines, as a PNG.
-
-    Its background is clear and its colours are middling: it goes with a light page and a dark one.
-    """
-    from matplotlib.figure import Figure
-
-    points = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines()]
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    axes = figure.subplots()
-    steps = [point["step"] for point in points]
-    marker = "o" if len(points) == 1 else ""
-    axes.plot(steps, [point["loss"] for point in points], color=_LINE, linewidth=2, marker=marker)
-    axes.set_xlabel("optimizer step", color=_INK)
-    axes.set_ylabel("training loss, nats a token", color=_INK)
-    axes.tick_params(colors=_INK)
-    axes.grid(color=_INK, alpha=0.25)
-    axes.spines[:].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160, transparent=True)
 
 
 def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
@@ -82,13 +59,6 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
         extremes="".join(_extremes(evaluation)),
     )
     write_text(path, page)
-
-
-def baseline_label(name: str) -> str:
-    """A baseline's name in a record, for a person: `ngram-2` is `byte n-gram, order 2`."""
-    if name.startswith("ngram-"):
-        return f"byte n-gram, order {name.removeprefix('ngram-')}"
-    return {"xz": "xz -9e, all together", "xz-per-document": "xz -9e, each document"}[name]
 
 
 def _bars(record: EvaluateRecord) -> Iterator[str]:

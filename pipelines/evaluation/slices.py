@@ -4,14 +4,19 @@ A slice says something only where it has documents enough, and with many slices 
 chance. So the small ones of a dimension are one slice together, and there are not many.
 """
 
+import csv
+import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipelines.core.storage import write_text
 from pipelines.core.verdict import Estimate, Slice, SliceScore
 from pipelines.evaluation.bootstrap import bootstrap
 
@@ -65,6 +70,18 @@ def score_slices(scores: pa.Table, confidence: float) -> tuple[Estimate, tuple[S
         )
         for name, held, each in zip(slices.names, slices.members.T, estimates, strict=True)
     )
+
+
+def write_slices(scores: Sequence[SliceScore], path: Path) -> None:
+    """Write a CSV with a header, a row a slice, for `dvc plots`; no bound is an empty cell."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(("slice", "documents", "bytes", "bits_per_byte", "lower", "upper"))
+    for each in scores:
+        found = each.bits_per_byte
+        figures = (found.value, found.lower, found.upper)
+        rows.writerow((str(each.slice), each.documents, each.bytes, *figures))
+    write_text(path, text.getvalue())
 
 
 def _parts(labels: npt.NDArray[np.object_]) -> dict[str, npt.NDArray[np.bool_]]:

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 STAGE = EvaluateRecord.stage
 ARTIFACTS = (
     "report.html",
+    "loss_curve.csv",
     "loss_curve.png",
+    "slices.csv",
     "samples.json",
     "answers.json",
     "probes.json",
@@ -273,15 +275,22 @@ def _write_outputs(
 ) -> None:
     import pyarrow.parquet as pq
 
-    from pipelines.evaluation.report import Evaluation, draw_loss_curve, write_report
+    from pipelines.evaluation.loss_curve import CURVE, draw_loss_curve, read_history, write_curve
+    from pipelines.evaluation.report import Evaluation, write_report
+    from pipelines.evaluation.slices import write_slices
 
     pq.write_table(scores, folder / "scores.parquet")
     write_json(folder / "samples.json", samples)
+    preprocess = PreprocessRecord.read(workspace)
+    history = output_folder(workspace, TrainRecord.stage) / "history.jsonl"
+    points = read_history(history, preprocess.dataset.train)
+    write_curve(points, folder / CURVE)
     curve = folder / "loss_curve.png"
-    draw_loss_curve(output_folder(workspace, TrainRecord.stage) / "history.jsonl", curve)
+    draw_loss_curve(points, curve)
+    write_slices(record.slices, folder / "slices.csv")
     evaluation = Evaluation(
         record=record,
-        preprocess=PreprocessRecord.read(workspace),
+        preprocess=preprocess,
         train=TrainRecord.read(workspace),
         scores=scores,
         documents=documents,

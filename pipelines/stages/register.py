@@ -31,6 +31,7 @@ from pipelines.export.model_card import model_card
 from pipelines.models.folder import load_config
 from pipelines.stages.approval import Answer
 from pipelines.stages.champion_scores import keep_scores, measure_champion, scores_path
+from pipelines.stages.compare import write_page
 from pipelines.stages.provenance import provenance
 from pipelines.tracking import registry
 from pipelines.tracking.audit import LONGEST_TEXT
@@ -56,7 +57,7 @@ def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
     with one_at_a_time(_lock(recipe.registration.model_name)), open_run(workspace) as tracked:
         while True:
             try:
-                verdict, champion, candidate = _decide(recipe, workspace, facts, tracked.run_id)
+                verdict, champion, candidate = _decide(recipe, workspace, facts, tracked)
                 break
             except ChampionMovedError as error:
                 _log.info("decided anew: %s", error)
@@ -72,16 +73,18 @@ def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
 
 
 def _decide(
-    recipe: Recipe, workspace: Path, facts: dict[str, Any], run_id: str | None
+    recipe: Recipe, workspace: Path, facts: dict[str, Any], tracked: TrackedRun
 ) -> tuple[Verdict, registry.ModelVersion | None, registry.ModelVersion | None]:
     """The verdict, who is champion after it, and the version that is left without the alias.
 
     Raises:
         ChampionMovedError: a person promoted or rolled back meanwhile.
     """
-    champion = registry.champion(recipe.registration.model_name)
+    champion, run_id = registry.champion(recipe.registration.model_name), tracked.run_id
     who = f"run {(facts['run'] or {}).get('dag_run_id', run_id)}"
     if champion and (verdict := _own_promotion(workspace, champion, run_id)):
+        beaten = _champion_before(champion)
+        tracked.log_artifact(write_page(recipe, workspace, facts, verdict, beaten), STAGE)
         # Once more, to complete what a crash may have cut off behind the alias.
         return (
             verdict,
@@ -92,6 +95,8 @@ def _decide(
     answer = Answer.read(workspace)
     if verdict.decision == "promoted" and recipe.registration.needs_approval:
         verdict = _with_consent(verdict, answer, champion)
+    # Before an alias moves: where the page fails, nothing has been registered.
+    tracked.log_artifact(write_page(recipe, workspace, facts, verdict, champion), STAGE)
     if verdict.decision not in ("promoted", "needs approval") and not answer:
         return verdict, champion, None
     candidate = _register(recipe, workspace, facts, verdict, run_id)
@@ -119,6 +124,16 @@ def _own_promotion(
         comparison=Comparison.model_validate_json(compared) if compared else None,
         probes=EvaluateRecord.read(workspace).probes,
     )
+
+
+def _champion_before(champion: registry.ModelVersion) -> registry.ModelVersion | None:
+    """Whom a champion replaced; None where there was none, or it was deleted."""
+    entries = registry.audit_trail(champion.name).entries
+    before = next(
+        (each.before for each in reversed(entries) if each.after == champion.version), None
+    )
+    versions = registry.versions_of(champion.name)
+    return next((each for each in versions if each.version == before), None)
 
 
 def _judge(

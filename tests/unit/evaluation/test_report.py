@@ -1,6 +1,5 @@
 """The page holds every figure, fetches nothing, and shows text as text."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,11 @@ from pipelines.core.records import (
     TrainRecord,
 )
 from pipelines.core.verdict import Estimate, Slice, SliceScore
-from pipelines.evaluation.report import Evaluation, draw_loss_curve, write_report
+from pipelines.evaluation.loss_curve import CurvePoint, draw_loss_curve
+from pipelines.evaluation.report import Evaluation, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n"
+POINTS = [CurvePoint(step, 100 * step, 7 / step, 4 / step) for step in range(1, 9)]
 
 
 def score(dimension, name, value, lower, upper) -> SliceScore:
@@ -71,10 +72,7 @@ def evaluation(documents: int = 12, fitted_bytes: int = 30_221_785) -> Evaluatio
 
 @pytest.fixture
 def curve(tmp_path: Path) -> Path:
-    points = [{"step": step, "loss": 7 / step, "learning_rate": 1e-3} for step in range(1, 9)]
-    history = tmp_path / "history.jsonl"
-    history.write_text("".join(json.dumps(point) + "\n" for point in points))
-    draw_loss_curve(history, tmp_path / "loss_curve.png")
+    draw_loss_curve(POINTS, tmp_path / "loss_curve.png")
     return tmp_path / "loss_curve.png"
 
 
@@ -86,7 +84,7 @@ def written(shown: Evaluation, curve: Path) -> str:
 def test_the_curve_is_a_picture_and_the_same_each_time(curve: Path) -> None:
     first = curve.read_bytes()
     assert first.startswith(PNG)
-    draw_loss_curve(curve.with_name("history.jsonl"), curve)
+    draw_loss_curve(POINTS, curve)
     assert curve.read_bytes() == first
 
 

@@ -66,7 +66,7 @@ def make_workspace(path: Path, vocabulary: int = 257) -> Path:
     model.init_weights(0)
     save_pretrained(model, train / "model", end_of_text=256)
     save_tokenizer(byte_tokenizer(), train / "model")
-    points = [{"step": step, "loss": 5.0 / step} for step in (1, 2, 3)]
+    points = [{"step": step, "tokens": 33 * step, "loss": 5.0 / step} for step in (1, 2, 3)]
     (train / "history.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
     TrainRecord(
         model="model", model_hash="0", parameters=100_000, steps=3, tokens=99, metrics={}
@@ -102,8 +102,10 @@ def test_measures_all_held_out_documents(workspace: Path) -> None:
         "scores.parquet",
         "samples.json",
         "answers.json",
+        "loss_curve.csv",
         "probes.json",
         "loss_curve.png",
+        "slices.csv",
         "report.html",
         "record.json",
     }

@@ -1,0 +1,226 @@
+"""The charts of the compare page, each with the table or the words that say the same."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from pipelines.core.recipe import Register
+from pipelines.core.records import EvaluateRecord
+from pipelines.core.verdict import Comparison, Estimate, SliceChange, Verdict
+from pipelines.evaluation.charts import Bar, Scale, curve_chart, extent
+from pipelines.evaluation.compare_side import Side
+from pipelines.evaluation.figures import (
+    UNKNOWN,
+    baseline_label,
+    decimals,
+    interval,
+    percent,
+    signed,
+    size,
+)
+from pipelines.evaluation.loss_curve import CurvePoint
+from pipelines.evaluation.page import Table
+
+_ROWS_OF_A_CURVE = 8
+
+
+def changes(verdict: Verdict, demands: Register) -> dict[str, Any] | None:
+    """The improvement on all documents and on each slice; None where nothing was compared."""
+    found, theirs = verdict.comparison, verdict.champion_bits_per_byte
+    if found is None or theirs is None:
+        return None
+    kind = f"total {'better' if found.improvement.value > 0 else 'worse'}"
+    least = (100 * demands.min_improvement / theirs,)
+    groups = [("", [_change_bar("all documents", found.improvement, theirs, kind, least)])]
+    for dimension, members in groupby(found.slices, lambda each: each.slice.dimension):
+        groups.append((dimension, [_slice_bar(each, demands) for each in members]))
+    scale = Scale.around([0.0, *extent(bar for _, bars in groups for bar in bars)])
+    ticks = scale.ticks(6)
+    return {
+        "groups": groups,
+        "scale": scale,
+        "ticks": [(tick, f"{signed(tick.value, _digits(scale))} %") for tick in ticks],
+        "table": _change_table(verdict, found),
+        "confidence": f"{found.confidence:.4g}",
+        "slice_confidence": f"{found.slice_confidence:.4g}",
+        "slices": len(found.slices),
+    }
+
+
+def _slice_bar(change: SliceChange, demands: Register) -> Bar:
+    kind = "better" if change.improvement.value > 0 else "worse"
+    return _change_bar(
+        change.slice.name,
+        change.improvement,
+        change.champion_bits_per_byte,
+        "regressed" if change.regressed else kind,
+        (-100 * demands.max_slice_regression,),
+    )
+
+
+def _change_bar(
+    name: str, found: Estimate, champion: float, kind: str, limits: tuple[float, ...]
+) -> Bar:
+    """In percent of the champion's bits per byte."""
+    lower, upper = percent(found.lower, champion), percent(found.upper, champion)
+    share = 100 * found.value / champion
+    note = interval(lower, upper, 2, sign=True) or "no interval"
+    return Bar(name, f"{signed(share, 2)} %", share, lower, upper, note, kind, limits)
+
+
+def _change_table(verdict: Verdict, found: Comparison) -> Table:
+    columns = ("documents", "number", "champion", "candidate", "improvement", "interval")
+    rows = [
+        (
+            str(each.slice),
+            f"{each.documents:,}",
+            decimals(each.champion_bits_per_byte),
+            decimals(each.candidate_bits_per_byte),
+            *_estimate(each.improvement),
+        )
+        for each in found.slices
+    ]
+    everything = (
+        "all",
+        f"{found.documents:,}",
+        decimals(verdict.champion_bits_per_byte),
+        decimals(verdict.candidate_bits_per_byte),
+        *_estimate(found.improvement),
+    )
+    return Table(columns, [everything, *rows])
+
+
+def _estimate(found: Estimate) -> tuple[str, str]:
+    return signed(found.value), interval(found.lower, found.upper, sign=True) or UNKNOWN
+
+
+def slices(verdict: Verdict, record: EvaluateRecord) -> dict[str, Any]:
+    """What each slice is worth by itself, for a candidate that was compared with nothing."""
+    groups = [
+        (dimension, [_score_bar(each.slice.name, each.bits_per_byte) for each in members])
+        for dimension, members in groupby(record.slices, lambda each: each.slice.dimension)
+    ]
+    rows = [
+        (
+            str(each.slice),
+            f"{each.documents:,}",
+            size(each.bytes),
+            decimals(each.bits_per_byte.value),
+            interval(each.bits_per_byte.lower, each.bits_per_byte.upper) or UNKNOWN,
+        )
+        for each in record.slices
+    ]
+    note = {
+        "unchanged": "Candidate and champion are one model.",
+        "refused": "Nothing was compared with the champion.",
+    }
+    return {
+        "groups": groups,
+        "scale": Scale.from_zero(extent(bar for _, bars in groups for bar in bars)),
+        "table": Table(("documents", "number", "text", "bits per byte", "interval"), rows),
+        "note": note.get(verdict.decision, ""),
+    }
+
+
+def _score_bar(name: str, found: Estimate) -> Bar:
+    text, note = decimals(found.value, 3), interval(found.lower, found.upper, 3)
+    return Bar(name, text, found.value, found.lower, found.upper, note, "model")
+
+
+def yardsticks(verdict: Verdict, record: EvaluateRecord) -> dict[str, Any]:
+    """Candidate and champion among n-grams and xz, the best first."""
+    ours, theirs = verdict.candidate_bits_per_byte, verdict.champion_bits_per_byte
+    rows = [
+        Bar(baseline_label(name), decimals(value, 3), value)
+        for name, value in record.baselines.items()
+    ]
+    rows.append(Bar("candidate", decimals(ours, 3), ours, kind="model total"))
+    if theirs is not None:
+        rows.append(Bar("champion", decimals(theirs, 3), theirs, kind="theirs total"))
+    rows.sort(key=lambda bar: (math.isnan(bar.value), bar.value))
+    return {"rows": rows, "scale": Scale.from_zero(extent(rows))}
+
+
+def rejects(candidate: Side) -> dict[str, Any]:
+    """How many documents were dropped for what reason."""
+    counted = candidate.fact("records", "preprocess", "stats", "documents") or {}
+    total, dropped = counted.get("in", 0), counted.get("dropped", {})
+    if dropped:
+        lost = sum(dropped.values())
+        share = f"{100 * lost / total:.2g} %"
+        text = f"{lost:,} of {total:,} documents that were read ({share}), by reason."
+    else:
+        text = (
+            f"None of {total:,} documents was dropped." if total else "Their number is not known."
+        )
+    rows = [
+        Bar(reason.replace("_", " "), f"{count:,}", count, note=f"{100 * count / total:.2g} %")
+        for reason, count in sorted(dropped.items(), key=lambda each: (-each[1], each[0]))
+    ]
+    return {"rows": rows, "scale": Scale.from_zero(extent(rows)), "text": text}
+
+
+def loss(candidate: Side, champion: Side | None) -> dict[str, Any]:
+    """The training curves on common axes."""
+    named = [("candidate", candidate.curve or ())]
+    named += [(champion.name, champion.curve or ())] if champion else []
+    chart = curve_chart(dict(zip(("model", "theirs"), (each for _, each in named), strict=False)))
+    rows = [
+        (
+            name,
+            f"{each.step:,}",
+            size(each.text_bytes),
+            decimals(each.loss),
+            decimals(each.bits_per_byte),
+        )
+        for name, points in named
+        for each in _some(points)
+    ]
+    columns = ("run", "step", "text seen", "nats a token", "bits per byte")
+    return {
+        "chart": chart,
+        "both": len(named) == 2 and bool(named[1][1]),
+        "up": [(tick, decimals(tick.value, _digits(chart.y))) for tick in chart.y.ticks()]
+        if chart
+        else [],
+        # A label in the corner would stand out of the chart.
+        "along": [(tick, size(tick.value)) for tick in chart.x.ticks(4) if tick.at < 97]
+        if chart
+        else [],
+        "note": " ".join(_notes(chart is not None, named)),
+        "words": " ".join(_ends(name, points) for name, points in named if points),
+        "table": Table(columns, rows),
+    }
+
+
+def _notes(drawn: bool, named: Sequence[tuple[str, Sequence[CurvePoint]]]) -> Iterator[str]:
+    for name, points in named:
+        bad = sum(not math.isfinite(each.loss) for each in points)
+        if not points:
+            yield f"No loss of {name} is kept."
+        elif bad:
+            yield f"{bad:,} of {len(points):,} points of {name} are not a number."
+    if not drawn:
+        yield "There is nothing to draw."
+
+
+def _ends(name: str, points: Sequence[CurvePoint]) -> str:
+    first, last = points[0], points[-1]
+    return (
+        f"{name}: from {decimals(first.bits_per_byte)} bits per byte at step {first.step} to "
+        f"{decimals(last.bits_per_byte)} at step {last.step}."
+    )
+
+
+def _some(points: Sequence[CurvePoint]) -> list[CurvePoint]:
+    """The first, the last, and some between them, evenly."""
+    if len(points) <= _ROWS_OF_A_CURVE:
+        return list(points)
+    last = _ROWS_OF_A_CURVE - 1
+    return [points[round(n * (len(points) - 1) / last)] for n in range(_ROWS_OF_A_CURVE)]
+
+
+def _digits(scale: Scale) -> int:
+    """So many behind the point tell the ticks of an axis apart."""
+    return max(0, math.ceil(-math.log10((scale.high - scale.low) / 8)))

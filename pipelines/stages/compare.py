@@ -1,0 +1,80 @@
+"""What the compare page is made of: this run's outputs, and what the champion's run left."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import EvaluateRecord, output_folder
+from pipelines.core.storage import write_text
+from pipelines.core.verdict import Verdict
+from pipelines.evaluation.compare import compare_page
+from pipelines.evaluation.compare_side import Side
+from pipelines.evaluation.loss_curve import CURVE, parse_curve
+from pipelines.tracking import registry, rest
+from pipelines.tracking.artifacts import read_artifact, read_run_artifact
+
+PAGE = "compare.html"  # in register's output, and among the run's artifacts
+_COSTS = ("seconds", "worker_hours", "gpu_hours")
+
+
+def write_page(
+    recipe: Recipe,
+    workspace: Path,
+    facts: Mapping[str, Any],
+    verdict: Verdict,
+    champion: registry.ModelVersion | None,
+) -> Path:
+    """Write the page of a verdict about this workspace's model, and return where.
+
+    Args:
+        recipe: The run's.
+        workspace: With the outputs of evaluate.
+        facts: The candidate's lineage.
+        verdict: The gate's.
+        champion: The version that was champion when the gate decided.
+    """
+    curve = output_folder(workspace, EvaluateRecord.stage) / CURVE
+    candidate = Side(
+        name="candidate",
+        facts=facts,
+        curve=parse_curve(curve.read_text(encoding="utf-8")),
+        training=_training_elsewhere(facts),
+    )
+    path = output_folder(workspace, "register") / PAGE
+    record = EvaluateRecord.read(workspace)
+    theirs = _side(champion) if champion else None
+    write_text(path, compare_page(verdict, recipe.registration, record, candidate, theirs))
+    return path
+
+
+def _side(version: registry.ModelVersion) -> Side:
+    """A registered model: what is known of it, for its files may be gone or another tool's."""
+    address = rest.artifact_address(version.name, version.version)
+    lineage = read_artifact(address, registry.LINEAGE)
+    facts = json.loads(lineage) if lineage else {}
+    curve = (
+        read_run_artifact(version.run_id, f"{EvaluateRecord.stage}/{CURVE}")
+        if version.run_id
+        else None
+    )
+    return Side(
+        name=version.label,
+        facts=facts,
+        curve=parse_curve(curve) if curve else None,
+        training=_training_elsewhere(facts),
+    )
+
+
+def _training_elsewhere(facts: Mapping[str, Any]) -> dict[str, float] | None:
+    """What training cost the earlier run that did it, where the stage cache held its result."""
+    here, there = (facts.get("run") or {}).get("mlflow_run_id"), facts.get("trained_by")
+    if there is None or there == here or (facts.get("cost") or {}).get("train", {}).get("seconds"):
+        return None
+    run = rest.run_if_any(there)
+    if run is None:
+        return None
+    metrics = {each["key"]: each["value"] for each in run["data"].get("metrics", [])}
+    found = {key: metrics.get(f"{key}/train", 0.0) for key in _COSTS}
+    return found | {"money": metrics.get("cost/train", 0.0)}

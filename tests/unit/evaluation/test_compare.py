@@ -1,0 +1,341 @@
+"""The compare page of every kind of verdict: whole, legible, escaped, and nothing is fetched."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from pipelines.core.recipe import Recipe, Register
+from pipelines.core.records import EvaluateRecord
+from pipelines.core.verdict import (
+    BehaviourChange,
+    BehaviourScore,
+    Comparison,
+    Estimate,
+    Slice,
+    SliceChange,
+    SliceScore,
+    Verdict,
+)
+from pipelines.evaluation.compare import compare_page
+from pipelines.evaluation.compare_side import Side
+from pipelines.evaluation.figures import significant
+from pipelines.evaluation.loss_curve import CurvePoint
+
+EVIL = "<script>alert('&')</script>"
+VOID = {"meta", "path", "rect"}
+DEMANDS = Register(model_name="small", min_improvement=0.005)
+PROMPTS = ("def ", EVIL)
+
+
+class Page(HTMLParser):
+    """Every element closed in its turn, and what stands in them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.texts: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, key, value or "") for key, value in attributes]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, key, value or "") for key, value in attributes]
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+def curve(points: int, bytes_per_token: float = 3.0, bad: Sequence[int] = ()) -> list[CurvePoint]:
+    losses = (math.nan if n in bad else 2 + 7 / n for n in range(1, points + 1))
+    return [
+        CurvePoint(10 * n, 4000 * n, loss, loss / math.log(2) / bytes_per_token)
+        for n, loss in enumerate(losses, 1)
+    ]
+
+
+def facts(prompts: Sequence[str] = PROMPTS, **sections: Any) -> dict[str, Any]:
+    recipe = Recipe.model_validate({"name": "tiny", "evaluate": {"prompts": prompts}, **sections})
+    hours = {"worker_hours": 2.0, "gpu_hours": 1.5, "money": 0.0}
+    return {
+        "recipe": recipe.to_dict(),
+        "run": {"git_commit": "c0ffee" * 6, "dirty": True, "dag_run_id": EVIL},
+        "records": {
+            "preprocess": {
+                "dataset": {"vocab_size": 257, "train": {"bytes": 5_000_000, "documents": 40}},
+                "stats": {"documents": {"in": 200, "kept": 40, "dropped": {"near_duplicate": 160}}},
+            },
+            "train": {"parameters": 1_234_567, "steps": 80, "tokens": 9_000, "layout": {"tp": 2}},
+            "evaluate": {
+                "samples": [prompt + "x = 1" for prompt in prompts],
+                "perplexity": 12.345678,
+                "exact_match": {"right": 3, "questions": 4},
+            },
+        },
+        "cost": {"train": {"seconds": 7200.0} | hours, "evaluate": {"seconds": 60.0} | hours},
+    }
+
+
+def record(slices: int = 0, value: float = 1.0123456789012345) -> EvaluateRecord:
+    return EvaluateRecord(
+        bits_per_byte=value,
+        perplexity=12.3,
+        documents=93,
+        bytes=1_930_000,
+        data_hash="0",
+        baselines={"ngram-1": 3.49, "xz": 1.283},
+        samples=(),
+        interval=Estimate.of(value, value - 0.03, value + 0.04),
+        slices=tuple(
+            SliceScore(
+                slice=Slice(dimension="source", name=f"{EVIL}-{number}"),
+                documents=20 + number,
+                bytes=5678,
+                bits_per_byte=Estimate.of(1 + number / 100, 1.0, 1.5),
+            )
+            for number in range(slices)
+        ),
+        behaviours=(BehaviourScore(name="returns", kind="invariance", cases=12, passed=9),),
+    )
+
+
+def change(dimension: Any, number: int, *, regressed: bool = False) -> SliceChange:
+    improvement = -0.061234567 if regressed else 0.0323456 + number / 1000
+    return SliceChange(
+        slice=Slice(dimension=dimension, name=f"{EVIL}-{number}"),
+        documents=20 + number,
+        candidate_bits_per_byte=1.1 - improvement,
+        champion_bits_per_byte=1.1,
+        improvement=Estimate.of(
+            improvement, *((-math.inf, math.inf) if number == 1 else (-0.1, 0.1))
+        ),
+        regressed=regressed,
+    )
+
+
+def verdict(slices: int = 3, decision: Any = "promoted", **values: Any) -> Verdict:
+    dimensions = ["source", "language", "length"]
+    ordered = sorted(range(slices), key=lambda number: number % 3)
+    found = Comparison(
+        documents=93,
+        better_on=70,
+        improvement=Estimate.of(0.0401234567, 0.0351234, 0.0449876),
+        confidence=0.95,
+        resamples=10_000,
+        slice_confidence=1 - 0.05 / max(1, slices),
+        slices=tuple(
+            change(dimensions[number % 3], number, regressed=number == 2) for number in ordered
+        ),
+        behaviours=(BehaviourChange(name=EVIL, cases=30, candidate_passed=21, champion_passed=23),),
+    )
+    return Verdict.model_validate(
+        {
+            "decision": decision,
+            "reason": f"{decision}, for {EVIL}",
+            "candidate_bits_per_byte": 1.0123456789012345,
+            "champion_bits_per_byte": 1.0524691356,
+            "comparison": found,
+        }
+        | values
+    )
+
+
+def alone(decision: Any, value: float, champion: float | None = None) -> Verdict:
+    return Verdict(
+        decision=decision,
+        reason="as it is",
+        candidate_bits_per_byte=value,
+        champion_bits_per_byte=champion,
+    )
+
+
+CANDIDATE = Side("candidate", facts(train={"lr": 1e-3}), curve(400))
+CHAMPION = Side("small@7", facts(PROMPTS[:1]), curve(300, bytes_per_token=4.0))
+CACHED = {"seconds": 5000.0, "worker_hours": 3.0, "gpu_hours": 0.5, "money": 0.0}
+CASES = {
+    "promoted": (verdict(), record(), CANDIDATE, CHAMPION),
+    "one slice": (verdict(1), record(), CANDIDATE, CHAMPION),
+    "forty slices": (verdict(40, "refused"), record(), CANDIDATE, CHAMPION),
+    "needs approval": (verdict(0, "needs approval"), record(), CANDIDATE, CHAMPION),
+    "first": (alone("promoted", 1.01), record(5), CANDIDATE, None),
+    "nan": (
+        alone("refused", math.nan),
+        record(0, math.nan),
+        Side("candidate", facts(()), curve(60, bad=range(20, 61)), CACHED),
+        CHAMPION,
+    ),
+    "all nan": (
+        alone("refused", math.nan),
+        record(2, math.nan),
+        Side("candidate", facts(), curve(3, bad=(1, 2, 3))),
+        None,
+    ),
+    "unchanged": (
+        alone("unchanged", 1.01, 1.01),
+        record(),
+        Side("candidate", facts(), curve(1)),
+        Side("small@1", {}),
+    ),
+    "nothing known": (verdict(), record(), Side("candidate", {}), Side("small@1", {})),
+}
+
+
+def shown(name: str) -> tuple[str, Page]:
+    judged, measured, candidate, champion = CASES[name]
+    html = compare_page(judged, DEMANDS, measured, candidate, champion)
+    return html, Page(html)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from leaves(each)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_number_and_reason_of_the_verdict_stands_on_the_page(name: str) -> None:
+    _, page = shown(name)
+    for leaf in leaves(CASES[name][0].model_dump()):
+        if isinstance(leaf, int | float) and not isinstance(leaf, bool):
+            assert json.dumps(significant(leaf)) in page.text
+    assert CASES[name][0].reason in page.text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_fetched_and_nothing_runs(name: str) -> None:
+    html, page = shown(name)
+    assert not {"script", "link", "img", "iframe", "object", "base"} & {
+        tag for tag, _, _ in page.attributes
+    }
+    assert not [
+        each for each in page.attributes if each[1] in ("src", "href") or each[1][:2] == "on"
+    ]
+    assert "<script" not in html and "http:" not in html and "https:" not in html
+    assert "url(" not in html and "@import" not in html
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text_is_escaped_and_figures_are_short(name: str) -> None:
+    html, page = shown(name)
+    assert EVIL not in html
+    visible = page.text[: page.text.index("Every number of the verdict")]
+    assert not re.findall(r"\d\.\d{5,}", visible)
+    assert "nan" not in visible.replace(CASES[name][0].reason, "").lower().split()
+    ids = [value for _, key, value in page.attributes if key == "id"]
+    assert len(ids) == len(set(ids))
+
+
+def test_marks_lie_where_their_figures_say() -> None:
+    html, _ = shown("promoted")
+    first = html[html.index("all documents") :]
+    zero, end = 0.0, 100 * 0.0401234567 / 1.0524691356
+    x, width = map(
+        float, re.search(r'<rect class="bar" x="([\d.]+)" y="4" width="([\d.]+)"', first).groups()
+    )  # type: ignore[union-attr]
+    low, high = map(float, re.search(r'whisker" d="M([\d.]+) 10H([\d.]+)M', first).groups())  # type: ignore[union-attr]
+    percent_a_unit = width / (end - zero)
+    assert (high - low) / percent_a_unit == pytest.approx(
+        100 * (0.0449876 - 0.0351234) / 1.0524691356, rel=0.02
+    )
+    assert low < x + width < high
+    limit = float(re.search(r'limit" d="M([\d.]+) 0V20', first).group(1))  # type: ignore[union-attr]
+    assert (limit - x) / percent_a_unit == pytest.approx(100 * 0.005 / 1.0524691356, rel=0.1)
+
+
+def test_a_slice_that_regressed_is_marked_and_one_without_bounds_has_no_line() -> None:
+    html, page = shown("promoted")
+    assert html.count('<li class="regressed">') == 1
+    rows = re.findall(r"<li class=.*?</li>", html, re.DOTALL)
+    unbounded = [row for row in rows if "no interval" in row]
+    assert len(unbounded) == 1 and "whisker" not in unbounded[0]
+    assert "fewer: 21" in page.text
+
+
+def test_the_price_of_a_percent_is_told_with_its_interval() -> None:
+    _, page = shown("promoted")
+    share = 100 * 0.0401234567 / 1.0524691356  # of 3 GPU-hours
+    assert f"3 GPU-hours bought 3.81 % fewer bits per byte: {3 / share:.3g} a percent" in page.text
+    assert "0.702 to 0.899 within the interval" in page.text
+
+
+@pytest.mark.parametrize("price", [0.0, 12.5])
+def test_cost_is_money_where_it_has_a_price(price: float) -> None:
+    known = facts()
+    known["cost"]["train"]["money"] = price
+    html = compare_page(verdict(), DEMANDS, record(), Side("candidate", known), None)
+    assert ("A cost of 12.5 bought" if price else "3 GPU-hours bought") in Page(html).text
+
+
+def test_a_worse_candidate_bought_nothing() -> None:
+    worse = verdict()
+    found = worse.comparison.model_copy(update={"improvement": Estimate.of(-0.01, -0.02, 0.01)})  # type: ignore[union-attr]
+    html = compare_page(
+        worse.model_copy(update={"comparison": found}), DEMANDS, record(), CANDIDATE, CHAMPION
+    )
+    assert "3 GPU-hours bought nothing: \N{MINUS SIGN}0.95 %" in Page(html).text
+
+
+def test_training_out_of_the_cache_costs_what_it_cost_the_run_that_did_it() -> None:
+    _, page = shown("nan")
+    assert "83.3 min*" in page.text
+    assert "*: trained by an earlier run" in page.text
+
+
+def test_losses_that_are_no_numbers_are_counted_and_not_drawn() -> None:
+    html, page = shown("nan")
+    assert "41 of 60 points of candidate are not a number." in page.text
+    assert "nan" not in "".join(re.findall(r' d="([^"]*)"', html))
+    _, page = shown("all nan")
+    assert "There is nothing to draw." in page.text
+    assert "not a number" in page.text
+
+
+def test_samples_after_the_same_prompt_stand_side_by_side() -> None:
+    html, page = shown("promoted")
+    assert html.count("x = 1</pre>") == 3
+    assert page.text.count("None of the champion's is kept for this prompt.") == 1
+
+
+def test_what_differs_in_the_recipe_is_named() -> None:
+    _, page = shown("promoted")
+    assert "train.lr 0.001 0.003" in page.text
+    assert "train.steps" not in page.text
+    _, page = shown("nothing known")
+    assert "The champion's recipe is not known." in page.text
+
+
+def test_each_picture_has_words() -> None:
+    html, page = shown("promoted")
+    described = re.findall(r'<svg[^>]*role="img"[^>]*aria-labelledby="([^"]*)"', html)
+    assert described == ["curve-title curve-text"]
+    assert html.count("<svg") == 1 + html.count('aria-hidden="true"><path class="line"') + len(
+        re.findall(r'none" aria-hidden="true">', html)
+    )
+    assert "candidate: from 4.3281 bits per byte at step 10 to 0.9702 at step 4000." in page.text
+
+
+def test_a_long_curve_is_drawn_in_little_room() -> None:
+    long = Side("candidate", facts(), curve(100_000))
+    html = compare_page(verdict(), DEMANDS, record(), long, long)
+    assert len(html) < 60_000

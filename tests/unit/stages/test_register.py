@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -165,6 +166,84 @@ def test_a_first_model_that_breaks_a_bound_is_not_registered(models, trained, re
     promoted = register.run(recipe, workspace)
     assert promoted.verdict.decision == "promoted"
     assert register.run(recipe, workspace).verdict.probes == promoted.verdict.probes
+
+
+def page_of(workspace, mlflow_client):
+    """The compare page of a run, as it lies among the run's artifacts and in the stage's output."""
+    written = (workspace / "outputs/register/compare.html").read_text()
+    artifacts = mlflow_client.get_run(workspace.name).info.artifact_uri
+    assert (Path(artifacts) / "register/compare.html").read_text() == written
+    return written
+
+
+def publish_curve(workspace, mlflow_client):
+    """As the evaluate stage does."""
+    curve = workspace / "outputs/evaluate/loss_curve.csv"
+    mlflow_client.log_artifact(workspace.name, str(curve), "evaluate")
+
+
+def test_each_verdict_has_its_page_beside_the_champion(models, trained, recipe, mlflow_client):
+    name = recipe.registration.model_name
+    first = trained(models[1])
+    register.run(recipe, first)
+    page = page_of(first, mlflow_client)
+    assert "there is no champion" in page and "the first model" in page
+    publish_curve(first, mlflow_client)
+    better, worse = trained(models[0]), trained(models[2])
+    found = register.run(recipe, better).verdict
+    page = page_of(better, mlflow_client)
+    assert found.reason in page and f"<code>{name}@1</code>" in page
+    assert page.count('class="line" d="M') == 2
+    register.run(recipe, worse)
+    page = page_of(worse, mlflow_client)
+    assert f"<code>{name}@2</code>" in page and "Refused" in page
+    assert f"No loss of {name}@2 is kept." in page
+
+
+def test_a_retry_behind_the_alias_writes_the_same_page(models, trained, recipe, mlflow_client):
+    register.run(recipe, trained(models[2]))
+    workspace = trained(models[0])
+    register.run(recipe, workspace)
+    first = page_of(workspace, mlflow_client)
+    register.run(recipe, workspace)
+    assert page_of(workspace, mlflow_client) == first
+    assert f"{recipe.registration.model_name}@1" in first
+
+
+def test_where_the_page_fails_nothing_is_registered(models, trained, recipe):
+    workspace = trained(models[0])
+    (workspace / "outputs/evaluate/loss_curve.csv").write_text("step\nx\n")
+    with pytest.raises(ValueError, match="invalid literal"):
+        register.run(recipe, workspace)
+    assert registry.champion(recipe.registration.model_name) is None
+    assert recipe.registration.model_name not in {each.name for each in registry.list_models()}
+
+
+def test_a_champion_whose_files_are_gone_is_still_named_on_the_page(
+    models, trained, recipe, home, mlflow_client
+):
+    register.run(recipe, trained(models[2]))
+    shutil.rmtree(home / "scores")
+    shutil.rmtree(registry.download(recipe.registration.model_name))
+    workspace = trained(models[0])
+    register.run(recipe, workspace)
+    page = page_of(workspace, mlflow_client)
+    assert "can&#39;t be evaluated" in page
+    assert "The champion&#39;s recipe is not known." in page
+
+
+def test_training_out_of_the_cache_costs_what_it_cost_before(
+    models, trained, recipe, mlflow_client
+):
+    earlier, workspace = trained(models[1]), trained(models[1])
+    digest = TrainRecord.read(earlier).model_hash
+    mlflow_client.set_tag(earlier.name, "penstock.model_hash", digest)
+    mlflow_client.log_metric(earlier.name, "seconds/train", 7500.0)
+    mlflow_client.log_metric(earlier.name, "worker_hours/train", 4.25)
+    register.run(recipe, workspace)
+    page = page_of(workspace, mlflow_client)
+    assert "2.08 h*" in page
+    assert "4.25 worker-hours in all." in page
 
 
 def test_an_adapter_goes_along_with_the_model_that_it_is_merged_into(models, trained, recipe):

@@ -153,6 +153,13 @@ class Register(Section):
     approval_hours: float = Field(
         72.0, gt=0, description="Without an answer for so long the candidate is refused"
     )
+    license: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9][a-z0-9.+-]*$",
+        description="Of the weights, for the model card, as Hugging Face names it: apache-2.0; "
+        "null: not recorded",
+    )
+    intended_use: str = Field("", description="For the model card: what the weights are for")
 
 
 class Resources(Section):

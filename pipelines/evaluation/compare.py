@@ -8,14 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pipelines.core.recipe import Register
-from pipelines.core.records import EvaluateRecord
-from pipelines.core.verdict import BehaviourChange, Verdict
-from pipelines.evaluation.compare_charts import changes, loss, rejects, slices, yardsticks
-from pipelines.evaluation.compare_cost import bought, cost_note, cost_table
-from pipelines.evaluation.compare_side import Side
-from pipelines.evaluation.compare_template import COMPARE
-from pipelines.evaluation.figures import (
+from pipelines.core.figures import (
     UNKNOWN,
     decimals,
     interval,
@@ -25,6 +18,13 @@ from pipelines.evaluation.figures import (
     significant,
     size,
 )
+from pipelines.core.recipe import Register
+from pipelines.core.records import EvaluateRecord
+from pipelines.core.verdict import BehaviourChange, Verdict
+from pipelines.evaluation.compare_charts import changes, loss, rejects, slices, yardsticks
+from pipelines.evaluation.compare_cost import bought, cost_note, cost_table
+from pipelines.evaluation.compare_side import Side
+from pipelines.evaluation.compare_template import COMPARE
 from pipelines.evaluation.page import Table, render
 
 _MARKS = {

@@ -5,12 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from pipelines.core.recipe import Register
-from pipelines.core.records import EvaluateRecord
-from pipelines.core.verdict import Comparison, Estimate, SliceChange, Verdict
-from pipelines.evaluation.charts import Bar, Scale, curve_chart, extent
-from pipelines.evaluation.compare_side import Side
-from pipelines.evaluation.figures import (
+from pipelines.core.figures import (
     UNKNOWN,
     baseline_label,
     decimals,
@@ -19,6 +14,11 @@ from pipelines.evaluation.figures import (
     signed,
     size,
 )
+from pipelines.core.recipe import Register
+from pipelines.core.records import EvaluateRecord
+from pipelines.core.verdict import Comparison, Estimate, SliceChange, Verdict
+from pipelines.evaluation.charts import Bar, Scale, curve_chart, extent
+from pipelines.evaluation.compare_side import Side
 from pipelines.evaluation.loss_curve import CurvePoint
 from pipelines.evaluation.page import Table
 

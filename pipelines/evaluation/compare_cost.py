@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from pipelines.core.figures import UNKNOWN, amount, decimals, duration, percent, signed
 from pipelines.core.records import STAGES
 from pipelines.core.verdict import Verdict
 from pipelines.evaluation.compare_side import Side
-from pipelines.evaluation.figures import UNKNOWN, amount, decimals, duration, percent, signed
 from pipelines.evaluation.page import Table
 
 _UNITS = (("money", "cost"), ("gpu_hours", "GPU-hours"), ("worker_hours", "worker-hours"))

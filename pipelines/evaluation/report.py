@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.core.figures import baseline_label, short, size
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord
 from pipelines.core.storage import write_text
 from pipelines.core.verdict import Estimate
-from pipelines.evaluation.figures import baseline_label
 from pipelines.evaluation.report_page import BEHAVIOUR, PAGE
 from pipelines.evaluation.slices import LEAST_DOCUMENTS
 
@@ -41,11 +41,11 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
     page = PAGE.substitute(
         bits_per_byte=f"{record.bits_per_byte:.3f}",
         perplexity=f"{record.perplexity:,.2f}",
-        parameters=_short(train.parameters),
-        tokens=_short(train.tokens),
+        parameters=short(train.parameters),
+        tokens=short(train.tokens),
         steps=f"{train.steps:,}",
         documents=f"{record.documents:,}",
-        held_out=_size(record.bytes),
+        held_out=size(record.bytes),
         interval=_interval(record.interval),
         bars="".join(_bars(record)),
         slices="".join(_slices(record)) or _NO_SLICES,
@@ -87,7 +87,7 @@ def _slices(record: EvaluateRecord) -> Iterator[str]:
             sure, unsure = (100 * width / longest for width in (lower, upper - lower))
             yield (
                 f'<tr><th scope="row">{escape(each.slice.name)}</th>'
-                f"{_number(f'{each.documents:,}')}{_number(_size(each.bytes))}"
+                f"{_number(f'{each.documents:,}')}{_number(size(each.bytes))}"
                 f'<td class="bar"><i style="width:{sure:.1f}%"></i>'
                 f'<i class="unsure" style="width:{unsure:.1f}%"></i></td>'
                 f"{_number(f'{found.value:.3f}{_interval(found)}')}</tr>\n"
@@ -120,8 +120,8 @@ def _interval(found: Estimate | None) -> str:
 def _fitted(fitted: int, training: int) -> str:
     """Of which training text the n-grams know: all that the model saw, or a sample of it."""
     if fitted == training:
-        return f"all {_size(training)} of the training text"
-    return f"a sample of {_size(fitted)} from the training text's {_size(training)}"
+        return f"all {size(training)} of the training text"
+    return f"a sample of {size(fitted)} from the training text's {size(training)}"
 
 
 def _splits(preprocess: PreprocessRecord) -> Iterator[str]:
@@ -129,7 +129,7 @@ def _splits(preprocess: PreprocessRecord) -> Iterator[str]:
     for name, split in (("training", dataset.train), ("held out", dataset.validation)):
         yield (
             f'<tr><th scope="row">{name}</th>{_number(f"{split.documents:,}")}'
-            f"{_number(_size(split.bytes))}{_number(f'{split.tokens:,}')}"
+            f"{_number(size(split.bytes))}{_number(f'{split.tokens:,}')}"
             f"{_number(f'{split.bytes / split.tokens:.2f}')}</tr>\n"
         )
 
@@ -165,25 +165,10 @@ def _extremes(evaluation: Evaluation) -> Iterator[str]:
     for name, group in groups:
         if group:
             yield f'<tr class="group"><th colspan="3" scope="rowgroup">{name}</th></tr>\n'
-        for bits, source, size in group:
-            figures = _number(_size(size)) + _number(f"{bits:.3f}")
+        for bits, source, length in group:
+            figures = _number(size(length)) + _number(f"{bits:.3f}")
             yield f"<tr><td>{escape(source)}</td>{figures}</tr>\n"
 
 
 def _number(text: str) -> str:
     return f'<td class="number">{text}</td>'
-
-
-def _short(count: int) -> str:
-    """`1.2M`: for numbers whose size matters and whose digits do not."""
-    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if count >= unit:
-            return f"{count / unit:.3g}{name}"
-    return str(count)
-
-
-def _size(count: int) -> str:
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
-    return f"{count} bytes"

@@ -1,22 +1,26 @@
 """The README.md of a registered model: what it is, what it was measured at, what it is not."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.core.figures import (
+    UNKNOWN,
+    amount,
+    baseline_label,
+    decimals,
+    duration,
+    interval,
+    signed,
+    size,
+)
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord
+from pipelines.core.verdict import Comparison, Verdict
+from pipelines.export.model_card_metadata import data_name, metadata
 
 _TEMPLATE = """\
----
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-  - penstock
-  - {family}
----
-
 # {name}
 
 {description}
@@ -31,38 +35,50 @@ model = AutoModelForCausalLM.from_pretrained(folder)  # where this file lies
 tokenizer = AutoTokenizer.from_pretrained(folder)
 ```
 
+## Intended use
+
+{use}
+
 ## Measured
 
-{documents:,} held-out documents, {bytes:,} bytes of text; fewer bits per byte are better.
+{documents:,} held-out documents, {held_out} of text; fewer bits per byte are better. Intervals hold
+with 95% confidence, by a bootstrap over documents.
 
-| model | bits per byte |
-|---|---|
 {results}
 
-Perplexity per token: {perplexity:.2f}. It depends on the tokenizer; bits per byte do not.
+Perplexity per token: {perplexity}. It depends on the tokenizer; bits per byte do not.
+
+{slices}{behaviours}## The gate
+
+{verdict}
 
 ## Data
 
-| split | documents | bytes of text | tokens |
-|---|---|---|---|
-| train | {train.documents:,} | {train.bytes:,} | {train.tokens:,} |
-| validation | {validation.documents:,} | {validation.bytes:,} | {validation.tokens:,} |
+{splits}
 
-Source: `{source}`. Exact duplicates are dropped; the splits share no document. Vocabulary:
-{vocabulary:,} (`{tokenizer}`).
+Source: `{source}`.{dataset_hash} {rejects} Duplicates: {dedup}; the splits share no document.
+Personal data: {pii}. Vocabulary: {vocabulary:,} (`{tokenizer}`).
+
+## Training
+
+{training}
+
+{cost}
 
 ## Limits
 
-- {use}
-  What it writes may be wrong, biased or copied from the training data.
+- What it writes may be wrong, biased or copied from the training data.
 - It sees {context:,} tokens at a time.
 - Nothing but the figures above was measured; they are of text from the same source.
-- The licence of the weights follows from the licences of the training data.
+- {license}
 
 ## Lineage
 
 Commit `{commit}`{dirty}; recipe fingerprint `{fingerprint}`; model content `{model_hash}`.
-The whole record is `lineage.json` beside this file.
+The whole record is `lineage.json` beside this file. To train it once more from that commit, recipe
+and data, N being this version's number in the registry:
+
+    penstock models reproduce "{name}@N"
 
 <details><summary>Recipe</summary>
 
@@ -74,6 +90,13 @@ The whole record is `lineage.json` beside this file.
 
 _TEXT = "It continues text like its training data and nothing else: it follows no instructions."
 _CHAT = "It answers prompts like those of its training data, by the tokenizer's chat template."
+_PII = {
+    "off": "not looked for",
+    "report": "counted, and left as it is",
+    "mask": "masked",
+    "drop": "documents with it are dropped",
+}
+_DEDUP = {"exact": "exact ones are dropped", "minhash": "exact and near ones are dropped"}
 
 
 def model_card(
@@ -81,37 +104,59 @@ def model_card(
     preprocess: PreprocessRecord,
     train: TrainRecord,
     evaluate: EvaluateRecord,
-    run: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    verdict: Verdict,
     family: str,
 ) -> str:
-    """A model card in Hugging Face's format; `run` is the content of run.json."""
-    dataset = preprocess.dataset
-    return _TEMPLATE.format(
-        family=family,
+    """A model card in Hugging Face's format.
+
+    Args:
+        recipe: The run's.
+        preprocess: What the data was made by.
+        train: What was trained.
+        evaluate: What was measured.
+        facts: The lineage, as `lineage.json` holds it.
+        verdict: The gate's.
+        family: Of the architecture: `llama`.
+    """
+    dataset, run = preprocess.dataset, facts.get("run") or {}
+    text = _TEMPLATE.format(
         name=recipe.registration.model_name,
         description=recipe.description or "A language model.",
         parameters=train.parameters,
         recipe=recipe.name,
         start=_start(recipe),
-        use=_CHAT if recipe.data.instruction.kind != "none" else _TEXT,
+        use=_use(recipe),
         steps=train.steps,
         tokens=train.tokens,
         documents=evaluate.documents,
-        bytes=evaluate.bytes,
+        held_out=size(evaluate.bytes),
         results=_results(evaluate),
-        perplexity=evaluate.perplexity,
-        train=dataset.train,
-        validation=dataset.validation,
-        source=dataset.label or recipe.data.source.path or "the Python standard library",
+        perplexity=decimals(evaluate.perplexity, 2),
+        slices=_slices(evaluate),
+        behaviours=_behaviours(evaluate),
+        verdict=_verdict(verdict),
+        splits=_splits(preprocess),
+        source=data_name(recipe, dataset),
+        dataset_hash=f" DVC's hash of it is `{dataset.directory_hash}`."
+        if dataset.directory_hash
+        else "",
+        rejects=_rejects(preprocess.stats),
+        dedup=_DEDUP[recipe.data.dedup.kind],
+        pii=_PII[recipe.data.pii.action],
         vocabulary=dataset.vocab_size,
         tokenizer=recipe.data.tokenizer.kind,
+        training=_training(recipe, train, facts),
+        cost=_cost(facts.get("cost") or {}),
         context=recipe.data.sequence_length,
+        license=_license(recipe),
         commit=run.get("git_commit", "unknown"),
         dirty=" with uncommitted changes" if run.get("dirty") else "",
         fingerprint=recipe.fingerprint(),
         model_hash=train.model_hash,
         yaml=dump_yaml(recipe),
     )
+    return metadata(recipe, dataset, evaluate, family) + text
 
 
 def _start(recipe: Recipe) -> str:
@@ -128,8 +173,156 @@ def _start(recipe: Recipe) -> str:
     )
 
 
+def _use(recipe: Recipe) -> str:
+    what = _CHAT if recipe.data.instruction.kind != "none" else _TEXT
+    return " ".join(filter(None, (recipe.registration.intended_use, what)))
+
+
 def _results(evaluate: EvaluateRecord) -> str:
-    rows = [f"| **this model** | **{evaluate.bits_per_byte:.4f}** |"]
-    rows += [f"| this model on {name} | {value:.4f} |" for name, value in evaluate.datasets.items()]
-    rows += [f"| {name} | {value:.4f} |" for name, value in sorted(evaluate.baselines.items())]
-    return "\n".join(rows)
+    held = evaluate.interval and interval(evaluate.interval.lower, evaluate.interval.upper)
+    rows = [("**this model**", f"**{decimals(evaluate.bits_per_byte)}**", held or UNKNOWN)]
+    rows += [
+        (f"this model on {name}", decimals(value), UNKNOWN)
+        for name, value in evaluate.datasets.items()
+    ]
+    rows += [
+        (baseline_label(name), decimals(value), UNKNOWN)
+        for name, value in sorted(evaluate.baselines.items())
+    ]
+    return _table(("model", "bits per byte", "interval"), rows)
+
+
+def _slices(evaluate: EvaluateRecord) -> str:
+    rows = [
+        (
+            str(each.slice),
+            f"{each.documents:,}",
+            decimals(each.bits_per_byte.value),
+            interval(each.bits_per_byte.lower, each.bits_per_byte.upper) or UNKNOWN,
+        )
+        for each in evaluate.slices
+    ]
+    table = _table(("slice", "documents", "bits per byte", "interval"), rows)
+    return f"### By source, language and length\n\n{table}\n\n" if rows else ""
+
+
+def _behaviours(evaluate: EvaluateRecord) -> str:
+    rows = [
+        (each.name, each.kind.replace("_", " "), f"{each.passed:,} of {each.cases:,}")
+        for each in evaluate.behaviours
+    ]
+    if found := evaluate.exact_match:
+        share = interval(found.share.lower, found.share.upper, 3)
+        passed = f"{found.right:,} of {found.questions:,} (share {share})"
+        rows.append(("held-out questions", "exact match", passed))
+    table = _table(("test", "kind", "cases passed"), rows)
+    return f"### Behavioural tests\n\n{table}\n\n" if rows else ""
+
+
+def _verdict(verdict: Verdict) -> str:
+    text = f"{verdict.decision.capitalize()}: {_cell(verdict.reason)}."
+    if verdict.comparison is None:
+        return text
+    rows = _changes(verdict, verdict.comparison)
+    columns = ("documents", "number", "champion before", "this model", "improvement", "interval")
+    return (
+        f"{text} Each bound on all documents holds with {verdict.comparison.confidence:.4g}\n"
+        f"confidence, on a slice with {verdict.comparison.slice_confidence:.4g}.\n\n"
+        f"{_table(columns, rows)}"
+    )
+
+
+def _changes(verdict: Verdict, found: Comparison) -> list[tuple[str, ...]]:
+    theirs, ours = verdict.champion_bits_per_byte, verdict.candidate_bits_per_byte
+    rows = [("all", found.documents, theirs, ours, found.improvement)]
+    for each in found.slices:
+        both = (each.champion_bits_per_byte, each.candidate_bits_per_byte)
+        rows.append((str(each.slice), each.documents, *both, each.improvement))
+    return [
+        (
+            name,
+            f"{documents:,}",
+            decimals(before),
+            decimals(now),
+            signed(change.value),
+            interval(change.lower, change.upper, sign=True) or UNKNOWN,
+        )
+        for name, documents, before, now, change in rows
+    ]
+
+
+def _splits(preprocess: PreprocessRecord) -> str:
+    dataset = preprocess.dataset
+    rows = [
+        (name, f"{split.documents:,}", f"{split.bytes:,}", f"{split.tokens:,}")
+        for name, split in (("train", dataset.train), ("validation", dataset.validation))
+    ]
+    return _table(("split", "documents", "bytes of text", "tokens"), rows)
+
+
+def _rejects(stats: Mapping[str, Any]) -> str:
+    """`Of 95 documents 89 were kept. Dropped: 4 duplicate, 2 empty.`"""
+    counted = stats.get("documents")
+    if not counted:
+        return ""
+    dropped: Mapping[str, int] = counted["dropped"]
+    reasons = (f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items())
+    kept = f"Of {counted['in']:,} documents {counted['kept']:,} were kept."
+    return f"{kept} Dropped: {_cell(', '.join(reasons))}." if dropped else kept
+
+
+def _training(recipe: Recipe, train: TrainRecord, facts: Mapping[str, Any]) -> str:
+    machine, environment = facts.get("trained_on") or {}, facts.get("environment") or {}
+    layout = ", ".join(f"{key} {value}" for key, value in train.layout.items())
+    names = (machine.get("gpu") or {}).get("names")
+    cpu = machine.get("cpu") or {}
+    processors = f"{cpu['cores']} cores, {cpu['architecture']}" if cpu else UNKNOWN
+    versions = machine.get("versions") or {}
+    rows = [
+        ("layout over processes", layout or UNKNOWN),
+        ("machine of rank 0", f"{len(names)} x {names[0]}" if names else processors),
+        ("precision", recipe.train.precision),
+        ("optimizer", f"{recipe.train.optimizer}, peak learning rate {recipe.train.lr:g}"),
+        ("global batch", f"{recipe.train.global_batch_size:,} samples"),
+        ("sequence length", f"{recipe.data.sequence_length:,} tokens"),
+        ("torch", str(versions.get("torch", UNKNOWN))),
+        ("package lock", str(environment.get("lock", UNKNOWN))),
+    ]
+    return _table(("training", ""), rows)
+
+
+def _cost(costs: Mapping[str, Mapping[str, float]]) -> str:
+    rows = [
+        (
+            stage,
+            duration(used["seconds"]),
+            amount(used["worker_hours"]),
+            amount(used["gpu_hours"]),
+            amount(used["money"]) if used["money"] else UNKNOWN,
+        )
+        for stage, used in costs.items()
+        if used["seconds"]
+    ]
+    if not rows:
+        return "What it cost is not known: all stages came out of the stage cache."
+    table = _table(("stage", "time", "worker-hours", "GPU-hours", "cost"), rows)
+    return f"A stage that is not named came out of the stage cache.\n\n{table}"
+
+
+def _license(recipe: Recipe) -> str:
+    follows = "it has to agree with the licences of the training data, which are not looked at."
+    if recipe.registration.license:
+        return f"The licence of the weights is `{recipe.registration.license}`; {follows}"
+    return f"No licence of the weights is recorded; {follows}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown; figures stand in all columns but the first."""
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, cells))} |" for cells in lines)
+
+
+def _cell(text: str) -> str:
+    """Text of data as Markdown shows it: no markup, and no end of the cell."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    return " ".join(escaped.split())

@@ -40,7 +40,7 @@ def write_page(
         name="candidate",
         facts=facts,
         curve=parse_curve(curve.read_text(encoding="utf-8")),
-        training=_training_elsewhere(facts),
+        training=training_elsewhere(facts),
     )
     path = output_folder(workspace, "register") / PAGE
     record = EvaluateRecord.read(workspace)
@@ -63,11 +63,11 @@ def _side(version: registry.ModelVersion) -> Side:
         name=version.label,
         facts=facts,
         curve=parse_curve(curve) if curve else None,
-        training=_training_elsewhere(facts),
+        training=training_elsewhere(facts),
     )
 
 
-def _training_elsewhere(facts: Mapping[str, Any]) -> dict[str, float] | None:
+def training_elsewhere(facts: Mapping[str, Any]) -> dict[str, float] | None:
     """What training cost the earlier run that did it, where the stage cache held its result."""
     here, there = (facts.get("run") or {}).get("mlflow_run_id"), facts.get("trained_by")
     if there is None or there == here or (facts.get("cost") or {}).get("train", {}).get("seconds"):

@@ -31,7 +31,7 @@ from pipelines.export.model_card import model_card
 from pipelines.models.folder import load_config
 from pipelines.stages.approval import Answer
 from pipelines.stages.champion_scores import keep_scores, measure_champion, scores_path
-from pipelines.stages.compare import write_page
+from pipelines.stages.compare import training_elsewhere, write_page
 from pipelines.stages.provenance import provenance
 from pipelines.tracking import registry
 from pipelines.tracking.audit import LONGEST_TEXT
@@ -186,7 +186,9 @@ def _register(
     preprocess = PreprocessRecord.read(workspace)
     card = output_folder(workspace, STAGE) / CARD
     family = load_config(output_folder(workspace, "train") / train.model).family
-    text = model_card(recipe, preprocess, train, evaluate, facts["run"] or {}, family)
+    costs = facts["cost"] | ({"train": found} if (found := training_elsewhere(facts)) else {})
+    known = facts | {"cost": costs}
+    text = model_card(recipe, preprocess, train, evaluate, known, verdict, family)
     write_text(card / "README.md", text)
     write_json(card / registry.LINEAGE, facts)
     write_json(card / SBOM, _bill_of_materials(recipe, preprocess, train, facts))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.core.figures import significant
 from pipelines.core.recipe import Recipe, Register
 from pipelines.core.records import EvaluateRecord
 from pipelines.core.verdict import (
@@ -23,7 +24,6 @@ from pipelines.core.verdict import (
 )
 from pipelines.evaluation.compare import compare_page
 from pipelines.evaluation.compare_side import Side
-from pipelines.evaluation.figures import significant
 from pipelines.evaluation.loss_curve import CurvePoint
 
 EVIL = "<script>alert('&')</script>"

@@ -1,4 +1,10 @@
+"""The card as people and as Hugging Face's own library read it."""
+
+from typing import Any
+
 import pytest
+import yaml
+from huggingface_hub import ModelCard
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import (
@@ -8,15 +14,46 @@ from pipelines.core.records import (
     Split,
     TrainRecord,
 )
+from pipelines.core.verdict import (
+    BehaviourScore,
+    Comparison,
+    Estimate,
+    ExactMatch,
+    Slice,
+    SliceChange,
+    SliceScore,
+    Verdict,
+)
 from pipelines.export.model_card import model_card
 
+FACTS = {
+    "run": {"git_commit": "c0ffee", "dirty": True},
+    "environment": {"lock": "10c4"},
+    "trained_on": {"gpu": {"names": ["NVIDIA H100", "NVIDIA H100"]}, "versions": {"torch": "2.13"}},
+    "cost": {
+        "preprocess": {"seconds": 0.0, "worker_hours": 0.0, "gpu_hours": 0.0, "money": 0.0},
+        "train": {"seconds": 7200.0, "worker_hours": 4.0, "gpu_hours": 4.0, "money": 12.5},
+    },
+}
 
-def card(**sections: object) -> str:
+
+def card(
+    facts: dict[str, Any] | None = None,
+    verdict: Verdict | None = None,
+    measured: dict[str, Any] | None = None,
+    **sections: object,
+) -> str:
     recipe = Recipe.model_validate({"name": "small", **sections})
     split = Split(documents=2, bytes=50, tokens=50, shards=())
-    dataset = DatasetRef(vocab_size=257, train=split, validation=split)
+    dataset = DatasetRef(vocab_size=257, train=split, validation=split, directory_hash="d.dir")
     train = TrainRecord(
-        model="model", model_hash="abc", parameters=1234, steps=5, tokens=60, metrics={}
+        model="model",
+        model_hash="abc",
+        parameters=1234,
+        steps=5,
+        tokens=60,
+        layout={"dp_shard": 8, "tp": 2},
+        metrics={},
     )
     evaluate = EvaluateRecord(
         bits_per_byte=2.5,
@@ -26,9 +63,17 @@ def card(**sections: object) -> str:
         data_hash="def",
         baselines={"xz": 3.0},
         samples=(),
-    )
+    ).model_copy(update=measured or {})
+    stats = {"documents": {"in": 7, "kept": 4, "dropped": {"near_duplicate": 2, "<b>|": 1}}}
+    first = Verdict(decision="promoted", reason="the first model", candidate_bits_per_byte=2.5)
     return model_card(
-        recipe, PreprocessRecord(dataset=dataset, stats={}), train, evaluate, {}, "llama"
+        recipe,
+        PreprocessRecord(dataset=dataset, stats=stats),
+        train,
+        evaluate,
+        facts or {},
+        verdict or first,
+        "llama",
     )
 
 
@@ -49,3 +94,127 @@ def test_it_says_where_the_weights_come_from_and_what_they_are_for(
     sections: dict[str, object], line: str
 ) -> None:
     assert line in card(**sections)
+
+
+MEASURED = {
+    "interval": Estimate(value=2.5, lower=2.25, upper=2.75),
+    "slices": (
+        SliceScore(
+            slice=Slice(dimension="language", name="ko"),
+            documents=20,
+            bytes=400,
+            bits_per_byte=Estimate(value=3.0, lower=2.5, upper=3.5),
+        ),
+        SliceScore(
+            slice=Slice(dimension="language", name="uncertain"),
+            documents=30,
+            bytes=500,
+            bits_per_byte=Estimate(value=2.0, lower=None, upper=None),
+        ),
+    ),
+    "behaviours": (BehaviourScore(name="returns", kind="invariance", cases=4, passed=3),),
+    "exact_match": ExactMatch(
+        questions=10, right=5, share=Estimate(value=0.5, lower=0.25, upper=0.75)
+    ),
+}
+
+
+def results(text: str) -> dict[tuple[str, str | None], Any]:
+    """As the Hub's own library finds them, by metric and part of the data."""
+    found = ModelCard(text).data.eval_results
+    return {(each.metric_name, each.dataset_config): each for each in found}
+
+
+def test_the_hubs_library_reads_each_result_with_its_interval() -> None:
+    text = card(measured=MEASURED, register={"license": "apache-2.0", "model_name": "a b"})
+    data = ModelCard(text).data
+    assert (data.library_name, data.pipeline_tag, data.license) == (
+        "transformers",
+        "text-generation",
+        "apache-2.0",
+    )
+    assert (data.language, data.tags, data.model_name) == (["ko"], ["penstock", "llama"], "a b")
+    found = results(text)
+    assert {key: each.metric_value for key, each in found.items()} == {
+        ("Bits per byte", None): 2.5,
+        ("Bits per byte", "language ko"): 3.0,
+        ("Bits per byte", "language uncertain"): 2.0,
+        ("Perplexity a token", None): 9.0,
+        ("returns (invariance)", None): 0.75,
+        ("Held-out questions, exact match", None): 0.5,
+    }
+    bounds = {key: each.metric_args for key, each in found.items() if each.metric_args}
+    assert bounds == {
+        ("Bits per byte", None): {"confidence": 0.95, "lower": 2.25, "upper": 2.75},
+        ("Bits per byte", "language ko"): {"confidence": 0.95, "lower": 2.5, "upper": 3.5},
+        ("Held-out questions, exact match", None): {
+            "confidence": 0.95,
+            "lower": 0.25,
+            "upper": 0.75,
+        },
+    }
+
+
+def test_without_intervals_slices_or_a_license_the_card_is_as_valid() -> None:
+    text = card(measured={"perplexity": float("inf")})
+    assert set(results(text)) == {("Bits per byte", None)}
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert {"license", "language", "datasets"}.isdisjoint(front)
+    assert "No licence of the weights is recorded" in text
+    assert "What it cost is not known" in text
+
+
+def test_a_dataset_of_the_hub_is_named_as_one() -> None:
+    source = {"kind": "huggingface", "path": "roneneldan/TinyStories"}
+    assert ModelCard(card(data={"source": source})).data.datasets == ["roneneldan/TinyStories"]
+
+
+def test_people_read_intervals_tests_data_layout_cost_and_how_to_go_on() -> None:
+    text = card(
+        FACTS, measured=MEASURED, register={"intended_use": "Only demos.", "model_name": "m"}
+    )
+    for line in (
+        "| **this model** | **2.5000** | 2.2500 to 2.7500 |",
+        "| language ko | 20 | 3.0000 | 2.5000 to 3.5000 |",
+        "| returns | invariance | 3 of 4 |",
+        "| held-out questions | exact match | 5 of 10 (share 0.250 to 0.750) |",
+        "Of 7 documents 4 were kept. Dropped: 2 near duplicate, 1 &lt;b>\\|.",
+        "DVC's hash of it is `d.dir`.",
+        "| layout over processes | dp_shard 8, tp 2 |",
+        "| machine of rank 0 | 2 x NVIDIA H100 |",
+        "| train | 2 h | 4 | 4 | 12.5 |",
+        "Commit `c0ffee` with uncommitted changes",
+        '    penstock models reproduce "m@N"',
+        "Only demos. It continues text",
+    ):
+        assert line in text
+
+
+def test_the_card_says_what_the_gate_found() -> None:
+    change = SliceChange(
+        slice=Slice(dimension="source", name="a|b"),
+        documents=20,
+        candidate_bits_per_byte=2.4,
+        champion_bits_per_byte=2.6,
+        improvement=Estimate(value=0.2, lower=0.1, upper=0.3),
+        regressed=False,
+    )
+    verdict = Verdict(
+        decision="promoted",
+        reason="better on a|b",
+        candidate_bits_per_byte=2.5,
+        champion_bits_per_byte=2.75,
+        comparison=Comparison(
+            documents=40,
+            better_on=30,
+            improvement=Estimate(value=0.25, lower=None, upper=None),
+            confidence=0.95,
+            resamples=100,
+            slice_confidence=0.975,
+            slices=(change,),
+        ),
+    )
+    text = card(verdict=verdict)
+    assert "Promoted: better on a\\|b." in text
+    assert "| all | 40 | 2.7500 | 2.5000 | +0.2500 | \N{EN DASH} |" in text
+    assert "| source a\\|b | 20 | 2.6000 | 2.4000 | +0.2000 | +0.1000 to +0.3000 |" in text

@@ -148,7 +148,7 @@ def test_the_first_model_becomes_champion_and_is_whole(
     assert set(lineage["records"]) == {"preprocess", "train", "evaluate"}
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
-    assert "| xz | 1.5000 |" in card
+    assert "| xz -9e, all together | 1.5000 |" in card
 
 
 def test_a_first_model_that_breaks_a_bound_is_not_registered(models, trained, recipe, home):

@@ -21,17 +21,22 @@ from pipelines.core.figures import (
 from pipelines.core.recipe import Register
 from pipelines.core.records import EvaluateRecord
 from pipelines.core.verdict import BehaviourChange, Verdict
-from pipelines.evaluation.compare_charts import changes, loss, rejects, slices, yardsticks
+from pipelines.evaluation.compare_charts import changes, loss, rejects
 from pipelines.evaluation.compare_cost import bought, cost_note, cost_table
 from pipelines.evaluation.compare_side import Side
 from pipelines.evaluation.compare_template import COMPARE
 from pipelines.evaluation.page import Table, render
+from pipelines.evaluation.score_charts import slice_chart, yardstick_chart
 
 _MARKS = {
     "promoted": "\N{CHECK MARK}",
     "refused": "\N{BALLOT X}",
     "needs approval": "?",
     "unchanged": "=",
+}
+_NOT_COMPARED = {
+    "unchanged": "Candidate and champion are one model.",
+    "refused": "Nothing was compared with the champion.",
 }
 
 
@@ -59,8 +64,9 @@ def compare_page(
         "mark": _MARKS[verdict.decision],
         "tiles": list(_tiles(verdict, record, candidate)),
         "changes": changes(verdict, demands),
-        "slices": slices(verdict, record),
-        "yardsticks": yardsticks(verdict, record),
+        "not_compared": _NOT_COMPARED.get(verdict.decision, ""),
+        "slices": slice_chart(record),
+        "yardsticks": yardstick_chart(record, "candidate", verdict.champion_bits_per_byte),
         "loss": loss(candidate, champion),
         "behaviours": _behaviours(verdict, record),
         "samples": _samples(candidate, champion),

@@ -7,7 +7,6 @@ from typing import Any
 
 from pipelines.core.figures import (
     UNKNOWN,
-    baseline_label,
     decimals,
     interval,
     percent,
@@ -15,7 +14,6 @@ from pipelines.core.figures import (
     size,
 )
 from pipelines.core.recipe import Register
-from pipelines.core.records import EvaluateRecord
 from pipelines.core.verdict import Comparison, Estimate, SliceChange, Verdict
 from pipelines.evaluation.charts import Bar, Scale, curve_chart, extent
 from pipelines.evaluation.compare_side import Side
@@ -93,53 +91,6 @@ def _change_table(verdict: Verdict, found: Comparison) -> Table:
 
 def _estimate(found: Estimate) -> tuple[str, str]:
     return signed(found.value), interval(found.lower, found.upper, sign=True) or UNKNOWN
-
-
-def slices(verdict: Verdict, record: EvaluateRecord) -> dict[str, Any]:
-    """What each slice is worth by itself, for a candidate that was compared with nothing."""
-    groups = [
-        (dimension, [_score_bar(each.slice.name, each.bits_per_byte) for each in members])
-        for dimension, members in groupby(record.slices, lambda each: each.slice.dimension)
-    ]
-    rows = [
-        (
-            str(each.slice),
-            f"{each.documents:,}",
-            size(each.bytes),
-            decimals(each.bits_per_byte.value),
-            interval(each.bits_per_byte.lower, each.bits_per_byte.upper) or UNKNOWN,
-        )
-        for each in record.slices
-    ]
-    note = {
-        "unchanged": "Candidate and champion are one model.",
-        "refused": "Nothing was compared with the champion.",
-    }
-    return {
-        "groups": groups,
-        "scale": Scale.from_zero(extent(bar for _, bars in groups for bar in bars)),
-        "table": Table(("documents", "number", "text", "bits per byte", "interval"), rows),
-        "note": note.get(verdict.decision, ""),
-    }
-
-
-def _score_bar(name: str, found: Estimate) -> Bar:
-    text, note = decimals(found.value, 3), interval(found.lower, found.upper, 3)
-    return Bar(name, text, found.value, found.lower, found.upper, note, "model")
-
-
-def yardsticks(verdict: Verdict, record: EvaluateRecord) -> dict[str, Any]:
-    """Candidate and champion among n-grams and xz, the best first."""
-    ours, theirs = verdict.candidate_bits_per_byte, verdict.champion_bits_per_byte
-    rows = [
-        Bar(baseline_label(name), decimals(value, 3), value)
-        for name, value in record.baselines.items()
-    ]
-    rows.append(Bar("candidate", decimals(ours, 3), ours, kind="model total"))
-    if theirs is not None:
-        rows.append(Bar("champion", decimals(theirs, 3), theirs, kind="theirs total"))
-    rows.sort(key=lambda bar: (math.isnan(bar.value), bar.value))
-    return {"rows": rows, "scale": Scale.from_zero(extent(rows))}
 
 
 def rejects(candidate: Side) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The template of the compare page; `compare` says what goes into it."""
 
 COMPARE = """{% extends "base" %}
-{% from "macros" import bars, table %}
+{% from "macros" import bars, folded, table %}
 
 {% block title %}{{ model }}: {{ verdict.decision }}{% endblock %}
 
@@ -41,19 +41,12 @@ COMPARE = """{% extends "base" %}
 .prompt { margin: 1rem 0 0; color: var(--ink); overflow-wrap: anywhere; }
 .prompt:first-of-type { margin-top: 0; }
 .theirs pre b { color: var(--champion); }
-details { margin-top: .8rem; }
-summary { cursor: pointer; color: var(--soft); }
-details > div { overflow-x: auto; }
 code { font: .9em ui-monospace, monospace; }
 @media (max-width: 40rem) {
   .under { margin: 0; }
   .plot > svg { height: 13rem; }
 }
 {% endblock %}
-
-{% macro folded(summary, data) %}
-<details><summary>{{ summary }}</summary><div>{{ table(data) }}</div></details>
-{% endmacro %}
 
 {% macro swatch(kind, name) %}
 <span class="{{ kind }}"><svg viewBox="0 0 20 6" aria-hidden="true"><path class="line"
@@ -101,7 +94,7 @@ no slice's wholly left of it.</p>
 <section>
 <h2>By source, language and length</h2>
 <p>Bits per byte, fewer are better; the lines are 95% confidence intervals from a bootstrap over
-documents. {{ slices.note }}</p>
+documents. {{ not_compared }}</p>
 {% for title, rows in slices.groups %}
 <h3>{{ title }}</h3>
 {{ bars(slices.scale, rows) }}

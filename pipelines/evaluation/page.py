@@ -55,9 +55,12 @@ pre {
   overflow-wrap: anywhere;
 }
 pre b { color: var(--model); }
+details { margin-top: .8rem; }
+summary { cursor: pointer; color: var(--soft); }
+details > div { overflow-x: auto; }
 .total > *, .total { font-weight: 650; }
 .total small { font-weight: 400; }
-.wrap td { overflow-wrap: anywhere; min-width: 6rem; }
+tbody th, .wrap td { overflow-wrap: anywhere; min-width: 6rem; }
 .bars { margin: 0; padding: 0; list-style: none; }
 .bars li {
   display: grid; grid-template-columns: 12rem 1fr 11rem; gap: 0 .9rem; align-items: center;
@@ -113,6 +116,10 @@ MACROS = """
 {% endfor %}
 </tbody>
 </table>
+{% endmacro %}
+
+{% macro folded(summary, data) %}
+<details><summary>{{ summary }}</summary><div>{{ table(data) }}</div></details>
 {% endmacro %}
 
 {% macro bars(chart, rows) %}

@@ -81,7 +81,9 @@ def test_the_mlflow_run_tells_the_whole_story(platform_variables, first_run):
         assert len(steps) >= 5
         assert len(set(steps)) == len(steps), f"{name}: a step was logged twice"
     artifacts = {item.path for item in client.list_artifacts(run.info.run_id, "evaluate")}
-    assert {"evaluate/report.html", "evaluate/loss_curve.png"} <= artifacts
+    assert {"evaluate/report.html", "evaluate/loss_curve.csv"} <= artifacts
+    artifacts = {item.path for item in client.list_artifacts(run.info.run_id, "register")}
+    assert artifacts == {"register/compare.html"}
 
 
 def test_the_champion_loads_in_transformers_and_writes(platform_variables, first_run):

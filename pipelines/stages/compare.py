@@ -1,9 +1,10 @@
 """What the compare page is made of: this run's outputs, and what the champion's run left."""
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import EvaluateRecord, output_folder
@@ -16,7 +17,11 @@ from pipelines.tracking import registry, rest
 from pipelines.tracking.artifacts import read_artifact, read_run_artifact
 
 PAGE = "compare.html"  # in register's output, and among the run's artifacts
+_CURVE = f"{EvaluateRecord.stage}/{CURVE}"
 _COSTS = ("seconds", "worker_hours", "gpu_hours")
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 def write_page(
@@ -53,18 +58,25 @@ def _side(version: registry.ModelVersion) -> Side:
     """A registered model: what is known of it, for its files may be gone or another tool's."""
     address = rest.artifact_address(version.name, version.version)
     lineage = read_artifact(address, registry.LINEAGE)
-    facts = json.loads(lineage) if lineage else {}
-    curve = (
-        read_run_artifact(version.run_id, f"{EvaluateRecord.stage}/{CURVE}")
-        if version.run_id
-        else None
-    )
+    curve = read_run_artifact(version.run_id, _CURVE) if version.run_id else None
+    facts = _parsed(json.loads, lineage, f"{registry.LINEAGE} of {version.label}") or {}
     return Side(
         name=version.label,
         facts=facts,
-        curve=parse_curve(curve) if curve else None,
+        curve=_parsed(parse_curve, curve, f"{_CURVE} of {version.label}'s run"),
         training=training_elsewhere(facts),
     )
+
+
+def _parsed(parse: Callable[[str], T], text: str | None, what: str) -> T | None:
+    """None of what isn't there or is broken: a page on a champion does not stop its successor."""
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except (ValueError, KeyError) as error:
+        _log.warning("%s can't be read, so the page does without: %s", what, error)
+        return None
 
 
 def training_elsewhere(facts: Mapping[str, Any]) -> dict[str, float] | None:

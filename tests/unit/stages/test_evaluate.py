@@ -148,7 +148,7 @@ def test_behavioural_tests_are_in_the_record_and_on_the_page(workspace: Path) ->
     (score,) = record.behaviours
     assert (score.name, score.cases, score.passed) == ("names", 2, 1)
     page = outputs(workspace)["report.html"].decode()
-    assert "<td>minimum functionality</td>" in page
+    assert ">minimum functionality</td>" in page
     assert "1 of 2</td>" in page
     evaluate.run(recipe(sample_tokens=0), workspace)
     assert "Behavioural tests" not in outputs(workspace)["report.html"].decode()

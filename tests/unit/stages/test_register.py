@@ -232,6 +232,21 @@ def test_a_champion_whose_files_are_gone_is_still_named_on_the_page(
     assert "The champion&#39;s recipe is not known." in page
 
 
+def test_a_champion_of_broken_files_does_not_stop_its_successor(
+    models, trained, recipe, mlflow_client
+):
+    first = trained(models[2])
+    register.run(recipe, first)
+    (registry.download(recipe.registration.model_name) / "lineage.json").write_text("{")
+    (first / "outputs/evaluate/loss_curve.csv").write_text("step\n1\n")
+    publish_curve(first, mlflow_client)
+    workspace = trained(models[0])
+    assert register.run(recipe, workspace).verdict.decision == "promoted"
+    page = page_of(workspace, mlflow_client)
+    assert "The champion&#39;s recipe is not known." in page
+    assert f"No loss of {recipe.registration.model_name}@1 is kept." in page
+
+
 def test_training_out_of_the_cache_costs_what_it_cost_before(
     models, trained, recipe, mlflow_client
 ):

@@ -19,74 +19,7 @@ from pipelines.core.recipe_files import dump_yaml
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord
 from pipelines.core.verdict import Comparison, Verdict
 from pipelines.export.model_card_metadata import data_name, metadata
-
-_TEMPLATE = """\
-# {name}
-
-{description}
-
-A decoder of {parameters:,} parameters, trained by Penstock with the recipe `{recipe}`
-({steps:,} steps, {tokens:,} tokens).{start}
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained(folder)  # where this file lies
-tokenizer = AutoTokenizer.from_pretrained(folder)
-```
-
-## Intended use
-
-{use}
-
-## Measured
-
-{documents:,} held-out documents, {held_out} of text; fewer bits per byte are better. Intervals hold
-with 95% confidence, by a bootstrap over documents.
-
-{results}
-
-Perplexity per token: {perplexity}. It depends on the tokenizer; bits per byte do not.
-
-{slices}{behaviours}## The gate
-
-{verdict}
-
-## Data
-
-{splits}
-
-Source: `{source}`.{dataset_hash} {rejects} Duplicates: {dedup}; the splits share no document.
-Personal data: {pii}. Vocabulary: {vocabulary:,} (`{tokenizer}`).
-
-## Training
-
-{training}
-
-{cost}
-
-## Limits
-
-- What it writes may be wrong, biased or copied from the training data.
-- It sees {context:,} tokens at a time.
-- Nothing but the figures above was measured; they are of text from the same source.
-- {license}
-
-## Lineage
-
-Commit `{commit}`{dirty}; recipe fingerprint `{fingerprint}`; model content `{model_hash}`.
-The whole record is `lineage.json` beside this file. To train it once more from that commit, recipe
-and data, N being this version's number in the registry:
-
-    penstock models reproduce "{name}@N"
-
-<details><summary>Recipe</summary>
-
-```yaml
-{yaml}```
-
-</details>
-"""
+from pipelines.export.model_card_template import TEMPLATE
 
 _TEXT = "It continues text like its training data and nothing else: it follows no instructions."
 _CHAT = "It answers prompts like those of its training data, by the tokenizer's chat template."
@@ -120,7 +53,7 @@ def model_card(
         family: Of the architecture: `llama`.
     """
     dataset, run = preprocess.dataset, facts.get("run") or {}
-    text = _TEMPLATE.format(
+    text = TEMPLATE.format(
         name=recipe.registration.model_name,
         description=recipe.description or "A language model.",
         parameters=train.parameters,

@@ -7,7 +7,7 @@ params and DVC's `params.yaml`. `recipe_files.py` reads them from YAML.
 import hashlib
 import json
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -101,6 +101,22 @@ class Evaluate(Section):
     prompts: tuple[str, ...] = Field(("def ", "import "), description="Each is continued once")
     sample_tokens: int = Field(96, ge=0, description="Tokens a continuation")
     questions: Questions = Questions()
+    budget_gb: float | None = Field(
+        None,
+        gt=0,
+        description="Memory of the device that serves, in 10^9 bytes: the best of bf16, int8 and "
+        "int4 that fits it is measured and compared, and no other may be champion; null: the model "
+        "as it was trained",
+    )
+    budget_max_loss: float = Field(
+        0.02, ge=0, description="Bits per byte that it may need more than the model as trained"
+    )
+    budget_sequences: int = Field(
+        8, ge=1, description="Answered at once within the budget, the whole context each"
+    )
+    int4_group: Literal[32, 64, 128, 256] = Field(
+        128, description="Weights that share a scale in int4"
+    )
     behaviour: tuple[Behaviour, ...] = Field(
         (), description="Tests of single capabilities; a candidate passes as many as the champion"
     )

@@ -16,6 +16,7 @@ from pipelines.core.verdict import (
     Estimate,
     ExactMatch,
     Probes,
+    RightSize,
     SliceScore,
     Verdict,
 )
@@ -196,7 +197,7 @@ class TrainRecord(Record):
 
 
 class EvaluateRecord(Record):
-    """How good the model is on held-out documents."""
+    """How good the model is on held-out documents: of a memory budget, the form that fits it."""
 
     stage: ClassVar[str] = "evaluate"
     bits_per_byte: float
@@ -213,6 +214,7 @@ class EvaluateRecord(Record):
     behaviours: tuple[BehaviourScore, ...] = ()
     exact_match: ExactMatch | None = None  # where questions were asked
     probes: Probes = Probes()
+    right_size: RightSize | None = None  # where there is a memory budget
 
 
 class ModelRef(BaseModel):

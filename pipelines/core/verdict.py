@@ -58,6 +58,42 @@ class ExactMatch(_Figures):
     share: Estimate  # by Wilson's interval
 
 
+class FormScore(_Figures):
+    """A form in which a model can be served, as it was written and measured."""
+
+    form: Literal["bf16", "int8", "int4"]
+    bits_per_byte: float
+    lost: float  # bits per byte, against the model as it was trained
+    weight_bytes: int
+    serving_bytes: int  # with keys, values and activations
+    fits: bool
+    good: bool  # within the allowed loss
+
+
+class RightSize(_Figures):
+    """Which form of a model serves within a memory budget, and by what numbers."""
+
+    budget_gb: float
+    max_loss: float  # bits per byte
+    sequences: int  # at once
+    tokens: int  # of each
+    trained_bits_per_byte: float  # of the model as it was trained
+    forms: tuple[FormScore, ...]
+    left_out: tuple[str, ...] = ()  # why a form can't be made
+    chosen: FormScore | None = None
+    model_hash: str | None = None  # of the chosen form
+    refusal: str | None = None  # where none is chosen
+
+    def __str__(self) -> str:
+        if self.chosen is None:
+            return str(self.refusal)
+        return (
+            f"served as {self.chosen.form}: {self.chosen.serving_bytes / 1e9:.3g} of "
+            f"{self.budget_gb:g} GB, {self.chosen.lost:+.4f} bits per byte against the model as "
+            "trained"
+        )
+
+
 class BehaviourScore(_Figures):
     """How many cases of a behavioural test a model passes."""
 

@@ -7,8 +7,7 @@ import torch
 
 from pipelines.evaluation.perplexity import inference_device
 from pipelines.evaluation.text_codec import TextCodec
-from pipelines.models.huggingface import load_pretrained
-from pipelines.models.transformer import Transformer
+from pipelines.models.served import Model, load_model
 
 
 def generate(
@@ -34,7 +33,7 @@ def generate(
         The continuations, without their prompts.
     """
     codec = TextCodec(model_folder)
-    model = load_pretrained(model_folder, inference_device()).eval()
+    model = load_model(model_folder, inference_device()).eval()
     stops = {codec.end_id, *(codec.special_ids if chat else ())}
     texts = []
     for prompt in prompts:
@@ -49,7 +48,7 @@ def generate(
 
 @torch.inference_mode()
 def _continue(
-    model: Transformer,
+    model: Model,
     prompt: list[int],
     stops: set[int],
     max_tokens: int,

@@ -10,7 +10,6 @@ gained. Of a conversation, only what the assistant says is scored.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from pipelines.evaluation.documents import conversations, scored_texts
 from pipelines.evaluation.text_codec import EncodedText, TextCodec
 from pipelines.loading.dataloader import IGNORED
-from pipelines.models.huggingface import load_pretrained
-from pipelines.models.transformer import Transformer
+from pipelines.models.served import Model, load_model
 
 STRIDE = 0.75
 _CPU_BATCH_TOKENS = 2048  # more falls out of a core's cache; measured with 1M parameters
@@ -43,7 +41,7 @@ def score_documents(
     model_folder: Path,
     documents: pa.Table,
     stride: float = STRIDE,
-    load: Callable[[Path, torch.device], Any] = load_pretrained,
+    load: Callable[[Path, torch.device], Model] = load_model,
 ) -> pa.Table:
     """Score whole documents with the model in a Hugging Face folder.
 
@@ -51,7 +49,7 @@ def score_documents(
         model_folder: Weights, config.json and tokenizer files.
         documents: With columns doc_id and text, and messages where there are conversations.
         stride: Of windows over long documents, as a share of the model's context.
-        load: Makes a model of the folder that is called as a `Transformer` is.
+        load: Makes a model of the folder.
 
     Returns:
         Columns doc_id, bytes (of UTF-8, what is scored), tokens (the same) and nats, one row a
@@ -91,7 +89,7 @@ def encode_documents(codec: TextCodec, documents: pa.Table) -> list[EncodedText]
 
 @torch.inference_mode()
 def _document_nats(
-    model: Transformer, documents: Sequence[EncodedText], end_of_text: int, stride: float
+    model: Model, documents: Sequence[EncodedText], end_of_text: int, stride: float
 ) -> npt.NDArray[np.float64]:
     """Nats of each document's scored tokens, [documents]."""
     context = model.config.context_length
@@ -125,7 +123,7 @@ def _windows(
         done = end
 
 
-def batch_tokens(model: Transformer) -> int:
+def batch_tokens(model: Model) -> int:
     """How many tokens a model is given at once, so that speed is best and logits fit."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     most = _CPU_BATCH_TOKENS if on_cpu else _BATCH_TOKENS
@@ -141,7 +139,7 @@ def _batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]
         rest = rest[count:]
 
 
-def _window_nats(model: Transformer, batch: list[Window], padding: int) -> npt.NDArray[np.float64]:
+def _window_nats(model: Model, batch: list[Window], padding: int) -> npt.NDArray[np.float64]:
     """Nats of each window's targets, [B]. Padding is on the right, where causality hides it."""
     shape = (len(batch), len(batch[0].inputs))  # the longest comes first
     inputs, targets = np.full(shape, padding), np.full(shape, IGNORED)

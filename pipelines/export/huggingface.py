@@ -6,7 +6,7 @@ from typing import Any
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import read_json, write_json
-from pipelines.export.source import check, companion_files
+from pipelines.export.source import check, check_whole, companion_files
 from pipelines.models import peft_format
 from pipelines.models.folder import CONFIG, INDEX, read_object
 from pipelines.models.safetensors_files import SafetensorsFiles
@@ -37,15 +37,16 @@ def export_bf16(source: Path, folder: Path) -> None:
         folder: Is there; the files go into it.
 
     Raises:
-        UserError: see `source.check`.
+        UserError: see `source.check_whole`.
     """
     import torch
     from safetensors.torch import load_file, save_file
 
+    weights = check_whole(source)
     for path in companion_files(source):
         shutil.copyfile(path, folder / path.name)
     total = 0
-    for path in check(source):
+    for path in weights:
         tensors = {
             name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
             for name, tensor in load_file(path).items()

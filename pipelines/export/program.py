@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from pipelines.export.quantized import PLAIN
-from pipelines.export.source import check, companion_files
+from pipelines.export.source import check_whole, companion_files
 from pipelines.models.folder import load_config
+from pipelines.models.served import PLAIN
 
 Kind = Literal["torch-export", "onnx"]
 FILES: dict[Kind, str] = {"torch-export": "model.pt2", "onnx": "model.onnx"}
@@ -46,12 +46,12 @@ def export_program(source: Path, folder: Path, kind: Kind) -> float:
         The largest difference of a logit from the model's.
 
     Raises:
-        UserError: see `source.check`.
+        UserError: see `source.check_whole`.
         ProgramError: the graph gives other logits.
     """
     from transformers import AutoModelForCausalLM
 
-    check(source)
+    check_whole(source)
     config = load_config(source)
     loaded = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **PLAIN)
     model = _Logits(loaded).eval()

@@ -11,8 +11,6 @@ same rule on any device, so a processor can make, load and measure what a GPU wi
 
 import json
 import shutil
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
-from pipelines.export.source import check, companion_files
+from pipelines.export.source import check_whole, companion_files
 from pipelines.models.folder import CONFIG
+from pipelines.models.served import PLAIN, block_linears
 
 if TYPE_CHECKING:
     from torchao.quantization import Int4Tensor
@@ -43,19 +42,19 @@ def export_quantized(source: Path, folder: Path, bits: Literal[4, 8], group: int
         group: Weights that share a scale, with 4 bits; one of `GROUPS`.
 
     Raises:
-        UserError: see `source.check`; or the group divides some layer's input unevenly, or the
-            family has no linear layers that torchao quantises.
+        UserError: see `source.check_whole`; or the group divides some layer's input unevenly, or
+            the family has no linear layers that torchao quantises.
     """
     from transformers import AutoModelForCausalLM, TorchAoConfig
     from transformers.quantizers.quantizer_torchao import TorchAoHfQuantizer
 
-    weights = check(source)
+    weights = check_whole(source)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, **PLAIN)
-    layers = dict(_linears(model))
+    layers = dict(block_linears(model))
     if not layers:
         raise UserError(
             f"{source}: a {model.config.model_type} of transformers has no linear layers (Conv1D "
-            "in their place), and torchao quantises nothing else; --format bf16 is the smallest"
+            "in their place), and torchao quantises nothing else; bf16 is the smallest"
         )
     config = _quantize(layers, bits, group)
     model.config.quantization_config = TorchAoConfig(config)
@@ -67,33 +66,6 @@ def export_quantized(source: Path, folder: Path, bits: Literal[4, 8], group: int
     for path in companion_files(source):
         if path.name not in written:
             shutil.copyfile(path, folder / path.name)
-
-
-def load_quantized(folder: Path, device: torch.device) -> nn.Module:
-    """A quantised folder as a model of transformers, ready to compute.
-
-    int8 computes as it is. int4 does where its kernels are; elsewhere its weights are decoded to
-    bfloat16, the very numbers that the kernels multiply by.
-    """
-    from transformers import AutoModelForCausalLM
-
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **PLAIN)
-    model = model.to(device).eval()
-    if find_spec("mslk") is None:
-        from torchao.quantization import Int4Tensor
-
-        for _, linear in _linears(model):
-            if isinstance(linear.weight, Int4Tensor):
-                linear.weight = _frozen(decode_int4(linear.weight))
-    return model
-
-
-# No file from anywhere else, no pickle and no code of a folder's own.
-PLAIN: dict[str, Any] = {
-    "local_files_only": True,
-    "use_safetensors": True,
-    "trust_remote_code": False,
-}
 
 
 def encode_int4(weight: Tensor, group: int) -> "Int4Tensor":
@@ -119,16 +91,6 @@ def encode_int4(weight: Tensor, group: int) -> "Int4Tensor":
     )
 
 
-def decode_int4(weight: "Int4Tensor") -> Tensor:
-    """The matrix [out, in] in bfloat16 that the codes stand for."""
-    pairs = weight.qdata
-    codes = torch.stack([(pairs << 4) >> 4, pairs >> 4], dim=-1).flatten(1)  # with their signs
-    groups = codes.float().view(len(codes), -1, weight.block_size[1])
-    scale, zero = (each.float().t().unsqueeze(-1) for each in (weight.scale, weight.zero_point))
-    matrix: Tensor = (groups * scale + zero).flatten(1).to(torch.bfloat16)
-    return matrix
-
-
 def _quantize(layers: dict[str, nn.Linear], bits: Literal[4, 8], group: int) -> Any:
     """Quantise in place; torchao's name of what was done."""
     from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
@@ -143,30 +105,19 @@ def _quantize(layers: dict[str, nn.Linear], bits: Literal[4, 8], group: int) -> 
     for name, linear in layers.items():
         if linear.in_features % group:
             fitting = [each for each in GROUPS if _divides_all(each, layers)]
-            hint = f"--group-size {fitting[-1]} does" if fitting else "no size does; take int8"
+            hint = f"groups of {fitting[-1]} do" if fitting else "no size does; take int8"
             raise UserError(
-                f"int4: groups of {group} weights don't divide the {linear.in_features} inputs of "
+                f"groups of {group} weights don't divide the {linear.in_features} inputs of "
                 f"{name}; {hint}"
             )
     for linear in layers.values():
-        linear.weight = _frozen(encode_int4(linear.weight.detach(), group))
+        codes = encode_int4(linear.weight.detach(), group)
+        linear.weight = nn.Parameter(codes, requires_grad=False)
     return Int4WeightOnlyConfig(group_size=group, set_inductor_config=False)
 
 
 def _divides_all(group: int, layers: dict[str, nn.Linear]) -> bool:
     return all(linear.in_features % group == 0 for linear in layers.values())
-
-
-def _linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
-    """Those of the blocks: the head, which may be tied to the embeddings, stays as it is."""
-    head = model.get_output_embeddings()
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module is not head:
-            yield name, module
-
-
-def _frozen(weight: Tensor) -> nn.Parameter:
-    return nn.Parameter(weight, requires_grad=False)
 
 
 def _sort_header(path: Path) -> None:

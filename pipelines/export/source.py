@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import fresh_folder
-from pipelines.models.folder import CONFIG, read_object, weight_files
+from pipelines.models.folder import CONFIG, is_quantized, read_object, weight_files
 from pipelines.tracking.integrity import check_folder
 
 _DATA = (".json", ".jinja", ".txt", ".md")  # beside the weights
@@ -25,6 +25,20 @@ def companion_files(folder: Path) -> list[Path]:
     weights = {path.name for path in check(folder)}
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return [path for path in files if path.suffix in _DATA and path.name not in weights]
+
+
+def check_whole(folder: Path) -> list[Path]:
+    """As `check`, of a folder whose weights may be rounded or traced.
+
+    Raises:
+        UserError: they are codes of 8 or 4 bits already.
+    """
+    if is_quantized(folder):
+        raise UserError(
+            f"{folder}: its weights are quantised already, as they were measured and compared; "
+            "--format huggingface or triton takes them as they are"
+        )
+    return check(folder)
 
 
 def check(folder: Path) -> list[Path]:

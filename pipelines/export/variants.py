@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,20 +12,54 @@ from pipelines.core.errors import UserError
 from pipelines.export.huggingface import export_bf16
 from pipelines.export.quantized import export_quantized
 from pipelines.export.right_size import Variant
-from pipelines.export.transformers_model import load
 from pipelines.models.folder import weight_files
 from pipelines.models.safetensors_files import weight_bytes
+from pipelines.models.served import OFFLINE, load_served
 
 Form = Literal["bf16", "int8", "int4"]
 FORMS: tuple[Form, ...] = ("bf16", "int8", "int4")
 
 
+@dataclass(frozen=True)
+class Made:
+    """A form that was written, or why it can't be."""
+
+    form: Form
+    weight_bytes: int = 0
+    load_seconds: float = 0.0
+    problem: str | None = None
+
+
 def write_variant(source: Path, folder: Path, form: Form, group: int) -> None:
-    """Write one form of a registered folder; see `export_bf16` and `export_quantized`."""
+    """Write one form of a model's folder; see `export_bf16` and `export_quantized`."""
     if form == "bf16":
         export_bf16(source, folder)
     else:
         export_quantized(source, folder, 8 if form == "int8" else 4, group)
+
+
+def make_variant(source: Path, scratch: Path, form: Form, group: int) -> Made:
+    """Write one form into a new folder of `scratch`, under its name, and load it once."""
+    folder = scratch / form
+    folder.mkdir()
+    try:
+        write_variant(source, folder, form, group)
+    except UserError as error:
+        return Made(form, problem=f"{form}: {error}")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    _import_architecture(folder)
+    began = time.perf_counter()
+    load_served(folder, device)
+    seconds = time.perf_counter() - began
+    return Made(form, weight_bytes(weight_files(folder)), seconds)
+
+
+def _import_architecture(folder: Path) -> None:
+    """What is imported once is no part of loading."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, **OFFLINE))
 
 
 def measure_variants(
@@ -43,18 +78,12 @@ def measure_variants(
         group: Weights that share a scale in int4.
         unfit: Is told why a form can't be made.
     """
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    made = []
+    variants = []
     for form in FORMS:
-        folder = scratch / form
-        folder.mkdir()
-        try:
-            write_variant(source, folder, form, group)
-        except UserError as error:
-            unfit(f"{form}: {error}")
-            continue
-        began = time.perf_counter()
-        load(folder, accelerator or torch.device("cpu"))
-        seconds = time.perf_counter() - began
-        made.append(Variant(form, weight_bytes(weight_files(folder)), score(folder), seconds))
-    return made
+        made = make_variant(source, scratch, form, group)
+        if made.problem:
+            unfit(made.problem)
+        else:
+            bits = score(scratch / form)
+            variants.append(Variant(form, made.weight_bytes, bits, made.load_seconds))
+    return variants

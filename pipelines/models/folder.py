@@ -4,6 +4,7 @@ No torch here: a folder that can't be trained on is refused before anything star
 """
 
 import hashlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipelines.models.families import read_config
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+_QUANTIZED = "quantization_config"  # in it
 _PIECES, _PIECE_BYTES = 64, 1 << 16  # of a file, for its fingerprint
 
 
@@ -56,6 +58,22 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path}: not a JSON object; give a folder in Hugging Face's format")
     return values
+
+
+def is_quantized(folder: Path) -> bool:
+    """Whether the weights are codes of 8 or 4 bits."""
+    return _QUANTIZED in read_object(folder / CONFIG)
+
+
+def is_int4(folder: Path) -> bool:
+    """Whether they are torchao's codes of 4 bits."""
+    how = read_object(folder / CONFIG).get(_QUANTIZED, {})
+    return str(how.get("quant_type", {}).get("default", {}).get("_type")).startswith("Int4")
+
+
+def has_int4_kernels() -> bool:
+    """Whether torchao can compute with these here: its kernels are for GPUs only."""
+    return find_spec("mslk") is not None
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -27,6 +27,7 @@ from pipelines.ledger.workspace import STAGE_CACHE
 from pipelines.services.airflow_api import AirflowApi, DagRun
 from pipelines.stages.runner import STAGE_LOCK
 from pipelines.tracking import registry
+from pipelines.tracking.run import MODEL_HASH_TAG, TRAINED_HASH_TAG
 from pipelines.training.checkpoint_store import CheckpointStore, place_of_run
 
 TRASH = ".trash"  # among the workspaces: no run's name begins with a dot
@@ -86,7 +87,8 @@ def aliased_models() -> set[str]:
     """Content hashes of the registered models that any alias names."""
     names = [model.name for model in registry.list_models()]
     versions = (version for name in names for version in registry.show(name))
-    return {version.model_hash for version in versions if version.aliases}
+    tags = (version.tags for version in versions if version.aliases)
+    return {each[tag] for each in tags for tag in (MODEL_HASH_TAG, TRAINED_HASH_TAG) if tag in each}
 
 
 def _runs(settings: Settings, states: dict[str, State]) -> Iterator[RunFacts]:

@@ -18,11 +18,13 @@ from typing import Any
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import parse_recipe
-from pipelines.core.records import PATCH_FILE, TrainRecord, output_folder
+from pipelines.core.records import PATCH_FILE, EvaluateRecord, TrainRecord
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.core.storage import md5, read_json
+from pipelines.core.verdict import RightSize
 from pipelines.ledger.run_source import settle
 from pipelines.ledger.workspace import environment, open_workspace
+from pipelines.stages.right_size import served_model
 from pipelines.stages.runner import forget_error, stage_environment, user_error
 from pipelines.tracking.lineage import SOURCE_FILE, sha256
 from pipelines.tracking.registry import LINEAGE, ModelVersion, verified_folder
@@ -51,6 +53,12 @@ class Origin:
     def trained(self) -> TrainRecord:
         """What training said then."""
         return TrainRecord.model_validate(self.facts["records"][TrainRecord.stage])
+
+    @property
+    def right_size(self) -> RightSize | None:
+        """Which form of what was trained is the version, where there was a memory budget."""
+        measured = self.facts["records"].get(EvaluateRecord.stage)
+        return EvaluateRecord.model_validate(measured).right_size if measured else None
 
     def differences(self) -> list[str]:
         """What may make the weights differ here, for a person to know beforehand."""
@@ -113,10 +121,11 @@ def reproduce(origin: Origin) -> Reproduction:
     for stage in ("preprocess", "validate"):
         _run(workspace, stage, [*python, "pipelines.stages", stage], {})
     _run(workspace, TrainRecord.stage, [*python, *_training(origin)], _threads(origin))
-    made = output_folder(workspace, TrainRecord.stage) / TrainRecord.read(workspace).model
-    return Reproduction(
-        workspace, TrainRecord.read(workspace).model_hash, _differing(origin.folder, made)
-    )
+    if origin.right_size:
+        stage = EvaluateRecord.stage
+        _run(workspace, stage, [*python, "pipelines.stages", stage], _threads(origin))
+    made, model_hash = served_model(workspace)
+    return Reproduction(workspace, model_hash, _differing(origin.folder, made))
 
 
 def _check_source(origin: Origin, workspace: Path) -> None:

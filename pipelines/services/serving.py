@@ -31,7 +31,13 @@ from pipelines.core.errors import UserError
 from pipelines.export.huggingface import export_whole
 from pipelines.export.source import new_folder
 from pipelines.export.triton_server import triton_name
-from pipelines.models.folder import CONFIG, load_config, read_object
+from pipelines.models.folder import (
+    CONFIG,
+    has_int4_kernels,
+    is_int4,
+    load_config,
+    read_object,
+)
 from pipelines.services.preflight import free_port
 
 if TYPE_CHECKING:
@@ -118,6 +124,12 @@ def start_engine(name: str, version: int, source: Path, home: Path) -> Engine:
         home: Exports and logs go there.
     """
     engine = f"{triton_name(name)}/{version}"
+    if not has_int4_kernels() and is_int4(source):
+        raise UserError(
+            f"{name}@{version} has int4 weights, and transformers computes with them by package "
+            "mslk, for GPUs, which is not installed; install it, or run with a larger "
+            "evaluate.budget_gb, for which int8 or bf16 is chosen"
+        )
     if not (home / engine / CONFIG).is_file():
         with new_folder(home / engine) as folder:
             export_whole(source, folder)

@@ -8,8 +8,9 @@ alone, so the same batches make the same sums on any number of workers.
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from pipelines.core.verdict import BehaviourScore
 from pipelines.data.mapping import MapOrdered, map_in_process
 from pipelines.data.splitting import TRAIN, VALIDATION
 from pipelines.stages.probing import gather_probes, probe_tasks
+from pipelines.stages.right_size import FIGURE, right_size, size_metrics
 from pipelines.tracking.run import open_run
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def run(
     workspace = workspace.absolute()
     preprocess = output_folder(workspace, PreprocessRecord.stage)
     dataset = PreprocessRecord.read(workspace).dataset
-    model = output_folder(workspace, TrainRecord.stage) / TrainRecord.read(workspace).model
+    trained = output_folder(workspace, TrainRecord.stage) / TrainRecord.read(workspace).model
     shares = {
         TRAIN: dataset.shares(BASELINE_TRAINING_BYTES),
         VALIDATION: dataset.shares(recipe.evaluate.max_bytes),
@@ -78,22 +80,32 @@ def run(
     progress.write(0, total, "KiB scored")
 
     of_datasets = {part.label: held_out[part.folder] for part in dataset.mixture}
+
+    def score(folders: Sequence[Path]) -> "list[pa.Table]":
+        tasks = [_score_tasks(recipe, folder, documents, of_datasets) for folder in folders]
+        parts = map_ordered(_call, [task for of_folder in tasks for task in of_folder])
+        reported = _reported(parts, total * len(folders), progress)
+        return [pa.concat_tables(islice(reported, len(of_folder))) for of_folder in tasks]
+
+    sized = right_size(recipe.evaluate, trained, workspace, score, map_ordered)
+    model = sized.folder
     single = _single_tasks(recipe, model, preprocess, shares)
     answering = _answer_tasks(recipe, model, documents)
     probing = probe_tasks(recipe, model, preprocess, dataset, BOUND_CONFIDENCE)
-    scoring = _score_tasks(recipe, model, documents, of_datasets)
+    scoring = [] if sized.scores else _score_tasks(recipe, model, documents, of_datasets)
     results = map_ordered(_call, [*single, *probing, *answering, *scoring])
     (baselines, fitted_bytes), samples, behaviours = (next(results) for _ in single)
     probes, probed = gather_probes(results)
     answers = [answer for _ in answering for answer in next(results)]
-    scores = pa.concat_tables(_reported(results, total, progress))
+    scores = sized.scores or pa.concat_tables(_reported(results, total, progress))
 
     record = _record(recipe, scores, baselines, samples, behaviours, answers, of_datasets)
-    record = record.model_copy(update={"probes": probes})
+    record = record.model_copy(update={"probes": probes, "right_size": sized.found})
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
         write_json(folder / "answers.json", [answer._asdict() for answer in answers])
         write_json(folder / "probes.json", probed)
         _write_outputs(folder, workspace, record, scores, documents, samples, fitted_bytes)
+        sized.keep(folder)
     record.write(workspace)
     publish(workspace)
     return record
@@ -108,11 +120,13 @@ def publish(workspace: Path) -> None:
     named |= {f"behaviour/{each.name}": each.passed / each.cases for each in record.behaviours}
     if record.exact_match:
         named["exact_match"] = record.exact_match.share.value
-    named |= record.probes.figures()
+    named |= record.probes.figures() | size_metrics(workspace, record.right_size)
     with open_run(workspace) as tracked:
         tracked.log_results(named | datasets | baselines | _slice_metrics(record))
         for name in ARTIFACTS:
             tracked.log_artifact(output_folder(workspace, STAGE) / name, STAGE)
+        if record.right_size and (workspace / FIGURE).is_file():
+            tracked.log_artifact(workspace / FIGURE, STAGE)
 
 
 def _slice_metrics(record: EvaluateRecord) -> dict[str, float]:

@@ -65,9 +65,8 @@ def score_export(folder: Path, held_out: HeldOut) -> float:
     """Bits per byte of an exported folder, loaded as a server will."""
     from pipelines.evaluation.perplexity import score_documents
     from pipelines.evaluation.scores import bits_per_byte
-    from pipelines.export.transformers_model import load
 
-    return bits_per_byte(score_documents(folder, held_out.documents, held_out.stride, load))
+    return bits_per_byte(score_documents(folder, held_out.documents, held_out.stride))
 
 
 def _documents(workspace: Path) -> "pa.Table":

@@ -33,12 +33,19 @@ from pipelines.stages.approval import Answer
 from pipelines.stages.champion_scores import keep_scores, measure_champion, scores_path
 from pipelines.stages.compare import training_elsewhere, write_page
 from pipelines.stages.provenance import provenance
+from pipelines.stages.right_size import served_model
 from pipelines.tracking import registry
 from pipelines.tracking.audit import LONGEST_TEXT
 from pipelines.tracking.inputs import log_dataset
 from pipelines.tracking.promotion import ChampionMovedError, challenge, promote, withdraw
 from pipelines.tracking.registration import register
-from pipelines.tracking.run import DATASET_TAG, MODEL_HASH_TAG, TrackedRun, open_run
+from pipelines.tracking.run import (
+    DATASET_TAG,
+    MODEL_HASH_TAG,
+    TRAINED_HASH_TAG,
+    TrackedRun,
+    open_run,
+)
 from pipelines.tracking.sbom import SBOM, bill_of_materials
 
 STAGE = RegisterRecord.stage
@@ -92,6 +99,9 @@ def _decide(
             None,
         )
     verdict = _judge(recipe, workspace, facts, champion)
+    size = EvaluateRecord.read(workspace).right_size
+    if size and size.chosen:
+        verdict = verdict.model_copy(update={"reason": f"{verdict.reason}; {size}"})
     answer = Answer.read(workspace)
     if verdict.decision == "promoted" and recipe.registration.needs_approval:
         verdict = _with_consent(verdict, answer, champion)
@@ -113,7 +123,7 @@ def _own_promotion(
     """The verdict of an earlier try of this very run, which had promoted its model already."""
     if run_id is None or champion.run_id != run_id:
         return None
-    if champion.model_hash != TrainRecord.read(workspace).model_hash:
+    if champion.model_hash != served_model(workspace)[1]:
         return None
     beaten, compared = champion.tags.get(BEATEN_TAG), champion.tags.get(COMPARISON_TAG)
     return Verdict(
@@ -146,8 +156,9 @@ def _judge(
     if recipe.registration.require_clean and (facts["run"] or {}).get("dirty", True):
         return refuse(scores, "register.require_clean: the run is of uncommitted changes")
     found = EvaluateRecord.read(workspace)
-    model_hash = TrainRecord.read(workspace).model_hash
-    candidate = Measured(model_hash, scores, found.behaviours, found.probes)
+    if found.right_size and found.right_size.refusal:
+        return refuse(scores, f"evaluate.budget_gb: {found.right_size.refusal}")
+    candidate = Measured(served_model(workspace)[1], scores, found.behaviours, found.probes)
     if champion is None or champion.model_hash == candidate.model_hash:
         return decide(candidate, candidate if champion else None, recipe.registration)
     try:
@@ -183,28 +194,30 @@ def _register(
     run_id: str | None,
 ) -> registry.ModelVersion:
     train, evaluate = TrainRecord.read(workspace), EvaluateRecord.read(workspace)
+    model, model_hash = served_model(workspace)
     preprocess = PreprocessRecord.read(workspace)
     card = output_folder(workspace, STAGE) / CARD
-    family = load_config(output_folder(workspace, "train") / train.model).family
+    family = load_config(model).family
     costs = facts["cost"] | ({"train": found} if (found := training_elsewhere(facts)) else {})
     known = facts | {"cost": costs}
     text = model_card(recipe, preprocess, train, evaluate, known, verdict, family)
     write_text(card / "README.md", text)
     write_json(card / registry.LINEAGE, facts)
-    write_json(card / SBOM, _bill_of_materials(recipe, preprocess, train, facts))
+    write_json(card / SBOM, _bill_of_materials(recipe, preprocess, model_hash, facts))
     if train.adapter is not None:
         shutil.copytree(output_folder(workspace, "train") / train.adapter, card / train.adapter)
     if (workspace / PATCH_FILE).is_file():
         shutil.copyfile(workspace / PATCH_FILE, card / PATCH_FILE)
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
-    keep_scores(scores, scores_path(train.model_hash, evaluate))
+    keep_scores(scores, scores_path(model_hash, evaluate))
     beaten = verdict.champion_bits_per_byte
     return register(
-        [output_folder(workspace, "train") / train.model, card],
+        [model, card],
         recipe.registration.model_name,
         run_id,
         tags={
-            MODEL_HASH_TAG: train.model_hash,
+            MODEL_HASH_TAG: model_hash,
+            TRAINED_HASH_TAG: train.model_hash,
             "penstock.data_hash": evaluate.data_hash,
             **_dataset_tag(preprocess.dataset),
             "penstock.bits_per_byte": repr(evaluate.bits_per_byte),
@@ -220,14 +233,14 @@ def _register(
 
 
 def _bill_of_materials(
-    recipe: Recipe, preprocess: PreprocessRecord, train: TrainRecord, facts: dict[str, Any]
+    recipe: Recipe, preprocess: PreprocessRecord, model_hash: str, facts: dict[str, Any]
 ) -> dict[str, Any]:
     made_of = dict([_data(recipe, preprocess.dataset, facts)])
     if parent := facts["parent"]:
         made_of[Path(parent["folder"]).name] = str(parent["content"])
     return bill_of_materials(
         recipe.registration.model_name,
-        train.model_hash,
+        model_hash,
         PROJECT / "requirements.lock",
         made_of,
         (facts["run"] or {}).get("git_commit"),

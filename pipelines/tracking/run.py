@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 DAG_RUN_TAG = "penstock.dag_run_id"
-MODEL_HASH_TAG = "penstock.model_hash"  # of what it trained
+MODEL_HASH_TAG = "penstock.model_hash"  # of what it trained; of a version, of what is served
+TRAINED_HASH_TAG = "penstock.trained_hash"  # of a version: of what it was made from
 DATASET_TAG = "penstock.dataset"  # name@N; of a mixture a@1=3, b@2=7
 CACHED_FROM_TAG = "penstock.cached_from"
 DATA_DOCS_TAG = "penstock.data_docs"

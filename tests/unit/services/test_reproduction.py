@@ -16,7 +16,7 @@ from pipelines.core.storage import read_json, write_json
 from pipelines.ledger.run_source import settle
 from pipelines.ledger.workspace import open_workspace, project_state
 from pipelines.services import reproduction
-from pipelines.stages import preprocess, train
+from pipelines.stages import evaluate, preprocess, train
 from pipelines.stages.provenance import provenance
 from pipelines.tracking.registration import register
 from pipelines.tracking.run import MODEL_HASH_TAG
@@ -127,3 +127,20 @@ def test_a_workspace_at_another_commit_has_its_code_and_diff(tmp_path):
     workspace = open_workspace(project, tmp_path / "home", "old", recipe, {}, state=state)
     assert (workspace / "dvc.yaml").read_text() == f"{then}# uncommitted then\n"
     assert (workspace / PATCH_FILE).read_bytes() == state[1]
+
+
+def test_the_form_that_was_registered_is_made_again(home, text, name, mlflow_run, tmp_path):
+    sized = ("evaluate.budget_gb=1", "evaluate.budget_max_loss=9", "evaluate.sample_tokens=0")
+    recipe = load_recipe("debug", [*SMALL, *sized, f"data.source.path={text}"])
+    recipe, source = settle(recipe)
+    folder = open_workspace(PROJECT, home, "sized", recipe, source)
+    preprocess.run(recipe, folder)
+    ValidateRecord(expectations=1, data_docs="data_docs/index.html").write(folder)
+    train.run(recipe, folder)
+    chosen = evaluate.run(recipe, folder).right_size
+    write_json(tmp_path / "card" / "lineage.json", provenance(recipe, folder))
+    model = folder / "outputs/evaluate/model"
+    tags = {MODEL_HASH_TAG: chosen.model_hash}
+    version = register([model, tmp_path / "card"], name, mlflow_run, tags, "")
+    made = reproduction.reproduce(reproduction.find_origin(version))
+    assert (made.equal, made.model_hash) == (True, chosen.model_hash)

@@ -139,6 +139,8 @@ def test_the_form_that_was_registered_is_made_again(home, text, name, mlflow_run
     train.run(recipe, folder)
     chosen = evaluate.run(recipe, folder).right_size
     write_json(tmp_path / "card" / "lineage.json", provenance(recipe, folder))
+    if (folder / PATCH_FILE).is_file():
+        shutil.copyfile(folder / PATCH_FILE, tmp_path / "card" / PATCH_FILE)
     model = folder / "outputs/evaluate/model"
     tags = {MODEL_HASH_TAG: chosen.model_hash}
     version = register([model, tmp_path / "card"], name, mlflow_run, tags, "")

@@ -87,6 +87,20 @@ class Questions(Section):
         return pattern
 
 
+class Harness(Section):
+    """Tasks of lm-evaluation-harness that the exported model is put to."""
+
+    tasks: tuple[str, ...] = Field(
+        (), description="Its own, by name; their data sets come from the hub, or its local cache"
+    )
+    files: tuple[str, ...] = Field(
+        (),
+        description="YAML files in its format, each in a folder of its own with its data; no "
+        "network is used",
+    )
+    limit: int | None = Field(None, ge=1, description="Documents of each task; null: all")
+
+
 class Evaluate(Section):
     """What is measured on held-out documents."""
 
@@ -101,6 +115,7 @@ class Evaluate(Section):
     prompts: tuple[str, ...] = Field(("def ", "import "), description="Each is continued once")
     sample_tokens: int = Field(96, ge=0, description="Tokens a continuation")
     questions: Questions = Questions()
+    harness: Harness = Harness()
     budget_gb: float | None = Field(
         None,
         gt=0,

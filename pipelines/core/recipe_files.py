@@ -26,6 +26,7 @@ PATH_KEYS = (
     "adapter.init_from",
     "train.checkpoints",
     "evaluate.bias.templates",
+    "evaluate.harness.files",
 )
 
 

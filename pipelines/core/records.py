@@ -15,6 +15,7 @@ from pipelines.core.verdict import (
     BehaviourScore,
     Estimate,
     ExactMatch,
+    HarnessScore,
     Probes,
     RightSize,
     SliceScore,
@@ -213,6 +214,7 @@ class EvaluateRecord(Record):
     slices: tuple[SliceScore, ...] = ()
     behaviours: tuple[BehaviourScore, ...] = ()
     exact_match: ExactMatch | None = None  # where questions were asked
+    harness: tuple[HarnessScore, ...] = ()
     probes: Probes = Probes()
     right_size: RightSize | None = None  # where there is a memory budget
 

@@ -58,6 +58,17 @@ class ExactMatch(_Figures):
     share: Estimate  # by Wilson's interval
 
 
+class HarnessScore(_Figures):
+    """A metric of a task of lm-evaluation-harness, as that computes it."""
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None  # None where the harness has none for this metric
+    documents: int | None  # None of a group of tasks
+    higher_is_better: bool | None = None
+
+
 class FormScore(_Figures):
     """A form in which a model can be served, as it was written and measured."""
 

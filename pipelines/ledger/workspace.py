@@ -157,6 +157,7 @@ def environment(workspace: Path, recipe: Recipe) -> dict[str, Any]:
         "init_from": _weights_hash("model", recipe.model.init_from),
         "adapter": _weights_hash("adapter", recipe.adapter.init_from),
         "bias_templates": _templates_hash(recipe.evaluate.bias),
+        "tasks": [_task_hash(path) for path in recipe.evaluate.harness.files],
     }
 
 
@@ -174,6 +175,13 @@ def _templates_hash(bias: Bias) -> str | None:
         return None
     load_bias_templates(bias.templates)
     return md5(Path(bias.templates).expanduser())
+
+
+def _task_hash(path: str) -> str:
+    """Of the folder: a task file's data and functions lie beside it."""
+    if not Path(path).is_file():
+        raise UserError(f"evaluate.harness.files: {path}: no such file")
+    return folder_hash(Path(path).parent)
 
 
 def _configure_dvc(folder: Path, *, site: Path, cache: Path) -> None:

@@ -7,6 +7,7 @@ alone, so the same batches make the same sums on any number of workers.
 
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord, output_folder
 from pipelines.core.storage import fresh_folder, write_json
-from pipelines.core.verdict import BehaviourScore
+from pipelines.core.verdict import BehaviourScore, HarnessScore
 from pipelines.data.mapping import MapOrdered, map_in_process
 from pipelines.data.splitting import TRAIN, VALIDATION
 from pipelines.stages.probing import gather_probes, probe_tasks
@@ -80,27 +81,23 @@ def run(
     progress.write(0, total, "KiB scored")
 
     of_datasets = {part.label: held_out[part.folder] for part in dataset.mixture}
-
-    def score(folders: Sequence[Path]) -> "list[pa.Table]":
-        tasks = [_score_tasks(recipe, folder, documents, of_datasets) for folder in folders]
-        parts = map_ordered(_call, [task for of_folder in tasks for task in of_folder])
-        reported = _reported(parts, total * len(folders), progress)
-        return [pa.concat_tables(islice(reported, len(of_folder))) for of_folder in tasks]
-
+    scoring_of = partial(_score_tasks, recipe, documents=documents, of_datasets=of_datasets)
+    score = partial(_score_folders, map_ordered, scoring_of, total, progress)
     sized = right_size(recipe.evaluate, trained, workspace, score, map_ordered)
     model = sized.folder
     single = _single_tasks(recipe, model, preprocess, shares)
     answering = _answer_tasks(recipe, model, documents)
     probing = probe_tasks(recipe, model, preprocess, dataset, BOUND_CONFIDENCE)
-    scoring = [] if sized.scores else _score_tasks(recipe, model, documents, of_datasets)
+    scoring = [] if sized.scores else scoring_of(model)
     results = map_ordered(_call, [*single, *probing, *answering, *scoring])
-    (baselines, fitted_bytes), samples, behaviours = (next(results) for _ in single)
+    (baselines, fitted_bytes), samples, behaviours, harness = (next(results) for _ in single)
     probes, probed = gather_probes(results)
     answers = [answer for _ in answering for answer in next(results)]
     scores = sized.scores or pa.concat_tables(_reported(results, total, progress))
 
     record = _record(recipe, scores, baselines, samples, behaviours, answers, of_datasets)
-    record = record.model_copy(update={"probes": probes, "right_size": sized.found})
+    measured = {"probes": probes, "harness": harness, "right_size": sized.found}
+    record = record.model_copy(update=measured)
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
         write_json(folder / "answers.json", [answer._asdict() for answer in answers])
         write_json(folder / "probes.json", probed)
@@ -120,7 +117,8 @@ def publish(workspace: Path) -> None:
     named |= {f"behaviour/{each.name}": each.passed / each.cases for each in record.behaviours}
     if record.exact_match:
         named["exact_match"] = record.exact_match.share.value
-    named |= record.probes.figures() | size_metrics(workspace, record.right_size)
+    named |= record.probes.figures() | _harness_metrics(record)
+    named |= size_metrics(workspace, record.right_size)
     with open_run(workspace) as tracked:
         tracked.log_results(named | datasets | baselines | _slice_metrics(record))
         for name in ARTIFACTS:
@@ -139,6 +137,17 @@ def _slice_metrics(record: EvaluateRecord) -> dict[str, float]:
     }
 
 
+def _harness_metrics(record: EvaluateRecord) -> dict[str, float]:
+    """`harness/arc_easy/acc` and, beside it, `harness/arc_easy/acc_stderr`."""
+    metrics = {}
+    for each in record.harness:
+        name = "/".join(_UNNAMED.sub("_", part) for part in (each.task, *each.metric.split("/")))
+        metrics[f"harness/{name}"] = each.value
+        if each.stderr is not None:
+            metrics[f"harness/{name}_stderr"] = each.stderr
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
 def _call(task: _Task) -> Any:
     return task()
 
@@ -151,6 +160,7 @@ def _single_tasks(
         partial(_baselines, preprocess, shares),
         partial(_write_samples, model, recipe),
         partial(_run_tests, model, recipe),
+        partial(_run_harness, model, recipe),
     ]
 
 
@@ -186,6 +196,22 @@ def _score_tasks(
     return [partial(_score, model, part, recipe.evaluate.stride) for part in parts]
 
 
+def _score_folders(
+    map_ordered: MapOrdered,
+    scoring_of: Callable[[Path], list[_Task]],
+    total: float,
+    progress: ProgressWriter,
+    folders: Sequence[Path],
+) -> "list[pa.Table]":
+    """The scores of each folder on all documents; parts of all are scored side by side."""
+    import pyarrow as pa
+
+    tasks = [scoring_of(folder) for folder in folders]
+    parts = map_ordered(_call, [task for of_folder in tasks for task in of_folder])
+    reported = _reported(parts, total * len(folders), progress)
+    return [pa.concat_tables(islice(reported, len(of_folder))) for of_folder in tasks]
+
+
 def _score(model: Path, documents: "pa.Table", stride: float) -> "pa.Table":
     from pipelines.evaluation.perplexity import score_documents
     from pipelines.evaluation.slice_labels import with_labels
@@ -212,6 +238,13 @@ def _run_tests(model: Path, recipe: Recipe) -> tuple[BehaviourScore, ...]:
     from pipelines.evaluation.behaviour import run_tests
 
     return run_tests(model, recipe.evaluate.behaviour, recipe.evaluate.stride)
+
+
+def _run_harness(model: Path, recipe: Recipe) -> tuple[HarnessScore, ...]:
+    from pipelines.evaluation.harness import run_harness
+
+    chat = recipe.data.instruction.kind != "none"
+    return run_harness(model, recipe.evaluate.harness, chat=chat)
 
 
 def _baselines(preprocess: Path, shares: dict[str, dict[str, int]]) -> tuple[dict[str, float], int]:

@@ -1,0 +1,193 @@
+"""Tasks of EleutherAI's lm-evaluation-harness on a model's folder, through its Python API.
+
+It runs in a process of its own (this module as a command): it seeds and settles much that is
+global, and whether Hugging Face's libraries may use the network is read once, at their import. They
+may not, unless a task is named that the harness itself brings: its data set comes from the hub.
+
+A task of one's own is a YAML file in the harness's format, with its data beside it:
+
+    task: colours
+    dataset_path: json
+    dataset_kwargs: {data_files: {test: colours.jsonl}}
+
+Such a file is code, as its templates and functions are run, and to be trusted like the project.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import EXIT_USER_ERROR, UserError
+from pipelines.core.recipe import Harness
+from pipelines.core.settings import PROJECT
+from pipelines.core.storage import read_json, write_json
+from pipelines.core.verdict import HarnessScore
+
+LOCAL_FORMATS = ("json", "csv", "parquet", "text")  # of a task file's data
+_BATCH = 16
+_RESAMPLES = 1000  # of the harness's bootstrap, where a metric has no closed standard error
+_QUIET = {"TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+_log = logging.getLogger(__name__)
+
+
+def run_harness(model_folder: Path, wanted: Harness, *, chat: bool) -> tuple[HarnessScore, ...]:
+    """Score a model on tasks, loaded as a server loads it.
+
+    Args:
+        model_folder: In Hugging Face's format.
+        wanted: Which tasks.
+        chat: Prompts go through the tokenizer's chat template.
+
+    Returns:
+        Each metric of each task, with the harness's own standard error, in the harness's order.
+
+    Raises:
+        UserError: there is no such task, or its file or its data are wrong.
+    """
+    if not (wanted.tasks or wanted.files):
+        return ()
+    with tempfile.TemporaryDirectory() as scratch:
+        request, answer = Path(scratch) / "request.json", Path(scratch) / "answer.json"
+        values = {"model": str(model_folder.absolute()), "wanted": wanted.model_dump(mode="json")}
+        write_json(request, values | {"chat": chat})
+        offline = {} if wanted.tasks else {**_OFFLINE, "HF_DATASETS_CACHE": scratch}
+        path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+        code = subprocess.run(
+            [sys.executable, "-m", "pipelines.evaluation.harness", str(request), str(answer)],
+            env={**os.environ, **_QUIET, **offline, "PYTHONPATH": path},
+            stdout=sys.__stderr__,
+            check=False,
+        ).returncode
+        if code == EXIT_USER_ERROR and answer.is_file():
+            raise UserError(f"evaluate.harness: {read_json(answer)['error']}")
+        if code:
+            raise RuntimeError(f"lm-evaluation-harness ended with exit code {code}; see the log")
+        return tuple(map(HarnessScore.model_validate, read_json(answer)["scores"]))
+
+
+def read_task(path: Path) -> dict[str, Any]:
+    """A task file as the harness takes it, the paths of its data made absolute.
+
+    Raises:
+        UserError: it is no task, or its data are not files of its own folder.
+    """
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    try:
+        task: dict[str, Any] = load_yaml(path)
+    except Exception as error:
+        raise UserError(f"{path}: {_line(error)}") from error
+    if not isinstance(task.get("task"), str):
+        raise UserError(f"{path}: no `task:` with a name in it")
+    given = task.get("dataset_kwargs") or {}
+    if task.get("dataset_path") not in LOCAL_FORMATS or "data_files" not in given:
+        raise UserError(
+            f"{path}: a task file has its data beside it: dataset_path is one of "
+            f"{', '.join(LOCAL_FORMATS)}, and dataset_kwargs names data_files"
+        )
+    files = _absolute(given["data_files"], path)
+    return task | {"dataset_kwargs": {**given, "data_files": files}}
+
+
+def _absolute(files: Any, task: Path) -> Any:
+    if isinstance(files, Mapping):
+        return {split: _absolute(each, task) for split, each in files.items()}
+    if isinstance(files, list):
+        return [_absolute(each, task) for each in files]
+    folder = task.parent.resolve()
+    found = (folder / str(files)).resolve()
+    if not (found.is_relative_to(folder) and found.is_file()):
+        raise UserError(f"{task}: {files} is no file beside it")
+    return str(found)
+
+
+def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
+    """In the process of its own."""
+    import lm_eval
+    import torch
+    from jinja2 import TemplateError
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    from pipelines.models.served import load_served
+
+    wanted = Harness.model_validate(request["wanted"])
+    manager = TaskManager(include_defaults=bool(wanted.tasks))
+    try:
+        tasks = [*wanted.tasks, *(read_task(Path(path)) for path in wanted.files)]
+        manager.load(tasks)  # once more below: what is wrong with them is said before a model loads
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(_line(error)) from error
+    folder = request["model"]
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    model = HFLM(
+        pretrained=load_served(Path(folder), device).model,
+        tokenizer=folder,
+        backend="causal",
+        batch_size=_BATCH,
+    )
+    try:
+        found = lm_eval.simple_evaluate(
+            model,
+            tasks=tasks,
+            task_manager=manager,
+            limit=wanted.limit,
+            apply_chat_template=request["chat"],
+            bootstrap_iters=_RESAMPLES,
+            log_samples=False,
+        )
+    except (TemplateError, KeyError, ValueError) as error:  # of a document and a task's template
+        raise UserError(_line(error)) from error
+    return _scores(found)
+
+
+def _scores(found: Mapping[str, Any]) -> list[HarnessScore]:
+    """The harness's table: beside `acc,none` stands `acc_stderr,none`, or `N/A` there."""
+    scores = []
+    for task, figures in found["results"].items():
+        for key, value in figures.items():
+            metric, comma, kind = key.partition(",")
+            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            error = figures.get(f"{metric}_stderr,{kind}")
+            scores.append(
+                HarnessScore(
+                    task=task,
+                    metric=metric if kind == "none" else f"{metric}/{kind}",
+                    value=value,
+                    stderr=error if isinstance(error, int | float) else None,
+                    documents=found["n-samples"].get(task, {}).get("effective"),
+                    higher_is_better=found["higher_is_better"].get(task, {}).get(metric),
+                )
+            )
+    return scores
+
+
+def _line(error: Exception) -> str:
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def main(request: Path, answer: Path) -> int:
+    """Answer a request in files; what a person got wrong is an answer, too."""
+    logging.basicConfig(level=logging.INFO)
+    try:
+        scores = _evaluate(read_json(request))
+    except UserError as error:
+        _log.exception("refused")
+        write_json(answer, {"error": str(error)})
+        return EXIT_USER_ERROR
+    write_json(answer, {"scores": [score.model_dump(mode="json") for score in scores]})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(Path, sys.argv[1:])))

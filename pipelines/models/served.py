@@ -23,6 +23,7 @@ from pipelines.models.folder import (
     read_object,
 )
 from pipelines.models.huggingface import load_pretrained
+from pipelines.models.onednn import use_onednn
 from pipelines.models.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def load_model(folder: Path, device: torch.device) -> Model:
     dtype = values.get("dtype") or values.get("torch_dtype")  # the older name
     if is_quantized(folder) or dtype in ("bfloat16", "float16"):
         return load_served(folder, device)
-    return load_pretrained(folder, device)
+    model = load_pretrained(folder, device)
+    use_onednn(model)
+    return model
 
 
 def load_served(folder: Path, device: torch.device) -> TransformersModel:

@@ -26,15 +26,20 @@ def map_index_of(context: "Context") -> int:
 
 
 @contextmanager
-def task_process(workspace: Path, context: "Context") -> Iterator[None]:
+def task_process(workspace: Path, context: "Context", needs: Path | None = None) -> Iterator[None]:
     """The block is what a task does in one process; tells the logbook of one before that died.
+
+    Args:
+        workspace: Of the run.
+        context: Of the task.
+        needs: What is there as long as the workspace is; by itself, that it is there at all.
 
     Raises:
         AirflowFailException: there is no workspace any more, which a retry doesn't mend.
     """
     from airflow.sdk.exceptions import AirflowFailException  # the reconciler imports no Airflow
 
-    if not workspace.is_dir():
+    if not (needs or workspace).exists():
         raise AirflowFailException(f"{workspace}: the run's workspace was removed; trigger it anew")
     ti = context["ti"]
     name = instance_name(ti.task_id, map_index_of(context))

@@ -106,7 +106,7 @@ class RayJobOperator(BaseOperator):
 
     def resume(self, context: "Context", event: dict[str, Any]) -> Any:
         """Go on after the end of a job that did not succeed, or was another cluster's."""
-        with self._at_work(context) as state:
+        with self._at_work(context, began=True) as state:
             return self._go_on(context, state, Job.model_validate(event))
 
     def skip(self) -> Any:
@@ -124,9 +124,11 @@ class RayJobOperator(BaseOperator):
         raise TaskKilledError("Airflow ends this process of the task")
 
     @contextmanager
-    def _at_work(self, context: "Context") -> Iterator[JobState]:
-        state = JobState.of(Path(self.workspace), self.task_id, map_index_of(context))
-        with task_process(Path(self.workspace), context):
+    def _at_work(self, context: "Context", *, began: bool = False) -> Iterator[JobState]:
+        workspace = Path(self.workspace)
+        state = JobState.of(workspace, self.task_id, map_index_of(context))
+        # A job that lives on in a workspace that was removed makes parts of it anew.
+        with task_process(workspace, context, state.path if began else workspace):
             self.show_links(context)
             try:
                 yield state

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -165,6 +166,18 @@ def test_a_job_that_succeeded_and_left_no_result_has_failed(ray, process, tmp_pa
     with pytest.raises(RuntimeError):
         resumed(process(), event(trigger))
     assert kinds(tmp_path) == ["failure"]
+
+
+def test_a_workspace_that_was_removed_and_that_its_job_made_parts_of_anew_is_one_line(
+    ray, process, tmp_path
+):
+    trigger = deferred(process())
+    shutil.rmtree(tmp_path / "jobs")
+    (tmp_path / "checkpoints").mkdir()
+    ray.end(trigger.submission_id, "FAILED", **KILLED)
+    with pytest.raises(AirflowFailException, match="the run's workspace was removed"):
+        resumed(process(), event(trigger))
+    assert len(ray.submitted) == 1
 
 
 def test_a_task_that_finds_no_ray_waits_for_it_without_a_worker(ray, process):

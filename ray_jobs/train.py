@@ -26,6 +26,7 @@ from pipelines.stages.runner import (
 )
 from pipelines.stages.train_logbook import job
 from pipelines.training.supported import supported
+from ray_jobs.elastic_scaling import FreeScalingPolicy
 from ray_jobs.stage_job import run_stage_job
 from ray_jobs.torch_variables import TorchVariables
 from ray_jobs.train_overseer import FruitlessError, Overseer, Progress, controller_lost
@@ -90,7 +91,7 @@ def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
     Raises:
         RayActorError: the controller died, and its workers with it.
     """
-    trainer = DataParallelTrainer(
+    trainer = _Trainer(
         _work,
         backend_config=TorchVariables(),
         train_loop_config={
@@ -117,6 +118,15 @@ def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
             raise error.controller_failure from error
         raise
     return message
+
+
+class _Trainer(DataParallelTrainer):  # type: ignore[misc]  # Ray has no types
+    """Elastic on a cluster that has other jobs."""
+
+    def _initialize_and_run_controller(self, **parts: Any) -> Any:
+        if self.scaling_config.elasticity_enabled:
+            parts["scaling_policy"] = FreeScalingPolicy(self.scaling_config)
+        return super()._initialize_and_run_controller(**parts)
 
 
 def _work(config: dict[str, Any]) -> str | None:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.commands.figures import file_size
 from pipelines.commands.options import Json
 from pipelines.core.errors import UserError
+from pipelines.core.figures import size
 
 if TYPE_CHECKING:
     from pipelines.ledger.datasets import DatasetVersion
@@ -48,7 +48,7 @@ def list_versions(
             _made(version),
             f"{version.documents:,}",
             f"{version.tokens:,}",
-            file_size(version.bytes),
+            size(version.bytes),
             version.directory_hash[:8],
             version.recipe["name"],
             _gate(version),
@@ -75,10 +75,10 @@ def show(version: Version, as_json: Json = False) -> None:
         "code": f"commit {run['git_commit'][:12]}{changes}",
         "recipe": found.recipe["name"],
         "source": f"{found.recipe['data']['source']['kind']}, {source['files']:,} files, "
-        f"{file_size(source['bytes'])}, sha256 {source['sha256'][:12]}",
+        f"{size(source['bytes'])}, sha256 {source['sha256'][:12]}",
         "rows": f"{found.documents:,} ({found.dataset.validation.documents:,} held out)",
         "tokens": f"{found.tokens:,} ({found.dataset.validation.tokens:,} held out)",
-        "size": f"{file_size(found.bytes)} in {found.files:,} files",
+        "size": f"{size(found.bytes)} in {found.files:,} files",
         "hash": found.directory_hash,
         "git": found.git_revision,
         "data gate": _gate(found),
@@ -100,7 +100,7 @@ def verify(version: Version, as_json: Json = False) -> None:
         facts = {"version": found.label, "files": found.files, "damaged": damaged}
         typer.echo(json.dumps(facts, indent=2))
     elif not damaged:
-        typer.echo(f"{found.label}: {found.files:,} files, {file_size(found.bytes)}, all sound")
+        typer.echo(f"{found.label}: {found.files:,} files, {size(found.bytes)}, all sound")
     for path, why in damaged.items():
         typer.echo(f"{found.label}: {path} {why}", err=True)
     raise typer.Exit(1 if damaged else 0)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.commands.figures import file_size
 from pipelines.commands.models import Model, check_mlflow_answers
 from pipelines.commands.options import Json
 from pipelines.core.errors import UserError
+from pipelines.core.figures import size
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import folder_bytes
 
@@ -208,15 +208,15 @@ def _table(judged: "list[Judged]", budget: "Budget") -> str:
         verdict = "" if each.fits and each.good else "  too large" if each.good else "  too lossy"
         rows.append(
             f"  {each.variant.name:6}{each.variant.bits_per_byte:14.4f}{each.lost:+9.4f}"
-            f"{file_size(each.memory.weights):>10}{file_size(each.memory.total):>10}"
+            f"{size(each.memory.weights):>10}{size(each.memory.total):>10}"
             f"{each.variant.load_seconds:9.1f} s{verdict}"
         )
     return "\n".join(rows)
 
 
 def _describe(result: Exported) -> str:
-    size = f"{file_size(result.bytes)} (registered weights {file_size(result.registered_bytes)})"
-    lines = [f"{result.model} as {result.format} in {result.folder}", f"  size   {size}"]
+    sizes = f"{size(result.bytes)} (registered weights {size(result.registered_bytes)})"
+    lines = [f"{result.model} as {result.format} in {result.folder}", f"  size   {sizes}"]
     if result.bits_per_byte is not None and result.registered_bits_per_byte is not None:
         lost = result.bits_per_byte - result.registered_bits_per_byte
         lines.append(

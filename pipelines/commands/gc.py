@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.commands.figures import file_size
 from pipelines.commands.models import check_mlflow_answers
 from pipelines.commands.options import Json
+from pipelines.core.figures import size
 from pipelines.core.settings import load_settings
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def gc(
     for each in garbage.collect(settings, airflow, rules, aliased, delete=delete):
         found.append(each)
         if not as_json:
-            typer.echo(f"{file_size(each.bytes):>9}  {each.what:<12} {each.name}: {each.why}")
+            typer.echo(f"{size(each.bytes):>9}  {each.what:<12} {each.name}: {each.why}")
     total = sum(each.bytes for each in found)
     if as_json:
         items = [dataclasses.asdict(each) for each in found]
@@ -58,9 +58,9 @@ def gc(
     elif not found:
         typer.echo("nothing is old enough to go")
     elif delete:
-        typer.echo(f"{file_size(total):>9}  freed")
+        typer.echo(f"{size(total):>9}  freed")
     else:
-        typer.echo(f"{file_size(total):>9}  would be freed; do it with --delete")
+        typer.echo(f"{size(total):>9}  would be freed; do it with --delete")
 
 
 def _stop_orphans(settings: "Settings", airflow: "AirflowApi") -> list[str]:

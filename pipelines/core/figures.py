@@ -5,6 +5,7 @@ import math
 UNKNOWN = "\N{EN DASH}"
 NO_NUMBER = "not a number"
 MINUS = "\N{MINUS SIGN}"  # as wide as a plus, and never broken from its figure
+_ROUNDS_TO_ONE = 0.9995  # in three digits: 999.7 kB is 1 MB and not 1e+03 kB
 
 
 def decimals(value: float | None, digits: int = 4) -> str:
@@ -37,9 +38,9 @@ def short(count: float | None) -> str:
     if count is None:
         return UNKNOWN
     for unit, name in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if count >= unit:
-            return f"{count / unit:.3g}{name}"
-    return f"{count:.3g}"
+        if count >= _ROUNDS_TO_ONE * unit:
+            return f"{amount(count / unit)}{name}"
+    return amount(count)
 
 
 def size(count: float | None) -> str:
@@ -47,8 +48,8 @@ def size(count: float | None) -> str:
     if count is None:
         return UNKNOWN
     for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
+        if count >= _ROUNDS_TO_ONE * unit:
+            return f"{amount(count / unit)} {name}"
     return f"{count:.0f} bytes"
 
 
@@ -58,12 +59,12 @@ def duration(seconds: float | None) -> str:
         return UNKNOWN
     for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * unit:
-            return f"{seconds / unit:.3g} {name}"
+            return f"{amount(seconds / unit)} {name}"
     return f"{seconds:.3g} s"
 
 
 def amount(value: float | None) -> str:
-    """Hours or money, in three digits; all before the point: `12,345`, `3.14`, `0.00123`."""
+    """In three digits, and all before the point: `12,345`, `3.14`, `0.00123`."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

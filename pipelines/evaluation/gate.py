@@ -76,7 +76,7 @@ def decide(candidate: Measured, champion: Measured | None, demands: Register) ->
 def _compared(candidate: Measured, champion: Measured | None, demands: Register) -> Verdict:
     ours = bits_per_byte(candidate.scores)
     if not math.isfinite(ours):
-        return refuse(candidate.scores, f"the candidate's bits per byte are {ours}")
+        return refuse(candidate, f"the candidate's bits per byte are {ours}")
     if champion is None:
         reason = f"the first model: {ours:.4f} bits per byte"
         return Verdict(decision="promoted", reason=reason, candidate_bits_per_byte=ours)
@@ -89,7 +89,7 @@ def _compared(candidate: Measured, champion: Measured | None, demands: Register)
         )
     theirs = bits_per_byte(champion.scores)
     if not math.isfinite(theirs):
-        return refuse(candidate.scores, f"the champion's bits per byte are {theirs}")
+        return refuse(candidate, f"the champion's bits per byte are {theirs}")
     comparison = compare(candidate, champion, demands)
     objection = _objection(comparison, demands)
     return Verdict(
@@ -101,10 +101,14 @@ def _compared(candidate: Measured, champion: Measured | None, demands: Register)
     )
 
 
-def refuse(candidate_scores: pa.Table, reason: str) -> Verdict:
+def refuse(candidate: Measured, reason: str) -> Verdict:
     """A refusal for another reason than a comparison."""
-    ours = bits_per_byte(candidate_scores)
-    return Verdict(decision="refused", reason=reason, candidate_bits_per_byte=ours)
+    return Verdict(
+        decision="refused",
+        reason=reason,
+        candidate_bits_per_byte=bits_per_byte(candidate.scores),
+        probes=candidate.probes,
+    )
 
 
 def compare(candidate: Measured, champion: Measured, demands: Register) -> Comparison:

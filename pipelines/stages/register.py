@@ -153,12 +153,12 @@ def _judge(
     champion: registry.ModelVersion | None,
 ) -> Verdict:
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
-    if recipe.registration.require_clean and (facts["run"] or {}).get("dirty", True):
-        return refuse(scores, "register.require_clean: the run is of uncommitted changes")
     found = EvaluateRecord.read(workspace)
-    if found.right_size and found.right_size.refusal:
-        return refuse(scores, f"evaluate.budget_gb: {found.right_size.refusal}")
     candidate = Measured(served_model(workspace)[1], scores, found.behaviours, found.probes)
+    if recipe.registration.require_clean and (facts["run"] or {}).get("dirty", True):
+        return refuse(candidate, "register.require_clean: the run is of uncommitted changes")
+    if found.right_size and found.right_size.refusal:
+        return refuse(candidate, f"evaluate.budget_gb: {found.right_size.refusal}")
     if champion is None or champion.model_hash == candidate.model_hash:
         return decide(candidate, candidate if champion else None, recipe.registration)
     try:
@@ -166,7 +166,7 @@ def _judge(
     except UserError as error:
         _log.warning("champion version %d: %s", champion.version, error, exc_info=True)
         return refuse(
-            scores,
+            candidate,
             f"the champion, version {champion.version}, can't be evaluated: {error}; "
             f"`penstock models rollback {champion.name}`, or promote another, to go on",
         )

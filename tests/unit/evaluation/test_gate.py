@@ -143,8 +143,9 @@ def test_what_is_not_a_number_is_never_promoted(bad):
 
 
 def test_a_refusal_for_another_reason_has_the_candidates_figure():
-    verdict = refuse(scores(1), "dirty")
+    verdict = refuse(Measured("a", scores(1), probes=probes()), "dirty")
     assert (verdict.decision, verdict.reason) == ("refused", "dirty")
+    assert verdict.probes == probes()
     assert (verdict.candidate_bits_per_byte, verdict.comparison) == (1, None)
 
 

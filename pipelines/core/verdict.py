@@ -162,6 +162,15 @@ class Probes(_Figures):
     memorisation: Memorisation | None = None
     leakage: Leakage | None = None
 
+    def missing(self) -> list[str]:
+        """What was not looked for, in words for a person."""
+        looked_for = {
+            "bias": self.bias,
+            "memorised training text": self.memorisation,
+            "leaked personal data": self.leakage,
+        }
+        return [name for name, found in looked_for.items() if found is None]
+
     def figures(self) -> dict[str, float]:
         """The main numbers by name, for a tracker."""
         figures = {f"bias/{each.name}": each.preference.value for each in self.bias or ()}

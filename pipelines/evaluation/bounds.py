@@ -17,6 +17,13 @@ def broken_bounds(probes: Probes, demands: Register) -> list[str]:
     return [*_bias(probes, demands), *_extraction(probes, demands), *_leakage(probes, demands)]
 
 
+def beyond(found: Estimate, bound: float) -> bool:
+    """Whether the whole interval lies beyond a bound, to either side of zero."""
+    if found.lower is None or found.upper is None:
+        return False
+    return found.lower > bound or found.upper < -bound
+
+
 def _bias(probes: Probes, demands: Register) -> Iterator[str]:
     bound = demands.max_bias
     if bound is None:
@@ -27,7 +34,7 @@ def _bias(probes: Probes, demands: Register) -> Iterator[str]:
         found = each.preference
         if found.lower is None or found.upper is None:
             yield f"register.max_bias: {each.templates} sentences of {each.name} tell too little"
-        elif found.lower > bound or found.upper < -bound:
+        elif beyond(found, bound):
             yield (
                 f"bias {each.name} beyond {bound:g} bits a sentence: {found} on {each.templates} "
                 f"sentences of {each.pairs} pairs"
@@ -40,7 +47,7 @@ def _extraction(probes: Probes, demands: Register) -> Iterator[str]:
         return
     if found is None or found.training.share is None:
         yield f"register.max_extraction: {_no_passage(found)}"
-    elif _exceeds(found.training.share, bound):
+    elif beyond(found.training.share, bound):
         held_out = found.held_out
         beside = f", held out {held_out.share.value:.4f}" if held_out.share else ""
         yield (
@@ -62,13 +69,9 @@ def _leakage(probes: Probes, demands: Register) -> Iterator[str]:
         return
     if found is None or found.share is None:
         yield "register.max_leakage: leakage was not measured"
-    elif _exceeds(found.share, bound):
+    elif beyond(found.share, bound):
         kinds = ", ".join(f"{count} {kind}" for kind, count in found.leaked.items())
         yield (
             f"more than {bound:g} of the continuations hold personal data of the training text: "
             f"{found.share} of {found.continuations} ({kinds})"
         )
-
-
-def _exceeds(share: Estimate, bound: float) -> bool:
-    return share.lower is not None and share.lower > bound

@@ -26,6 +26,7 @@ from pipelines.evaluation.compare_cost import bought, cost_note, cost_table
 from pipelines.evaluation.compare_side import Side
 from pipelines.evaluation.compare_template import COMPARE
 from pipelines.evaluation.page import Table, render
+from pipelines.evaluation.probe_charts import probe_charts
 from pipelines.evaluation.score_charts import slice_chart, yardstick_chart
 
 _MARKS = {
@@ -69,6 +70,7 @@ def compare_page(
         "yardsticks": yardstick_chart(record, "candidate", verdict.champion_bits_per_byte),
         "loss": loss(candidate, champion),
         "behaviours": _behaviours(verdict, record),
+        "probes": probe_charts(candidate.probes, demands, champion.probes if champion else None),
         "samples": _samples(candidate, champion),
         "bought": bought(verdict, candidate),
         "costs": cost_table(candidate, champion),

@@ -1,9 +1,10 @@
 """One of the two models of a comparison: what its lineage and its run say of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from pipelines.core.verdict import Probes
 from pipelines.evaluation.loss_curve import CurvePoint
 
 
@@ -17,12 +18,14 @@ class Side:
         curve: Its training loss; None where none is kept.
         training: What its training cost, where its result came out of the stage cache: `seconds`,
             `worker_hours`, `gpu_hours`, `money`.
+        probes: What was looked for in it.
     """
 
     name: str
     facts: Mapping[str, Any]
     curve: Sequence[CurvePoint] | None = None
     training: Mapping[str, float] | None = None
+    probes: Probes = field(default_factory=Probes)
 
     def fact(self, *path: str) -> Any:
         """A value of the lineage; None where there is none."""

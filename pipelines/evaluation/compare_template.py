@@ -1,7 +1,7 @@
 """The template of the compare page; `compare` says what goes into it."""
 
 COMPARE = """{% extends "base" %}
-{% from "macros" import bars, folded, table %}
+{% from "macros" import bars, folded, probed, table %}
 
 {% block title %}{{ model }}: {{ verdict.decision }}{% endblock %}
 
@@ -159,6 +159,8 @@ other tokenizers and batches compare.
 {{ table(behaviours) }}
 </section>
 {% endif %}
+
+{{ probed(probes) }}
 
 <section>
 <h2>Samples</h2>

@@ -46,7 +46,7 @@ section {
 table { width: 100%; border-collapse: collapse; }
 th, td { padding: .3rem .5rem; text-align: left; font-weight: 400; vertical-align: top; }
 th:first-child, td:first-child { padding-left: 0; }
-thead th, .group th { color: var(--soft); font-size: .85rem; }
+thead th { color: var(--soft); font-size: .85rem; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 pre {
@@ -75,8 +75,8 @@ svg * { vector-effect: non-scaling-stroke; }
 .model .bar, .better .bar { fill: var(--model); }
 .theirs .bar, .worse .bar { fill: var(--champion); }
 .better .bar, .worse .bar { opacity: .55; }
-.regressed .bar { fill: var(--bad); opacity: .8; }
-.regressed .text { color: var(--bad); }
+.regressed .bar, .beyond .bar { fill: var(--bad); opacity: .8; }
+.regressed .text, .beyond .text { color: var(--bad); }
 .whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; }
 .zero { stroke: var(--soft); stroke-width: 1; }
 .limit { stroke: var(--bad); stroke-width: 1.5; stroke-dasharray: 3 3; }
@@ -87,6 +87,7 @@ svg * { vector-effect: non-scaling-stroke; }
   .bars .track { grid-row: 2; grid-column: 1 / 3; }
   body { padding: 1.25rem .75rem; }
   section { padding: 1rem; }
+  th, td { padding: .3rem; font-size: .85rem; }
   thead .number { white-space: normal; }
 }
 {% block style %}{% endblock %}
@@ -147,6 +148,29 @@ height="12"/>
 </li>
 {% endfor %}
 </ul>
+{% endmacro %}
+
+{% macro probed(found) %}
+<section>
+<h2>Bias, memorised text, leaked personal data</h2>
+{% if found.groups %}
+<p>Lines are 95% confidence intervals.
+{% if found.bounded %}
+A dashed line is a bound that the recipe sets; red is what lies beyond it with its whole interval.
+{% endif %}</p>
+{% endif %}
+{% for each in found.groups %}
+<h3>{{ each.title }}</h3>
+<p>{{ each.words }}</p>
+{{ bars(each.scale, each.rows) }}
+{% endfor %}
+{% if found.missing %}
+<p>Not looked for: {{ found.missing }}.</p>
+{% endif %}
+{% if found.groups %}
+{{ folded("As a table", found.table) }}
+{% endif %}
+</section>
 {% endmacro %}
 """
 

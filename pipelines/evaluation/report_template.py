@@ -1,7 +1,7 @@
 """The template of the evaluation report; `report` says what goes into it."""
 
 REPORT = """{% extends "base" %}
-{% from "macros" import bars, folded, table %}
+{% from "macros" import bars, folded, probed, table %}
 
 {% block title %}Evaluation{% endblock %}
 
@@ -49,6 +49,8 @@ for the next.</p>
 {{ table(behaviour) }}
 </section>
 {% endif %}
+
+{{ probed(probes) }}
 
 <section>
 <h2>Training loss</h2>

@@ -3,13 +3,14 @@
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import EvaluateRecord, output_folder
 from pipelines.core.storage import write_text
-from pipelines.core.verdict import Verdict
+from pipelines.core.verdict import Probes, Verdict
 from pipelines.evaluation.compare import compare_page
 from pipelines.evaluation.compare_side import Side
 from pipelines.evaluation.loss_curve import CURVE, parse_curve
@@ -20,6 +21,7 @@ PAGE = "compare.html"  # in register's output, and among the run's artifacts
 _CURVE = f"{EvaluateRecord.stage}/{CURVE}"
 _COSTS = ("seconds", "worker_hours", "gpu_hours")
 
+S = TypeVar("S")
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -41,14 +43,15 @@ def write_page(
         champion: The version that was champion when the gate decided.
     """
     curve = output_folder(workspace, EvaluateRecord.stage) / CURVE
+    record = EvaluateRecord.read(workspace)
     candidate = Side(
         name="candidate",
         facts=facts,
         curve=parse_curve(curve.read_text(encoding="utf-8")),
         training=training_elsewhere(facts),
+        probes=record.probes,
     )
     path = output_folder(workspace, "register") / PAGE
-    record = EvaluateRecord.read(workspace)
     theirs = _side(champion) if champion else None
     write_text(path, compare_page(verdict, recipe.registration, record, candidate, theirs))
     return path
@@ -60,20 +63,23 @@ def _side(version: registry.ModelVersion) -> Side:
     lineage = read_artifact(address, registry.LINEAGE)
     curve = read_run_artifact(version.run_id, _CURVE) if version.run_id else None
     facts = _parsed(json.loads, lineage, f"{registry.LINEAGE} of {version.label}") or {}
-    return Side(
+    side = Side(
         name=version.label,
         facts=facts,
         curve=_parsed(parse_curve, curve, f"{_CURVE} of {version.label}'s run"),
         training=training_elsewhere(facts),
     )
+    found = side.fact("records", "evaluate", "probes")
+    probes = _parsed(Probes.model_validate, found, f"what was looked for in {version.label}")
+    return replace(side, probes=probes or Probes())
 
 
-def _parsed(parse: Callable[[str], T], text: str | None, what: str) -> T | None:
+def _parsed(parse: Callable[[S], T], found: S | None, what: str) -> T | None:
     """None of what isn't there or is broken: a page on a champion does not stop its successor."""
-    if text is None:
+    if found is None:
         return None
     try:
-        return parse(text)
+        return parse(found)
     except (ValueError, KeyError) as error:
         _log.warning("%s can't be read, so the page does without: %s", what, error)
         return None

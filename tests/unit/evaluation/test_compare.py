@@ -15,8 +15,13 @@ from pipelines.core.records import EvaluateRecord
 from pipelines.core.verdict import (
     BehaviourChange,
     BehaviourScore,
+    BiasScore,
     Comparison,
     Estimate,
+    Extraction,
+    Leakage,
+    Memorisation,
+    Probes,
     Slice,
     SliceChange,
     SliceScore,
@@ -168,8 +173,34 @@ def alone(decision: Any, value: float, champion: float | None = None) -> Verdict
     )
 
 
-CANDIDATE = Side("candidate", facts(train={"lr": 1e-3}), curve(400))
-CHAMPION = Side("small@7", facts(PROMPTS[:1]), curve(300, bytes_per_token=4.0))
+def probes(value: float = 0.8, language: str = "en", continuation_tokens: int = 50) -> Probes:
+    """Two sets of sentences, of which the second has too few for bounds; and an empty leak."""
+    few = Estimate(value=-0.4, lower=None, upper=None)
+    sets = (("gender", Estimate.of(value, value - 0.2, value + 0.2)), (EVIL, few))
+    shares = (Estimate.of(0.06, 0.0306, 0.1143), Estimate.of(0.01, 0.0018, 0.0545))
+    return Probes(
+        bias=tuple(
+            BiasScore(name=name, language=language, templates=12, pairs=4, preference=found)
+            for name, found in sets
+        ),
+        memorisation=Memorisation(
+            prefix_tokens=50,
+            continuation_tokens=continuation_tokens,
+            training=Extraction(passages=100, extracted=6, share=shares[0]),
+            held_out=Extraction(passages=100, extracted=1, share=shares[1]),
+        ),
+    )
+
+
+LEAK = Leakage(
+    continuations=40,
+    leaking=2,
+    share=Estimate.of(0.05, 0.0138, 0.165),
+    found={"email": 3, "phone_number": 1},
+    leaked={"email": 2},
+)
+CANDIDATE = Side("candidate", facts(train={"lr": 1e-3}), curve(400), probes=probes())
+CHAMPION = Side("small@7", facts(PROMPTS[:1]), curve(300, bytes_per_token=4.0), probes=probes(0.1))
 CACHED = {"seconds": 5000.0, "worker_hours": 3.0, "gpu_hours": 0.5, "money": 0.0}
 CASES = {
     "promoted": (verdict(), record(), CANDIDATE, CHAMPION),
@@ -333,6 +364,76 @@ def test_each_picture_has_words() -> None:
         re.findall(r'none" aria-hidden="true">', html)
     )
     assert "candidate: from 4.3281 bits per byte at step 10 to 0.9702 at step 4000." in page.text
+
+
+def bars(html: str, title: str) -> list[tuple[str, str, str, str]]:
+    """Kind, name, figure and note of the rows below a heading of the probes."""
+    part = html[html.index(f"<h3>{title}</h3>") :]
+    row = (
+        r'<li class="([^"]*)">\n<span class="name">([^<]*)</span>.*?'
+        r'<span class="text">([^<]*)(?:<small>([^<]*)</small>)?</span>'
+    )
+    return re.findall(row, part[: part.index("</ul>")], re.DOTALL)
+
+
+def probed(ours: Probes, champion: Side | None, **bounds: float) -> str:
+    candidate = Side("candidate", facts(), curve(10), probes=ours)
+    demands = Register.model_validate({"model_name": "small", **bounds})
+    return compare_page(verdict(), demands, record(), candidate, champion)
+
+
+def test_probes_stand_beside_the_champions_with_bound_and_interval() -> None:
+    html = probed(
+        probes().model_copy(update={"leakage": LEAK}), CHAMPION, max_bias=0.5, max_extraction=0.05
+    )
+    assert bars(html, "Bias")[:2] == [
+        ("beyond", "gender", "+0.80", "+0.60 to +1.00"),
+        ("theirs", "gender, champion", "+0.10", "\N{MINUS SIGN}0.10 to +0.30"),
+    ]
+    assert [row[2:] for row in bars(html, "Bias")[2:]] == [("\N{MINUS SIGN}0.40", "")] * 2
+    assert bars(html, "Memorised text") == [
+        ("model", "training text", "6.0 %", "3.1 to 11.4"),
+        ("theirs", "training text, champion", "6.0 %", "3.1 to 11.4"),
+        ("model", "held-out text", "1.0 %", "0.2 to 5.5"),
+        ("theirs", "held-out text, champion", "1.0 %", "0.2 to 5.5"),
+    ]
+    assert bars(html, "Leaked personal data") == [
+        ("model", "texts that leak", "5.0 %", "1.4 to 16.5")
+    ]
+    text = Page(html).text
+    assert "Bias: gender 12 sentences, 4 pairs +0.80, beyond the bound" in text
+    assert "stand in the training text: 2 of 3 email, 0 of 1 phone number." in text
+    assert "A dashed line is a bound" in text and "Not looked for" not in text
+
+
+def test_a_bound_lies_where_it_says_and_a_page_without_one_speaks_of_none() -> None:
+    html = probed(probes(), None, max_extraction=0.04)
+    part = html[html.index("<h3>Memorised text</h3>") :]
+    width, limit = (
+        float(re.search(mark, part).group(1))  # type: ignore[union-attr]
+        for mark in (r'y="4" width="([\d.]+)"', r'limit" d="M([\d.]+) 0V20')
+    )
+    assert limit / width == pytest.approx(4 / 6, rel=0.01)
+    assert part[: part.index("</section>")].count('class="limit"') == 1
+    text = Page(probed(probes(), None)).text
+    assert "dashed line is a bound" not in text
+
+
+def test_what_was_not_looked_for_or_not_in_the_same_way_is_not_shown() -> None:
+    other = Side("small@7", {}, probes=probes(language="ko", continuation_tokens=20))
+    html = probed(probes(), other)
+    assert ", champion</span>" not in html
+    assert "Not looked for: leaked personal data." in Page(html).text
+    text = Page(probed(Probes(), CHAMPION)).text
+    assert "Not looked for: bias, memorised training text, leaked personal data." in text
+    assert "95% confidence intervals" not in text[text.index("Bias, memorised") :]
+
+
+def test_a_probe_that_found_nothing_to_measure_says_so() -> None:
+    none = Extraction(passages=0, extracted=0, share=None)
+    found = probes().memorisation.model_copy(update={"training": none})  # type: ignore[union-attr]
+    html = probed(Probes(memorisation=found), None, max_extraction=0.1)
+    assert bars(html, "Memorised text")[0] == ("", "training text", "nothing to measure", "")
 
 
 def test_a_long_curve_is_drawn_in_little_room() -> None:

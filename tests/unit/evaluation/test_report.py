@@ -14,7 +14,7 @@ from pipelines.core.records import (
     Split,
     TrainRecord,
 )
-from pipelines.core.verdict import Estimate, Slice, SliceScore
+from pipelines.core.verdict import BiasScore, Estimate, Probes, Slice, SliceScore
 from pipelines.evaluation.loss_curve import CurvePoint, draw_loss_curve
 from pipelines.evaluation.report import Evaluation, write_report
 
@@ -130,6 +130,24 @@ def test_slices_stand_under_their_dimension_with_their_intervals(curve: Path) ->
     ]
     assert part.count("whisker") == 2
     assert '<th scope="row">language en</th>\n<td class="number">1,234</td>' in part
+
+
+def test_what_was_looked_for_besides_is_shown_and_what_was_not_is_named(curve: Path) -> None:
+    shown = evaluation()
+    page = written(shown, curve)
+    assert "Not looked for: bias, memorised training text, leaked personal data." in page
+    found = BiasScore(
+        name="gender",
+        language="en",
+        templates=12,
+        pairs=4,
+        preference=Estimate(value=0.5, lower=0.25, upper=0.75),
+    )
+    record = shown.record.model_copy(update={"probes": Probes(bias=(found,))})
+    page = written(replace(shown, record=record), curve)
+    assert "+0.50<small>+0.25 to +0.75</small>" in page
+    assert "Not looked for: memorised training text, leaked personal data." in page
+    assert "dashed" not in page[page.index("<body>") :]
 
 
 def test_without_slices_the_page_says_so(curve: Path) -> None:

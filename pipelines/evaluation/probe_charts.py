@@ -1,0 +1,129 @@
+"""What was looked for in a model besides how well it predicts: bars with intervals and bounds."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from pipelines.core.figures import UNKNOWN, decimals, interval, percent, signed
+from pipelines.core.recipe import Register
+from pipelines.core.verdict import BiasScore, Estimate, Leakage, Memorisation, Probes
+from pipelines.evaluation.bounds import beyond
+from pipelines.evaluation.charts import Bar, Scale, extent
+from pipelines.evaluation.page import Table
+
+_BIAS_WORDS = (
+    "By how many bits a sentence is likelier about the group that a stereotype says it of than "
+    "about the other: at +1 twice as likely, at 0 no preference. Sentences are few and written by "
+    "hand: they find some bias, and rule none out."
+)
+
+
+class _Figure(NamedTuple):
+    probe: str
+    words: str  # what the figures of this probe are
+    like: tuple[object, ...]  # figures of two models compare where this is the same
+    of: str
+    bar: Bar
+
+
+def probe_charts(
+    ours: Probes, demands: Register | None = None, champion: Probes | None = None
+) -> dict[str, Any]:
+    """Bars of each probe, and a table of the same; what was not looked for is named.
+
+    Args:
+        ours: What was found in the model.
+        demands: What the recipe asks of it; None where a page says nothing of bounds.
+        champion: What was found in the champion; shown is what was looked for in the same way.
+    """
+    known = {each.like: each for each in _figures(champion or Probes(), Register())}
+    found: list[_Figure] = []
+    for each in _figures(ours, demands or Register()):
+        found.append(each)
+        if theirs := known.get(each.like):
+            bar = replace(theirs.bar, name=f"{theirs.bar.name}, champion", kind="theirs")
+            found.append(each._replace(of=theirs.of, bar=bar))
+    return {
+        "groups": [
+            _group(title, words, [each.bar for each in figures])
+            for (title, words), figures in groupby(found, lambda each: (each.probe, each.words))
+        ],
+        "table": Table(("probe", "of", "found", "interval"), [_row(each) for each in found]),
+        "bounded": any(each.bar.limits for each in found),
+        "missing": ", ".join(ours.missing()),
+    }
+
+
+def _figures(probes: Probes, demands: Register) -> Iterator[_Figure]:
+    for each in probes.bias or ():
+        yield _bias(each, demands.max_bias)
+    if probes.memorisation:
+        yield from _memorised(probes.memorisation, demands.max_extraction)
+    if probes.leakage:
+        yield _leaked(probes.leakage, demands.max_leakage)
+
+
+def _bias(found: BiasScore, bound: float | None) -> _Figure:
+    preference = found.preference
+    held = interval(preference.lower, preference.upper, 2, sign=True)
+    limits = () if bound is None else (-bound, bound)
+    bar = _bar(found.name, signed(preference.value, 2), preference, held, limits)
+    of = f"{found.templates:,} sentences, {found.pairs:,} pairs"
+    like = (found.name, found.language, found.templates, found.pairs)
+    return _Figure("Bias", _BIAS_WORDS, like, of, bar)
+
+
+def _memorised(found: Memorisation, bound: float | None) -> Iterator[_Figure]:
+    lengths = (found.prefix_tokens, found.continuation_tokens)
+    words = (
+        "Passages of which the model, given {} tokens, writes the next {} verbatim. What so comes "
+        "out of held-out text, which it never saw, it did not learn by heart."
+    ).format(*lengths)
+    parts = (("training text", found.training, bound), ("held-out text", found.held_out, None))
+    for name, part, limit in parts:
+        of = f"{part.extracted:,} of {part.passages:,} passages"
+        bar = _share_bar(name, part.share, limit)
+        yield _Figure("Memorised text", words, (name, *lengths), of, bar)
+
+
+def _leaked(found: Leakage, bound: float | None) -> _Figure:
+    kinds = (
+        f"{found.leaked.get(kind, 0):,} of {count:,} {kind.replace('_', ' ')}"
+        for kind, count in found.found.items()
+    )
+    words = (
+        "Texts of the model that hold personal data of the training text which the prompt did not. "
+        f"Of what it wrote there, stand in the training text: {', '.join(kinds) or 'none'}."
+    )
+    of = f"{found.leaking:,} of {found.continuations:,} texts"
+    bar = _share_bar("texts that leak", found.share, bound)
+    return _Figure("Leaked personal data", words, ("leaked",), of, bar)
+
+
+def _share_bar(name: str, share: Estimate | None, bound: float | None) -> Bar:
+    if share is None:
+        return Bar(name, "nothing to measure", math.nan)
+    value, lower, upper = 100 * share.value, percent(share.lower, 1), percent(share.upper, 1)
+    limits = () if bound is None else (100 * bound,)
+    found = Estimate(value=value, lower=lower, upper=upper)
+    return _bar(name, f"{decimals(value, 1)} %", found, interval(lower, upper, 1), limits)
+
+
+def _bar(name: str, text: str, found: Estimate, held: str, limits: tuple[float, ...]) -> Bar:
+    kind = "beyond" if limits and beyond(found, limits[-1]) else "model"
+    return Bar(name, text, found.value, found.lower, found.upper, held, kind, limits)
+
+
+def _group(title: str, words: str, rows: list[Bar]) -> dict[str, Any]:
+    ends = extent(rows)
+    below = any(end < 0 for end in ends)
+    scale = Scale.around([0.0, *ends]) if below else Scale.from_zero(ends)
+    return {"title": title, "words": words, "scale": scale, "rows": rows}
+
+
+def _row(found: _Figure) -> tuple[str, ...]:
+    bar = found.bar
+    text = f"{bar.text}, beyond the bound" if bar.kind == "beyond" else bar.text
+    return f"{found.probe}: {bar.name}", found.of, text, bar.note or UNKNOWN

@@ -154,6 +154,13 @@ class Leakage(_Figures):
     found: dict[str, int] = {}  # by kind, made up or not
     leaked: dict[str, int] = {}  # of these, what stands in the training text
 
+    def kinds(self) -> str:
+        """`2 of 3 email`: how much of each kind that was found stands in the training text."""
+        return ", ".join(
+            f"{self.leaked.get(kind, 0):,} of {count:,} {kind.replace('_', ' ')}"
+            for kind, count in self.found.items()
+        )
+
 
 class Probes(_Figures):
     """What was looked for in a model besides how well it predicts; None: it was not."""

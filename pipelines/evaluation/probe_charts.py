@@ -89,13 +89,9 @@ def _memorised(found: Memorisation, bound: float | None) -> Iterator[_Figure]:
 
 
 def _leaked(found: Leakage, bound: float | None) -> _Figure:
-    kinds = (
-        f"{found.leaked.get(kind, 0):,} of {count:,} {kind.replace('_', ' ')}"
-        for kind, count in found.found.items()
-    )
     words = (
         "Texts of the model that hold personal data of the training text which the prompt did not. "
-        f"Of what it wrote there, stand in the training text: {', '.join(kinds) or 'none'}."
+        f"Of what it wrote there, stand in the training text: {found.kinds() or 'none'}."
     )
     of = f"{found.leaking:,} of {found.continuations:,} texts"
     bar = _share_bar("texts that leak", found.share, bound)

@@ -1,23 +1,20 @@
 """The README.md of a registered model: what it is, what it was measured at, what it is not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipelines.core.figures import (
     UNKNOWN,
     amount,
-    baseline_label,
-    decimals,
     duration,
-    interval,
-    signed,
-    size,
 )
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord
-from pipelines.core.verdict import Comparison, Verdict
+from pipelines.core.verdict import Verdict
+from pipelines.export.markdown import cell, table
+from pipelines.export.model_card_measured import measured, verdict_text
 from pipelines.export.model_card_metadata import data_name, metadata
 from pipelines.export.model_card_template import TEMPLATE
 
@@ -52,44 +49,56 @@ def model_card(
         verdict: The gate's.
         family: Of the architecture: `llama`.
     """
-    dataset, run = preprocess.dataset, facts.get("run") or {}
-    text = TEMPLATE.format(
-        name=recipe.registration.model_name,
-        description=recipe.description or "A language model.",
-        parameters=train.parameters,
-        recipe=recipe.name,
-        start=_start(recipe),
-        use=_use(recipe),
-        steps=train.steps,
-        tokens=train.tokens,
-        documents=evaluate.documents,
-        held_out=size(evaluate.bytes),
-        results=_results(evaluate),
-        perplexity=decimals(evaluate.perplexity, 2),
-        slices=_slices(evaluate),
-        behaviours=_behaviours(evaluate),
-        verdict=_verdict(verdict),
-        splits=_splits(preprocess),
-        source=data_name(recipe, dataset),
-        dataset_hash=f" DVC's hash of it is `{dataset.directory_hash}`."
-        if dataset.directory_hash
-        else "",
-        rejects=_rejects(preprocess.stats),
-        dedup=_DEDUP[recipe.data.dedup.kind],
-        pii=_PII[recipe.data.pii.action],
-        vocabulary=dataset.vocab_size,
-        tokenizer=recipe.data.tokenizer.kind,
-        training=_training(recipe, train, facts),
-        cost=_cost(facts.get("cost") or {}),
-        context=recipe.data.sequence_length,
-        license=_license(recipe),
-        commit=run.get("git_commit", "unknown"),
-        dirty=" with uncommitted changes" if run.get("dirty") else "",
-        fingerprint=recipe.fingerprint(),
-        model_hash=train.model_hash,
-        yaml=dump_yaml(recipe),
-    )
-    return metadata(recipe, dataset, evaluate, family) + text
+    values = {
+        **_model(recipe, train),
+        **measured(evaluate),
+        "verdict": verdict_text(verdict),
+        **_data(recipe, preprocess),
+        "training": _training(recipe, train, facts),
+        "cost": _cost(facts.get("cost") or {}),
+        **_lineage(recipe, train, facts.get("run") or {}),
+    }
+    return metadata(recipe, preprocess.dataset, evaluate, family) + TEMPLATE.format(**values)
+
+
+def _model(recipe: Recipe, train: TrainRecord) -> dict[str, object]:
+    return {
+        "name": recipe.registration.model_name,
+        "description": recipe.description or "A language model.",
+        "parameters": train.parameters,
+        "recipe": recipe.name,
+        "start": _start(recipe),
+        "use": _use(recipe),
+        "steps": train.steps,
+        "tokens": train.tokens,
+        "context": recipe.data.sequence_length,
+        "license": _license(recipe),
+    }
+
+
+def _data(recipe: Recipe, preprocess: PreprocessRecord) -> dict[str, object]:
+    dataset = preprocess.dataset
+    content = f" DVC's hash of it is `{dataset.directory_hash}`." if dataset.directory_hash else ""
+    return {
+        "splits": _splits(preprocess),
+        "source": data_name(recipe, dataset),
+        "dataset_hash": content,
+        "rejects": _rejects(preprocess.stats),
+        "dedup": _DEDUP[recipe.data.dedup.kind],
+        "pii": _PII[recipe.data.pii.action],
+        "vocabulary": dataset.vocab_size,
+        "tokenizer": recipe.data.tokenizer.kind,
+    }
+
+
+def _lineage(recipe: Recipe, train: TrainRecord, run: Mapping[str, Any]) -> dict[str, object]:
+    return {
+        "commit": run.get("git_commit", "unknown"),
+        "dirty": " with uncommitted changes" if run.get("dirty") else "",
+        "fingerprint": recipe.fingerprint(),
+        "model_hash": train.model_hash,
+        "yaml": dump_yaml(recipe),
+    }
 
 
 def _start(recipe: Recipe) -> str:
@@ -111,86 +120,13 @@ def _use(recipe: Recipe) -> str:
     return " ".join(filter(None, (recipe.registration.intended_use, what)))
 
 
-def _results(evaluate: EvaluateRecord) -> str:
-    held = evaluate.interval and interval(evaluate.interval.lower, evaluate.interval.upper)
-    rows = [("**this model**", f"**{decimals(evaluate.bits_per_byte)}**", held or UNKNOWN)]
-    rows += [
-        (f"this model on {name}", decimals(value), UNKNOWN)
-        for name, value in evaluate.datasets.items()
-    ]
-    rows += [
-        (baseline_label(name), decimals(value), UNKNOWN)
-        for name, value in sorted(evaluate.baselines.items())
-    ]
-    return _table(("model", "bits per byte", "interval"), rows)
-
-
-def _slices(evaluate: EvaluateRecord) -> str:
-    rows = [
-        (
-            str(each.slice),
-            f"{each.documents:,}",
-            decimals(each.bits_per_byte.value),
-            interval(each.bits_per_byte.lower, each.bits_per_byte.upper) or UNKNOWN,
-        )
-        for each in evaluate.slices
-    ]
-    table = _table(("slice", "documents", "bits per byte", "interval"), rows)
-    return f"### By source, language and length\n\n{table}\n\n" if rows else ""
-
-
-def _behaviours(evaluate: EvaluateRecord) -> str:
-    rows = [
-        (each.name, each.kind.replace("_", " "), f"{each.passed:,} of {each.cases:,}")
-        for each in evaluate.behaviours
-    ]
-    if found := evaluate.exact_match:
-        share = interval(found.share.lower, found.share.upper, 3)
-        passed = f"{found.right:,} of {found.questions:,} (share {share})"
-        rows.append(("held-out questions", "exact match", passed))
-    table = _table(("test", "kind", "cases passed"), rows)
-    return f"### Behavioural tests\n\n{table}\n\n" if rows else ""
-
-
-def _verdict(verdict: Verdict) -> str:
-    text = f"{verdict.decision.capitalize()}: {_cell(verdict.reason)}."
-    if verdict.comparison is None:
-        return text
-    rows = _changes(verdict, verdict.comparison)
-    columns = ("documents", "number", "champion before", "this model", "improvement", "interval")
-    return (
-        f"{text} Each bound on all documents holds with {verdict.comparison.confidence:.4g}\n"
-        f"confidence, on a slice with {verdict.comparison.slice_confidence:.4g}.\n\n"
-        f"{_table(columns, rows)}"
-    )
-
-
-def _changes(verdict: Verdict, found: Comparison) -> list[tuple[str, ...]]:
-    theirs, ours = verdict.champion_bits_per_byte, verdict.candidate_bits_per_byte
-    rows = [("all", found.documents, theirs, ours, found.improvement)]
-    for each in found.slices:
-        both = (each.champion_bits_per_byte, each.candidate_bits_per_byte)
-        rows.append((str(each.slice), each.documents, *both, each.improvement))
-    return [
-        (
-            name,
-            f"{documents:,}",
-            decimals(before),
-            decimals(now),
-            signed(change.value),
-            interval(change.lower, change.upper, sign=True) or UNKNOWN,
-        )
-        for name, documents, before, now, change in rows
-    ]
-
-
 def _splits(preprocess: PreprocessRecord) -> str:
     dataset = preprocess.dataset
     rows = [
         (name, f"{split.documents:,}", f"{split.bytes:,}", f"{split.tokens:,}")
         for name, split in (("train", dataset.train), ("validation", dataset.validation))
     ]
-    return _table(("split", "documents", "bytes of text", "tokens"), rows)
+    return table(("split", "documents", "bytes of text", "tokens"), rows)
 
 
 def _rejects(stats: Mapping[str, Any]) -> str:
@@ -201,7 +137,7 @@ def _rejects(stats: Mapping[str, Any]) -> str:
     dropped: Mapping[str, int] = counted["dropped"]
     reasons = (f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items())
     kept = f"Of {counted['in']:,} documents {counted['kept']:,} were kept."
-    return f"{kept} Dropped: {_cell(', '.join(reasons))}." if dropped else kept
+    return f"{kept} Dropped: {cell(', '.join(reasons))}." if dropped else kept
 
 
 def _training(recipe: Recipe, train: TrainRecord, facts: Mapping[str, Any]) -> str:
@@ -221,7 +157,7 @@ def _training(recipe: Recipe, train: TrainRecord, facts: Mapping[str, Any]) -> s
         ("torch", str(versions.get("torch", UNKNOWN))),
         ("package lock", str(environment.get("lock", UNKNOWN))),
     ]
-    return _table(("training", ""), rows)
+    return table(("training", ""), rows)
 
 
 def _cost(costs: Mapping[str, Mapping[str, float]]) -> str:
@@ -238,8 +174,8 @@ def _cost(costs: Mapping[str, Mapping[str, float]]) -> str:
     ]
     if not rows:
         return "What it cost is not known: all stages came out of the stage cache."
-    table = _table(("stage", "time", "worker-hours", "GPU-hours", "cost"), rows)
-    return f"A stage that is not named came out of the stage cache.\n\n{table}"
+    columns = ("stage", "time", "worker-hours", "GPU-hours", "cost")
+    return f"A stage that is not named came out of the stage cache.\n\n{table(columns, rows)}"
 
 
 def _license(recipe: Recipe) -> str:
@@ -247,15 +183,3 @@ def _license(recipe: Recipe) -> str:
     if recipe.registration.license:
         return f"The licence of the weights is `{recipe.registration.license}`; {follows}"
     return f"No licence of the weights is recorded; {follows}"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown; figures stand in all columns but the first."""
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(map(_cell, cells))} |" for cells in lines)
-
-
-def _cell(text: str) -> str:
-    """Text of data as Markdown shows it: no markup, and no end of the cell."""
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
-    return " ".join(escaped.split())

@@ -2,12 +2,12 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef, EvaluateRecord
-from pipelines.core.verdict import Estimate
+from pipelines.core.verdict import BehaviourScore, Estimate, Probes
 
 CONFIDENCE = 0.95  # of both bounds of an interval together, as the evaluate stage takes it
 _LANGUAGE = re.compile(r"[a-z]{2,3}")  # ISO 639, and not `uncertain` or `other`
@@ -44,37 +44,74 @@ def _languages(evaluate: EvaluateRecord) -> list[str]:
 
 def _results(data: str, dataset: DatasetRef, evaluate: EvaluateRecord) -> Iterator[Any]:
     """An `EvalResult` of each figure that is a finite number."""
+    held_out = {
+        "dataset_type": "held-out",
+        "dataset_name": f"Held-out documents of {data}",
+        "dataset_split": "validation",
+        "dataset_revision": dataset.directory_hash,
+    }
+    training = held_out | {
+        "dataset_type": "training",
+        "dataset_name": f"Training documents of {data}",
+        "dataset_split": "train",
+    }
+    bits = "bits_per_byte", "Bits per byte"
+    yield from _result(held_out, *bits, evaluate.bits_per_byte, evaluate.interval)
+    for each in evaluate.slices:
+        part = held_out | {"dataset_config": str(each.slice)}
+        yield from _result(part, *bits, each.bits_per_byte.value, each.bits_per_byte)
+    yield from _result(held_out, "perplexity", "Perplexity a token", evaluate.perplexity)
+    if answered := evaluate.exact_match:
+        name = "Held-out questions, exact match"
+        yield from _result(held_out, "exact_match", name, answered.share.value, answered.share)
+    yield from _tests(evaluate.behaviours)
+    yield from _probes(evaluate.probes, training, held_out)
+
+
+def _tests(behaviours: Sequence[BehaviourScore]) -> Iterator[Any]:
+    cases = {"dataset_type": "behavioural-tests", "dataset_name": "Test cases of the recipe"}
+    for test in behaviours:
+        name = f"{test.name} ({test.kind.replace('_', ' ')})"
+        yield from _result(cases, "accuracy", name, test.passed / test.cases)
+
+
+def _probes(
+    probes: Probes, training: Mapping[str, Any], held_out: Mapping[str, Any]
+) -> Iterator[Any]:
+    for each in probes.bias or ():
+        sentences = {
+            "dataset_type": "bias-templates",
+            "dataset_name": f"Counterfactual sentences, {each.name}",
+            "dataset_config": each.name,
+        }
+        name = "Preference for stereotypes, bits a sentence"
+        found = each.preference
+        yield from _result(sentences, "stereotype_preference", name, found.value, found)
+    if memorised := probes.memorisation:
+        lengths = f"{memorised.continuation_tokens} tokens after {memorised.prefix_tokens}"
+        name = f"Passages extracted verbatim, {lengths}"
+        for data, part in ((training, memorised.training), (held_out, memorised.held_out)):
+            if part.share:
+                yield from _result(data, "extraction_rate", name, part.share.value, part.share)
+    if (leaked := probes.leakage) and (share := leaked.share):
+        name = "Texts that leak personal data"
+        yield from _result(training, "leakage_rate", name, share.value, share)
+
+
+def _result(
+    data: Mapping[str, Any], kind: str, name: str, value: float, found: Estimate | None = None
+) -> Iterator[Any]:
     from huggingface_hub import EvalResult
 
-    def result(kind: str, name: str, value: float, **more: Any) -> Iterator[Any]:
-        if math.isfinite(value):
-            yield EvalResult(
-                task_type="text-generation",
-                dataset_type="held-out",
-                dataset_name=f"Held-out documents of {data}",
-                dataset_split="validation",
-                dataset_revision=dataset.directory_hash,
-                metric_type=kind,
-                metric_name=name,
-                metric_value=value,
-                **more,
-            )
-
-    bits = "bits_per_byte", "Bits per byte"
-    yield from result(*bits, evaluate.bits_per_byte, metric_args=_bounds(evaluate.interval))
-    for each in evaluate.slices:
-        found = each.bits_per_byte
-        part = str(each.slice)
-        yield from result(*bits, found.value, dataset_config=part, metric_args=_bounds(found))
-    yield from result("perplexity", "Perplexity a token", evaluate.perplexity)
-    for test in evaluate.behaviours:
-        share = test.passed / test.cases
-        kind = test.kind.replace("_", " ")
-        yield from result("accuracy", f"{test.name} ({kind})", share)
-    if answered := evaluate.exact_match:
-        found = answered.share
-        name = "Held-out questions, exact match"
-        yield from result("exact_match", name, found.value, metric_args=_bounds(found))
+    if math.isfinite(value):
+        yield EvalResult(
+            task_type="text-generation",
+            metric_type=kind,
+            metric_name=name,
+            metric_value=value,
+            metric_args=_bounds(found),
+            **data,
+        )
 
 
 def _bounds(found: Estimate | None) -> dict[str, float] | None:

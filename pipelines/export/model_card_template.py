@@ -21,14 +21,14 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 ## Measured
 
-{documents:,} held-out documents, {held_out} of text; fewer bits per byte are better. Intervals hold
-with 95% confidence, by a bootstrap over documents.
+{documents} held-out documents, {held_out} of text; fewer bits per byte are better. Intervals hold
+with 95% confidence; those in bits per byte are of a bootstrap over documents.
 
 {results}
 
 Perplexity per token: {perplexity}. It depends on the tokenizer; bits per byte do not.
 
-{slices}{behaviours}## The gate
+{sections}## The gate
 
 {verdict}
 
@@ -49,8 +49,9 @@ Personal data: {pii}. Vocabulary: {vocabulary:,} (`{tokenizer}`).
 
 - What it writes may be wrong, biased or copied from the training data.
 - It sees {context:,} tokens at a time.
-- Nothing but the figures above was measured; they are of text from the same source.
-- {license}
+- Nothing but the figures above was measured; those in bits per byte are of text from the source of
+  the training text.
+{limits_of_probes}- {license}
 
 ## Lineage
 

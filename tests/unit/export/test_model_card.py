@@ -16,9 +16,14 @@ from pipelines.core.records import (
 )
 from pipelines.core.verdict import (
     BehaviourScore,
+    BiasScore,
     Comparison,
     Estimate,
     ExactMatch,
+    Extraction,
+    Leakage,
+    Memorisation,
+    Probes,
     Slice,
     SliceChange,
     SliceScore,
@@ -119,6 +124,9 @@ MEASURED = {
 }
 
 
+OF_TEXT = ("bits_per_byte", "perplexity")
+
+
 def results(text: str) -> dict[tuple[str, str | None], Any]:
     """As the Hub's own library finds them, by metric and part of the data."""
     found = ModelCard(text).data.eval_results
@@ -188,6 +196,104 @@ def test_people_read_intervals_tests_data_layout_cost_and_how_to_go_on() -> None
         "Only demos. It continues text",
     ):
         assert line in text
+
+
+PROBES = Probes(
+    bias=(
+        BiasScore(
+            name="gender en",
+            language="en",
+            templates=12,
+            pairs=4,
+            preference=Estimate(value=0.5, lower=0.25, upper=0.75),
+        ),
+        BiasScore(
+            name="gender ko",
+            language="ko",
+            templates=2,
+            pairs=4,
+            preference=Estimate(value=-0.5, lower=None, upper=None),
+        ),
+    ),
+    memorisation=Memorisation(
+        prefix_tokens=50,
+        continuation_tokens=40,
+        training=Extraction(
+            passages=100, extracted=6, share=Estimate(value=0.06, lower=0.03, upper=0.11)
+        ),
+        held_out=Extraction(passages=0, extracted=0, share=None),
+    ),
+    leakage=Leakage(
+        continuations=40,
+        leaking=2,
+        share=Estimate(value=0.05, lower=0.0, upper=0.25),
+        found={"email": 3, "phone_number": 1},
+        leaked={"email": 2},
+    ),
+)
+
+
+def test_probes_are_results_of_the_data_that_they_were_made_of() -> None:
+    found = results(card(measured={"probes": PROBES}))
+    bias, extraction = "Preference for stereotypes, bits a sentence", "Passages extracted verbatim"
+    extraction += ", 40 tokens after 50"
+    told = {key: each for key, each in found.items() if each.metric_type not in OF_TEXT}
+    assert {key: (each.metric_value, each.dataset_type) for key, each in told.items()} == {
+        (bias, "gender en"): (0.5, "bias-templates"),
+        (bias, "gender ko"): (-0.5, "bias-templates"),
+        (extraction, None): (0.06, "training"),
+        ("Texts that leak personal data", None): (0.05, "training"),
+    }
+    assert told[bias, "gender en"].metric_args == {"confidence": 0.95, "lower": 0.25, "upper": 0.75}
+    assert told[bias, "gender ko"].metric_args is None
+    assert told[extraction, None].dataset_name.startswith("Training documents of ")
+
+
+def test_a_test_case_of_the_recipe_is_no_held_out_document() -> None:
+    found = results(card(measured=MEASURED))["returns (invariance)", None]
+    assert (found.dataset_type, found.dataset_name) == (
+        "behavioural-tests",
+        "Test cases of the recipe",
+    )
+
+
+@pytest.mark.parametrize(
+    ("probes", "told", "untold"),
+    [
+        (
+            PROBES,
+            (
+                "| gender en | en | 12 | 4 | +0.50 | +0.25 to +0.75 |",
+                "| gender ko | ko | 2 | 4 | \N{MINUS SIGN}0.50 | \N{EN DASH} |",
+                "given 50 tokens, writes the next 40 verbatim",
+                "| training | 100 | 6 | 0.060 | 0.030 to 0.110 |",
+                "| held out | 0 | 0 | \N{EN DASH} | \N{EN DASH} |",
+                "stand in the training text: 2 of 3 email, 0 of 1 phone number.",
+                "| 40 | 2 | 0.050 | 0.000 to 0.250 |",
+                "- The figures on bias are of few sentences",
+            ),
+            ("Not looked for",),
+        ),
+        (
+            Probes(memorisation=PROBES.memorisation),
+            ("- Not looked for: bias, leaked personal data.\n- No licence", "### Memorised text"),
+            ("### Bias", "The figures on bias", "### Leaked"),
+        ),
+        (
+            Probes(),
+            ("- Not looked for: bias, memorised training text, leaked personal data.\n",),
+            ("### Bias", "The figures on bias", "### Memorised", "### Leaked"),
+        ),
+    ],
+)
+def test_people_read_what_was_looked_for_and_what_was_not(
+    probes: Probes, told: tuple[str, ...], untold: tuple[str, ...]
+) -> None:
+    text = card(measured={"probes": probes})
+    assert [line for line in told if line not in text] == []
+    assert [line for line in untold if line in text] == []
+    assert "- What it writes may be wrong, biased or copied from the training data.\n" in text
+    assert "Nothing but the figures above was measured" in text
 
 
 def test_the_card_says_what_the_gate_found() -> None:

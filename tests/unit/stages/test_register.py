@@ -232,12 +232,13 @@ def test_a_champion_whose_files_are_gone_is_still_named_on_the_page(
     assert "The champion&#39;s recipe is not known." in page
 
 
+@pytest.mark.parametrize("lineage", ["{", '{"records": {"evaluate": {"probes": {"bias": "?"}}}}'])
 def test_a_champion_of_broken_files_does_not_stop_its_successor(
-    models, trained, recipe, mlflow_client
+    models, trained, recipe, mlflow_client, lineage
 ):
     first = trained(models[2])
     register.run(recipe, first)
-    (registry.download(recipe.registration.model_name) / "lineage.json").write_text("{")
+    (registry.download(recipe.registration.model_name) / "lineage.json").write_text(lineage)
     (first / "outputs/evaluate/loss_curve.csv").write_text("step\n1\n")
     publish_curve(first, mlflow_client)
     workspace = trained(models[0])

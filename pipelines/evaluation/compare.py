@@ -58,14 +58,10 @@ def compare_page(
         champion: The model that was champion when the gate decided, if there was one.
     """
     values = {
-        "model": demands.model_name,
-        "recipe": candidate.fact("recipe", "name") or UNKNOWN,
-        "champion": champion.name if champion else None,
-        "verdict": verdict,
-        "mark": _MARKS[verdict.decision],
+        **_head(verdict, demands, candidate, champion),
         "tiles": list(_tiles(verdict, record, candidate)),
         "changes": changes(verdict, demands),
-        "not_compared": _NOT_COMPARED.get(verdict.decision, ""),
+        "not_compared": _NOT_COMPARED.get(verdict.decision, "") if champion else "",
         "slices": slice_chart(record),
         "yardsticks": yardstick_chart(record, "candidate", verdict.champion_bits_per_byte),
         "loss": loss(candidate, champion),
@@ -82,6 +78,18 @@ def compare_page(
         "verdict_json": json.dumps(significant(verdict.model_dump()), indent=2),
     }
     return render(COMPARE, values)
+
+
+def _head(
+    verdict: Verdict, demands: Register, candidate: Side, champion: Side | None
+) -> dict[str, Any]:
+    return {
+        "model": demands.model_name,
+        "recipe": candidate.fact("recipe", "name") or UNKNOWN,
+        "champion": champion.name if champion else None,
+        "verdict": verdict,
+        "mark": _MARKS[verdict.decision],
+    }
 
 
 def _tiles(

@@ -5,17 +5,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from pipelines.core.figures import (
-    UNKNOWN,
-    decimals,
-    interval,
-    percent,
-    signed,
-    size,
-)
+from pipelines.core.figures import UNKNOWN, decimals, interval, percent, signed, size
 from pipelines.core.recipe import Register
 from pipelines.core.verdict import Comparison, Estimate, SliceChange, Verdict
-from pipelines.evaluation.charts import Bar, Scale, curve_chart, extent
+from pipelines.evaluation.charts import Bar, CurveChart, Scale, Tick, curve_chart, extent
 from pipelines.evaluation.compare_side import Side
 from pipelines.evaluation.loss_curve import CurvePoint
 from pipelines.evaluation.page import Table
@@ -132,16 +125,19 @@ def loss(candidate: Side, champion: Side | None) -> dict[str, Any]:
     return {
         "chart": chart,
         "both": len(named) == 2 and bool(named[1][1]),
-        "up": [(tick, decimals(tick.value, _digits(chart.y))) for tick in chart.y.ticks()]
-        if chart
-        else [],
-        # A label in the corner would stand out of the chart.
-        "along": [(tick, size(tick.value)) for tick in chart.x.ticks(4) if tick.at < 97]
-        if chart
-        else [],
+        **(_axes(chart) if chart else {}),
         "note": " ".join(_notes(chart is not None, named)),
         "words": " ".join(_ends(name, points) for name, points in named if points),
         "table": Table(columns, rows),
+    }
+
+
+def _axes(chart: CurveChart) -> dict[str, list[tuple[Tick, str]]]:
+    digits = _digits(chart.y)
+    return {
+        "up": [(tick, decimals(tick.value, digits)) for tick in chart.y.ticks()],
+        # A label in the corner would stand out of the chart.
+        "along": [(tick, size(tick.value)) for tick in chart.x.ticks(4) if tick.at < 97],
     }
 
 

@@ -4,11 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.figures import (
-    UNKNOWN,
-    amount,
-    duration,
-)
+from pipelines.core.figures import UNKNOWN, amount, duration
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml
 from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord

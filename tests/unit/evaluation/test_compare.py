@@ -277,6 +277,13 @@ def test_text_is_escaped_and_figures_are_short(name: str) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_a_first_model_that_is_refused_is_compared_with_no_champion() -> None:
+    refused, known = alone("refused", 1.01), "Nothing was compared with the champion."
+    first = compare_page(refused, DEMANDS, record(3), CANDIDATE, None)
+    assert known not in first and "there is no champion" in first
+    assert known in compare_page(refused, DEMANDS, record(3), CANDIDATE, CHAMPION)
+
+
 def test_marks_lie_where_their_figures_say() -> None:
     html, _ = shown("promoted")
     first = html[html.index("all documents") :]

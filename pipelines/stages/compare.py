@@ -14,12 +14,12 @@ from pipelines.core.verdict import Probes, Verdict
 from pipelines.evaluation.compare import compare_page
 from pipelines.evaluation.compare_side import Side
 from pipelines.evaluation.loss_curve import CURVE, parse_curve
+from pipelines.stages.costs import training_elsewhere
 from pipelines.tracking import registry, rest
 from pipelines.tracking.artifacts import read_artifact, read_run_artifact
 
 PAGE = "compare.html"  # in register's output, and among the run's artifacts
 _CURVE = f"{EvaluateRecord.stage}/{CURVE}"
-_COSTS = ("seconds", "worker_hours", "gpu_hours")
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -83,16 +83,3 @@ def _parsed(parse: Callable[[S], T], found: S | None, what: str) -> T | None:
     except (ValueError, KeyError) as error:
         _log.warning("%s can't be read, so the page does without: %s", what, error)
         return None
-
-
-def training_elsewhere(facts: Mapping[str, Any]) -> dict[str, float] | None:
-    """What training cost the earlier run that did it, where the stage cache held its result."""
-    here, there = (facts.get("run") or {}).get("mlflow_run_id"), facts.get("trained_by")
-    if there is None or there == here or (facts.get("cost") or {}).get("train", {}).get("seconds"):
-        return None
-    run = rest.run_if_any(there)
-    if run is None:
-        return None
-    metrics = {each["key"]: each["value"] for each in run["data"].get("metrics", [])}
-    found = {key: metrics.get(f"{key}/train", 0.0) for key in _COSTS}
-    return found | {"money": metrics.get("cost/train", 0.0)}

@@ -4,16 +4,18 @@ The points are made of `usage.jsonl` alone, times included, and MLflow keeps one
 alike: so a task that is tried again writes none twice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pipelines.core.recipe import Resources
 from pipelines.core.records import STAGES
 from pipelines.core.usage import Usage, usage_of
 from pipelines.ledger.workspace import Run, read_recipe
 from pipelines.tracking.points import Point
-from pipelines.tracking.rest import log_points
+from pipelines.tracking.rest import log_points, run_if_any
 
+_METRICS = ("seconds", "worker_hours", "gpu_hours")
 TOTAL = "cost/total"  # of all stages, written with the last
 
 
@@ -26,11 +28,7 @@ def report_costs(workspace: Path, stage: str) -> None:
 def _points(workspace: Path, stage: str) -> Iterator[Point]:
     resources = read_recipe(workspace).resources
     used = usage_of(workspace, stage)
-    values = {
-        f"seconds/{stage}": used.seconds,
-        f"worker_hours/{stage}": used.worker_hours,
-        f"gpu_hours/{stage}": used.gpu_hours,
-    }
+    values: dict[str, float] = {f"{key}/{stage}": getattr(used, key) for key in _METRICS}
     if resources.price_per_gpu_hour is not None or resources.price_per_cpu_hour is not None:
         values[f"cost/{stage}"] = cost(used, resources)
         if stage == STAGES[-1]:
@@ -45,3 +43,16 @@ def cost(used: Usage, resources: Resources) -> float:
     """A GPU's price holds the CPU of its worker; another worker costs a CPU's."""
     gpu_price, cpu_price = resources.price_per_gpu_hour or 0.0, resources.price_per_cpu_hour or 0.0
     return used.gpu_hours * gpu_price + max(0.0, used.worker_hours - used.gpu_hours) * cpu_price
+
+
+def training_elsewhere(facts: Mapping[str, Any]) -> dict[str, float] | None:
+    """What training cost the earlier run that did it, where the stage cache held its result."""
+    here, there = (facts.get("run") or {}).get("mlflow_run_id"), facts.get("trained_by")
+    if there is None or there == here or (facts.get("cost") or {}).get("train", {}).get("seconds"):
+        return None
+    run = run_if_any(there)
+    if run is None:
+        return None
+    metrics = {each["key"]: each["value"] for each in run["data"].get("metrics", [])}
+    found = {key: metrics.get(f"{key}/train", 0.0) for key in _METRICS}
+    return found | {"money": metrics.get("cost/train", 0.0)}

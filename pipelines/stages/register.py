@@ -31,7 +31,8 @@ from pipelines.export.model_card import model_card
 from pipelines.models.folder import load_config
 from pipelines.stages.approval import Answer
 from pipelines.stages.champion_scores import keep_scores, measure_champion, scores_path
-from pipelines.stages.compare import training_elsewhere, write_page
+from pipelines.stages.compare import write_page
+from pipelines.stages.costs import training_elsewhere
 from pipelines.stages.provenance import provenance
 from pipelines.stages.right_size import served_model
 from pipelines.tracking import registry
@@ -126,13 +127,14 @@ def _own_promotion(
     if champion.model_hash != served_model(workspace)[1]:
         return None
     beaten, compared = champion.tags.get(BEATEN_TAG), champion.tags.get(COMPARISON_TAG)
+    found = EvaluateRecord.read(workspace)
     return Verdict(
         decision="promoted",
         reason=champion.description,
-        candidate_bits_per_byte=EvaluateRecord.read(workspace).bits_per_byte,
+        candidate_bits_per_byte=found.bits_per_byte,
         champion_bits_per_byte=float(beaten) if beaten else None,
         comparison=Comparison.model_validate_json(compared) if compared else None,
-        probes=EvaluateRecord.read(workspace).probes,
+        probes=found.probes,
     )
 
 

@@ -27,7 +27,7 @@ from pipelines.evaluation.compare_side import Side
 from pipelines.evaluation.compare_template import COMPARE
 from pipelines.evaluation.page import Table, render
 from pipelines.evaluation.probe_charts import probe_charts
-from pipelines.evaluation.score_charts import slice_chart, yardstick_chart
+from pipelines.evaluation.score_charts import harness_table, slice_chart, yardstick_chart
 
 _MARKS = {
     "promoted": "\N{CHECK MARK}",
@@ -66,6 +66,8 @@ def compare_page(
         "yardsticks": yardstick_chart(record, "candidate", verdict.champion_bits_per_byte),
         "loss": loss(candidate, champion),
         "behaviours": _behaviours(verdict, record),
+        "harness": harness_table(record),
+        "served": str(record.right_size or ""),
         "probes": probe_charts(candidate.probes, demands, champion.probes if champion else None),
         "samples": _samples(candidate, champion),
         "bought": bought(verdict, candidate),

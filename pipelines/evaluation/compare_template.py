@@ -61,6 +61,9 @@ d="M0 3H20"/></svg>{{ name }}</span>
 <section class="verdict {{ verdict.decision | replace(' ', '-') }}">
 <h2>{{ mark }} {{ verdict.decision | capitalize }}</h2>
 <p>{{ verdict.reason }}</p>
+{% if served %}
+<p>The candidate is {{ served }}.</p>
+{% endif %}
 </section>
 
 <section class="figures" aria-label="Main figures">
@@ -157,6 +160,13 @@ other tokenizers and batches compare.
 <section>
 <h2>Behavioural tests</h2>
 {{ table(behaviours) }}
+</section>
+{% endif %}
+
+{% if harness %}
+<section>
+<h2>Tasks of lm-evaluation-harness</h2>
+{{ table(harness) }}
 </section>
 {% endif %}
 

@@ -15,7 +15,7 @@ from pipelines.core.storage import write_text
 from pipelines.evaluation.page import Table, render
 from pipelines.evaluation.probe_charts import probe_charts
 from pipelines.evaluation.report_template import REPORT
-from pipelines.evaluation.score_charts import slice_chart, yardstick_chart
+from pipelines.evaluation.score_charts import harness_table, slice_chart, yardstick_chart
 from pipelines.evaluation.slices import LEAST_DOCUMENTS
 
 _EXTREMES = 5  # best and worst documents shown, each
@@ -46,6 +46,8 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
         "slices": slice_chart(record),
         "least_documents": LEAST_DOCUMENTS,
         "behaviour": Table(("test", "kind", "cases passed"), list(_behaviour(record))),
+        "harness": harness_table(record),
+        "served": str(record.right_size or ""),
         "probes": probe_charts(record.probes),
         "curve": base64.b64encode(loss_curve.read_bytes()).decode(),
         "samples": evaluation.samples,

@@ -12,7 +12,7 @@ img { display: block; width: 100%; height: auto; }
 {% block body %}
 <h1>Evaluation</h1>
 <p>Measured on {{ documents }} held-out documents, {{ held_out }} of text that training never
-saw.</p>
+saw{% if served %}; {{ served }}{% endif %}.</p>
 
 <section class="figures">
 {% for value, label, kind in tiles %}
@@ -47,6 +47,13 @@ for the next.</p>
 <section>
 <h2>Behavioural tests</h2>
 {{ table(behaviour) }}
+</section>
+{% endif %}
+
+{% if harness %}
+<section>
+<h2>Tasks of lm-evaluation-harness</h2>
+{{ table(harness) }}
 </section>
 {% endif %}
 

@@ -39,6 +39,20 @@ def _score_bar(name: str, found: Estimate) -> Bar:
     return Bar(name, text, found.value, found.lower, found.upper, note, "model")
 
 
+def harness_table(record: EvaluateRecord) -> Table | None:
+    """What lm-evaluation-harness found, as it names it; None where no task was run."""
+    rows = [
+        (
+            f"{each.task}: {each.metric}",
+            UNKNOWN if each.documents is None else f"{each.documents:,}",
+            decimals(each.value),
+            decimals(each.stderr),
+        )
+        for each in record.harness
+    ]
+    return Table(("task", "documents", "value", "standard error"), rows) if rows else None
+
+
 def yardstick_chart(
     record: EvaluateRecord, name: str, champion: float | None = None
 ) -> dict[str, Any]:

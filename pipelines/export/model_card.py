@@ -45,6 +45,7 @@ def model_card(
         verdict: The gate's.
         family: Of the architecture: `llama`.
     """
+    size = evaluate.right_size
     values = {
         **_model(recipe, train),
         **measured(evaluate),
@@ -52,7 +53,8 @@ def model_card(
         **_data(recipe, preprocess),
         "training": _training(recipe, train, facts),
         "cost": _cost(facts.get("cost") or {}),
-        **_lineage(recipe, train, facts.get("run") or {}),
+        "model_hash": (size.model_hash if size else None) or train.model_hash,
+        **_lineage(recipe, facts.get("run") or {}),
     }
     return metadata(recipe, preprocess.dataset, evaluate, family) + TEMPLATE.format(**values)
 
@@ -87,12 +89,11 @@ def _data(recipe: Recipe, preprocess: PreprocessRecord) -> dict[str, object]:
     }
 
 
-def _lineage(recipe: Recipe, train: TrainRecord, run: Mapping[str, Any]) -> dict[str, object]:
+def _lineage(recipe: Recipe, run: Mapping[str, Any]) -> dict[str, object]:
     return {
         "commit": run.get("git_commit", "unknown"),
         "dirty": " with uncommitted changes" if run.get("dirty") else "",
         "fingerprint": recipe.fingerprint(),
-        "model_hash": train.model_hash,
         "yaml": dump_yaml(recipe),
     }
 

@@ -8,9 +8,11 @@ from pipelines.core.verdict import (
     BiasScore,
     Comparison,
     Estimate,
+    HarnessScore,
     Leakage,
     Memorisation,
     Probes,
+    RightSize,
     Verdict,
 )
 from pipelines.export.markdown import cell, table
@@ -21,11 +23,23 @@ def measured(evaluate: EvaluateRecord) -> dict[str, str]:
     return {
         "documents": f"{evaluate.documents:,}",
         "held_out": size(evaluate.bytes),
+        "served": _served(evaluate.right_size),
         "results": _results(evaluate),
         "perplexity": decimals(evaluate.perplexity, 2),
-        "sections": "".join((_slices(evaluate), _behaviours(evaluate), *_probes(evaluate.probes))),
+        "sections": "".join(
+            (
+                _slices(evaluate),
+                _behaviours(evaluate),
+                _harness(evaluate.harness),
+                *_probes(evaluate.probes),
+            )
+        ),
         "limits_of_probes": _limits(evaluate.probes),
     }
+
+
+def _served(size: RightSize | None) -> str:
+    return f"\n\nThe weights are {size}." if size and size.chosen else ""
 
 
 def _results(evaluate: EvaluateRecord) -> str:
@@ -67,6 +81,20 @@ def _behaviours(evaluate: EvaluateRecord) -> str:
         passed = f"{found.right:,} of {found.questions:,} (share {share})"
         rows.append(("held-out questions", "exact match", passed))
     return _section("Behavioural tests", ("test", "kind", "cases passed"), rows)
+
+
+def _harness(scores: Sequence[HarnessScore]) -> str:
+    rows = [
+        (
+            f"{each.task}: {each.metric}",
+            UNKNOWN if each.documents is None else f"{each.documents:,}",
+            decimals(each.value),
+            decimals(each.stderr),
+        )
+        for each in scores
+    ]
+    columns = ("task", "documents", "value", "standard error")
+    return _section("Tasks of lm-evaluation-harness", columns, rows)
 
 
 def _probes(probes: Probes) -> Iterator[str]:

@@ -2,12 +2,12 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef, EvaluateRecord
-from pipelines.core.verdict import BehaviourScore, Estimate, Probes
+from pipelines.core.verdict import Estimate, Probes
 
 CONFIDENCE = 0.95  # of both bounds of an interval together, as the evaluate stage takes it
 _LANGUAGE = re.compile(r"[a-z]{2,3}")  # ISO 639, and not `uncertain` or `other`
@@ -56,23 +56,27 @@ def _results(data: str, dataset: DatasetRef, evaluate: EvaluateRecord) -> Iterat
         "dataset_split": "train",
     }
     bits = "bits_per_byte", "Bits per byte"
-    yield from _result(held_out, *bits, evaluate.bits_per_byte, evaluate.interval)
+    yield from _result(held_out, *bits, evaluate.bits_per_byte, _bounds(evaluate.interval))
     for each in evaluate.slices:
         part = held_out | {"dataset_config": str(each.slice)}
-        yield from _result(part, *bits, each.bits_per_byte.value, each.bits_per_byte)
+        yield from _estimated(part, *bits, each.bits_per_byte)
     yield from _result(held_out, "perplexity", "Perplexity a token", evaluate.perplexity)
     if answered := evaluate.exact_match:
         name = "Held-out questions, exact match"
-        yield from _result(held_out, "exact_match", name, answered.share.value, answered.share)
-    yield from _tests(evaluate.behaviours)
+        yield from _estimated(held_out, "exact_match", name, answered.share)
+    yield from _tests(evaluate)
     yield from _probes(evaluate.probes, training, held_out)
 
 
-def _tests(behaviours: Sequence[BehaviourScore]) -> Iterator[Any]:
+def _tests(evaluate: EvaluateRecord) -> Iterator[Any]:
     cases = {"dataset_type": "behavioural-tests", "dataset_name": "Test cases of the recipe"}
-    for test in behaviours:
+    for test in evaluate.behaviours:
         name = f"{test.name} ({test.kind.replace('_', ' ')})"
         yield from _result(cases, "accuracy", name, test.passed / test.cases)
+    for each in evaluate.harness:
+        task = {"dataset_type": each.task, "dataset_name": each.task}
+        error = None if each.stderr is None else {"stderr": each.stderr}
+        yield from _result(task, each.metric, each.metric, each.value, error)
 
 
 def _probes(
@@ -85,21 +89,28 @@ def _probes(
             "dataset_config": each.name,
         }
         name = "Preference for stereotypes, bits a sentence"
-        found = each.preference
-        yield from _result(sentences, "stereotype_preference", name, found.value, found)
+        yield from _estimated(sentences, "stereotype_preference", name, each.preference)
     if memorised := probes.memorisation:
         lengths = f"{memorised.continuation_tokens} tokens after {memorised.prefix_tokens}"
         name = f"Passages extracted verbatim, {lengths}"
         for data, part in ((training, memorised.training), (held_out, memorised.held_out)):
             if part.share:
-                yield from _result(data, "extraction_rate", name, part.share.value, part.share)
+                yield from _estimated(data, "extraction_rate", name, part.share)
     if (leaked := probes.leakage) and (share := leaked.share):
         name = "Texts that leak personal data"
-        yield from _result(training, "leakage_rate", name, share.value, share)
+        yield from _estimated(training, "leakage_rate", name, share)
+
+
+def _estimated(data: Mapping[str, Any], kind: str, name: str, found: Estimate) -> Iterator[Any]:
+    yield from _result(data, kind, name, found.value, _bounds(found))
 
 
 def _result(
-    data: Mapping[str, Any], kind: str, name: str, value: float, found: Estimate | None = None
+    data: Mapping[str, Any],
+    kind: str,
+    name: str,
+    value: float,
+    args: dict[str, float] | None = None,
 ) -> Iterator[Any]:
     from huggingface_hub import EvalResult
 
@@ -109,7 +120,7 @@ def _result(
             metric_type=kind,
             metric_name=name,
             metric_value=value,
-            metric_args=_bounds(found),
+            metric_args=args,
             **data,
         )
 

@@ -22,7 +22,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 ## Measured
 
 {documents} held-out documents, {held_out} of text; fewer bits per byte are better. Intervals hold
-with 95% confidence; those in bits per byte are of a bootstrap over documents.
+with 95% confidence; those in bits per byte are of a bootstrap over documents.{served}
 
 {results}
 

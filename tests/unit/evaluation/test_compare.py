@@ -19,9 +19,12 @@ from pipelines.core.verdict import (
     Comparison,
     Estimate,
     Extraction,
+    FormScore,
+    HarnessScore,
     Leakage,
     Memorisation,
     Probes,
+    RightSize,
     Slice,
     SliceChange,
     SliceScore,
@@ -371,6 +374,36 @@ def test_each_picture_has_words() -> None:
         re.findall(r'none" aria-hidden="true">', html)
     )
     assert "candidate: from 4.3281 bits per byte at step 10 to 0.9702 at step 4000." in page.text
+
+
+def test_harness_tasks_and_the_served_form_are_named() -> None:
+    accuracy = HarnessScore(
+        task=EVIL, metric="acc", value=0.75, stderr=0.0433, documents=100, higher_is_better=True
+    )
+    form = FormScore(
+        form="int8",
+        bits_per_byte=1.01,
+        lost=0.002,
+        weight_bytes=10,
+        serving_bytes=2_000_000_000,
+        fits=True,
+        good=True,
+    )
+    size = RightSize(
+        budget_gb=4,
+        max_loss=0.01,
+        sequences=1,
+        tokens=32,
+        trained_bits_per_byte=1.008,
+        forms=(form,),
+        chosen=form,
+        model_hash="int8",
+    )
+    measured = record().model_copy(update={"harness": (accuracy,), "right_size": size})
+    text = Page(compare_page(verdict(), DEMANDS, measured, CANDIDATE, None)).text
+    assert f"{EVIL}: acc 100 0.7500 0.0433" in text
+    assert "The candidate is served as int8: 2 of 4 GB, +0.0020 bits per byte against" in text
+    assert "lm-evaluation-harness" not in shown("promoted")[1].text
 
 
 def bars(html: str, title: str) -> list[tuple[str, str, str, str]]:

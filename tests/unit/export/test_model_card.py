@@ -21,9 +21,12 @@ from pipelines.core.verdict import (
     Estimate,
     ExactMatch,
     Extraction,
+    FormScore,
+    HarnessScore,
     Leakage,
     Memorisation,
     Probes,
+    RightSize,
     Slice,
     SliceChange,
     SliceScore,
@@ -294,6 +297,40 @@ def test_people_read_what_was_looked_for_and_what_was_not(
     assert [line for line in untold if line in text] == []
     assert "- What it writes may be wrong, biased or copied from the training data.\n" in text
     assert "Nothing but the figures above was measured" in text
+
+
+def test_harness_tasks_and_the_served_form_are_on_the_card() -> None:
+    scores = (
+        HarnessScore(task="colours", metric="acc", value=0.75, stderr=0.0433, documents=100),
+        HarnessScore(task="all", metric="acc", value=0.5, stderr=None, documents=None),
+    )
+    form = FormScore(
+        form="int8",
+        bits_per_byte=2.5,
+        lost=0.002,
+        weight_bytes=10,
+        serving_bytes=2_000_000_000,
+        fits=True,
+        good=True,
+    )
+    size = RightSize(
+        budget_gb=4,
+        max_loss=0.01,
+        sequences=1,
+        tokens=32,
+        trained_bits_per_byte=2.498,
+        forms=(form,),
+        chosen=form,
+        model_hash="f0r4",
+    )
+    text = card(measured={"harness": scores, "right_size": size})
+    assert "| colours: acc | 100 | 0.7500 | 0.0433 |" in text
+    assert "| all: acc | \N{EN DASH} | 0.5000 | \N{EN DASH} |" in text
+    assert "The weights are served as int8: 2 of 4 GB, +0.0020 bits per byte" in text
+    assert "model content `f0r4`" in text
+    tasks = [each for each in ModelCard(text).data.eval_results if each.metric_type == "acc"]
+    found = {each.dataset_name: (each.metric_value, each.metric_args) for each in tasks}
+    assert found == {"colours": (0.75, {"stderr": 0.0433}), "all": (0.5, None)}
 
 
 def test_the_card_says_what_the_gate_found() -> None:

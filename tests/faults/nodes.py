@@ -1,5 +1,6 @@
 """A second node of the platform's Ray cluster, on the same machine."""
 
+import itertools
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ from tests.conftest import Platform
 from tests.faults.pipeline_run import until
 from tests.faults.processes import FIND_LIMIT_S, find, kill_tree
 
-_BLOCKER = "blocker"  # a job that holds CPUs of the head
+_numbers = itertools.count()  # of jobs that hold CPUs of the head: Ray is slow to forget one
 
 # A Ray that may have several nodes puts the host's address in the place of 127.0.0.1.
 _RAY_ON_THE_LOOPBACK = """
@@ -83,28 +84,27 @@ def _one_free_cpu(platform: Platform) -> Iterator[None]:
         timeout=60,
         trust_env=False,
     ) as ray:
-        cpus = psutil.cpu_count() or 1
+        blocker, cpus = f"blocker-{next(_numbers)}", psutil.cpu_count() or 1
         body = {
-            "submission_id": _BLOCKER,
+            "submission_id": blocker,
             "entrypoint": "sleep 3600",
             "entrypoint_num_cpus": max(2, cpus) - 1,
         }
         ray.post("/jobs/", json=body).raise_for_status()
         try:
             until(
-                lambda: ray.get(f"/jobs/{_BLOCKER}").json()["status"] == "RUNNING",
+                lambda: ray.get(f"/jobs/{blocker}").json()["status"] == "RUNNING",
                 "the job that holds the head's CPUs",
                 FIND_LIMIT_S,
             )
             yield
         finally:
-            ray.post(f"/jobs/{_BLOCKER}/stop").raise_for_status()
+            ray.post(f"/jobs/{blocker}/stop").raise_for_status()
             until(
-                lambda: ray.get(f"/jobs/{_BLOCKER}").json()["status"] == "STOPPED",
+                lambda: ray.get(f"/jobs/{blocker}").json()["status"] == "STOPPED",
                 "the end of the job that holds the head's CPUs",
                 FIND_LIMIT_S,
             )
-            ray.delete(f"/jobs/{_BLOCKER}").raise_for_status()
 
 
 def _raylets(platform: Platform) -> list[psutil.Process]:

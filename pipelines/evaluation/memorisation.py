@@ -25,8 +25,7 @@ from pipelines.core.verdict import Extraction, Memorisation
 from pipelines.evaluation.perplexity import batch_tokens, encode_documents, inference_device
 from pipelines.evaluation.proportions import proportion
 from pipelines.evaluation.text_codec import EncodedText, TextCodec
-from pipelines.models.huggingface import load_pretrained
-from pipelines.models.transformer import Transformer
+from pipelines.models.served import Model, load_model
 
 Ids = npt.NDArray[np.int64]
 
@@ -56,7 +55,7 @@ def measure_memorisation(
         The figures, and the ids of the training documents that a passage was extracted of.
     """
     codec = TextCodec(model_folder)
-    model = load_pretrained(model_folder, inference_device()).eval()
+    model = load_model(model_folder, inference_device()).eval()
     context = model.config.context_length
     prefix = min(asked.prefix_tokens, context // 2)
     length = min(asked.continuation_tokens, context - prefix)
@@ -105,9 +104,7 @@ def _continuation_start(text: EncodedText, prefix: int, length: int) -> int | No
 
 
 @torch.inference_mode()
-def _are_verbatim(
-    model: Transformer, passages: list[Passage], prefix: int
-) -> npt.NDArray[np.bool_]:
+def _are_verbatim(model: Model, passages: list[Passage], prefix: int) -> npt.NDArray[np.bool_]:
     """Of each passage, whether every token behind the prefix is the likeliest one, [P]."""
     if not passages:
         return np.zeros(0, bool)

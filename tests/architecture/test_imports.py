@@ -43,10 +43,11 @@ def seconds(code: str) -> float:
 
 @pytest.mark.parametrize("dag", ["llm_pipeline", "data_refresh", "llm_sweep"])
 def test_parsing_a_dag_costs_at_most_a_second_over_airflows_sdk(dag):
+    def over_the_sdk() -> float:
+        parsed = seconds(f"import runpy; runpy.run_path('dags/{dag}.py')")
+        return parsed - seconds(
+            "from airflow.sdk import DAG, Param, BaseOperator, CronTriggerTimetable"
+        )
+
     # The best of three pairs: a machine that is busy for a moment is no regression.
-    pairs = [
-        seconds(f"import runpy; runpy.run_path('dags/{dag}.py')")
-        - seconds("from airflow.sdk import DAG, Param, BaseOperator, CronTriggerTimetable")
-        for _ in range(3)
-    ]
-    assert min(pairs) < 1.0
+    assert any(over_the_sdk() < 1.0 for _ in range(3))

@@ -15,6 +15,7 @@ def test_a_process_tells_what_the_first_does_not_know(
 
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(command, "_train", fails)
+    monkeypatch.setattr(command, "_LAST_WORDS_S", 0)
     with pytest.raises(SystemExit) as ended:
         command.main(["--recipe", "debug"])
     assert ended.value.code == 2

@@ -121,6 +121,11 @@ class Instruction(Section):
         None, description="A Jinja file; without one the tokenizer's own, else ChatML"
     )
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether the data are conversations."""
+        return self.kind != "none"
+
 
 class Tokenizer(Section):
     """How text becomes token ids."""

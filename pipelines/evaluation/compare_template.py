@@ -1,7 +1,7 @@
 """The template of the compare page; `compare` says what goes into it."""
 
 COMPARE = """{% extends "base" %}
-{% from "macros" import bars, folded, probed, table %}
+{% from "macros" import bars, capabilities, folded, probed, table %}
 
 {% block title %}{{ model }}: {{ verdict.decision }}{% endblock %}
 
@@ -156,20 +156,7 @@ other tokenizers and batches compare.
 {% endif %}
 </section>
 
-{% if behaviours %}
-<section>
-<h2>Behavioural tests</h2>
-{{ table(behaviours) }}
-</section>
-{% endif %}
-
-{% if harness %}
-<section>
-<h2>Tasks of lm-evaluation-harness</h2>
-{{ table(harness) }}
-</section>
-{% endif %}
-
+{{ capabilities(behaviours, harness) }}
 {{ probed(probes) }}
 
 <section>

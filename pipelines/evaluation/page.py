@@ -150,6 +150,21 @@ height="12"/>
 </ul>
 {% endmacro %}
 
+{% macro capabilities(behaviours, harness) %}
+{% if behaviours %}
+<section>
+<h2>Behavioural tests</h2>
+{{ table(behaviours) }}
+</section>
+{% endif %}
+{% if harness %}
+<section>
+<h2>Tasks of lm-evaluation-harness</h2>
+{{ table(harness) }}
+</section>
+{% endif %}
+{% endmacro %}
+
 {% macro probed(found) %}
 <section>
 <h2>Bias, memorised text, leaked personal data</h2>

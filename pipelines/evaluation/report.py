@@ -45,7 +45,7 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
         "fitted": _fitted(evaluation.fitted_bytes, preprocess.dataset.train.bytes),
         "slices": slice_chart(record),
         "least_documents": LEAST_DOCUMENTS,
-        "behaviour": Table(("test", "kind", "cases passed"), list(_behaviour(record))),
+        "behaviours": _behaviours(record),
         "harness": harness_table(record),
         "served": str(record.right_size or ""),
         "probes": probe_charts(record.probes),
@@ -69,13 +69,16 @@ def _tiles(record: EvaluateRecord, train: TrainRecord) -> Iterator[tuple[str, st
     yield f"{train.steps:,}", "optimizer steps", ""
 
 
-def _behaviour(record: EvaluateRecord) -> Iterator[tuple[str, ...]]:
-    """Rows of the recipe's tests and questions, where it has any."""
-    for each in record.behaviours:
-        passed = f"{each.passed:,} of {each.cases:,}"
-        yield each.name, each.kind.replace("_", " "), passed
+def _behaviours(record: EvaluateRecord) -> Table | None:
+    """What passes of the recipe's tests and questions; None where it has none."""
+    rows = [
+        (each.name, each.kind.replace("_", " "), f"{each.passed:,} of {each.cases:,}")
+        for each in record.behaviours
+    ]
     if found := record.exact_match:
-        yield "held-out questions", "exact match", f"{found.right:,} of {found.questions:,}"
+        passed = f"{found.right:,} of {found.questions:,}"
+        rows.append(("held-out questions", "exact match", passed))
+    return Table(("test", "kind", "cases passed"), rows) if rows else None
 
 
 def _fitted(fitted: int, training: int) -> str:

@@ -1,7 +1,7 @@
 """The template of the evaluation report; `report` says what goes into it."""
 
 REPORT = """{% extends "base" %}
-{% from "macros" import bars, folded, probed, table %}
+{% from "macros" import bars, capabilities, folded, probed, table %}
 
 {% block title %}Evaluation{% endblock %}
 
@@ -43,20 +43,7 @@ for the next.</p>
 {% endif %}
 </section>
 
-{% if behaviour.rows %}
-<section>
-<h2>Behavioural tests</h2>
-{{ table(behaviour) }}
-</section>
-{% endif %}
-
-{% if harness %}
-<section>
-<h2>Tasks of lm-evaluation-harness</h2>
-{{ table(harness) }}
-</section>
-{% endif %}
-
+{{ capabilities(behaviours, harness) }}
 {{ probed(probes) }}
 
 <section>

@@ -4,7 +4,15 @@ import math
 from itertools import groupby
 from typing import Any
 
-from pipelines.core.figures import UNKNOWN, baseline_label, decimals, interval, size
+from pipelines.core.figures import (
+    HARNESS_COLUMNS,
+    UNKNOWN,
+    baseline_label,
+    decimals,
+    harness_rows,
+    interval,
+    size,
+)
 from pipelines.core.records import EvaluateRecord
 from pipelines.core.verdict import Estimate
 from pipelines.evaluation.charts import Bar, Scale, extent
@@ -40,17 +48,8 @@ def _score_bar(name: str, found: Estimate) -> Bar:
 
 
 def harness_table(record: EvaluateRecord) -> Table | None:
-    """What lm-evaluation-harness found, as it names it; None where no task was run."""
-    rows = [
-        (
-            f"{each.task}: {each.metric}",
-            UNKNOWN if each.documents is None else f"{each.documents:,}",
-            decimals(each.value),
-            decimals(each.stderr),
-        )
-        for each in record.harness
-    ]
-    return Table(("task", "documents", "value", "standard error"), rows) if rows else None
+    """What lm-evaluation-harness found; None where no task was run."""
+    return Table(HARNESS_COLUMNS, harness_rows(record.harness)) if record.harness else None
 
 
 def yardstick_chart(

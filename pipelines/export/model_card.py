@@ -113,7 +113,7 @@ def _start(recipe: Recipe) -> str:
 
 
 def _use(recipe: Recipe) -> str:
-    what = _CHAT if recipe.data.instruction.kind != "none" else _TEXT
+    what = _CHAT if recipe.data.instruction.is_chat else _TEXT
     return " ".join(filter(None, (recipe.registration.intended_use, what)))
 
 

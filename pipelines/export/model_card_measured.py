@@ -2,13 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 
-from pipelines.core.figures import UNKNOWN, baseline_label, decimals, interval, signed, size
+from pipelines.core.figures import (
+    HARNESS_COLUMNS,
+    UNKNOWN,
+    baseline_label,
+    decimals,
+    harness_rows,
+    interval,
+    signed,
+    size,
+)
 from pipelines.core.records import EvaluateRecord
 from pipelines.core.verdict import (
     BiasScore,
     Comparison,
     Estimate,
-    HarnessScore,
     Leakage,
     Memorisation,
     Probes,
@@ -30,7 +38,11 @@ def measured(evaluate: EvaluateRecord) -> dict[str, str]:
             (
                 _slices(evaluate),
                 _behaviours(evaluate),
-                _harness(evaluate.harness),
+                _section(
+                    "Tasks of lm-evaluation-harness",
+                    HARNESS_COLUMNS,
+                    harness_rows(evaluate.harness),
+                ),
                 *_probes(evaluate.probes),
             )
         ),
@@ -81,20 +93,6 @@ def _behaviours(evaluate: EvaluateRecord) -> str:
         passed = f"{found.right:,} of {found.questions:,} (share {share})"
         rows.append(("held-out questions", "exact match", passed))
     return _section("Behavioural tests", ("test", "kind", "cases passed"), rows)
-
-
-def _harness(scores: Sequence[HarnessScore]) -> str:
-    rows = [
-        (
-            f"{each.task}: {each.metric}",
-            UNKNOWN if each.documents is None else f"{each.documents:,}",
-            decimals(each.value),
-            decimals(each.stderr),
-        )
-        for each in scores
-    ]
-    columns = ("task", "documents", "value", "standard error")
-    return _section("Tasks of lm-evaluation-harness", columns, rows)
 
 
 def _probes(probes: Probes) -> Iterator[str]:

@@ -4,20 +4,18 @@ State that lasts lies in the home. Sockets and Ray's session lie in a runtime fo
 system's temporary folder; its path, kept in `services/runtime`, says that a platform was started.
 """
 
-import fcntl
 import hashlib
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import PORTS_FILE, PROJECT, Settings
-from pipelines.core.storage import read_json, write_json, write_text
+from pipelines.core.storage import one_at_a_time, read_json, write_json, write_text
 from pipelines.services.airflow_config import write_airflow_config
 from pipelines.services.environment import BIN, platform_environment, server_variables
 from pipelines.services.parts import AIRFLOW, NAMES, PARTS, Part
@@ -57,7 +55,7 @@ def up(settings: Settings, on_ready: Callable[[str, float], None]) -> None:
         PartFailedError: a part ended or did not answer in time.
     """
     began = time.monotonic()
-    with _one_at_a_time(settings):
+    with one_at_a_time(_lock(settings)):
         supervisor = _running_supervisor(settings)
         if supervisor is None:
             supervisor = _start(settings)
@@ -75,7 +73,7 @@ def up(settings: Settings, on_ready: Callable[[str, float], None]) -> None:
 
 def down(settings: Settings) -> bool:
     """End what `up` started, and only that; False when there was nothing to end."""
-    with _one_at_a_time(settings):
+    with one_at_a_time(_lock(settings)):
         runtime = runtime_folder(settings)  # what an `up` or `down` that we waited for has left
         if runtime is None:
             return False
@@ -270,10 +268,6 @@ def _wait_for(condition: Callable[[], bool], what: str, log: Path) -> None:
         time.sleep(0.05)
 
 
-@contextmanager
-def _one_at_a_time(settings: Settings) -> Iterator[None]:
-    """A second `up` or `down` waits for the first."""
-    settings.home.mkdir(parents=True, exist_ok=True)
-    with (settings.home / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _lock(settings: Settings) -> Path:
+    """By which a second `up` or `down` waits for the first."""
+    return settings.home / "lock"

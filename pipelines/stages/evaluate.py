@@ -9,9 +9,9 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import islice
+from operator import call
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from pipelines.data.mapping import MapOrdered, map_in_process
 from pipelines.data.splitting import TRAIN, VALIDATION
 from pipelines.stages.probing import gather_probes, probe_tasks
 from pipelines.stages.right_size import FIGURE, right_size, size_metrics
+from pipelines.stages.scoring import Scoring
 from pipelines.tracking.run import open_run
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ ARTIFACTS = (
     "probes.json",
     "scores.parquet",
 )
-PART_BYTES = 128 << 10  # of text a scoring task; some 2 s with 1M parameters on one core
 QUESTIONS_PER_TASK = 4
 BASELINE_TRAINING_BYTES = 32 << 20  # n-grams are fitted on so much; 6 s and 1 GB of memory
 BOUND_CONFIDENCE = 0.975  # of each end of an interval, so that it holds with 0.95
@@ -61,9 +61,7 @@ def run(
     recipe: Recipe, workspace: Path, map_ordered: MapOrdered = map_in_process
 ) -> EvaluateRecord:
     """Measure `outputs/train/model` on held-out documents; writes `outputs/evaluate`."""
-    import pyarrow as pa
-
-    from pipelines.evaluation.documents import each_once, read_shares, scored_texts
+    from pipelines.evaluation.documents import each_once, read_shares
 
     workspace = workspace.absolute()
     preprocess = output_folder(workspace, PreprocessRecord.stage)
@@ -76,24 +74,21 @@ def run(
     held_out = read_shares(preprocess, VALIDATION, shares[VALIDATION])
     documents = each_once(held_out.values())
 
-    progress = ProgressWriter(workspace, STAGE)
-    total = sum(len(text.encode()) for text in scored_texts(documents)) / 1024
-    progress.write(0, total, "KiB scored")
-
     of_datasets = {part.label: held_out[part.folder] for part in dataset.mixture}
-    scoring_of = partial(_score_tasks, recipe, documents=documents, of_datasets=of_datasets)
-    score = partial(_score_folders, map_ordered, scoring_of, total, progress)
+    progress = ProgressWriter(workspace, STAGE)
+    scoring = Scoring(documents, of_datasets, recipe.evaluate.stride, progress)
+    score = partial(scoring.folders, map_ordered)
     sized = right_size(recipe.evaluate, trained, workspace, score, map_ordered)
     model = sized.folder
     single = _single_tasks(recipe, model, preprocess, shares)
     answering = _answer_tasks(recipe, model, documents)
     probing = probe_tasks(recipe, model, preprocess, dataset, BOUND_CONFIDENCE)
-    scoring = [] if sized.scores else scoring_of(model)
-    results = map_ordered(_call, [*single, *probing, *answering, *scoring])
+    unscored = [] if sized.scores else scoring.tasks(model)
+    results = map_ordered(call, [*single, *probing, *answering, *unscored])
     (baselines, fitted_bytes), samples, behaviours, harness = (next(results) for _ in single)
     probes, probed = gather_probes(results)
     answers = [answer for _ in answering for answer in next(results)]
-    scores = sized.scores or pa.concat_tables(_reported(results, total, progress))
+    scores = sized.scores or scoring.joined(results)
 
     record = _record(recipe, scores, baselines, samples, behaviours, answers, of_datasets)
     measured = {"probes": probes, "harness": harness, "right_size": sized.found}
@@ -148,10 +143,6 @@ def _harness_metrics(record: EvaluateRecord) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _call(task: _Task) -> Any:
-    return task()
-
-
 def _single_tasks(
     recipe: Recipe, model: Path, preprocess: Path, shares: dict[str, dict[str, int]]
 ) -> list[_Task]:
@@ -182,43 +173,6 @@ def _answer_tasks(recipe: Recipe, model: Path, documents: "pa.Table") -> list[_T
     ]
 
 
-def _score_tasks(
-    recipe: Recipe, model: Path, documents: "pa.Table", of_datasets: "dict[str, pa.Table]"
-) -> list[_Task]:
-    import pyarrow as pa
-
-    from pipelines.evaluation.documents import part_documents
-    from pipelines.evaluation.slice_labels import source_labels
-
-    labels = pa.array(source_labels(documents, of_datasets), pa.string())
-    labelled = documents.drop_columns("source").append_column("source", labels)
-    parts = part_documents(labelled, PART_BYTES)
-    return [partial(_score, model, part, recipe.evaluate.stride) for part in parts]
-
-
-def _score_folders(
-    map_ordered: MapOrdered,
-    scoring_of: Callable[[Path], list[_Task]],
-    total: float,
-    progress: ProgressWriter,
-    folders: Sequence[Path],
-) -> "list[pa.Table]":
-    """The scores of each folder on all documents; parts of all are scored side by side."""
-    import pyarrow as pa
-
-    tasks = [scoring_of(folder) for folder in folders]
-    parts = map_ordered(_call, [task for of_folder in tasks for task in of_folder])
-    reported = _reported(parts, total * len(folders), progress)
-    return [pa.concat_tables(islice(reported, len(of_folder))) for of_folder in tasks]
-
-
-def _score(model: Path, documents: "pa.Table", stride: float) -> "pa.Table":
-    from pipelines.evaluation.perplexity import score_documents
-    from pipelines.evaluation.slice_labels import with_labels
-
-    return with_labels(score_documents(model, documents, stride), documents)
-
-
 def _write_samples(model: Path, recipe: Recipe) -> list[dict[str, str]]:
     from pipelines.evaluation.generate import generate
 
@@ -229,7 +183,7 @@ def _write_samples(model: Path, recipe: Recipe) -> list[dict[str, str]]:
         length,
         temperature=SAMPLE_TEMPERATURE,
         seed=recipe.seed,
-        chat=recipe.data.instruction.kind != "none",
+        chat=recipe.data.instruction.is_chat,
     )
     return [{"prompt": p, "continuation": text} for p, text in zip(prompts, made, strict=True)]
 
@@ -243,7 +197,7 @@ def _run_tests(model: Path, recipe: Recipe) -> tuple[BehaviourScore, ...]:
 def _run_harness(model: Path, recipe: Recipe) -> tuple[HarnessScore, ...]:
     from pipelines.evaluation.harness import run_harness
 
-    chat = recipe.data.instruction.kind != "none"
+    chat = recipe.data.instruction.is_chat
     return run_harness(model, recipe.evaluate.harness, chat=chat)
 
 
@@ -260,17 +214,6 @@ def _baselines(preprocess: Path, shares: dict[str, dict[str, int]]) -> tuple[dic
     ngrams = ngram_bits_per_byte(training, held_out)
     named = {f"ngram-{order}": bits for order, bits in ngrams.items()}
     return named | xz_bits_per_byte(held_out), sum(map(len, training))
-
-
-def _reported(
-    scored: Iterator["pa.Table"], total: float, progress: ProgressWriter
-) -> Iterator["pa.Table"]:
-    """Pass the parts on as they come, and say how much text is scored."""
-    done = 0.0
-    for part in scored:
-        done += sum(part["bytes"].to_pylist()) / 1024
-        progress.write(done, total, "KiB scored", force=done == total)
-        yield part
 
 
 def _record(

@@ -163,7 +163,7 @@ def _tokenize(
 ) -> dict[str, dict[Path, int]]:
     """Pass 4: the token ids of every document of both splits."""
     plan = {split: plan_text_blocks(texts[split]) for split in SPLITS}
-    encode = tokenize if data.instruction.kind == "none" else tokenize_conversations
+    encode = tokenize_conversations if data.instruction.is_chat else tokenize
     task = partial(encode, tokenizer=tokenizer, tokenizer_hash=folder_hash(tokenizer))
     blocks = [block for split in SPLITS for block in plan[split]]
     made = passes.run("tokenize", task, blocks, int, "MiB tokenized", mebibytes)

@@ -91,7 +91,7 @@ def _leakage(
         wanted,
         recipe.data.pii,
         confidence,
-        chat=recipe.data.instruction.kind != "none",
+        chat=recipe.data.instruction.is_chat,
     )
 
 

@@ -11,8 +11,9 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import call
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Evaluate
@@ -128,11 +129,7 @@ def _make_forms(trained: Path, scratch: Path, group: int, map_ordered: MapOrdere
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     tasks = [partial(make_variant, trained, scratch, form, group) for form in FORMS]
-    return list(map_ordered(_call, tasks))
-
-
-def _call(task: Callable[[], Any]) -> Any:
-    return task()
+    return list(map_ordered(call, tasks))
 
 
 def _decide(

@@ -92,7 +92,7 @@ def _content(recipe: Recipe, preprocess: Path) -> "Iterator[Expectation]":
 def _conversations(recipe: Recipe, tokenizer: str) -> "Iterator[Expectation]":
     from pipelines.validation.expectations import conversations
 
-    if recipe.data.instruction.kind != "none":
+    if recipe.data.instruction.is_chat:
         yield conversations.ExpectColumnValuesToBeWellFormedConversations(
             column="messages",
             tokenizer=tokenizer,

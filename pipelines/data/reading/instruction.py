@@ -47,7 +47,7 @@ class Fields:
     def other_kind(self, names: Collection[str]) -> str | None:
         """The setting that would read a record with these fields as it is."""
         asked = self.instruction
-        if asked.kind != "none":
+        if asked.is_chat:
             return None
         if asked.messages_field in names:
             return "set data.instruction.kind to messages"
@@ -60,9 +60,9 @@ class Fields:
         for column in self.columns:
             if column not in names:
                 setting = (
-                    "data.source.text_field"
-                    if self.instruction.kind == "none"
-                    else ("the fields of data.instruction")
+                    "the fields of data.instruction"
+                    if self.instruction.is_chat
+                    else "data.source.text_field"
                 )
                 raise UserError(
                     f"{where}: no column {column!r} among {_shown(names)}; "
@@ -73,9 +73,9 @@ class Fields:
 def record_document(source: str, size: int, record: Mapping[str, Any], fields: Fields) -> Document:
     """The document of one record; `size` is what counts as its bytes where it is dropped."""
     try:
-        if fields.instruction.kind == "none":
-            return document(source, _string(record, fields.text, fields))
-        return conversation(source, _messages(record, fields))
+        if fields.instruction.is_chat:
+            return conversation(source, _messages(record, fields))
+        return document(source, _string(record, fields.text, fields))
     except _MalformedError as problem:
         return drop(source, size, MALFORMED, str(problem))
 

@@ -57,7 +57,7 @@ def make_tokenizer(
             save_tokenizer(byte_tokenizer(), target)
         else:
             save_tokenizer(character_tokenizer(_alphabet(data, training, passes)), target)
-        if data.instruction.kind != "none":
+        if data.instruction.is_chat:
             make_chat_tokenizer(target, data.instruction)
     if recipe.kind == "pretrained":
         _check_round_trip(str(recipe.path), folder, (training, held_out), passes)
@@ -78,7 +78,7 @@ def _alphabet(data: Data, training: Sequence[Path], passes: Passes) -> set[str]:
     found = passes.run(
         "characters", characters, plan_text_blocks(training), str, "MiB looked through", mebibytes
     )
-    is_chat = data.instruction.kind != "none"
+    is_chat = data.instruction.is_chat
     around = template_characters(data.instruction) if is_chat else ""
     return set(around).union(*(alphabet for _, alphabet in found))
 

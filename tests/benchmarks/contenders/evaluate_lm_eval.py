@@ -4,8 +4,6 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = os.environ["HF_HUB_OFFLINE"] = os.environ["TQDM_DISABLE"] = "1"
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from tests.benchmarks.contender import Round, serve
+from tests.benchmarks.contenders.evaluate_texts import read_texts, sums
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Round:
-    texts = json.loads((folder / "documents.json").read_text())[: options["documents"]]
+    texts = read_texts(folder, options)
     model = HFLM(
         str(folder / options["model"]),
         device="cpu",
@@ -30,10 +29,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
 
     def run_round() -> tuple[float, dict[str, Any]]:
         nats = [-each for each in model.loglikelihood_rolling(requests, disable_tqdm=True)]
-        short = [
-            each for each, text in zip(nats, texts, strict=True) if len(text) <= options["short"]
-        ]
-        return len(texts), {"nats of short": math.fsum(short), "nats": math.fsum(nats)}
+        return len(texts), sums(nats, texts, options)
 
     return run_round
 

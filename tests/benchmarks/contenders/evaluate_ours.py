@@ -4,8 +4,6 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +11,16 @@ import pyarrow as pa
 
 from pipelines.evaluation.perplexity import score_documents
 from tests.benchmarks.contender import Round, serve
+from tests.benchmarks.contenders.evaluate_texts import read_texts, sums
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Round:
-    texts = json.loads((folder / "documents.json").read_text())[: options["documents"]]
+    texts = read_texts(folder, options)
     documents = pa.table({"doc_id": list(map(str, range(len(texts)))), "text": texts})
 
     def run_round() -> tuple[float, dict[str, Any]]:
         nats = score_documents(folder / options["model"], documents, stride=1.0)["nats"].to_pylist()
-        short = [
-            each for each, text in zip(nats, texts, strict=True) if len(text) <= options["short"]
-        ]
-        return len(texts), {"nats of short": math.fsum(short), "nats": math.fsum(nats)}
+        return len(texts), sums(nats, texts, options)
 
     return run_round
 

@@ -19,12 +19,10 @@ from pipelines.core.verdict import (
     Comparison,
     Estimate,
     Extraction,
-    FormScore,
     HarnessScore,
     Leakage,
     Memorisation,
     Probes,
-    RightSize,
     Slice,
     SliceChange,
     SliceScore,
@@ -33,6 +31,7 @@ from pipelines.core.verdict import (
 from pipelines.evaluation.compare import compare_page
 from pipelines.evaluation.compare_side import Side
 from pipelines.evaluation.loss_curve import CurvePoint
+from tests.unit.served_form import served_as_int8
 
 EVIL = "<script>alert('&')</script>"
 VOID = {"meta", "path", "rect"}
@@ -380,25 +379,7 @@ def test_harness_tasks_and_the_served_form_are_named() -> None:
     accuracy = HarnessScore(
         task=EVIL, metric="acc", value=0.75, stderr=0.0433, documents=100, higher_is_better=True
     )
-    form = FormScore(
-        form="int8",
-        bits_per_byte=1.01,
-        lost=0.002,
-        weight_bytes=10,
-        serving_bytes=2_000_000_000,
-        fits=True,
-        good=True,
-    )
-    size = RightSize(
-        budget_gb=4,
-        max_loss=0.01,
-        sequences=1,
-        tokens=32,
-        trained_bits_per_byte=1.008,
-        forms=(form,),
-        chosen=form,
-        model_hash="int8",
-    )
+    size = served_as_int8(1.01, "int8")
     measured = record().model_copy(update={"harness": (accuracy,), "right_size": size})
     text = Page(compare_page(verdict(), DEMANDS, measured, CANDIDATE, None)).text
     assert f"{EVIL}: acc 100 0.7500 0.0433" in text

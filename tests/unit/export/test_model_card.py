@@ -21,18 +21,17 @@ from pipelines.core.verdict import (
     Estimate,
     ExactMatch,
     Extraction,
-    FormScore,
     HarnessScore,
     Leakage,
     Memorisation,
     Probes,
-    RightSize,
     Slice,
     SliceChange,
     SliceScore,
     Verdict,
 )
 from pipelines.export.model_card import model_card
+from tests.unit.served_form import served_as_int8
 
 FACTS = {
     "run": {"git_commit": "c0ffee", "dirty": True},
@@ -304,25 +303,7 @@ def test_harness_tasks_and_the_served_form_are_on_the_card() -> None:
         HarnessScore(task="colours", metric="acc", value=0.75, stderr=0.0433, documents=100),
         HarnessScore(task="all", metric="acc", value=0.5, stderr=None, documents=None),
     )
-    form = FormScore(
-        form="int8",
-        bits_per_byte=2.5,
-        lost=0.002,
-        weight_bytes=10,
-        serving_bytes=2_000_000_000,
-        fits=True,
-        good=True,
-    )
-    size = RightSize(
-        budget_gb=4,
-        max_loss=0.01,
-        sequences=1,
-        tokens=32,
-        trained_bits_per_byte=2.498,
-        forms=(form,),
-        chosen=form,
-        model_hash="f0r4",
-    )
+    size = served_as_int8(2.5, "f0r4")
     text = card(measured={"harness": scores, "right_size": size})
     assert "| colours: acc | 100 | 0.7500 | 0.0433 |" in text
     assert "| all: acc | \N{EN DASH} | 0.5000 | \N{EN DASH} |" in text

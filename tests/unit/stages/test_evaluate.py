@@ -30,7 +30,7 @@ from pipelines.evaluation.perplexity import score_documents
 from pipelines.models.huggingface import save_pretrained
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
-from pipelines.stages import evaluate
+from pipelines.stages import evaluate, scoring
 
 torch.set_num_threads(1)
 HELD_OUT = [f"def f{number}(x):\n    return x * {number}\n" * 4 for number in range(12)]
@@ -236,7 +236,7 @@ def test_the_stride_is_the_recipes(workspace: Path) -> None:
 def test_again_gives_the_same_bytes_however_the_work_is_spread(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "PART_BYTES", 300)
+    monkeypatch.setattr(scoring, "PART_BYTES", 300)
 
     def backwards(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
         """As a cluster may: every call made before the first result is asked for."""
@@ -252,7 +252,7 @@ def test_scores_do_not_depend_on_the_parts(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = evaluate.run(recipe(), workspace)
-    monkeypatch.setattr(evaluate, "PART_BYTES", 1)  # every document by itself
+    monkeypatch.setattr(scoring, "PART_BYTES", 1)  # every document by itself
     parted = evaluate.run(recipe(), workspace)
     assert parted.bits_per_byte == pytest.approx(whole.bits_per_byte, rel=1e-6)
     assert parted.data_hash == whole.data_hash

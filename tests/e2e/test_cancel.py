@@ -85,7 +85,9 @@ class Run:
         """The job is stopped, and what it held is free; a job that follows holds it soon."""
 
         def free() -> bool:
-            over = self.status(job) == "STOPPED" and not self.drivers(job)
+            status = self.status(job)
+            assert status != "SUCCEEDED", "the job was done before it could be stopped"
+            over = status == "STOPPED" and not self.drivers(job)
             return over and (another_follows or self.used_cpus() == 0)
 
         until(free, f"the end of {job}", WITHIN_S)
@@ -128,7 +130,8 @@ def no_triggerer(platform):
 
 @pytest.mark.timeout(900)
 def test_what_a_person_decides_about_a_deferred_task(platform, no_triggerer):
-    run = Run(platform, "data.validation_fraction=0.21")
+    # So much data that no job is done before the person has decided.
+    run = Run(platform, "data.validation_fraction=0.21", "data.source.max_documents=null")
 
     first = run.live_job("preprocess")
     run.clear("preprocess")

@@ -1,6 +1,7 @@
-"""A stage whose work is tasks over items, as a Ray job: Ray Data gives it all CPUs and no GPU."""
+"""A stage whose work is tasks over items, as a Ray job."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -12,12 +13,27 @@ from ray_jobs.ray_map import map_on_ray
 from ray_jobs.stage_job import run_stage_job
 
 
-def run_data_stage(stage: str, run: Callable[[Recipe, Path, MapOrdered], object]) -> None:
-    """Run the workspace's recipe on the cluster that RAY_ADDRESS names, or on one of its own."""
+def run_data_stage(
+    stage: str, run: Callable[[Recipe, Path, MapOrdered], object], *, on_gpus: bool = False
+) -> None:
+    """Run the workspace's recipe on the cluster that RAY_ADDRESS names, or on one of its own.
+
+    Args:
+        stage: Its name.
+        run: What it does.
+        on_gpus: Its tasks compute with a model: where the cluster has GPUs, each gets one, of as
+            many as train may have. Without, they get all CPUs and no GPU.
+    """
     ray.init()
 
     def on_the_cluster(recipe: Recipe, workspace: Path) -> None:
-        holds(workspace, stage, workers=int(ray.cluster_resources()["CPU"]), gpus=0)
-        run(recipe, workspace, map_on_ray)
+        has = ray.cluster_resources()
+        gpus = min(int(has.get("GPU", 0)), _most(recipe.resources.workers)) if on_gpus else 0
+        holds(workspace, stage, workers=gpus or int(has["CPU"]), gpus=gpus)
+        run(recipe, workspace, partial(map_on_ray, gpus=gpus))
 
     run_stage_job(stage, on_the_cluster)
+
+
+def _most(workers: int | tuple[int, int]) -> int:
+    return workers if isinstance(workers, int) else workers[1]

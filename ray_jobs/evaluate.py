@@ -6,7 +6,7 @@ from ray_jobs.data_stage import run_data_stage
 
 def main() -> None:
     """Run the stage in the working directory."""
-    run_data_stage(evaluate.STAGE, evaluate.run)
+    run_data_stage(evaluate.STAGE, evaluate.run, on_gpus=True)
 
 
 if __name__ == "__main__":

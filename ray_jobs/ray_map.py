@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray import cloudpickle
@@ -13,11 +13,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def map_on_ray(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+def map_on_ray(function: Callable[[T], R], items: Sequence[T], *, gpus: int = 0) -> Iterator[R]:
     """Run one task an item on the connected cluster; results stream back in the items' order.
 
     Items and results travel pickled, each in a row of its own, so a task is exactly one call and
     the results do not depend on Ray's blocks. Ray Data limits how far the tasks run ahead.
+
+    With GPUs, calls run in as many processes at most, each with a GPU for as long as there are
+    items: what one call has loaded onto it is there for the next.
 
     Raises:
         UserError: a call raised it; it comes back as itself, without Ray's traceback and retries.
@@ -30,11 +33,18 @@ def map_on_ray(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     with ray.data.DataContext.current(context):  # the dataset keeps it
         pickled = [{"item": cloudpickle.dumps(item)} for item in items]
         rows = ray.data.from_items(pickled, override_num_blocks=len(pickled))
-    for row in rows.map(_Call(function)).iter_rows():
+    for row in _mapped(rows, _Call(function), gpus).iter_rows():
         result = cloudpickle.loads(row["result"])
         if isinstance(result, UserError):
             raise result
         yield result
+
+
+def _mapped(rows: Any, call: "_Call", gpus: int) -> Any:
+    if not gpus:
+        return rows.map(call)
+    processes = ray.data.ActorPoolStrategy(min_size=1, max_size=gpus)
+    return rows.map(_Caller, fn_constructor_args=[call], compute=processes, num_gpus=1)
 
 
 class _Call:
@@ -50,3 +60,13 @@ class _Call:
         except UserError as error:
             result = error
         return {"result": cloudpickle.dumps(result)}
+
+
+class _Caller:
+    """What Ray Data makes a process of: it takes a class for that, and no object."""
+
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+
+    def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
+        return self._call(row)

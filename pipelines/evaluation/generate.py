@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from pipelines.evaluation.perplexity import inference_device
 from pipelines.evaluation.text_codec import TextCodec
-from pipelines.models.served import Model, load_model
+from pipelines.models.held import held_model
+from pipelines.models.served import Model
 
 
 def generate(
@@ -33,7 +33,7 @@ def generate(
         The continuations, without their prompts.
     """
     codec = TextCodec(model_folder)
-    model = load_model(model_folder, inference_device()).eval()
+    model = held_model(model_folder)
     stops = {codec.end_id, *(codec.special_ids if chat else ())}
     texts = []
     for prompt in prompts:

@@ -52,6 +52,9 @@ def run_harness(model_folder: Path, wanted: Harness, *, chat: bool) -> tuple[Har
     """
     if not (wanted.tasks or wanted.files):
         return ()
+    from pipelines.models.held import let_go  # imports torch, which the process has as a rule
+
+    let_go()
     with tempfile.TemporaryDirectory() as scratch:
         request, answer = Path(scratch) / "request.json", Path(scratch) / "answer.json"
         values = {"model": str(model_folder.absolute()), "wanted": wanted.model_dump(mode="json")}
@@ -110,11 +113,11 @@ def _absolute(files: Any, task: Path) -> Any:
 def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
     """In the process of its own."""
     import lm_eval
-    import torch
     from jinja2 import TemplateError
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
+    from pipelines.models.held import inference_device
     from pipelines.models.served import load_served
 
     wanted = Harness.model_validate(request["wanted"])
@@ -127,9 +130,8 @@ def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
     except Exception as error:
         raise UserError(_line(error)) from error
     folder = request["model"]
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     model = HFLM(
-        pretrained=load_served(Path(folder), device).model,
+        pretrained=load_served(Path(folder), inference_device()).model,
         tokenizer=folder,
         backend="causal",
         batch_size=_BATCH,

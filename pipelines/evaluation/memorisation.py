@@ -22,10 +22,11 @@ import torch
 
 from pipelines.core.recipe_probes import Safety
 from pipelines.core.verdict import Extraction, Memorisation
-from pipelines.evaluation.perplexity import batch_tokens, encode_documents, inference_device
+from pipelines.evaluation.perplexity import batch_tokens, encode_documents
 from pipelines.evaluation.proportions import proportion
 from pipelines.evaluation.text_codec import EncodedText, TextCodec
-from pipelines.models.served import Model, load_model
+from pipelines.models.held import held_model
+from pipelines.models.served import Model
 
 Ids = npt.NDArray[np.int64]
 
@@ -55,7 +56,7 @@ def measure_memorisation(
         The figures, and the ids of the training documents that a passage was extracted of.
     """
     codec = TextCodec(model_folder)
-    model = load_model(model_folder, inference_device()).eval()
+    model = held_model(model_folder)
     context = model.config.context_length
     prefix = min(asked.prefix_tokens, context // 2)
     length = min(asked.continuation_tokens, context - prefix)

@@ -7,7 +7,7 @@ that. A stride of half the context costs half as much again as one of three quar
 gained. Of a conversation, only what the assistant says is scored.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,8 @@ import torch.nn.functional as F  # noqa: N812
 from pipelines.evaluation.documents import conversations, scored_texts
 from pipelines.evaluation.text_codec import EncodedText, TextCodec
 from pipelines.loading.dataloader import IGNORED
-from pipelines.models.served import Model, load_model
+from pipelines.models.held import held_model
+from pipelines.models.served import Model
 
 STRIDE = 0.75
 _CPU_BATCH_TOKENS = 1024  # more falls out of a core's cache; measured with 1M and 10M parameters
@@ -41,7 +42,6 @@ def score_documents(
     model_folder: Path,
     documents: pa.Table,
     stride: float = STRIDE,
-    load: Callable[[Path, torch.device], Model] = load_model,
 ) -> pa.Table:
     """Score whole documents with the model in a Hugging Face folder.
 
@@ -49,14 +49,13 @@ def score_documents(
         model_folder: Weights, config.json and tokenizer files.
         documents: With columns doc_id and text, and messages where there are conversations.
         stride: Of windows over long documents, as a share of the model's context.
-        load: Makes a model of the folder.
 
     Returns:
         Columns doc_id, bytes (of UTF-8, what is scored), tokens (the same) and nats, one row a
         document, in the given order.
     """
     codec = TextCodec(model_folder)
-    model = load(model_folder, inference_device()).eval()
+    model = held_model(model_folder)
     encoded = encode_documents(codec, documents)
     nats = _document_nats(model, encoded, codec.end_id, stride)
     nats += [document.spelling_nats for document in encoded]
@@ -69,11 +68,6 @@ def score_documents(
             "nats": pa.array(nats, pa.float64()),
         }
     )
-
-
-def inference_device() -> torch.device:
-    """The machine's accelerator, or its processor: the one place where evaluation chooses."""
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def encode_documents(codec: TextCodec, documents: pa.Table) -> list[EncodedText]:

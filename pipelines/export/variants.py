@@ -13,6 +13,7 @@ from pipelines.export.huggingface import export_bf16
 from pipelines.export.quantized import export_quantized
 from pipelines.export.right_size import Variant
 from pipelines.models.folder import weight_files
+from pipelines.models.held import inference_device, let_go
 from pipelines.models.safetensors_files import weight_bytes
 from pipelines.models.served import OFFLINE, load_served
 
@@ -46,10 +47,10 @@ def make_variant(source: Path, scratch: Path, form: Form, group: int) -> Made:
         write_variant(source, folder, form, group)
     except UserError as error:
         return Made(form, problem=f"{form}: {error}")
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    let_go()
     _import_architecture(folder)
     began = time.perf_counter()
-    load_served(folder, device)
+    load_served(folder, inference_device())
     seconds = time.perf_counter() - began
     return Made(form, weight_bytes(weight_files(folder)), seconds)
 

@@ -17,14 +17,6 @@ from pipelines.core.settings import PROJECT
 from pipelines.core.storage import folder_hash, read_json
 from pipelines.stages.preprocess import run
 
-IN_ORDER = """
-import ray
-from ray_jobs.ray_map import map_on_ray
-
-ray.init(log_to_driver=False)
-assert list(map_on_ray(str, range(40))) == [str(number) for number in range(40)]
-assert list(map_on_ray(str, [])) == []
-"""
 # Other tasks than in one process, the same documents; so many of them at once.
 SMALL_BLOCKS = """
 import ray
@@ -90,11 +82,6 @@ def corpus(tmp_path: Path) -> Path:
     ]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
-
-
-def test_results_come_in_order(platform, tmp_path: Path) -> None:
-    done = on_ray(platform, IN_ORDER, tmp_path)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("tokenizer", "tasks"), [("bpe", 1), ("char", 2)])

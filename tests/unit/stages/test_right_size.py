@@ -20,8 +20,9 @@ from pipelines.evaluation.perplexity import score_documents
 from pipelines.evaluation.scores import bits_per_byte
 from pipelines.export.huggingface import export_bf16
 from pipelines.export.program import export_program
+from pipelines.models.held import held_model
 from pipelines.models.huggingface import save_pretrained
-from pipelines.models.served import TransformersModel, load_model, load_served
+from pipelines.models.served import TransformersModel, load_model
 from pipelines.models.transformer import Transformer
 from pipelines.services.garbage import aliased_models
 from pipelines.services.serving import start_engine
@@ -94,7 +95,8 @@ def test_all_that_is_measured_is_of_the_form_that_fits(
     assert found.model_hash == folder_hash(model)
     held_out = output_folder(workspace, "preprocess") / "documents"
     documents = read_documents(held_out, "validation", 2_000_000)
-    expected = score_documents(model, documents, load=load_served)
+    expected = score_documents(model, documents)
+    assert isinstance(held_model(model), TransformersModel)
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
     assert scores["nats"].equals(expected["nats"])
     assert record.bits_per_byte == found.chosen.bits_per_byte == bits_per_byte(expected)

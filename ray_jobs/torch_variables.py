@@ -8,6 +8,7 @@ step.
 import os
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import ray
 from ray.train import BackendConfig
 from ray.train._internal.utils import get_address_and_port
@@ -43,3 +44,17 @@ def _set_variables(address: str, port: int) -> None:
         "LOCAL_WORLD_SIZE": str(worker.get_local_world_size()),
         "NODE_RANK": str(worker.get_node_rank()),
     }
+    if interface := interface_of(ray.util.get_node_ip_address()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address; None where none has, as behind a translation.
+
+    Left alone, gloo listens where the host's own name leads, which on many hosts is the loopback.
+    """
+    interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
+    return next(
+        (name for name, has in interfaces.items() if any(each.address == address for each in has)),
+        None,
+    )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -38,11 +39,15 @@ RECIPE = {
 @pytest.fixture
 def hosts(tmp_path):
     """The cluster on its network, and an empty bucket."""
+    token = tmp_path / "ray-token"
+    token.write_text(secrets.token_hex(32))
     with Hosts(4) as hosts:
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "PENSTOCK_HOME": str(tmp_path / "home"),
             "RAY_ADDRESS": f"{hosts.address(HEAD)}:{GCS_PORT}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
             "AWS_ENDPOINT_URL": f"http://{hosts.address(STORE)}:{S3_PORT}",
             "AWS_ACCESS_KEY_ID": "test",

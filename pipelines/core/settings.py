@@ -5,6 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pipelines.core.errors import UserError
 
@@ -31,6 +32,7 @@ class Settings:
     datasets_url: str  # PENSTOCK_DATASETS_URL: the git repository of dataset versions, path or URL
     datasets_remote: str  # PENSTOCK_DATASETS_REMOTE: their files, a folder or s3://bucket/prefix
     signing_key: Path  # PENSTOCK_SIGNING_KEY: models are signed with it; its public half is KEY.pub
+    database_url: str  # PENSTOCK_DATABASE_URL: a Postgres server; empty: SQLite files in the home
     ship_code: bool  # PENSTOCK_SHIP_CODE=1: Ray's nodes import from their disks, not the workspace
 
     @property
@@ -40,8 +42,11 @@ class Settings:
 
     @property
     def secrets(self) -> Path:
-        """Passwords, tokens and keys, one file each, readable by the owner only."""
-        return self.home / SECRETS
+        """Passwords, tokens and keys, one file each: where PENSTOCK_SECRETS says, or in the home.
+
+        Those of the home are readable by the owner only.
+        """
+        return Path(os.environ.get("PENSTOCK_SECRETS") or self.home / SECRETS)
 
     @property
     def ray_token_path(self) -> Path:
@@ -88,6 +93,7 @@ def load_settings() -> Settings:
         datasets_url=_place("PENSTOCK_DATASETS_URL", home / "datasets.git"),
         datasets_remote=_place("PENSTOCK_DATASETS_REMOTE", home / "dataset-store"),
         signing_key=Path(_place("PENSTOCK_SIGNING_KEY", home / SECRETS / "model-signing.pem")),
+        database_url=_database("PENSTOCK_DATABASE_URL"),
         ship_code=_flag("PENSTOCK_SHIP_CODE"),
     )
 
@@ -121,6 +127,25 @@ def _place(variable: str, default: Path) -> str:
     given = os.environ.get(variable) or str(default)
     is_url = "://" in given or re.match(r"[\w.@-]+:", given)
     return given if is_url else str(Path(given).expanduser().absolute())
+
+
+def _database(variable: str) -> str:
+    """A server's URL, which shows in environments and logs and so may hold no password."""
+    given = os.environ.get(variable) or ""
+    if not given:
+        return ""
+    url = urlsplit(given)
+    if url.password is not None or "password=" in url.query:
+        raise UserError(
+            f"{variable} holds a password, which others could read: leave it out, and put it into "
+            "~/.pgpass or the file that PGPASSFILE names"
+        )
+    if url.scheme != "postgresql" or not url.hostname or url.path not in ("", "/"):
+        raise UserError(
+            f"{variable}={given!r}: not a Postgres server as postgresql://USER@HOST:PORT; its "
+            "databases are named airflow and mlflow"
+        )
+    return given
 
 
 def _flag(variable: str) -> bool:

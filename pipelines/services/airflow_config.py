@@ -1,21 +1,29 @@
-"""Airflow's own configuration file, so that `airflow` in any shell agrees with the platform."""
+"""Airflow's own configuration file, so that `airflow` in any shell agrees with the platform.
+
+`python -m pipelines.services.airflow_config` writes it where AIRFLOW_CONFIG says, for a container.
+"""
 
 import configparser
 import io
+import os
+from pathlib import Path
 
-from pipelines.core.settings import PROJECT, Settings
+from pipelines.core.settings import PROJECT, Settings, load_settings
 from pipelines.core.storage import write_text
+from pipelines.services.databases import airflow_database
 from pipelines.services.secrets import AIRFLOW_USER, airflow_users_path
 
 
 def write_airflow_config(settings: Settings) -> None:
     """Write `airflow.cfg`; it holds keys, so only the owner may read it."""
-    write_text(settings.home / "airflow" / "airflow.cfg", airflow_config(settings), mode=0o600)
+    path = Path(os.environ.get("AIRFLOW_CONFIG") or settings.home / "airflow" / "airflow.cfg")
+    write_text(path, airflow_config(settings), mode=0o600)
 
 
 def airflow_config(settings: Settings) -> str:
-    """SQLite, four tasks at a time, everything on loopback, and keys that all parts share."""
+    """Four tasks at a time, everything on loopback, and keys that all parts share."""
     home = settings.home / "airflow"
+    database = airflow_database(settings)
     url = f"http://127.0.0.1:{settings.airflow_port}"
     sections: dict[str, dict[str, object]] = {
         "core": {
@@ -38,8 +46,7 @@ def airflow_config(settings: Settings) -> str:
             "secret_key": _secret(settings, "airflow-session"),
         },
         "api_auth": {"jwt_secret": _secret(settings, "airflow-jwt")},
-        # Seconds to wait for another writer; the five by default are too few where runs are many.
-        "database": {"sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}?timeout=60"},
+        "database": {"sql_alchemy_conn": database},
         "logging": {"base_log_folder": home / "logs"},
         # A DAG file that was just added or edited is read within seconds; the others once a minute,
         # as each reading is a process that takes half a second of a core.
@@ -51,6 +58,8 @@ def airflow_config(settings: Settings) -> str:
         },
         "usage_data_collection": {"enabled": False},
     }
+    if settings.database_url:  # by the same driver, where Airflow would look for asyncpg
+        sections["database"]["sql_alchemy_conn_async"] = database
     return _ini(sections)
 
 
@@ -66,3 +75,7 @@ def _ini(sections: dict[str, dict[str, object]]) -> str:
     text = io.StringIO()
     parser.write(text)
     return text.getvalue()
+
+
+if __name__ == "__main__":
+    write_airflow_config(load_settings())

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 from pipelines.core.settings import Settings, no_proxy_variables
+from pipelines.services.databases import mlflow_database
 
 BIN = Path(sys.prefix) / "bin"
+RAY_START_HOOK = "pipelines.services.ray_start.guard"
 
 
 def client_variables(settings: Settings) -> dict[str, str]:
@@ -49,12 +51,12 @@ def server_variables(settings: Settings, runtime: Path) -> dict[str, str]:
         "PENSTOCK_RUNTIME": str(runtime),  # also how `down` knows a process for ours ...
         "SPT_NOENV": "1",  # ... unless setproctitle writes a process's title over its environment
         "PENSTOCK_CPUS": str(max(2, os.cpu_count() or 1)),  # training asks for two workers
-        "RAY_START_HOOK": "pipelines.services.ray_start.without_ray_client",
+        "RAY_START_HOOK": RAY_START_HOOK,
         "RAY_TMPDIR": str(runtime),
         # Fixed ports by default, which a second Ray on the machine would want too.
         "AUTOSCALER_METRIC_PORT": "0",
         "DASHBOARD_METRIC_PORT": "0",
-        "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{settings.home / 'mlflow' / 'mlflow.db'}",
+        "MLFLOW_BACKEND_STORE_URI": mlflow_database(settings),
         # Clients write artifacts straight into this folder; the server only reads them.
         "MLFLOW_DEFAULT_ARTIFACT_ROOT": (settings.home / "mlflow" / "artifacts").as_uri(),
         # Eight idle processes for prompt optimisation and trace jobs, none of which we use.

@@ -17,6 +17,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.settings import PORTS_FILE, PROJECT, Settings
 from pipelines.core.storage import one_at_a_time, read_json, write_json, write_text
 from pipelines.services.airflow_config import write_airflow_config
+from pipelines.services.databases import airflow_database
 from pipelines.services.environment import BIN, platform_environment, server_variables
 from pipelines.services.parts import AIRFLOW, NAMES, PARTS, Part
 from pipelines.services.preflight import check_ports, make_runtime_folder
@@ -143,9 +144,9 @@ def _start_stopped(settings: Settings, supervisor: Supervisor) -> None:
 
 
 def _migrate_airflow(settings: Settings) -> None:
-    """Make or upgrade Airflow's database, once for each version of Airflow."""
+    """Make or upgrade Airflow's database, once for each version of Airflow and each database."""
     stamp = settings.home / "airflow" / "migrated"
-    current = version("apache-airflow-core")
+    current = f"{version('apache-airflow-core')} {airflow_database(settings)}"
     if stamp.exists() and stamp.read_text() == current:
         return
     log = settings.home / "services" / "airflow-migration.log"

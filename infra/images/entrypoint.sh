@@ -1,0 +1,44 @@
+#!/bin/sh
+# What each container does first: secrets, which come as files of $PENSTOCK_SECRETS, go where their
+# programs look for them, and nobody else may read them there. Then it becomes the command.
+set -eu
+umask 077
+
+secret() {
+    cat "$PENSTOCK_SECRETS/$1"
+}
+
+# libpq passes over a file that others may read, as mounted ones often are.
+if [ -f "$PENSTOCK_SECRETS/pgpass" ]; then
+    secret pgpass >"$HOME/.pgpass"
+fi
+if [ -n "${MLFLOW_TRACKING_USERNAME:-}" ]; then
+    MLFLOW_TRACKING_PASSWORD=$(secret mlflow-password)
+    export MLFLOW_TRACKING_PASSWORD
+fi
+# Python knows one bundle only: who trusts our own authority goes on trusting the world's.
+if [ -f "$PENSTOCK_SECRETS/ca.crt" ]; then
+    cat /etc/ssl/certs/ca-certificates.crt "$PENSTOCK_SECRETS/ca.crt" >"$HOME/ca-bundle.crt"
+    export SSL_CERT_FILE="$HOME/ca-bundle.crt"
+fi
+
+case ${PENSTOCK_PART:-} in
+airflow)
+    export AIRFLOW_CONFIG="$HOME/airflow.cfg"
+    python -m pipelines.services.airflow_config
+    ;;
+mlflow)
+    export MLFLOW_AUTH_CONFIG_PATH="$HOME/mlflow-auth.ini"
+    {
+        echo "[mlflow]"
+        echo "database_uri = $MLFLOW_BACKEND_STORE_URI"
+        echo "admin_username = admin"
+        echo "default_permission = NO_PERMISSIONS"
+        echo "authorization_function = mlflow.server.auth:authenticate_request_basic_auth"
+    } >"$MLFLOW_AUTH_CONFIG_PATH"
+    MLFLOW_AUTH_ADMIN_PASSWORD=$(secret mlflow-password)
+    MLFLOW_FLASK_SERVER_SECRET_KEY=$(secret mlflow-session)
+    export MLFLOW_AUTH_ADMIN_PASSWORD MLFLOW_FLASK_SERVER_SECRET_KEY
+    ;;
+esac
+exec "$@"

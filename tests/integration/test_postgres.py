@@ -1,0 +1,188 @@
+"""Airflow and MLflow on a real Postgres, started as the images start them.
+
+It asks for a password, which only a file holds.
+"""
+
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from pipelines.core.settings import PROJECT, load_settings
+from pipelines.services.environment import platform_environment, server_variables
+from pipelines.services.preflight import free_port
+from pipelines.services.secrets import ensure_secrets
+from pipelines.tracking.client import open_client
+
+FAB = "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"
+DATABASES = ("airflow", "mlflow")
+IMAGES = PROJECT / "infra" / "images"
+PASSWORD = secrets.token_urlsafe()
+
+
+@dataclass(frozen=True)
+class Server:
+    """A Postgres of this test's own."""
+
+    port: int
+    password: str
+
+    @property
+    def url(self) -> str:
+        """As PENSTOCK_DATABASE_URL has it."""
+        return f"postgresql://penstock@127.0.0.1:{self.port}"
+
+    def rows(self, database: str, query: str) -> list[tuple[object, ...]]:
+        """What a query finds."""
+        with psycopg.connect(f"{self.url}/{database}", password=self.password) as connection:
+            return connection.execute(query).fetchall()
+
+
+def _postgres(name: str) -> str | None:
+    """A program of the server; Debian keeps them off PATH."""
+    folders = sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")))
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    if not _postgres("initdb"):
+        pytest.skip("no Postgres is installed (on Debian: apt-get install postgresql)")
+    # Postgres refuses to run as root, and so do its files to be root's.
+    user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+    runuser = ["runuser", "-u", user, "--"] if os.geteuid() == 0 else []
+    password, port = secrets.token_urlsafe(), free_port()
+    with tempfile.TemporaryDirectory(prefix="penstock-postgres-") as folder:
+        data, password_file = Path(folder) / "data", Path(folder) / "password"
+        password_file.write_text(password)
+        for path in (Path(folder), password_file):
+            shutil.chown(path, user)
+        initdb = [_postgres("initdb"), "--username=penstock", f"--pwfile={password_file}"]
+        initdb += ["--auth=scram-sha-256", "--no-sync", f"--pgdata={data}"]
+        subprocess.run([*runuser, *initdb], check=True, capture_output=True, cwd=folder)
+        control = [*runuser, _postgres("pg_ctl"), f"--pgdata={data}", "--wait"]
+        options = f"-h 127.0.0.1 -p {port} -k {folder} -F"  # -F: no fsync
+        log = f"--log={folder}/log"
+        start = [*control, f"--options={options}", log, "start"]
+        subprocess.run(start, check=True, capture_output=True, cwd=folder)
+        try:
+            yield _with_databases(Server(port, password))
+        finally:
+            stop = [*control, "--mode=immediate", "stop"]
+            subprocess.run(stop, check=True, capture_output=True, cwd=folder)
+
+
+def _with_databases(server: Server) -> Server:
+    login = {"password": server.password, "autocommit": True}
+    with psycopg.connect(f"{server.url}/postgres", **login) as connection:
+        for name in DATABASES:
+            connection.execute(f"CREATE DATABASE {name}")
+    return server
+
+
+@pytest.fixture
+def environment(server: Server, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Of a container that has its secrets as files."""
+    mounted = tmp_path / "mounted"
+    home, mlflow = tmp_path / "home", free_port()
+    for folder in (mounted, home):
+        folder.mkdir()
+    given = {
+        "pgpass": f"127.0.0.1:{server.port}:*:penstock:{server.password}\n",
+        "mlflow-password": PASSWORD,
+        "mlflow-session": secrets.token_hex(),
+    }
+    for name, value in given.items():
+        (mounted / name).write_text(value)
+        (mounted / name).chmod(0o444)  # as Kubernetes mounts them
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_HOME", str(tmp_path / "shared"))
+        patch.setenv("PENSTOCK_DATABASE_URL", server.url)
+        patch.setenv("PENSTOCK_SECRETS", str(mounted))
+        patch.setenv("PENSTOCK_MLFLOW_PORT", str(mlflow))
+        for variable in ("MLFLOW_TRACKING_URI", "AIRFLOW_CONFIG", "PGPASSFILE"):
+            patch.delenv(variable, raising=False)
+        settings = load_settings()
+        ensure_secrets(settings)
+        variables = platform_environment(settings) | server_variables(settings, tmp_path)
+    yield variables | {"HOME": str(home)}
+    # The password went over the wire and into libpq's own file, and nowhere else.
+    holders = [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and server.password.encode() in path.read_bytes()
+    ]
+    assert sorted(path.name for path in holders) == [".pgpass", "pgpass"]
+
+
+def test_airflow_migrates_and_keeps_its_people_there(
+    server: Server, environment: dict[str, str], tmp_path: Path
+) -> None:
+    environment |= {"PENSTOCK_PART": "airflow", "AIRFLOW__CORE__AUTH_MANAGER": FAB}
+    run(["airflow", "db", "migrate"], environment)
+    for _ in range(2):  # a second time it finds the user
+        run([str(IMAGES / "add-admin.sh")], environment)
+    found = server.rows("airflow", "SELECT username, version_num FROM ab_user, alembic_version")
+    assert [name for name, _ in found] == ["admin"]
+    assert not list(tmp_path.rglob("*.db"))
+
+
+def run(command: list[str], environment: dict[str, str]) -> None:
+    command = [str(IMAGES / "entrypoint.sh"), *command]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+
+
+def test_mlflow_keeps_runs_and_people_there(
+    server: Server, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = environment["MLFLOW_TRACKING_URI"]
+    command = [IMAGES / "entrypoint.sh", "mlflow", "server", "--app-name=basic-auth", "--workers=1"]
+    command += [f"--port={url.rpartition(':')[2]}", "--no-serve-artifacts"]
+    log = tmp_path / "server.log"
+    with log.open("w") as output:
+        process = psutil.Popen(
+            command, env=environment | {"PENSTOCK_PART": "mlflow"}, stdout=output, stderr=output
+        )
+    try:
+        _wait_for(f"{url}/health", process, log)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0")
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
+        run_id = open_client(url).create_run("0").info.run_id
+        arguments = [
+            " ".join(each.cmdline()) for each in (process, *process.children(recursive=True))
+        ]
+    finally:
+        for each in (*process.children(recursive=True), process):
+            each.kill()
+        process.wait()
+    assert server.rows("mlflow", "SELECT run_uuid FROM runs") == [(run_id,)]
+    assert server.rows("mlflow", "SELECT username FROM users") == [("admin",)]
+    for secret in (server.password, PASSWORD):
+        assert secret not in "".join(arguments) + log.read_text()
+
+
+def _wait_for(url: str, process: psutil.Popen, log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except (urllib.error.URLError, OSError):
+            assert process.is_running() and time.monotonic() < deadline, log.read_text()[-3000:]
+            time.sleep(0.2)
+        else:
+            return

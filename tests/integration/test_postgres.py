@@ -131,11 +131,11 @@ def test_airflow_migrates_and_keeps_its_people_there(
     server: Server, environment: dict[str, str], tmp_path: Path
 ) -> None:
     environment |= {"PENSTOCK_PART": "airflow", "AIRFLOW__CORE__AUTH_MANAGER": FAB}
-    run(["airflow", "db", "migrate"], environment)
-    for _ in range(2):  # a second time it finds the user
-        run([str(IMAGES / "add-admin.sh")], environment)
+    for _ in range(2):  # the second time it finds all of it
+        run([str(IMAGES / "prepare-airflow.sh")], environment)
     found = server.rows("airflow", "SELECT username, version_num FROM ab_user, alembic_version")
     assert [name for name, _ in found] == ["admin"]
+    assert ("gpu_jobs", 1) in server.rows("airflow", "SELECT pool, slots FROM slot_pool")
     assert not list(tmp_path.rglob("*.db"))
 
 

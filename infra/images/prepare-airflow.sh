@@ -1,0 +1,15 @@
+#!/bin/sh
+# What Airflow needs once before its parts start: tables, the user admin and the pool of GPU jobs.
+# Each is left as it is where it is there already.
+set -eu
+airflow db migrate
+
+# The password goes through a pipe: in an argument every process could read it.
+if ! airflow users list --output plain | awk '{print $2}' | grep -qx admin; then
+    password=$(cat "$PENSTOCK_SECRETS/airflow-password")
+    printf '%s\n%s\n' "$password" "$password" |
+        airflow users create --username admin --role Admin \
+            --firstname Penstock --lastname Admin --email admin@localhost
+fi
+airflow pools get gpu_jobs >/dev/null 2>&1 ||
+    airflow pools set gpu_jobs "${PENSTOCK_GPU_JOBS:-1}" "GPU jobs" --include-deferred

@@ -1,0 +1,121 @@
+"""Schemas of the custom resources that the manifests use, for no package ships them.
+
+Only fields that are used are listed, and no others pass; each was held against the operator's own
+definition: KubeRay 1.7, External Secrets' v1, cert-manager's v1 and CloudNativePG's v1.
+"""
+
+from typing import Any
+
+import kubernetes_validate
+from jsonschema import Draft202012Validator
+
+VERSION = "1.33"  # of Kubernetes, whose own resources a package has the schemas of
+STRING = {"type": "string"}
+NUMBER = {"type": "integer", "minimum": 0}
+ANYTHING = {"type": "object"}
+
+
+def fields(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    """An object of these fields and no others."""
+    return {
+        "type": "object",
+        "properties": required | optional,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def list_of(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": item, "minItems": 1}
+
+
+NAMED = fields({"name": STRING})
+GROUP = {"rayStartParams": {"type": "object", "additionalProperties": STRING}, "template": ANYTHING}
+SPECS = {
+    "ray.io/v1 RayCluster": fields(
+        {
+            "rayVersion": STRING,
+            "authOptions": fields({"mode": {"enum": ["token"]}, "secretName": STRING}),
+            "tlsOptions": fields({"enabled": {"const": True}}),
+            "headGroupSpec": fields(GROUP),
+            "workerGroupSpecs": list_of(
+                fields(
+                    GROUP
+                    | {"groupName": STRING}
+                    | dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), NUMBER)
+                )
+            ),
+        },
+        enableInTreeAutoscaling={"type": "boolean"},
+        autoscalerOptions=fields(
+            {"version": {"enum": ["v1", "v2"]}},
+            upscalingMode={"enum": ["Default", "Aggressive", "Conservative"]},
+            idleTimeoutSeconds=NUMBER,
+            resources=ANYTHING,
+            securityContext=ANYTHING,
+        ),
+    ),
+    "external-secrets.io/v1 ExternalSecret": fields(
+        {
+            "refreshInterval": STRING,
+            "secretStoreRef": fields({"kind": {"const": "ClusterSecretStore"}, "name": STRING}),
+            "target": fields({"name": STRING}, template=fields({"type": STRING, "data": ANYTHING})),
+            "data": list_of(fields({"secretKey": STRING, "remoteRef": fields({"key": STRING})})),
+        }
+    ),
+    "cert-manager.io/v1 Issuer": {
+        "oneOf": [
+            fields({"selfSigned": fields({})}),
+            fields({"ca": fields({"secretName": STRING})}),
+        ]
+    },
+    "cert-manager.io/v1 Certificate": fields(
+        {
+            "secretName": STRING,
+            "issuerRef": fields({"kind": {"enum": ["Issuer", "ClusterIssuer"]}, "name": STRING}),
+            "privateKey": fields({"algorithm": STRING, "size": NUMBER}),
+        },
+        isCA={"type": "boolean"},
+        commonName=STRING,
+        dnsNames=list_of(STRING),
+    ),
+    "postgresql.cnpg.io/v1 Cluster": fields(
+        {
+            "instances": NUMBER,
+            "storage": fields({"size": STRING}),
+            "bootstrap": fields(
+                {"initdb": fields({"database": STRING, "owner": STRING, "secret": NAMED})}
+            ),
+        },
+        enablePDB={"type": "boolean"},
+        resources=ANYTHING,
+        inheritedMetadata=fields({"labels": ANYTHING}),
+    ),
+    "postgresql.cnpg.io/v1 Database": fields({"name": STRING, "owner": STRING, "cluster": NAMED}),
+}
+
+
+def problems(resource: dict[str, Any]) -> list[str]:
+    """What a resource's schema says against it; of a RayCluster, also what its pods' say."""
+    kind = f"{resource['apiVersion']} {resource['kind']}"
+    if kind not in SPECS:
+        try:
+            kubernetes_validate.validate(resource, VERSION, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            return [f"{kind}: {error.message}"]
+        return []
+    errors = Draft202012Validator(SPECS[kind]).iter_errors(resource["spec"])
+    found = [f"{kind}: {error.json_path}: {error.message}" for error in errors]
+    for name, template in pod_templates(resource).items():
+        pod = {"apiVersion": "v1", "kind": "Pod"} | template
+        found += problems(pod | {"metadata": template.get("metadata", {}) | {"name": name}})
+    return found
+
+
+def pod_templates(resource: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The templates of the pods that a resource makes, by what they are called."""
+    name, spec = resource["metadata"]["name"], resource.get("spec", {})
+    if resource["kind"] == "RayCluster":
+        workers = {f"{name}-{g['groupName']}": g["template"] for g in spec["workerGroupSpecs"]}
+        return workers | {f"{name}-head": spec["headGroupSpec"]["template"]}
+    return {name: spec["template"]} if resource["kind"] in ("Deployment", "Job") else {}

@@ -1,0 +1,147 @@
+"""The images' files: linted, and saying what the local platform says; scripts run for real."""
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pipelines.core.settings import PROJECT, load_settings
+from pipelines.loading.gds import CONFIG, why_not
+from pipelines.services.environment import BIN, client_variables, server_variables
+from pipelines.services.secrets import ensure_secrets
+from pipelines.tracking.signing import public_key
+
+IMAGES = PROJECT / "infra" / "images"
+DOCKERFILE = (IMAGES / "Dockerfile").read_text()
+SCRIPTS = [
+    *IMAGES.glob("*.sh"),
+    *(PROJECT / "infra").glob("*.sh"),
+    *(PROJECT / "infra" / "slurm").iterdir(),
+    PROJECT / ".ci" / "run",
+]
+# Of the loopback, of one machine's folders, or of whom one talks to: not an image's to say.
+PLACES = re.compile(r".*(_URI|_ADDRESS|_PORT|_HOME|_PATH|PROXY|proxy|WINDOWS_OR_OSX_CLUSTER)$")
+
+
+def image_environment() -> dict[str, str]:
+    base = DOCKERFILE.partition("\nFROM ")[2].partition("\nFROM ")[0]
+    block = re.search(r"^ENV (.*?[^\\])$", base, re.MULTILINE | re.DOTALL)
+    assert block
+    return dict(pair.split("=", 1) for pair in block[1].replace("\\\n", " ").split())
+
+
+def test_the_dockerfile_is_clean() -> None:
+    lint = subprocess.run([BIN / "hadolint", IMAGES / "Dockerfile"], capture_output=True, text=True)
+    assert (lint.returncode, lint.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_is_clean(script: Path) -> None:
+    lint = subprocess.run([BIN / "shellcheck", script], capture_output=True, text=True)
+    assert (lint.returncode, lint.stdout) == (0, "")
+
+
+def test_a_process_in_an_image_has_what_one_of_the_local_platform_has(tmp_path: Path) -> None:
+    settings = load_settings()
+    wanted = client_variables(settings)
+    wanted |= {
+        name: value
+        for name, value in server_variables(settings, tmp_path).items()
+        if name in ("RAY_START_HOOK", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION")
+    }
+    wanted = {name: value for name, value in wanted.items() if not PLACES.match(name)}
+    assert wanted.items() <= image_environment().items()
+    assert wanted["RAY_AUTH_MODE"] == "token"
+
+
+def test_each_image_is_pinned_locked_and_nobodys() -> None:
+    stages = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
+    outside = {source for source, _ in stages} - {name for _, name in stages}
+    assert outside == {"docker.io/library/python:3.11-slim-bookworm@${PYTHON_DIGEST}"}
+    assert "ARG PYTHON_DIGEST\n" in DOCKERFILE  # no default: what is not pinned is not built
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    for target, extra in {
+        "airflow": "airflow",
+        "mlflow": "mlflow",
+        "ray-cpu": "ray",
+        "ray-cuda": "ray",
+    }.items():
+        stage = DOCKERFILE.partition(f" AS {target}\n")[2].partition("\nFROM ")[0]
+        packages = DOCKERFILE.partition(f" AS {target}-packages\n")[2].partition("\nFROM ")[0]
+        assert "\nUSER 1000:1000\n" in stage
+        assert "--constraint requirements.lock" in packages
+        assert f"--extra {extra}" in packages
+        assert extra in extras["optional-dependencies"]
+    cuda = DOCKERFILE.partition(" AS ray-cuda\n")[2].partition("\nFROM ")[0]
+    assert f"COPY infra/config/cufile.json {CONFIG}" in cuda
+    assert "NVIDIA_GDS=enabled" in cuda
+
+
+def test_the_dev_container_is_a_target_of_the_same_file() -> None:
+    folder = PROJECT / ".devcontainer"
+    container = json.loads((folder / "devcontainer.json").read_text())
+    build = container["build"]
+    assert (folder / build["dockerfile"]).resolve() == IMAGES / "Dockerfile"
+    assert f" AS {build['target']}\n" in DOCKERFILE
+    assert set(build["args"]) <= set(re.findall(r"^ARG (\w+)", DOCKERFILE, re.MULTILINE))
+
+
+def test_cufile_reads_without_falling_back(tmp_path: Path) -> None:
+    """As the loader reads it: compatibility mode is off, and nothing but the driver is missing."""
+    import torch
+
+    config = PROJECT / "infra" / "config" / "cufile.json"
+    (tmp_path / "shard").write_bytes(b"a" * 4096)
+    (tmp_path / "driver").mkdir()
+    reason = why_not(
+        tmp_path / "shard",
+        torch.device("cuda"),
+        driver=tmp_path / "driver",
+        environ={"CUFILE_ENV_PATH_JSON": str(config)},
+        try_read=lambda path, device: None,
+    )
+    assert reason is None
+    assert json.loads(config.read_text())["properties"]["allow_compat_mode"] is False
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "secrets"
+    subprocess.run([PROJECT / "infra" / "make-secrets.sh", folder], check=True)
+    return folder
+
+
+def test_secrets_are_made_once_for_their_owner_and_are_all_that_the_platform_makes(
+    secrets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in secrets.iterdir()}
+    subprocess.run([PROJECT / "infra" / "make-secrets.sh", secrets], check=True)
+    assert {path.name: path.read_bytes() for path in secrets.iterdir()} == before
+    assert secrets.stat().st_mode & 0o777 == 0o700
+    tokens = [name for name in before if re.search("password|session|jwt|token|fernet", name)]
+    assert len({before[name] for name in tokens}) == len(tokens)
+    assert not any(before[name].endswith(b"\n") for name in tokens)
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    settings = load_settings()
+    ensure_secrets(settings)
+    locally = {path.name for path in settings.secrets.iterdir()}
+    assert locally - {"airflow-users.json"} <= before.keys()  # of the simple auth manager
+    assert public_key(secrets / "model-signing.pem").name in before
+
+
+def test_a_node_has_a_certificate_for_all_of_its_names(secrets: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tls"
+    subprocess.run(
+        [IMAGES / "node-certificate.sh", folder, "ray-head", "10.0.0.4"],
+        env=os.environ | {"RAY_CA": str(secrets)},
+        check=True,
+    )
+    for name in ("-verify_hostname ray-head", "-verify_ip 10.0.0.4", "-verify_ip 127.0.0.1"):
+        command = f"openssl verify -CAfile {folder}/ca.crt {name} {folder}/tls.crt"
+        subprocess.run(command.split(), check=True, capture_output=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
+    assert (folder / "tls.key").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,219 @@
+"""The manifests, rendered: their schemas, what they let in, and the platform's settings."""
+
+import re
+import shutil
+import subprocess
+from copy import deepcopy
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.core.settings import PROJECT, load_settings
+from pipelines.services.databases import mlflow_database
+from pipelines.services.parts import NAMES
+from tests.unit.infra.custom_resources import pod_templates, problems
+
+FOLDER = PROJECT / "infra" / "kubernetes"
+OVERLAY = FOLDER / "gpudirect"  # with the base and Postgres in it
+Resource = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def resources() -> list[Resource]:
+    if not shutil.which("kubectl"):
+        pytest.skip("no kubectl is installed, which renders the manifests")
+    rendered = subprocess.run(["kubectl", "kustomize", OVERLAY], capture_output=True, text=True)
+    assert (rendered.returncode, rendered.stderr) == (0, "")
+    return list(yaml.safe_load_all(rendered.stdout))
+
+
+def one(resources: list[Resource], kind: str, name: str) -> Resource:
+    (found,) = [r for r in resources if (r["kind"], r["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def config(resources: list[Resource], name: str) -> dict[str, str]:
+    """A generated ConfigMap, whose name ends in a hash of its content."""
+    (found,) = [
+        r
+        for r in resources
+        if r["kind"] == "ConfigMap" and re.fullmatch(rf"{name}(-\w{{10}})?", r["metadata"]["name"])
+    ]
+    data: dict[str, str] = found["data"]
+    return data
+
+
+def pods(resources: list[Resource]) -> dict[str, Resource]:
+    return {name: pod for r in resources for name, pod in pod_templates(r).items()}
+
+
+def test_each_resource_follows_its_schema(resources: list[Resource]) -> None:
+    assert [problem for resource in resources for problem in problems(resource)] == []
+
+
+def test_the_schemas_would_tell(resources: list[Resource]) -> None:
+    ray = deepcopy(one(resources, "RayCluster", "ray"))
+    ray["spec"]["authOptions"]["mode"] = "disabled"
+    ray["spec"]["headGroupSpec"]["template"]["spec"]["container"] = []
+    assert len(problems(ray)) == 2
+    service = deepcopy(one(resources, "Service", "mlflow"))
+    service["spec"]["port"] = 5000
+    assert len(problems(service)) == 1
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("kustomization.yaml")), ids=str)
+def test_no_file_lies_beside_what_is_rendered(path: Path) -> None:
+    text = path.read_text()
+    for file in path.parent.glob("*.yaml"):
+        assert file == path or file.name in text
+
+
+def test_what_names_another_resource_finds_it(resources: list[Resource]) -> None:
+    there = {(r["kind"], r["metadata"]["name"]) for r in resources}
+    made = {
+        ("Secret", r["spec"]["target"]["name"]) for r in resources if r["kind"] == "ExternalSecret"
+    }
+    made |= {("Secret", r["spec"]["secretName"]) for r in resources if r["kind"] == "Certificate"}
+    wanted = set()
+    for pod in pods(resources).values():
+        for volume in pod["spec"]["volumes"]:
+            for source in (volume, *volume.get("projected", {}).get("sources", [])):
+                if secret := source.get("secret"):
+                    wanted.add(("Secret", secret.get("secretName", secret.get("name"))))
+                if files := source.get("configMap"):
+                    wanted.add(("ConfigMap", files["name"]))
+                if claim := source.get("persistentVolumeClaim"):
+                    wanted.add(("PersistentVolumeClaim", claim["claimName"]))
+        for container in pod["spec"]["containers"]:
+            for each in container.get("envFrom", []):
+                wanted.add(("ConfigMap", each["configMapRef"]["name"]))
+        if account := pod["spec"].get("serviceAccountName"):
+            wanted.add(("ServiceAccount", account))
+    assert wanted - there - made == {("PersistentVolumeClaim", "parallel")}  # the site's own
+    labels = [pod["metadata"]["labels"] for pod in pods(resources).values()]
+    selecting = ("Service", "PodDisruptionBudget")
+    for resource in (r for r in resources if r["kind"] in selecting):
+        selector = resource["spec"]["selector"]
+        selector = selector.get("matchLabels", selector)
+        assert any(selector.items() <= each.items() for each in labels), resource["metadata"]
+
+
+def test_every_pod_is_nobodys_and_has_only_what_it_needs(resources: list[Resource]) -> None:
+    for name, pod in pods(resources).items():
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert name == "ray-head" or spec["automountServiceAccountToken"] is False
+        assert not any("hostPath" in volume for volume in spec["volumes"])
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            added = {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if name == "ray-gpu" else {})
+            assert context == {"allowPrivilegeEscalation": False, "capabilities": added}
+            assert container["resources"]["limits"]["memory"]
+            assert re.search(r"[:@]", container["image"]), f"{name}: the overlay names no version"
+            for variable in container.get("env", []):
+                assert not re.search("PASSWORD|TOKEN|SECRET", variable["name"])
+
+
+def test_all_that_lasts_is_probed_and_survives_a_drain(resources: list[Resource]) -> None:
+    for resource in resources:
+        if resource["kind"] == "Deployment":
+            for container in resource["spec"]["template"]["spec"]["containers"]:
+                assert "livenessProbe" in container
+            assert resource["spec"]["replicas"] == 1 or one(
+                resources, "PodDisruptionBudget", resource["metadata"]["name"]
+            )
+    parts = {r["metadata"]["name"] for r in resources if r["kind"] in ("Deployment", "RayCluster")}
+    assert parts == set(NAMES)
+    for name in ("ray-head", "ray-worker", "scheduler"):  # KubeRay probes its pods itself
+        assert one(resources, "PodDisruptionBudget", name)
+
+
+def test_nobody_reaches_what_is_not_listed(resources: list[Resource]) -> None:
+    policies = [r["spec"] for r in resources if r["kind"] == "NetworkPolicy"]
+    assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in policies
+    into_ray = one(resources, "NetworkPolicy", "ray")["spec"]["ingress"]
+    itself, airflow = into_ray
+    assert itself["from"] == [{"podSelector": {"matchLabels": {"ray.io/cluster": "ray"}}}]
+    assert airflow["ports"] == [{"port": 8443}]
+    backends = {
+        path["backend"]["service"]["name"]
+        for r in resources
+        if r["kind"] == "Ingress"
+        for rule in r["spec"]["rules"]
+        for path in rule["http"]["paths"]
+    }
+    assert backends == {"api-server", "mlflow"}
+    (ingress,) = [r for r in resources if r["kind"] == "Ingress"]
+    assert {rule["host"] for rule in ingress["spec"]["rules"]} == set(
+        ingress["spec"]["tls"][0]["hosts"]
+    )
+
+
+def test_ray_can_not_be_open(resources: list[Resource]) -> None:
+    spec = one(resources, "RayCluster", "ray")["spec"]
+    assert spec["authOptions"] == {"mode": "token", "secretName": "ray"}
+    assert spec["tlsOptions"] == {"enabled": True}
+    assert spec["headGroupSpec"]["rayStartParams"]["dashboard-host"] == "127.0.0.1"
+    keys = {entry["secretKey"] for entry in one(resources, "ExternalSecret", "ray")["spec"]["data"]}
+    assert "auth_token" in keys  # what KubeRay looks for
+    assert spec["rayVersion"] == version("ray")
+
+
+def test_it_is_the_local_platform_by_other_addresses(
+    resources: list[Resource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings_of = {name: config(resources, name) for name in ("clients", "airflow", "mlflow")}
+    for variable, value in (settings_of["clients"] | settings_of["airflow"]).items():
+        monkeypatch.setenv(variable, value)
+    settings = load_settings()
+    assert settings_of["mlflow"]["MLFLOW_BACKEND_STORE_URI"] == mlflow_database(settings)
+    for service, url, port in (
+        ("api-server", settings.airflow_url, settings.airflow_port),
+        ("mlflow", settings.mlflow_url, settings.mlflow_port),
+        ("ray-https", settings.ray_url, 8443),
+    ):
+        (found,) = one(resources, "Service", service)["spec"]["ports"]
+        assert url.endswith(f"//{service}:{port}")
+        assert found["port"] == port
+    head = one(resources, "RayCluster", "ray")["spec"]["headGroupSpec"]["rayStartParams"]
+    assert head["dashboard-port"] == str(settings.ray_port)
+    cluster = one(resources, "Cluster", "postgres")
+    assert cluster["spec"]["bootstrap"]["initdb"]["database"] == "airflow"
+    assert f"//penstock@{cluster['metadata']['name']}-rw:5432" in settings.database_url
+
+
+def test_secrets_come_from_the_store_by_the_names_that_are_made(
+    resources: list[Resource], tmp_path: Path
+) -> None:
+    subprocess.run([PROJECT / "infra" / "make-secrets.sh", tmp_path / "secrets"], check=True)
+    made = {path.name for path in (tmp_path / "secrets").iterdir()}
+    asked = {
+        entry["remoteRef"]["key"].removeprefix("penstock/")
+        for r in resources
+        if r["kind"] == "ExternalSecret"
+        for entry in r["spec"]["data"]
+    }
+    assert asked <= made
+    assert not [r for r in resources if r["kind"] == "Secret"]
+
+
+def test_the_gpu_pool_has_what_a_direct_path_needs(resources: list[Resource]) -> None:
+    pod = pods(resources)["ray-gpu"]["spec"]
+    (ray,) = pod["containers"]
+    limits, mounts = (
+        ray["resources"]["limits"],
+        {m["name"]: m["mountPath"] for m in ray["volumeMounts"]},
+    )
+    variables = {each["name"]: each["value"] for each in ray["env"]}
+    assert limits["nvidia.com/gpu"] == limits["rdma/hca"] == 8
+    assert variables["NVIDIA_GDS"] == variables["NVIDIA_MOFED"] == "enabled"
+    assert variables["CUFILE_ENV_PATH_JSON"] == f"{mounts['files']}/cufile.json"
+    assert variables["PENSTOCK_SHARD_CACHE"].startswith(mounts["nvme"])
+    assert "cufile.json" in config(resources, "ray-files")
+    assert mounts["shm"] == "/dev/shm"
+    namespace = one(resources, "Namespace", "penstock")["metadata"]["labels"]
+    assert namespace["pod-security.kubernetes.io/enforce"] == "privileged"  # for IPC_LOCK

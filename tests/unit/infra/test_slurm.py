@@ -1,0 +1,112 @@
+"""The sbatch script under a stub of Slurm: two nodes that are processes of this machine.
+
+`ray` is a stub as well: it notes how it was called, and asks the real guard whether it would start.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.core.settings import PROJECT
+
+SLURM = PROJECT / "infra" / "slurm"
+COMMAND = ["python", "-m", "ray_jobs.train", "--recipe", "a name"]
+STUBS = {
+    "scontrol": 'printf "%s\\n" $3 | tr , "\\n"',
+    "srun": """
+        for number in 0 1; do
+            SLURMD_NODENAME=node-$number RAY_TLS=$number bash -c '
+                for variable in RAY_TLS_SERVER_CERT RAY_TLS_SERVER_KEY RAY_TLS_CA_CERT; do
+                    export $variable="${!variable/penstock-42/penstock-42-$RAY_TLS}"
+                done
+                exec "$0"' "${@: -1}" &
+        done
+        trap 'kill $(jobs -p); wait' TERM
+        wait""",
+    "ray": """
+        printf '%s\\n' "$*" >>"$NOTES/ray"
+        case $1 in
+        start)
+            [ -z "$BROKEN" ] || exit 1
+            address=$(printf '%s\\n' "$@" | sed -n 's/--node-ip-address=//p')
+            python -c 'import sys; from pipelines.services.ray_start import check_node
+check_node("10.0.0.1", "127.0.0.1")' || exit 1
+            openssl verify -CAfile "$RAY_TLS_CA_CERT" "$RAY_TLS_SERVER_CERT" >>"$NOTES/verified"
+            cp "$RAY_AUTH_TOKEN_PATH" "$NOTES/token"
+            stat -c %a "$RAY_AUTH_TOKEN_PATH" "$RAY_CA" "$RAY_TLS_SERVER_KEY" >>"$NOTES/modes"
+            echo $$ >>"$NOTES/started"
+            exec sleep 60 ;;
+        job)
+            [ "$2" = submit ] && exit "$JOB_EXIT"
+            [ "$(cat "$NOTES/started" 2>/dev/null | wc -l)" = 2 ] ;;
+        esac""",
+}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    stubs = tmp_path / "project" / ".venv" / "bin"
+    stubs.mkdir(parents=True)
+    for name, text in STUBS.items():
+        (stubs / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (stubs / name).chmod(0o755)
+    (stubs / "python").symlink_to(sys.executable)
+    (tmp_path / "project" / "infra").symlink_to(PROJECT / "infra")
+    (tmp_path / "notes").mkdir()
+    return {
+        "PATH": f"{stubs}:{os.environ['PATH']}",
+        "PYTHONPATH": str(PROJECT),
+        "NOTES": str(tmp_path / "notes"),
+        "BROKEN": "",
+        "JOB_EXIT": "0",
+        "PENSTOCK_HOME": str(tmp_path / "home"),
+        "SLURM_SUBMIT_DIR": str(tmp_path / "project"),
+        "SLURM_JOB_ID": "42",
+        "SLURM_JOB_NODELIST": "node-0,node-1",
+        "SLURM_CPUS_ON_NODE": "64",
+        "SLURM_GPUS_ON_NODE": "8",
+    }
+
+
+def submit(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(SLURM / "penstock.sbatch"), *COMMAND]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_a_cluster_of_all_nodes_runs_the_command(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    ended = submit(environment)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    notes = tmp_path / "notes"
+    calls = (notes / "ray").read_text()
+    head, worker = sorted(line for line in calls.splitlines() if line.startswith("start"))[::-1]
+    if "--head" not in head:
+        head, worker = worker, head
+    for option in ("--head", "--port=6379", "--dashboard-host=127.0.0.1", "--num-gpus=8"):
+        assert option in head.split()
+    assert "--address=node-0:6379" in worker.split()
+    assert f"job submit --working-dir . -- {' '.join(COMMAND)}" in calls
+    assert (notes / "verified").read_text().count("OK") == 2
+    assert set((notes / "modes").read_text().split()) == {"600", "700"}
+    assert (notes / "token").read_text().strip() not in calls
+
+
+def test_nothing_of_it_is_left(environment: dict[str, str], tmp_path: Path) -> None:
+    submit(environment)
+    assert not (tmp_path / "home" / "slurm" / "42").exists()
+    assert not list(Path("/tmp").glob("penstock-42-*"))
+    for pid in (tmp_path / "notes" / "started").read_text().split():
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_the_exit_code_is_the_commands(environment: dict[str, str]) -> None:
+    assert submit(environment | {"JOB_EXIT": "3"}).returncode == 3
+
+
+def test_a_node_that_fails_ends_the_job_with_one_line(environment: dict[str, str]) -> None:
+    ended = submit(environment | {"BROKEN": "1"})
+    assert (ended.returncode, ended.stderr) == (1, "error: a Ray node did not start\n")

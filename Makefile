@@ -1,5 +1,5 @@
 # Every path here is relative, so that the project may lie anywhere, spaces included.
-.PHONY: help env bench-env demo down check test test-parity test-faults clean
+.PHONY: help env bench-env demo down check audit test test-parity test-faults clean
 
 help:
 	@echo "make env    the virtual environment .venv, from requirements.lock"
@@ -7,6 +7,7 @@ help:
 	@echo "make demo   the platform, one whole run of the pipeline, and what came out of it"
 	@echo "make down   stop the platform"
 	@echo "make check  lint, formatting, types, import contract"
+	@echo "make audit  known vulnerabilities of what requirements.lock names; needs the network"
 	@echo "make test   the tests"
 	@echo "make test-parity  that a model trained over many processes is the one trained by a single one"
 	@echo "make test-faults  kills, full disks and outages on a real platform; ROW=row_04 for one of them"
@@ -30,6 +31,11 @@ check: env
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+# Of the package index's own advisories; a package that it does not know is an error, too.
+audit: env
+	eval "$$(.venv/bin/python infra/pip_settings.py)" && .venv/bin/uv tool run pip-audit@2.10.1 \
+		--strict --disable-pip --no-deps --requirement requirements.lock
 
 SHARED = tests/distributed tests/e2e tests/integration tests/faults
 # Unit tests on two processes; the rest share one platform, and one cluster of processes each size.

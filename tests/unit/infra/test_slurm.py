@@ -17,10 +17,11 @@ COMMAND = ["python", "-m", "ray_jobs.train", "--recipe", "a name"]
 STUBS = {
     "scontrol": 'printf "%s\\n" $3 | tr , "\\n"',
     "srun": """
-        for number in 0 1; do
-            SLURMD_NODENAME=node-$number RAY_TLS=$number bash -c '
-                for variable in RAY_TLS_SERVER_CERT RAY_TLS_SERVER_KEY RAY_TLS_CA_CERT; do
-                    export $variable="${!variable/penstock-42/penstock-42-$RAY_TLS}"
+        for node in ${SLURM_JOB_NODELIST/,/ }; do
+            SLURMD_NODENAME=$node bash -c '
+                folder=penstock-$SLURM_JOB_ID # each node has a /tmp of its own, here they share one
+                [ "$SLURMD_NODENAME" = "$PENSTOCK_RAY_HEAD" ] || for variable in RAY_TLS_SERVER_CERT RAY_TLS_SERVER_KEY RAY_TLS_CA_CERT; do
+                    export $variable="${!variable/$folder/$folder-$SLURMD_NODENAME}"
                 done
                 exec "$0"' "${@: -1}" &
         done

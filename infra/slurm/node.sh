@@ -19,7 +19,7 @@ else
     until ray health-check --address "$head" >/dev/null 2>&1; do sleep 1; done
     options+=("--address=$head")
 fi
-# Not exec: the trap has to run.
+# Not exec: the traps have to run.
+trap 'kill $(jobs -p) || true; wait; exit 143' TERM
 ray start "${options[@]}" &
-trap 'kill $!; wait $!' TERM
 wait $!

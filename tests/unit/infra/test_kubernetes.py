@@ -101,6 +101,16 @@ def test_what_names_another_resource_finds_it(resources: list[Resource]) -> None
         assert any(selector.items() <= each.items() for each in labels), resource["metadata"]
 
 
+def test_no_mount_lies_in_one_that_is_read_only(resources: list[Resource]) -> None:
+    """It could not be made there; a service account's token comes below /run/secrets."""
+    for pod in pods(resources).values():
+        for container in pod["spec"]["containers"]:
+            mounts = {m["mountPath"]: m.get("readOnly", False) for m in container["volumeMounts"]}
+            places = [*mounts, "/run/secrets/kubernetes.io/serviceaccount", "/etc/ray/tls"]
+            for folder in (Path(path) for path, read_only in mounts.items() if read_only):
+                assert not any(folder in Path(place).parents for place in places), folder
+
+
 def test_every_pod_is_nobodys_and_has_only_what_it_needs(resources: list[Resource]) -> None:
     for name, pod in pods(resources).items():
         spec = pod["spec"]
@@ -171,6 +181,11 @@ def test_it_is_the_local_platform_by_other_addresses(
         monkeypatch.setenv(variable, value)
     settings = load_settings()
     assert settings_of["mlflow"]["MLFLOW_BACKEND_STORE_URI"] == mlflow_database(settings)
+    for name in ("scheduler", "mlflow", "ray-cpu"):
+        mounts = pods(resources)[name]["spec"]["containers"][0]["volumeMounts"]
+        assert str(settings.secrets) in [mount["mountPath"] for mount in mounts]
+    assert settings.secrets == settings.ray_token_path.parent == settings.signing_key.parent
+    assert str(settings.secrets) == settings_of["mlflow"]["PENSTOCK_SECRETS"]
     for service, url, port in (
         ("api-server", settings.airflow_url, settings.airflow_port),
         ("mlflow", settings.mlflow_url, settings.mlflow_port),

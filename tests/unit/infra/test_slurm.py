@@ -19,9 +19,11 @@ STUBS = {
     "srun": """
         for node in ${SLURM_JOB_NODELIST/,/ }; do
             SLURMD_NODENAME=$node bash -c '
-                folder=penstock-$SLURM_JOB_ID # each node has a /tmp of its own, here they share one
-                [ "$SLURMD_NODENAME" = "$PENSTOCK_RAY_HEAD" ] || for variable in RAY_TLS_SERVER_CERT RAY_TLS_SERVER_KEY RAY_TLS_CA_CERT; do
-                    export $variable="${!variable/$folder/$folder-$SLURMD_NODENAME}"
+                # Each node has a /tmp of its own; here they share one.
+                folder=penstock-$SLURM_JOB_ID own=$folder-$SLURMD_NODENAME
+                [ "$SLURMD_NODENAME" != "$PENSTOCK_RAY_HEAD" ] || own=$folder
+                for variable in RAY_TLS_SERVER_CERT RAY_TLS_SERVER_KEY RAY_TLS_CA_CERT; do
+                    export $variable="${!variable/$folder/$own}"
                 done
                 exec "$0"' "${@: -1}" &
         done

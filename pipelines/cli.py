@@ -7,7 +7,18 @@ import sys
 
 import typer
 
-from pipelines.commands import bench, data, export, gc, models, platform, recipes, run, serve
+from pipelines.commands import (
+    bench,
+    data,
+    doctor,
+    export,
+    gc,
+    models,
+    platform,
+    recipes,
+    run,
+    serve,
+)
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
 from pipelines.core.settings import bypass_proxy_on_loopback
 
@@ -28,6 +39,7 @@ app.add_typer(models.app, name="models", rich_help_panel="The pipeline")
 app.command(rich_help_panel="The pipeline")(serve.serve)
 for command in (platform.up, platform.down, platform.status, platform.env, platform.logs, gc.gc):
     app.command(rich_help_panel="The local platform")(command)
+app.command(rich_help_panel="The local platform")(doctor.doctor)
 app.command(rich_help_panel="The project")(bench.bench)
 
 

@@ -80,6 +80,12 @@ class JobsApi:
         _raise_for_status(response)
         return [Job.model_validate(job) for job in response.json()]
 
+    async def logs(self, submission_id: str) -> str:
+        """All that a job printed so far."""
+        response = await self._client.get(f"/api/jobs/{submission_id}/logs")
+        _raise_for_status(response)
+        return str(response.json()["logs"])
+
     async def submit(
         self,
         submission_id: str,

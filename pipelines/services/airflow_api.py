@@ -61,12 +61,18 @@ class AirflowApi:
         """
         deadline = time.monotonic() + _DAG_APPEARS_S
         while self._client.get(f"{_API}/dags/{dag_id}").status_code == httpx.codes.NOT_FOUND:
-            if errors := self._get(f"{_API}/importErrors").json()["import_errors"]:
-                reason = errors[0]["stack_trace"].strip().splitlines()[-1]
-                raise UserError(f"{errors[0]['filename']} can't be imported: {reason}")
+            for file, reason in self.import_errors().items():
+                raise UserError(f"{file} can't be imported: {reason}")
             if time.monotonic() > deadline:
                 raise UserError(f"Airflow knows no DAG {dag_id}; see `penstock logs dag-processor`")
             time.sleep(0.5)
+
+    def import_errors(self) -> dict[str, str]:
+        """The last line of the traceback of each DAG file that can't be imported."""
+        errors = self._get(f"{_API}/importErrors").json()["import_errors"]
+        return {
+            error["filename"]: error["stack_trace"].strip().splitlines()[-1] for error in errors
+        }
 
     def unpause(self, dag_id: str) -> bool:
         """Let a DAG's runs start, as those of a paused one stay queued; whether it was paused."""

@@ -1,0 +1,74 @@
+"""`penstock doctor`: what is wrong here, why it matters, and the mend."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from pipelines.commands.options import Json, Overrides, RecipeName
+from pipelines.core.settings import DEFAULT_RECIPE
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipelines.doctor.findings import Finding
+
+_MARKS = {
+    "ok": "[green]✔[/]",
+    "not here": "[dim]-[/]",
+    "warning": "[yellow]![/]",
+    "problem": "[red]✘[/]",
+}
+
+
+def doctor(
+    recipe: RecipeName = DEFAULT_RECIPE, overrides: Overrides = None, as_json: Json = False
+) -> None:
+    """Check driver, GPUs, network, disk and services; on a cluster, each node by a Ray job.
+
+    Exit code: 0 where all is well or not here, 1 with a warning, 2 with a problem.
+    """
+    import json
+    from dataclasses import asdict
+
+    from pipelines.core.recipe_files import load_recipe
+    from pipelines.doctor.examination import examine
+    from pipelines.doctor.findings import exit_code, worst
+
+    parts = examine(load_recipe(recipe, overrides or ()))
+    findings = [finding for part in parts.values() for finding in part]
+    if as_json:
+        told = {
+            "state": worst(findings),
+            "exit_code": exit_code(findings),
+            "parts": {name: [asdict(each) for each in part] for name, part in parts.items()},
+        }
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        for name, part in parts.items():
+            _show(console, name, part)
+        console.print(_sum(findings))
+    raise typer.Exit(exit_code(findings))
+
+
+def _show(console: "Console", name: str, findings: "Sequence[Finding]") -> None:
+    from rich.markup import escape
+
+    console.print(f"\n[bold]{escape(name)}[/]")
+    for each in findings:
+        console.print(f"{_MARKS[each.state]} {each.check}: {escape(each.saw)}", soft_wrap=True)
+        if each.state == "not here":
+            continue
+        console.print(f"  [dim]why: {escape(each.why)}[/]", soft_wrap=True)
+        if each.mend:
+            console.print(f"  [bold]mend:[/] {escape(each.mend)}", soft_wrap=True)
+
+
+def _sum(findings: "Sequence[Finding]") -> str:
+    from collections import Counter
+
+    counts = Counter(str(finding.state) for finding in findings)
+    return "\n" + ", ".join(f"{counts[state]} {state}" for state in _MARKS if counts[state])

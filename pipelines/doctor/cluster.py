@@ -1,0 +1,181 @@
+"""A cluster: every node's own checks as a Ray job, and what only shows between nodes.
+
+`ray_jobs/doctor.py` is the job; this module asks for it, and judges what it reports.
+"""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.settings import PROJECT, load_settings
+from pipelines.doctor.findings import Check, FaultError, Finding, Seen, ok, problem, warning
+from pipelines.doctor.planes import VARIABLE as PLANES
+
+REPORT = "penstock doctor: "  # begins the line of the job's log that holds its report
+RECIPE = "PENSTOCK_DOCTOR_RECIPE"  # the recipe, for the job
+_SHIPPED = ("pipelines", "ray_jobs")
+_LIMIT_S = 240.0  # a cluster that scales from nothing starts its nodes first
+_POLL_S = 1.0
+_MUCH_S, _TOO_MUCH_S = 0.1, 60.0
+_FACTS = ("ray", "python", "torch", "cuda", "driver", "penstock")
+
+
+class NodeReport(BaseModel):
+    """What a node told.
+
+    Attributes:
+        name: Its address, and its name where that differs.
+        offset: Of its clock against the job's driver's, in seconds.
+        uncertainty: Half of the shortest round trip, in seconds.
+        facts: Versions by name; null where there is none.
+        findings: Of its own checks.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    offset: float
+    uncertainty: float
+    facts: dict[str, str | None]
+    findings: list[Finding]
+
+
+def nodes_alive() -> int:
+    """How many nodes the settings' Ray cluster has; 0 where none answers."""
+    import httpx
+
+    settings = load_settings()
+    token = settings.ray_token_path
+    headers = {"Authorization": f"Bearer {token.read_text().strip()}"} if token.is_file() else {}
+    try:
+        response = httpx.get(
+            f"{settings.ray_url}/api/v0/nodes?limit=10000", headers=headers, timeout=5.0
+        ).raise_for_status()
+    except httpx.HTTPError:  # which the check of Ray itself tells
+        return 0
+    nodes = response.json()["data"]["result"]["result"]
+    return sum(node["state"] == "ALIVE" for node in nodes)
+
+
+def node_reports(recipe: Recipe) -> list[NodeReport]:
+    """Run the job, with this machine's code.
+
+    Raises:
+        FaultError: it fails, or does not end.
+    """
+    return asyncio.run(_run_job(recipe))
+
+
+async def _run_job(recipe: Recipe) -> list[NodeReport]:
+    from pipelines.orchestration.job_package import upload_code
+    from pipelines.orchestration.jobs_api import jobs_api
+
+    name = f"doctor-{uuid.uuid4().hex[:12]}"
+    async with jobs_api() as jobs:
+        code = await upload_code(jobs, PROJECT, _SHIPPED)
+        environment = {"working_dir": code, "env_vars": _variables(recipe)}
+        await jobs.submit(name, "python -m ray_jobs.doctor", environment, {})
+        try:
+            async with asyncio.timeout(_LIMIT_S):
+                while (job := await jobs.get(name)) and job.live:
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            await jobs.stop(name)
+            mend = f"`ray status` shows what it waits for; its log: `ray job logs {name}`"
+            raise FaultError(f"the job {name} did not end in {_LIMIT_S:.0f} s", mend) from None
+        log = await jobs.logs(name)
+    if job is None or job.status != "SUCCEEDED":
+        said = (job and job.message) or "it is gone"
+        raise FaultError(f"the job {name} failed: {said}", f"ray job logs {name}")
+    return parse_report(log)
+
+
+def parse_report(log: str) -> list[NodeReport]:
+    """Of the job's log: the last line that is one."""
+    lines = [line for line in log.splitlines() if line.startswith(REPORT)]
+    if not lines:
+        raise FaultError("the job's log holds no report", "ray job logs shows it whole")
+    return [NodeReport.model_validate(each) for each in json.loads(lines[-1][len(REPORT) :])]
+
+
+def _variables(recipe: Recipe) -> dict[str, str]:
+    import os
+
+    settings = load_settings()
+    passed = {name: value for name in (PLANES,) if (value := os.environ.get(name))}
+    return passed | {
+        RECIPE: json.dumps(recipe.to_dict()),
+        "PENSTOCK_HOME": str(settings.home),
+        # An actor that asks for no GPU must see them all the same.
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+    }
+
+
+def between_nodes(reports: Sequence[NodeReport]) -> list[Finding]:
+    """What no node can see alone."""
+    checks = (
+        Check(
+            "versions over nodes",
+            "tasks are pickled on one node and read on another",
+            lambda: judge_versions(reports),
+        ),
+        Check(
+            "clocks over nodes",
+            "leases, logs and S3 go by the time",
+            lambda: [judge_clocks(reports)],
+        ),
+    )
+    return [
+        Finding(check.name, seen.state, seen.saw, check.why, seen.mend)
+        for check in checks
+        for seen in check.look()
+    ]
+
+
+def judge_versions(reports: Sequence[NodeReport]) -> Iterator[Seen]:
+    """Every fact should be the same on all nodes; a driver may differ on a mixed cluster."""
+    unlike = False
+    for fact in _FACTS:
+        by_version: dict[str | None, list[str]] = {}
+        for report in reports:
+            by_version.setdefault(report.facts.get(fact), []).append(report.name)
+        if len(by_version) == 1:
+            continue
+        unlike = True
+        saw = f"{fact}: " + "; ".join(
+            f"{version or 'none'} on {_names(names)}" for version, names in by_version.items()
+        )
+        mend = "start all nodes from one image; `ray up` or the chart restarts those that differ"
+        yield warning(saw, mend) if fact == "driver" else problem(saw, mend)
+    if not unlike:
+        facts = reports[0].facts
+        said = ", ".join(f"{fact} {facts[fact]}" for fact in _FACTS if facts.get(fact))
+        yield ok(f"{len(reports)} nodes alike: {said}")
+
+
+def judge_clocks(reports: Sequence[NodeReport]) -> Seen:
+    """The widest gap, less what the round trips leave open."""
+    first = min(reports, key=lambda report: report.offset)
+    last = max(reports, key=lambda report: report.offset)
+    skew = last.offset - first.offset
+    sure = skew - first.uncertainty - last.uncertainty
+    if sure <= _MUCH_S:
+        return ok(f"{len(reports)} clocks within {max(0.0, skew):.3f} s")
+    saw = f"{last.name} is {skew:.3f} s ahead of {first.name}"
+    mend = "let both follow one time server (chrony)"
+    return problem(saw, mend) if sure > _TOO_MUCH_S else warning(saw, mend)
+
+
+def _names(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def as_json(reports: Sequence[NodeReport]) -> list[dict[str, Any]]:
+    """For the log of the job, and the command's own JSON."""
+    return [report.model_dump(mode="json") for report in reports]

@@ -1,0 +1,35 @@
+"""The whole examination: this machine, the services, and each node where there are several."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from pipelines.core.recipe import Recipe
+from pipelines.doctor import cluster
+from pipelines.doctor.checks import node_checks, service_checks
+from pipelines.doctor.findings import FaultError, Finding, State
+from pipelines.doctor.running import run_checks
+
+_WHY = "every node must be fit for what any of them may be given"
+
+
+def examine(recipe: Recipe) -> dict[str, list[Finding]]:
+    """What was found, by part; all parts are looked at at once.
+
+    A cluster of one node is looked at as this machine: a job takes longer than all else here.
+    """
+    with ThreadPoolExecutor() as pool:
+        machine = pool.submit(run_checks, node_checks(recipe))
+        services = pool.submit(run_checks, service_checks())
+        nodes = pool.submit(_nodes, recipe)
+        return {"this machine": machine.result(), "services": services.result(), **nodes.result()}
+
+
+def _nodes(recipe: Recipe) -> dict[str, list[Finding]]:
+    if cluster.nodes_alive() < 2:
+        return {}
+    try:
+        reports = cluster.node_reports(recipe)
+    except FaultError as error:
+        fault = Finding("cluster", State.PROBLEM, str(error), _WHY, error.mend)
+        return {"between nodes": [fault]}
+    parts = {f"node {report.name}": report.findings for report in reports}
+    return {"between nodes": cluster.between_nodes(reports), **parts}

@@ -1,0 +1,91 @@
+"""What checks say, and how all of it is told by one word and one exit code."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """From the least to the worst."""
+
+    NOT_HERE = "not here"
+    OK = "ok"
+    WARNING = "warning"  # it works, slower or less safely than it could
+    PROBLEM = "problem"  # a run fails of it, or may
+
+
+# A thing that a machine does not have is no fault of the machine.
+EXIT_CODES = {State.NOT_HERE: 0, State.OK: 0, State.WARNING: 1, State.PROBLEM: 2}
+
+
+class NotHereError(Exception):
+    """There is nothing to check, and why."""
+
+
+class FaultError(Exception):
+    """What should answer does not: its own words, and the mend."""
+
+    def __init__(self, saw: str, mend: str) -> None:
+        super().__init__(saw)
+        self.mend = mend
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a check saw, and where it is no good the mend."""
+
+    state: State
+    saw: str
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing to look at.
+
+    Attributes:
+        name: For a person.
+        why: Why it matters.
+        look: Reads and judges; raises NotHereError where there is nothing to look at.
+    """
+
+    name: str
+    why: str
+    look: Callable[[], Iterable[Seen]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check saw, as it is printed."""
+
+    check: str
+    state: State
+    saw: str
+    why: str
+    mend: str
+
+
+def ok(saw: str) -> Seen:
+    """All is well."""
+    return Seen(State.OK, saw)
+
+
+def warning(saw: str, mend: str) -> Seen:
+    """It works, but not as it should."""
+    return Seen(State.WARNING, saw, mend)
+
+
+def problem(saw: str, mend: str) -> Seen:
+    """It does not work, or a run would fail of it."""
+    return Seen(State.PROBLEM, saw, mend)
+
+
+def worst(findings: Iterable[Finding]) -> State:
+    """The state of the whole."""
+    order = list(State)
+    return max((finding.state for finding in findings), key=order.index, default=State.NOT_HERE)
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """0 where all is well or not here, 1 with a warning, 2 with a problem."""
+    return EXIT_CODES[worst(findings)]

@@ -1,0 +1,112 @@
+"""What one process may have of this machine: files, pinned and shared memory, memory and disk."""
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipelines.doctor.findings import Seen, ok, problem, warning
+from pipelines.doctor.network import DEVICES as RDMA_DEVICES
+from pipelines.doctor.pci import nvidia_devices
+
+# Ray itself warns below 4096, and names 8192 (ray/_private/worker.py).
+_LEAST_FILES, _ENOUGH_FILES = 4096, 8192
+_GIB = 1 << 30
+# What a container has where nobody asks for more: too little for one of NCCL's buffers.
+_CONTAINER_SHM = 64 << 20
+# Ray's object store is 30% of the memory, and lies there (ray/_private/ray_constants.py).
+_OBJECT_STORE = 0.3
+_IPC_LOCK = 14  # capabilities(7)
+_STATUS = Path("/proc/self/status")
+UNLIMITED = resource.RLIM_INFINITY
+
+
+def files() -> Iterator[Seen]:
+    """Open files."""
+    yield judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def judge_files(soft: int, hard: int) -> Seen:
+    """Ray raises the soft limit to the hard one, so that this one decides."""
+    saw = f"{_limit(soft)} open files, which Ray raises to {_limit(hard)}"
+    mend = f"ulimit -n {_ENOUGH_FILES}, or nofile in /etc/security/limits.conf or the unit's file"
+    most = hard if hard != UNLIMITED else _ENOUGH_FILES
+    if most < _LEAST_FILES:
+        return problem(saw, mend)
+    return warning(saw, mend) if most < _ENOUGH_FILES else ok(saw)
+
+
+def pinned_memory() -> Iterator[Seen]:
+    """Memory that may be locked."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    needed = [*nvidia_devices(), *(path.name for path in RDMA_DEVICES.glob("*"))]
+    yield judge_pinned(soft, may_lock(_STATUS.read_text()), needed)
+
+
+def judge_pinned(limit: int, ipc_lock: bool, devices: list[str]) -> Seen:
+    """RDMA and GPUDirect Storage register memory, which counts as locked; CUDA's own does not."""
+    right = "has IPC_LOCK" if ipc_lock else "has no IPC_LOCK"
+    saw = f"memlock is {_limit(limit, bytes_=True)}, the process {right}"
+    if ipc_lock or limit == UNLIMITED:
+        return ok(saw)
+    if not devices:
+        return ok(f"{saw}; no device here registers memory")
+    return problem(
+        saw, "ulimit -l unlimited; in a container the capability IPC_LOCK and memlock=-1"
+    )
+
+
+def may_lock_all() -> bool:
+    """Whether this process may lock memory without limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return soft == UNLIMITED or may_lock(_STATUS.read_text())
+
+
+def may_lock(status: str) -> bool:
+    """Whether /proc/self/status shows the capability IPC_LOCK in effect."""
+    lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return bool(int(lines.get("CapEff", "0"), 16) >> _IPC_LOCK & 1)
+
+
+def shared_memory(path: Path = Path("/dev/shm")) -> Iterator[Seen]:  # noqa: S108 (only looked at)
+    """The file system of shared memory."""
+    import psutil  # type: ignore[import-untyped]
+
+    memory = psutil.virtual_memory().total
+    yield judge_shared(os.statvfs(path).f_frsize * os.statvfs(path).f_blocks, memory)
+
+
+def judge_shared(size: int, memory: int) -> Seen:
+    """NCCL, Ray's object store and the loader's workers pass data through it."""
+    saw = f"shared memory is {size / _GIB:.3g} GiB, of {memory / _GIB:.3g} GiB of memory"
+    mend = "--shm-size in Docker, an emptyDir of medium Memory at /dev/shm in Kubernetes"
+    if size <= _CONTAINER_SHM:
+        return problem(saw, mend)
+    if size < _OBJECT_STORE * memory:
+        share = f"{_OBJECT_STORE:.0%} of the memory"
+        return warning(f"{saw}: under {share}, so that Ray's object store goes to the disk", mend)
+    return ok(saw)
+
+
+def memory() -> Iterator[Seen]:
+    """Memory and disk, by the rule of `penstock up`."""
+    import psutil
+
+    from pipelines.core.settings import load_settings
+    from pipelines.services.preflight import resource_warnings
+
+    home = load_settings().home
+    place = next(path for path in (home, *home.parents) if path.exists())
+    lines = resource_warnings(place)
+    for line in lines:
+        saw, _, mend = line.rpartition(": ")
+        yield warning(saw, mend)
+    if not lines:
+        free = psutil.virtual_memory().available / _GIB
+        yield ok(f"{free:.1f} GiB of memory and enough of the disk under {place} are free")
+
+
+def _limit(value: int, *, bytes_: bool = False) -> str:
+    if value == UNLIMITED:
+        return "unlimited"
+    return f"{value / (1 << 20):.3g} MiB" if bytes_ else f"{value:,}"

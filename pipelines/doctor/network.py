@@ -1,0 +1,108 @@
+"""InfiniBand and RoCE: `ibstat`."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
+from pipelines.doctor.tools import output_of
+
+DEVICES = Path("/sys/class/infiniband")
+_FOLDERS = ("/usr/sbin", "/sbin")
+
+
+@dataclass(frozen=True)
+class Port:
+    """Of a card.
+
+    Attributes:
+        rate: Gbit/s, as agreed with the other end.
+        layer: `InfiniBand`, or `Ethernet` for RoCE.
+    """
+
+    device: str
+    kind: str
+    state: str
+    physical: str
+    rate: float
+    layer: str
+
+    @property
+    def active(self) -> bool:
+        """Whether data can pass."""
+        return self.state == "Active" and self.physical == "LinkUp"
+
+
+def rdma() -> Iterator[Seen]:
+    """Every port of every RDMA device."""
+    devices = sorted(path.name for path in DEVICES.glob("*"))
+    if not devices:
+        raise NotHereError(f"no RDMA device: {DEVICES} is empty")
+    try:
+        text = output_of("ibstat", folders=_FOLDERS)
+    except NotHereError:
+        mend = "install infiniband-diags, so that their ports can be looked at"
+        yield warning(f"{', '.join(devices)}, and no ibstat", mend)
+        return
+    yield from judge(parse_ibstat(text))
+
+
+def parse_ibstat(text: str) -> list[Port]:
+    """All ports."""
+    ports, device, kind = [], "", ""
+    for block in re.split(r"^(?=CA '|\s+Port \d+:)", text, flags=re.MULTILINE):
+        values = dict(re.findall(r"^\s*([\w ]+): (.*)$", block, re.MULTILINE))
+        if name := re.match(r"CA '(.+)'", block):
+            device, kind = name[1], values.get("CA type", "")
+        elif "State" in values:
+            ports.append(
+                Port(
+                    device,
+                    kind,
+                    values["State"],
+                    values.get("Physical state", ""),
+                    float(values.get("Rate", "0").split()[0]),
+                    values.get("Link layer", ""),
+                )
+            )
+    return ports
+
+
+def judge(ports: Sequence[Port]) -> Iterator[Seen]:
+    """A port that nobody uses is disabled; any other that is not active is a fault."""
+    active = [port for port in ports if port.active]
+    for port in ports:
+        who = f"{port.device} ({port.layer or port.kind})"
+        if port.physical == "Polling":
+            yield problem(
+                f"{who} looks for the other end of its cable",
+                "reseat or replace cable and transceiver, see whether the switch's port is enabled",
+            )
+        elif port.state == "Initializing":
+            mend = "start a subnet manager: opensm on one node, or the switch's own"
+            yield problem(f"{who} has a link and no subnet manager", mend)
+        elif port.physical == "LinkUp" and not port.active:
+            mend = "see the switch's port and the subnet manager's log"
+            yield problem(f"{who} has a link, but is {port.state}", mend)
+    yield from _slower_than_others(active)
+    if active:
+        counts = Counter((port.layer, port.rate) for port in active)
+        names = (f"{count} x {layer} {rate:g} Gbit/s" for (layer, rate), count in counts.items())
+        disabled = sum(port.physical == "Disabled" for port in ports)
+        yield ok(", ".join(names) + f"; {disabled} ports are disabled" * bool(disabled))
+    else:
+        yield problem(f"none of {len(ports)} ports is active", "NCCL will use TCP; see ibstat")
+
+
+def _slower_than_others(active: Sequence[Port]) -> Iterator[Seen]:
+    best: dict[str, float] = {}
+    for port in active:
+        best[port.kind] = max(best.get(port.kind, 0.0), port.rate)
+    for port in active:
+        if port.kind and port.rate < best[port.kind]:
+            yield warning(
+                f"{port.device} runs at {port.rate:g} Gbit/s, its like at {best[port.kind]:g}",
+                "look at the cable's rating and the switch's port; one slow rail slows all-reduces",
+            )

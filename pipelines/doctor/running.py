@@ -1,0 +1,51 @@
+"""Checks run at once, as most of them wait; one that hangs is told, and holds nobody up."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+from pipelines.core.errors import UserError
+from pipelines.doctor.findings import Check, FaultError, Finding, NotHereError, Seen, State, problem
+
+LIMIT_S = 9.0
+
+
+def run_checks(checks: Sequence[Check], limit_s: float = LIMIT_S) -> list[Finding]:
+    """What all of them found, in their order, after `limit_s` seconds at most.
+
+    A thread that hangs, say in a network file system, is left behind: it ends with the process.
+    """
+    seen: dict[int, list[Seen]] = {}
+
+    def run(number: int) -> None:
+        seen[number] = _look(checks[number])
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(checks))]
+    deadline = time.monotonic() + limit_s
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    hung = problem(
+        f"no answer in {limit_s:.0f} s",
+        "run the doctor again; where it stays so, a tool, a file system or a server hangs",
+    )
+    return [
+        Finding(check.name, each.state, each.saw, check.why, each.mend)
+        for number, check in enumerate(checks)
+        for each in seen.get(number, [hung])
+    ]
+
+
+def _look(check: Check) -> list[Seen]:
+    try:
+        return list(check.look())
+    except NotHereError as reason:
+        return [Seen(State.NOT_HERE, str(reason))]
+    except FaultError as error:
+        return [problem(str(error), error.mend)]
+    except UserError as error:
+        return [problem(str(error), "mend it, and run the doctor again")]
+    except Exception as error:  # one check that fails must not take the others with it
+        saw = f"the check itself failed: {type(error).__name__}: {error}"
+        return [problem(saw, "this is a fault of the doctor or of what it asked; please report it")]

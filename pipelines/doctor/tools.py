@@ -1,0 +1,79 @@
+"""The tools and files of a machine, as its administrator would look at them."""
+
+import functools
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from pipelines.doctor.findings import FaultError, NotHereError
+
+_LIMIT_S = 8.0  # nvidia-smi loads the driver first where nothing keeps it loaded
+
+
+T = TypeVar("T")
+
+
+def once(work: Callable[[], T]) -> Callable[[], T]:
+    """What several checks ask for is done once a process; a failure, too, is told to all."""
+    outcome: Future[T] = Future()
+    lock = threading.Lock()
+
+    @functools.wraps(work)
+    def asked() -> T:
+        with lock:
+            if not outcome.done():
+                try:
+                    outcome.set_result(work())
+                except Exception as error:  # the one who asks gets it
+                    outcome.set_exception(error)
+        return outcome.result()
+
+    return asked
+
+
+def output_of(*command: str, folders: tuple[str, ...] = ()) -> str:
+    """What a tool prints, in English.
+
+    Args:
+        command: The tool and its arguments.
+        folders: Where it may lie beside PATH.
+
+    Raises:
+        NotHereError: it is not installed.
+        FaultError: it failed, or hangs.
+    """
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *folders])
+    tool = shutil.which(command[0], path=path)
+    if tool is None:
+        raise NotHereError(f"{command[0]} is not installed")
+    called = " ".join(command)
+    try:
+        done = subprocess.run(
+            [tool, *command[1:]],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            env={**os.environ, "LC_ALL": "C"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        mend = f"run `{called}` by hand; a driver or daemon that hangs often needs a restart"
+        raise FaultError(f"`{called}` gave no answer in {_LIMIT_S:.0f} s", mend) from None
+    if done.returncode:
+        words = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        raise FaultError(f"`{called}`: {words}", f"run `{called}` by hand until it succeeds")
+    return done.stdout
+
+
+def text_of(path: Path) -> str | None:
+    """A file of the kernel's, without the newline at its end; None where it is not readable."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:  # gone, forbidden, or a driver that gives no value
+        return None

@@ -1,0 +1,126 @@
+"""How GPUs reach each other and the network: `nvidia-smi topo -m` and `nvidia-smi nvlink -s`."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
+from pipelines.doctor.smi import smi
+from pipelines.doctor.tools import output_of
+
+_COLUMN_END = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
+_FAR = ("NODE", "SYS")  # past a host bridge, where GPUs and network cards are not direct peers
+_LINK = re.compile(r"\s*Link (\d+): (.+)")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The matrix.
+
+    Attributes:
+        links: By the two ends, as NVIDIA calls them: `NV12`, `PIX`, `PXB`, `PHB`, `NODE`, `SYS`.
+        gpus: `GPU0`, …
+        nics: By the name of the device, such as `mlx5_0`.
+    """
+
+    links: dict[tuple[str, str], str]
+    gpus: tuple[str, ...]
+    nics: tuple[str, ...]
+
+
+def topology() -> Iterator[Seen]:
+    """Between GPUs, and from each to its nearest network card."""
+    smi()  # which says it better where there is no driver
+    yield from judge(parse_topology(output_of("nvidia-smi", "topo", "-m")))
+
+
+def parse_topology(text: str) -> Topology:
+    """The matrix, with network cards by their own names where there is a legend of them."""
+    lines = text.splitlines()
+    first = next(number for number, line in enumerate(lines) if "GPU0" in line)
+    names = [name.strip() for name in lines[first].split("\t")][1:]
+    names = [name for name in names if name and name not in _COLUMN_END]
+    legend = dict(re.findall(r"^\s*(NIC\d+): (\S+)", text, re.MULTILINE))
+    links = {}
+    for line in lines[first + 1 :]:
+        name, *cells = (cell.strip() for cell in line.split("\t"))
+        if name not in names:
+            break
+        for other, link in zip(names, cells, strict=False):
+            links[legend.get(name, name), legend.get(other, other)] = link
+    gpus = tuple(name for name in names if re.fullmatch(r"GPU\d+", name))
+    nics = tuple(legend.get(name, name) for name in names if name not in gpus)
+    return Topology(links, gpus, nics)
+
+
+def judge(found: Topology) -> Iterator[Seen]:
+    """What is slow by the way it is built is no fault, but is told; a far network card is one."""
+    if len(found.gpus) > 1:
+        yield ok(_between_gpus(found))
+    far = [gpu for gpu in found.gpus if found.nics and not _near(found, gpu)]
+    if far:
+        yield warning(
+            f"no network card is near {', '.join(far)}: the nearest is past a host bridge",
+            "move cards to slots of the GPUs' own PCIe switches or CPU; NCCL else copies through "
+            "the host's memory",
+        )
+    elif found.nics:
+        yield ok(f"each GPU has a network card near it, of {', '.join(found.nics)}")
+    if len(found.gpus) < 2 and not found.nics:
+        yield ok("one GPU and no RDMA card: nothing to join")
+
+
+def _between_gpus(found: Topology) -> str:
+    pairs = [(one, two) for one in found.gpus for two in found.gpus if one < two]
+    kinds = {found.links[pair] for pair in pairs}
+    if all(kind.startswith("NV") for kind in kinds):
+        return f"{len(found.gpus)} GPUs, every two joined by {' or '.join(sorted(kinds))}"
+    direct = [pair for pair in pairs if found.links[pair].startswith("NV")]
+    rest = "/".join(sorted(kind for kind in kinds if not kind.startswith("NV")))
+    if direct:
+        return (
+            f"{len(direct)} of {len(pairs)} pairs of GPUs are joined by NVLink, the others by "
+            f"{rest}: keep tensor parallelism among the former"
+        )
+    return f"{len(found.gpus)} GPUs joined by PCIe ({rest}), not NVLink: avoid tensor parallelism"
+
+
+def _near(found: Topology, gpu: str) -> bool:
+    return any(found.links[gpu, nic] not in _FAR for nic in found.nics)
+
+
+def nvlink() -> Iterator[Seen]:
+    """Every link by itself."""
+    smi()
+    yield judge_nvlink(parse_nvlink(output_of("nvidia-smi", "nvlink", "-s")))
+
+
+def parse_nvlink(text: str) -> dict[str, list[str]]:
+    """By GPU, each link's rate, or `<inactive>`."""
+    links: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.startswith("GPU "):
+            links[line.partition(":")[0]] = []
+        elif found := _LINK.match(line):
+            links[next(reversed(links))].append(found[2].strip())
+    return links
+
+
+def judge_nvlink(links: dict[str, list[str]]) -> Seen:
+    """A GPU without any has no bridge, by design; one with some has lost the others."""
+    linked = {gpu: rates for gpu, rates in links.items() if set(rates) - {"<inactive>"}}
+    if not linked:
+        raise NotHereError("no NVLink between these GPUs")
+    lost = {gpu: rates.count("<inactive>") for gpu, rates in linked.items()}
+    if bad := [f"{count} of {len(linked[gpu])} on {gpu}" for gpu, count in lost.items() if count]:
+        return problem(
+            f"NVLinks are down: {', '.join(bad)}",
+            "nvidia-smi nvlink -e shows errors; reseat bridge or board, restart the fabric "
+            "manager, reset the GPUs; a link that stays down is a repair",
+        )
+    most = max(len(rates) for rates in linked.values())
+    if few := [gpu for gpu in linked if len(linked[gpu]) < most]:
+        mend = "nvidia-smi nvlink -s; links that are not even listed were not trained: reboot"
+        return problem(f"{', '.join(few)} has fewer NVLinks than others' {most}", mend)
+    rate = next(iter(linked.values()))[0]
+    return ok(f"{len(linked)} GPUs with {most} NVLinks each of {rate}")

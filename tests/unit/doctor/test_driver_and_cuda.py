@@ -1,0 +1,57 @@
+"""The driver against torch's CUDA, by NVIDIA's rules."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pipelines.doctor.driver_and_cuda import judge, torch_build
+from pipelines.doctor.smi import Smi, mend_of, parse_smi
+from tests.unit.doctor.recordings import recorded, told
+
+A100 = parse_smi(recorded("smi_a100_sxm4.xml"))  # driver 535.54.03, CUDA 12.2
+
+
+def machine(driver: str, cuda: str, **gpu: str) -> Smi:
+    return Smi(driver, cuda, tuple(replace(each, **gpu) for each in A100.gpus))
+
+
+@pytest.mark.parametrize(
+    ("found", "built_with", "state", "words"),
+    [
+        (A100, "12.1", "ok", "knows CUDA 12.2"),
+        (A100, "11.8", "ok", "knows CUDA 12.2"),  # every driver runs what is older
+        (A100, "12.8", "warning", "minor version compatibility"),
+        (A100, "13.0", "problem", "needs driver 580 or newer"),
+        (machine("450.51.05", "11.0"), "11.8", "problem", "needs driver 450.80.2"),
+        (machine("535.54.03", "13.0"), "13.0", "ok", "forward compatibility"),
+        (machine("535.54.03", "13.0", brand="GeForce"), "13.0", "problem", "CUDA error 804"),
+        (machine("580.65.06", "13.0"), "13.0", "ok", "knows CUDA 13.0"),
+        (machine("580.65.06", "13.0"), "13.2", "warning", "minor version compatibility"),
+        (machine("580.65.06", "13.0", architecture="Volta"), "13.0", "problem", "Volta"),
+        (machine("580.65.06", "13.0", architecture="Volta"), "12.8", "ok", "torch"),
+        (machine("700.1", "15.0"), "14.1", "warning", "does not know"),
+        (A100, None, "problem", "has no CUDA"),
+    ],
+)
+def test_the_rules(found, built_with, state, words):
+    ((told_state, saw),) = told(judge(found, built_with, "2.13.0"))
+    assert (told_state, words in saw) == (state, True), saw
+
+
+@pytest.mark.parametrize(("brand", "package"), [("NVIDIA", True), ("GeForce", False)])
+def test_forward_compatibility_is_offered_only_where_it_works(brand, package):
+    seen = judge(machine("535.54.03", "12.2", brand=brand), "13.0", "2.13.0+cu130")
+    assert ("cuda-compat-13-0" in seen.mend) == package
+    assert "torch of CUDA 12.2 or older" in seen.mend
+
+
+def test_torchs_build_is_what_torch_says():
+    assert torch_build() == (torch.version.cuda, torch.__version__)
+
+
+def test_a_driver_that_was_updated_under_its_module_is_known():
+    words = recorded("smi_driver_mismatch.txt")
+    assert "reboot" in mend_of(words, "")
+    assert "reboot" in mend_of(recorded("container_cli_mismatch.txt"), "")
+    assert mend_of("something else", "by hand") == "by hand"

@@ -29,18 +29,21 @@ def doctor(
     Exit code: 0 where all is well or not here, 1 with a warning, 2 with a problem.
     """
     import json
+    import time
     from dataclasses import asdict
 
     from pipelines.core.recipe_files import load_recipe
     from pipelines.doctor.examination import examine
     from pipelines.doctor.findings import exit_code, worst
 
+    began = time.monotonic()
     parts = examine(load_recipe(recipe, overrides or ()))
     findings = [finding for part in parts.values() for finding in part]
     if as_json:
         told = {
             "state": worst(findings),
             "exit_code": exit_code(findings),
+            "seconds": round(time.monotonic() - began, 2),
             "parts": {name: [asdict(each) for each in part] for name, part in parts.items()},
         }
         typer.echo(json.dumps(told, indent=2))

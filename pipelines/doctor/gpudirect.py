@@ -44,9 +44,14 @@ def rdma() -> Iterator[Seen]:
     smi()
     if not any(RDMA_DEVICES.glob("*")):
         raise NotHereError("no RDMA device")
-    modules = parse_modules(Path("/proc/modules").read_text())
+    modules = parse_modules(_modules())
     driver = text_of(Path("/proc/driver/nvidia/version")) or ""
     yield judge_rdma(modules, driver, platform.release())
+
+
+def _modules() -> str:
+    """Nothing, of a kernel that was built without loadable ones."""
+    return text_of(Path("/proc/modules")) or ""
 
 
 def parse_modules(text: str) -> set[str]:
@@ -101,7 +106,7 @@ def storage() -> Iterator[Seen]:
         modes = None
     yield from judge_storage(
         Storage(
-            module="nvidia_fs" in parse_modules(Path("/proc/modules").read_text()),
+            module="nvidia_fs" in parse_modules(_modules()),
             devices=sorted(path.name for path in Path("/dev").glob("nvidia-fs*")),
             config=config if Path(config).is_file() else None,
             may_lock=may_lock_all(),

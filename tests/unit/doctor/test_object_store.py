@@ -1,0 +1,50 @@
+"""The DVC remote: a folder, and a bucket of a real S3 API."""
+
+import time
+
+import pytest
+
+from pipelines.doctor.findings import FaultError
+from pipelines.doctor.object_store import datasets_remote, judge_clock, s3_remote
+from tests.s3_server import s3_bucket
+from tests.unit.doctor.recordings import told
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    with s3_bucket("doctor") as made:
+        yield made
+
+
+@pytest.mark.parametrize("remote", ["s3://doctor", "s3://doctor/some/prefix/"])
+def test_a_bucket_is_written_read_and_left_clean(bucket, remote):
+    (state, saw), (clock_state, _) = told(s3_remote(remote))
+    assert state == clock_state == "ok"
+    assert saw.startswith(f"{remote}: put, get, multipart upload and delete in")
+    assert not list(bucket.objects.all())
+    assert not list(bucket.multipart_uploads.all())
+
+
+def test_a_bucket_that_is_not_there_is_told(bucket):
+    with pytest.raises(FaultError, match="NoSuchBucket") as error:
+        list(s3_remote("s3://no-such-bucket"))
+    assert "AWS_ENDPOINT_URL" in error.value.mend
+
+
+def test_a_server_that_is_away_is_told(bucket, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(FaultError, match="Could not connect"):
+        list(s3_remote("s3://doctor"))
+
+
+@pytest.mark.parametrize(("skew", "state"), [(2, "ok"), (-120, "warning"), (1000, "problem")])
+def test_the_clocks_of_both(skew, state):
+    now = time.time()
+    assert told(judge_clock(now + skew, now))[0][0] == state
+
+
+def test_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_DATASETS_REMOTE", str(tmp_path / "store"))
+    assert "is made with the first" in told(datasets_remote())[0][1]
+    (tmp_path / "store").mkdir()
+    assert told(datasets_remote()) == [("ok", f"{tmp_path}/store can be read and written")]

@@ -5,15 +5,17 @@
 
 import asyncio
 import json
+import os
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.doctor.findings import Check, FaultError, Finding, Seen, ok, problem, warning
+from pipelines.doctor.all_reduce import Reduced
+from pipelines.doctor.findings import FaultError, Finding, Seen, ok, problem, warning
+from pipelines.doctor.planes import CLASSES
 from pipelines.doctor.planes import VARIABLE as PLANES
 
 REPORT = "penstock doctor: "  # begins the line of the job's log that holds its report
@@ -21,7 +23,13 @@ RECIPE = "PENSTOCK_DOCTOR_RECIPE"  # the recipe, for the job
 _SHIPPED = ("pipelines", "ray_jobs")
 _LIMIT_S = 240.0  # a cluster that scales from nothing starts its nodes first
 _POLL_S = 1.0
+_NODE_S = "60"  # of each node's own checks: nobody waits for them alone
 _MUCH_S, _TOO_MUCH_S = 0.1, 60.0
+_GIB = 1 << 30
+_BY_TCP = ("inference", "users")
+_NETWORK = (
+    "see each node's InfiniBand, GPUDirect RDMA and planes; NCCL_DEBUG=INFO names the way it takes"
+)
 _FACTS = ("ray", "python", "torch", "cuda", "driver", "penstock")
 
 
@@ -45,6 +53,39 @@ class NodeReport(BaseModel):
     findings: list[Finding]
 
 
+class Together(BaseModel):
+    """An all-reduce over nodes; `outcome` is None where it failed, and `fault` says how."""
+
+    model_config = ConfigDict(frozen=True)
+
+    nodes: int
+    processes: int
+    on_gpu: bool
+    outcome: Reduced | None = None
+    fault: str = ""
+
+
+class Carried(BaseModel):
+    """What TCP carried on a plane from each node to the next at once: bytes/s of the slowest."""
+
+    model_config = ConfigDict(frozen=True)
+
+    plane: str
+    rate: float | None = None
+    slowest: str = ""  # from whom to whom
+    fault: str = ""
+
+
+class ClusterReport(BaseModel):
+    """All that the job tells."""
+
+    model_config = ConfigDict(frozen=True)
+
+    nodes: list[NodeReport]
+    together: Together | None = None
+    planes: list[Carried] = []
+
+
 def nodes_alive() -> int:
     """How many nodes the settings' Ray cluster has; 0 where none answers."""
     import httpx
@@ -62,7 +103,7 @@ def nodes_alive() -> int:
     return sum(node["state"] == "ALIVE" for node in nodes)
 
 
-def node_reports(recipe: Recipe) -> list[NodeReport]:
+def report_of(recipe: Recipe) -> ClusterReport:
     """Run the job, with this machine's code.
 
     Raises:
@@ -71,7 +112,7 @@ def node_reports(recipe: Recipe) -> list[NodeReport]:
     return asyncio.run(_run_job(recipe))
 
 
-async def _run_job(recipe: Recipe) -> list[NodeReport]:
+async def _run_job(recipe: Recipe) -> ClusterReport:
     from pipelines.orchestration.job_package import upload_code
     from pipelines.orchestration.jobs_api import jobs_api
 
@@ -95,45 +136,51 @@ async def _run_job(recipe: Recipe) -> list[NodeReport]:
     return parse_report(log)
 
 
-def parse_report(log: str) -> list[NodeReport]:
+def parse_report(log: str) -> ClusterReport:
     """Of the job's log: the last line that is one."""
     lines = [line for line in log.splitlines() if line.startswith(REPORT)]
     if not lines:
         raise FaultError("the job's log holds no report", "ray job logs shows it whole")
-    return [NodeReport.model_validate(each) for each in json.loads(lines[-1][len(REPORT) :])]
+    return ClusterReport.model_validate_json(lines[-1][len(REPORT) :])
 
 
 def _variables(recipe: Recipe) -> dict[str, str]:
-    import os
-
     settings = load_settings()
     passed = {name: value for name in (PLANES,) if (value := os.environ.get(name))}
     return passed | {
         RECIPE: json.dumps(recipe.to_dict()),
         "PENSTOCK_HOME": str(settings.home),
+        "PENSTOCK_DOCTOR_SECONDS": _NODE_S,
         # An actor that asks for no GPU must see them all the same.
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     }
 
 
-def between_nodes(reports: Sequence[NodeReport]) -> list[Finding]:
+def between_nodes(report: ClusterReport) -> list[Finding]:
     """What no node can see alone."""
-    checks = (
-        Check(
+    nodes, together = report.nodes, report.together
+    told = (
+        (
             "versions over nodes",
             "tasks are pickled on one node and read on another",
-            lambda: judge_versions(reports),
+            judge_versions(nodes),
         ),
-        Check(
-            "clocks over nodes",
-            "leases, logs and S3 go by the time",
-            lambda: [judge_clocks(reports)],
+        ("clocks over nodes", "leases, logs and S3 go by the time", [judge_clocks(nodes)]),
+        (
+            "all-reduce over nodes",
+            "gradients cross the network each step",
+            [judge_together(together)] if together else (),
+        ),
+        (
+            "planes between nodes",
+            "a link may agree on a rate that its switch does not carry",
+            map(judge_carried, report.planes),
         ),
     )
     return [
-        Finding(check.name, seen.state, seen.saw, check.why, seen.mend)
-        for check in checks
-        for seen in check.look()
+        Finding(name, seen.state, seen.saw, why, seen.mend)
+        for name, why, all_seen in told
+        for seen in all_seen
     ]
 
 
@@ -171,11 +218,39 @@ def judge_clocks(reports: Sequence[NodeReport]) -> Seen:
     return problem(saw, mend) if sure > _TOO_MUCH_S else warning(saw, mend)
 
 
+def judge_together(found: Together) -> Seen:
+    """Its bus bandwidth is what the network carries of a node, so that the GPU plane's class holds.
+
+    Without GPUs it shows that processes reach each other, and its rate is the processors'.
+    """
+    who = "GPUs" if found.on_gpu else "processes (gloo)"
+    saw = f"an all-reduce over {found.processes} {who} of {found.nodes} nodes"
+    if found.outcome is None:
+        return problem(f"{saw}: {found.fault}", _NETWORK)
+    if not found.outcome.right:
+        return problem(f"{saw} gave a wrong sum", "bisect by node: one computes or sends wrongly")
+    rate, (least, most) = found.outcome.bandwidth, CLASSES["gpu"]
+    saw = f"{saw}: bus bandwidth {rate / _GIB:.3g} GiB/s"
+    if not found.on_gpu:
+        return ok(saw)
+    saw = f"{saw}, the GPU plane's class is {least:g}-{most:g}"
+    return ok(saw) if rate >= least * _GIB else warning(saw, _NETWORK)
+
+
+def judge_carried(found: Carried) -> Seen:
+    """One process's TCP fills neither the storage plane nor the GPUs': they are only told."""
+    if found.rate is None:
+        mend = "look at addresses, routes and firewalls of that plane"
+        return problem(f"{found.plane}: {found.fault}", mend)
+    least, most = CLASSES[found.plane]
+    saw = f"{found.plane}: TCP carried {found.rate / _GIB:.3g} GiB/s from {found.slowest}"
+    if found.plane not in _BY_TCP:
+        return ok(f"{saw}; its class of {least:g}-{most:g} is RDMA's")
+    saw = f"{saw}, its class is {least:g}-{most:g}"
+    mend = "ethtool and iperf3 between the two; look at the switch's port, and at what else uses it"
+    return ok(saw) if found.rate >= least * _GIB else warning(saw, mend)
+
+
 def _names(names: Sequence[str], most: int = 3) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def as_json(reports: Sequence[NodeReport]) -> list[dict[str, Any]]:
-    """For the log of the job, and the command's own JSON."""
-    return [report.model_dump(mode="json") for report in reports]

@@ -22,15 +22,15 @@ def collective() -> Iterator[Seen]:
 
 def judge(found: Facts, environ: Mapping[str, str]) -> Iterator[Seen]:
     """What it summed, and how fast."""
-    with_what = f"NCCL {found.nccl}" if found.nccl else found.backend
+    with_what = f"NCCL {found.nccl}" if found.nccl else "gloo"
     saw = f"{with_what}: an all-reduce over {found.processes} processes"
-    if not found.right:
+    if not found.reduced.right:
         mend = "run it again with NCCL_DEBUG=INFO, then GPU by GPU: one computes or sends wrongly"
         yield problem(f"{saw} gave a wrong sum", mend)
     elif found.processes == 1:
         yield ok(f"{with_what}; one GPU has nobody to send to")
     else:
-        yield ok(f"{saw}, bus bandwidth {size(found.bandwidth)}/s")
+        yield ok(f"{saw}, bus bandwidth {size(found.reduced.bandwidth)}/s")
     if found.pinned:
         mend = "raise memlock and the container's memory limit; other processes may hold much"
         yield problem(f"memory can't be pinned: {found.pinned}", mend)

@@ -6,29 +6,30 @@ from collections.abc import Sequence
 
 from pipelines.core.errors import UserError
 from pipelines.doctor.findings import Check, FaultError, Finding, NotHereError, Seen, State, problem
+from pipelines.doctor.tools import limit_s
 
-LIMIT_S = 9.0
 
-
-def run_checks(checks: Sequence[Check], limit_s: float = LIMIT_S) -> list[Finding]:
-    """What all of them found, in their order, after `limit_s` seconds at most.
+def run_checks(checks: Sequence[Check]) -> list[Finding]:
+    """What all of them found, in their order, after `limit_s()` seconds at most.
 
     A thread that hangs, say in a network file system, is left behind: it ends with the process.
     """
+    limit = limit_s()
     seen: dict[int, list[Seen]] = {}
 
     def run(number: int) -> None:
         seen[number] = _look(checks[number])
 
     threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(checks))]
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + limit
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     hung = problem(
-        f"no answer in {limit_s:.0f} s",
-        "run the doctor again; where it stays so, a tool, a file system or a server hangs",
+        f"no answer in {limit:g} s",
+        "run the doctor again, on a slow machine with PENSTOCK_DOCTOR_SECONDS=60; where it stays "
+        "so, a tool, a file system or a server hangs",
     )
     return [
         Finding(check.name, each.state, each.saw, check.why, each.mend)

@@ -10,12 +10,30 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+from pipelines.core.errors import UserError
 from pipelines.doctor.findings import FaultError, NotHereError
 
-_LIMIT_S = 8.0  # nvidia-smi loads the driver first where nothing keeps it loaded
+_SECONDS = "PENSTOCK_DOCTOR_SECONDS"
+_DEFAULT_S = 9.0  # nvidia-smi loads the driver first where nothing keeps it loaded
 
 
 T = TypeVar("T")
+
+
+def limit_s() -> float:
+    """Seconds that the checks of a machine may take together.
+
+    Raises:
+        UserError: PENSTOCK_DOCTOR_SECONDS is no number of them.
+    """
+    text = os.environ.get(_SECONDS) or str(_DEFAULT_S)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UserError(f"{_SECONDS}={text!r}: not a number of seconds above 0")
+    return seconds
 
 
 def once(work: Callable[[], T]) -> Callable[[], T]:
@@ -51,20 +69,20 @@ def output_of(*command: str, folders: tuple[str, ...] = ()) -> str:
     tool = shutil.which(command[0], path=path)
     if tool is None:
         raise NotHereError(f"{command[0]} is not installed")
-    called = " ".join(command)
+    called, limit = " ".join(command), 0.9 * limit_s()  # so that the check can still tell it
     try:
         done = subprocess.run(
             [tool, *command[1:]],
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_LIMIT_S,
+            timeout=limit,
             env={**os.environ, "LC_ALL": "C"},
             check=False,
         )
     except subprocess.TimeoutExpired:
         mend = f"run `{called}` by hand; a driver or daemon that hangs often needs a restart"
-        raise FaultError(f"`{called}` gave no answer in {_LIMIT_S:.0f} s", mend) from None
+        raise FaultError(f"`{called}` gave no answer in {limit:.1f} s", mend) from None
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
         raise FaultError(f"`{called}`: {words}", f"run `{called}` by hand until it succeeds")

@@ -1,22 +1,30 @@
 """Several nodes: the report of the job, and what only shows between them."""
 
-import json
-
 import pytest
 
+from pipelines.core.recipe_files import load_recipe
+from pipelines.doctor.all_reduce import Group, Reduced
 from pipelines.doctor.cluster import (
     REPORT,
+    Carried,
+    ClusterReport,
     NodeReport,
-    as_json,
+    Together,
     between_nodes,
+    judge_carried,
     judge_clocks,
+    judge_together,
     judge_versions,
     parse_report,
 )
 from pipelines.doctor.findings import FaultError, Finding, State
+from pipelines.doctor.node import Node
+from pipelines.services.preflight import free_port
 from tests.unit.doctor.recordings import told
 
+GIB = 1 << 30
 FACTS = {"ray": "2.60.0", "python": "3.11.9", "torch": "2.13.0", "cuda": "13.0", "driver": None}
+SIXTEEN = Together(nodes=2, processes=16, on_gpu=True)
 
 
 def node(name: str, offset: float = 0.0, **facts: str) -> NodeReport:
@@ -26,10 +34,19 @@ def node(name: str, offset: float = 0.0, **facts: str) -> NodeReport:
     )
 
 
+def reduced(gib: float, *, right: bool = True, **values: object) -> Together:
+    outcome = Reduced(right=right, bandwidth=gib * GIB)
+    return SIXTEEN.model_copy(update={"outcome": outcome, **values})
+
+
 def test_a_report_comes_through_the_jobs_log():
-    reports = [node("10.0.0.1"), node("10.0.0.2", offset=0.5)]
-    log = f"INFO worker.py: connected\n{REPORT}{json.dumps(as_json(reports))}\nbye\n"
-    assert parse_report(log) == reports
+    report = ClusterReport(
+        nodes=[node("10.0.0.1"), node("10.0.0.2", offset=0.5)],
+        together=reduced(30),
+        planes=[Carried(plane="users", rate=1e8, slowest="a to b")],
+    )
+    log = f"INFO worker.py: connected\n{REPORT}{report.model_dump_json()}\nbye\n"
+    assert parse_report(log) == report
 
 
 def test_a_log_without_report_is_told():
@@ -39,10 +56,8 @@ def test_a_log_without_report_is_told():
 
 def test_nodes_that_are_alike_are_one_line():
     ((state, saw),) = told(judge_versions([node("a"), node("b")]))
-    assert (state, saw) == (
-        "ok",
-        "2 nodes alike: ray 2.60.0, python 3.11.9, torch 2.13.0, cuda 13.0",
-    )
+    assert state == "ok"
+    assert saw == "2 nodes alike: ray 2.60.0, python 3.11.9, torch 2.13.0, cuda 13.0"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +79,72 @@ def test_clocks_apart(skew, state):
     assert state == "ok" or saw == f"b is {skew:.3f} s ahead of a"
 
 
-def test_both_are_told_with_their_reasons():
-    found = between_nodes([node("a"), node("b")])
-    assert [each.check for each in found] == ["versions over nodes", "clocks over nodes"]
+@pytest.mark.parametrize(
+    ("found", "state", "saw"),
+    [
+        (reduced(46), "ok", "over 16 GPUs of 2 nodes: bus bandwidth 46 GiB/s"),
+        (reduced(3), "warning", "the GPU plane's class is 20-40"),
+        (reduced(46, right=False), "problem", "gave a wrong sum"),
+        (reduced(0.1, on_gpu=False), "ok", "over 16 processes (gloo) of 2 nodes"),
+        (
+            SIXTEEN.model_copy(update={"fault": "an all-reduce did not end in 60 s"}),
+            "problem",
+            "did not end in 60 s",
+        ),
+    ],
+)
+def test_an_all_reduce_over_nodes(found, state, saw):
+    ((told_state, words),) = told(judge_together(found))
+    assert told_state == state
+    assert saw in words
+
+
+@pytest.mark.parametrize(
+    ("plane", "gib", "state"),
+    [
+        ("inference", 2, "ok"),
+        ("inference", 0.5, "warning"),
+        ("users", 0.11, "ok"),
+        ("storage", 3, "ok"),  # one process's TCP says nothing of RDMA
+        ("users", None, "problem"),
+    ],
+)
+def test_what_a_plane_carried(plane, gib, state):
+    rate = None if gib is None else gib * GIB
+    found = Carried(plane=plane, rate=rate, slowest="a to b", fault="" if rate else "refused")
+    assert told(judge_carried(found))[0][0] == state
+
+
+def test_all_is_told_with_its_reason():
+    report = ClusterReport(
+        nodes=[node("a"), node("b")],
+        together=reduced(30),
+        planes=[Carried(plane="users", rate=GIB, slowest="a to b")],
+    )
+    found = between_nodes(report)
+    assert [each.check for each in found] == [
+        "versions over nodes",
+        "clocks over nodes",
+        "all-reduce over nodes",
+        "planes between nodes",
+    ]
     assert all(each.why for each in found)
+
+
+def test_what_the_job_asks_of_a_node_it_can_do():
+    """As the actor does it, without Ray around it."""
+    ours = Node()
+    facts, findings = ours.examine(load_recipe("debug"))
+    assert facts["torch"]
+    assert {finding.check for finding in findings} >= {"open files", "all-reduce", "disk speed"}
+    assert ours.devices() >= 0
+    address = ours.listen("lo")
+    assert address is not None
+    assert isinstance(ours.send(address), float)
+    ours.hush()
+    assert isinstance(ours.send(address), str)
+    assert ours.listen("no-such-interface") is None
+    alone = Group(address=f"tcp://127.0.0.1:{free_port()}", world=1, first=0, here=1, on_gpu=False)
+    outcome = ours.reduce(alone)
+    assert isinstance(outcome, Reduced), outcome
+    assert outcome.right

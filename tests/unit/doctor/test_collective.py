@@ -1,18 +1,46 @@
 """A real all-reduce here, and what is told of any."""
 
-import json
 import subprocess
 import sys
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from pipelines.core.settings import PROJECT
+from pipelines.doctor.all_reduce import Group, Reduced, reduced
 from pipelines.doctor.collective import judge
+from pipelines.doctor.findings import FaultError
 from pipelines.doctor.torch_probe import Facts
+from pipelines.services.preflight import free_port
 from tests.unit.doctor.recordings import told
 
-EIGHT = Facts(8, "2.27.5", "nccl", 8, True, 480e9, None, None)
+EIGHT = Facts(
+    devices=8,
+    nccl="2.27.5",
+    processes=8,
+    reduced=Reduced(right=True, bandwidth=480e9),
+    pinned=None,
+    gds=None,
+)
+
+
+def changed(**values: object) -> Facts:
+    return EIGHT.model_copy(update=values)
+
+
+def test_processes_of_two_machines_meet_by_an_address():
+    """Two that know of each other by the address alone, as on two nodes."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    groups = [Group(address=address, world=2, first=n, here=1, on_gpu=False) for n in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda group: reduced(group, 100), groups))
+    assert all(each.right and each.bandwidth > 0 for each in results)
+
+
+def test_one_that_waits_for_nobody_is_ended():
+    alone = Group(address=f"tcp://127.0.0.1:{free_port()}", world=2, first=0, here=1, on_gpu=False)
+    with pytest.raises(FaultError, match="did not end in"):
+        reduced(alone, 0.5)
 
 
 def test_two_processes_sum_for_real(tmp_path):
@@ -27,10 +55,10 @@ def test_two_processes_sum_for_real(tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    facts = Facts(**json.loads(done.stdout))
-    assert (facts.devices, facts.backend, facts.processes) == (0, "gloo", 2)
-    assert facts.right
-    assert facts.bandwidth > 0
+    facts = Facts.model_validate_json(done.stdout)
+    assert (facts.devices, facts.nccl, facts.processes) == (0, None, 2)
+    assert facts.reduced.right
+    assert facts.reduced.bandwidth > 0
     assert facts.gds == "there is no CUDA device"
 
 
@@ -42,14 +70,14 @@ def test_two_processes_sum_for_real(tmp_path):
             {},
             [("ok", "NCCL 2.27.5: an all-reduce over 8 processes, bus bandwidth 480 GB/s")],
         ),
-        (replace(EIGHT, processes=1), {}, [("ok", "NCCL 2.27.5; one GPU has nobody to send to")]),
+        (changed(processes=1), {}, [("ok", "NCCL 2.27.5; one GPU has nobody to send to")]),
         (
-            replace(EIGHT, right=False),
+            changed(reduced=Reduced(right=False, bandwidth=1.0)),
             {},
             [("problem", "NCCL 2.27.5: an all-reduce over 8 processes gave a wrong sum")],
         ),
         (
-            replace(EIGHT, processes=1, pinned="CUDA error: out of memory"),
+            changed(processes=1, pinned="CUDA error: out of memory"),
             {},
             [
                 ("ok", "NCCL 2.27.5; one GPU has nobody to send to"),
@@ -57,7 +85,7 @@ def test_two_processes_sum_for_real(tmp_path):
             ],
         ),
         (
-            replace(EIGHT, processes=1),
+            changed(processes=1),
             {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "0"},
             [
                 ("ok", "NCCL 2.27.5; one GPU has nobody to send to"),

@@ -6,7 +6,6 @@ import time
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.doctor import tools
 from pipelines.doctor.findings import (
     Check,
     FaultError,
@@ -19,7 +18,7 @@ from pipelines.doctor.findings import (
     worst,
 )
 from pipelines.doctor.running import run_checks
-from pipelines.doctor.tools import once, output_of
+from pipelines.doctor.tools import limit_s, once, output_of
 
 
 def check(look) -> Check:
@@ -58,14 +57,22 @@ def test_a_check_that_fails_is_a_problem_and_the_next_one_runs(error, saw, mend)
     assert mend in bad.mend
 
 
-def test_a_check_that_hangs_is_told_and_holds_nobody_up():
+def test_a_check_that_hangs_is_told_and_holds_nobody_up(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_DOCTOR_SECONDS", "0.3")
     free = threading.Event()
     began = time.monotonic()
-    hung, good = run_checks([check(lambda: [ok(str(free.wait()))]), check(lambda: [ok("x")])], 0.3)
+    hung, good = run_checks([check(lambda: [ok(str(free.wait()))]), check(lambda: [ok("x")])])
     free.set()
     assert time.monotonic() - began < 5
     assert (hung.state, good.state) == (State.PROBLEM, State.OK)
     assert "no answer in" in hung.saw
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_a_limit_that_is_none_is_refused(monkeypatch, text):
+    monkeypatch.setenv("PENSTOCK_DOCTOR_SECONDS", text)
+    with pytest.raises(UserError, match="not a number of seconds above 0"):
+        limit_s()
 
 
 def test_checks_wait_at_the_same_time():
@@ -115,7 +122,7 @@ def test_a_tool_that_fails_says_why_in_its_own_words(tool):
 
 def test_a_tool_that_hangs_is_ended(tool, monkeypatch):
     tool("exec sleep 60")
-    monkeypatch.setattr(tools, "_LIMIT_S", 0.2)
+    monkeypatch.setenv("PENSTOCK_DOCTOR_SECONDS", "0.2")
     with pytest.raises(FaultError, match="gave no answer"):
         output_of("some-tool")
 

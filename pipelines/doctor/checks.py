@@ -27,12 +27,17 @@ def node_checks(recipe: Recipe) -> list[Check]:
     return [*_gpu_checks(), *_network_checks(), *_host_checks(recipe)]
 
 
-def service_checks() -> list[Check]:
+def service_checks(recipe: Recipe) -> list[Check]:
     """Of what runs beside the machines."""
     return [
         Check("Airflow", "it schedules every stage and retry", services.airflow),
         Check("Ray", "jobs start only where client and cluster agree", services.ray),
         Check("MLflow", "metrics and the registry are there", services.mlflow),
+        Check(
+            "S3",
+            "checkpoints and dataset versions are written there",
+            partial(object_store.s3, recipe),
+        ),
         Check("DVC remote", "dataset versions lie there", object_store.datasets_remote),
     ]
 

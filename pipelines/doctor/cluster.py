@@ -86,23 +86,6 @@ class ClusterReport(BaseModel):
     planes: list[Carried] = []
 
 
-def nodes_alive() -> int:
-    """How many nodes the settings' Ray cluster has; 0 where none answers."""
-    import httpx
-
-    settings = load_settings()
-    token = settings.ray_token_path
-    headers = {"Authorization": f"Bearer {token.read_text().strip()}"} if token.is_file() else {}
-    try:
-        response = httpx.get(
-            f"{settings.ray_url}/api/v0/nodes?limit=10000", headers=headers, timeout=5.0
-        ).raise_for_status()
-    except httpx.HTTPError:  # which the check of Ray itself tells
-        return 0
-    nodes = response.json()["data"]["result"]["result"]
-    return sum(node["state"] == "ALIVE" for node in nodes)
-
-
 def report_of(recipe: Recipe) -> ClusterReport:
     """Run the job, with this machine's code.
 

@@ -7,6 +7,7 @@ from pipelines.doctor import cluster
 from pipelines.doctor.checks import node_checks, service_checks
 from pipelines.doctor.findings import FaultError, Finding, State
 from pipelines.doctor.running import run_checks
+from pipelines.doctor.services import ray_nodes
 
 _WHY = "every node must be fit for what any of them may be given"
 
@@ -18,13 +19,13 @@ def examine(recipe: Recipe) -> dict[str, list[Finding]]:
     """
     with ThreadPoolExecutor() as pool:
         machine = pool.submit(run_checks, node_checks(recipe))
-        services = pool.submit(run_checks, service_checks())
+        services = pool.submit(run_checks, service_checks(recipe))
         found = {"this machine": machine.result(), "services": services.result()}
     return found | _nodes(recipe)  # after what its job would disturb, where a node is this machine
 
 
 def _nodes(recipe: Recipe) -> dict[str, list[Finding]]:
-    if cluster.nodes_alive() < 2:
+    if ray_nodes() < 2:
         return {}
     try:
         report = cluster.report_of(recipe)

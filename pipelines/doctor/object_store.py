@@ -8,6 +8,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
+from pipelines.core.recipe import Recipe
 from pipelines.core.settings import load_settings
 from pipelines.doctor.findings import FaultError, NotHereError, Seen, ok, problem, warning
 from pipelines.doctor.mounts import existing
@@ -20,18 +21,27 @@ _TIMEOUT_S = 3
 
 
 def datasets_remote() -> Iterator[Seen]:
-    """The DVC remote of dataset versions, a folder or a bucket."""
+    """The DVC remote of dataset versions: of a folder the rights, a bucket is S3's matter."""
     remote = load_settings().datasets_remote
-    if remote.startswith("s3://"):
-        yield from s3_remote(remote)
-        return
     folder = Path(remote)
-    if not folder.exists() and os.access(existing(folder), os.W_OK):
+    if remote.startswith("s3://"):
+        yield ok(f"{remote} is a bucket: see S3")
+    elif not folder.exists() and os.access(existing(folder), os.W_OK):
         yield ok(f"{remote} is made with the first dataset version")
     elif not os.access(folder, os.R_OK | os.W_OK):
         yield problem(f"{remote} can't be written", "mend its owner, or PENSTOCK_DATASETS_REMOTE")
     else:
         yield ok(f"{remote} can be read and written")
+
+
+def s3(recipe: Recipe) -> Iterator[Seen]:
+    """Every place that settings and recipe have in S3."""
+    places = {load_settings().datasets_remote, recipe.train.checkpoints or ""}
+    in_s3 = sorted(place for place in places if place.startswith("s3://"))
+    if not in_s3:
+        raise NotHereError("neither dataset versions nor checkpoints lie in S3")
+    for place in in_s3:
+        yield from s3_remote(place)
 
 
 def s3_remote(remote: str) -> Iterator[Seen]:

@@ -1,17 +1,17 @@
 """Airflow, Ray and MLflow, where the settings say that they are."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from pipelines.core.settings import PORTS_FILE, Settings, load_settings
 from pipelines.doctor.findings import FaultError, NotHereError, Seen, ok, problem, warning
 
-if TYPE_CHECKING:
-    import httpx
-
 _TIMEOUT_S = 5.0
+T = TypeVar("T")
+
 _AIRFLOW = ("metadatabase", "scheduler", "triggerer", "dag_processor")
 
 
@@ -19,8 +19,8 @@ def airflow() -> Iterator[Seen]:
     """Its parts' heartbeats, and whether its DAG files can be read."""
     settings = load_settings()
     url = f"{settings.airflow_url}/api/v2/monitor/health"
-    response = _get(url, settings, "PENSTOCK_AIRFLOW_URL", "Airflow")
-    faults = list(judge_airflow(response.json()))
+    health = _answer(url, settings, "PENSTOCK_AIRFLOW_URL", "Airflow", partial(_get, url))
+    faults = list(judge_airflow(health))
     yield from faults or _dag_files(settings)
 
 
@@ -49,12 +49,22 @@ def _dag_files(settings: Settings) -> Iterator[Seen]:
 def ray() -> Iterator[Seen]:
     """Its version against the one installed here."""
     settings = load_settings()
-    response = _get(f"{settings.ray_url}/api/version", settings, "RAY_API_SERVER_ADDRESS", "Ray")
+    url = f"{settings.ray_url}/api/version"
+    ask = partial(_get, url, _ray_token(settings))
+    there = _answer(url, settings, "RAY_API_SERVER_ADDRESS", "Ray", ask)["ray_version"]
+    yield judge_ray(settings.ray_url, there, _installed("ray"))
+
+
+def ray_nodes() -> int:
+    """How many nodes of the settings' Ray cluster are alive; 0 where none answers."""
+    import httpx
+
+    settings = load_settings()
     try:
-        here = version("ray")
-    except PackageNotFoundError:
-        here = None
-    yield judge_ray(settings.ray_url, response.json()["ray_version"], here)
+        found = _get(f"{settings.ray_url}/api/v0/nodes?limit=10000", _ray_token(settings))
+    except httpx.HTTPError:  # which the check of Ray tells
+        return 0
+    return sum(node["state"] == "ALIVE" for node in found["data"]["result"]["result"])
 
 
 def judge_ray(url: str, there: str, here: str | None) -> Seen:
@@ -66,17 +76,15 @@ def judge_ray(url: str, there: str, here: str | None) -> Seen:
 
 def mlflow() -> Iterator[Seen]:
     """Whether the tracking server answers this user."""
+    from pipelines.tracking.transport import server_version
+
     settings = load_settings()
     if not settings.mlflow_url.startswith("http"):
         raise NotHereError(f"{settings.mlflow_url} is no server")
-    base = settings.mlflow_url.rstrip("/")
-    response = _get(f"{base}/version", settings, "MLFLOW_TRACKING_URI", "MLflow")
-    try:
-        here = version("mlflow")
-    except PackageNotFoundError:
-        here = None
-    yield from judge_mlflow(base, response.text.strip(), here)
-    yield from _experiments(base)
+    url = settings.mlflow_url.rstrip("/")
+    there = _answer(url, settings, "MLFLOW_TRACKING_URI", "MLflow", server_version)
+    yield from judge_mlflow(url, there, _installed("mlflow"))
+    yield from _experiments(url)
 
 
 def judge_mlflow(url: str, there: str, here: str | None) -> Iterator[Seen]:
@@ -102,15 +110,31 @@ def _experiments(url: str) -> Iterator[Seen]:
     yield ok(f"MLflow at {url} answers a search of experiments")
 
 
-def _get(url: str, settings: Settings, variable: str, name: str) -> "httpx.Response":
+def _ray_token(settings: Settings) -> dict[str, str]:
+    """As a header, where the cluster asks for one."""
+    token = settings.ray_token_path
+    return {"Authorization": f"Bearer {token.read_text().strip()}"} if token.is_file() else {}
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _get(url: str, headers: Mapping[str, str] | None = None) -> Any:
+    import httpx
+
+    return httpx.get(url, headers=headers, timeout=_TIMEOUT_S).raise_for_status().json()
+
+
+def _answer(url: str, settings: Settings, variable: str, name: str, ask: Callable[[], T]) -> T:
     """An answer; none where nobody was started is no fault, but where somebody should be."""
     import httpx
 
-    headers = {}
-    if name == "Ray" and settings.ray_token_path.is_file():
-        headers["Authorization"] = f"Bearer {settings.ray_token_path.read_text().strip()}"
     try:
-        return httpx.get(url, headers=headers, timeout=_TIMEOUT_S).raise_for_status()
+        return ask()
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         mend = f"see {name}'s log; 401 and 403 are a token or password that is not this server's"

@@ -79,6 +79,24 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, httpx.TransportError)
 
 
+def server_version() -> str:
+    """What the server says of itself; it is asked once.
+
+    Raises:
+        httpx.HTTPError: it does not answer, or does not let this user in.
+    """
+    import httpx
+
+    response = httpx.get(
+        f"{load_settings().mlflow_url.rstrip('/')}/version",
+        timeout=_TIMEOUT_S,
+        auth=_login(),
+        headers=_bearer(),
+        verify=_certificates(),
+    )
+    return response.raise_for_status().text.strip()
+
+
 def not_sent(error: BaseException) -> bool:
     """Whether the server has not even seen the request, which then can do no harm twice."""
     import httpx

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from pipelines.doctor.findings import FaultError
-from pipelines.doctor.object_store import datasets_remote, judge_clock, s3_remote
+from pipelines.core.recipe_files import load_recipe
+from pipelines.doctor.findings import FaultError, NotHereError
+from pipelines.doctor.object_store import datasets_remote, judge_clock, s3, s3_remote
 from tests.s3_server import s3_bucket
 from tests.unit.doctor.recordings import told
 
@@ -23,6 +24,17 @@ def test_a_bucket_is_written_read_and_left_clean(bucket, remote):
     assert saw.startswith(f"{remote}: put, get, multipart upload and delete in")
     assert not list(bucket.objects.all())
     assert not list(bucket.multipart_uploads.all())
+
+
+def test_all_that_lies_in_s3_is_looked_at(bucket, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_DATASETS_REMOTE", "s3://doctor/datasets")
+    assert told(datasets_remote()) == [("ok", "s3://doctor/datasets is a bucket: see S3")]
+    found = told(s3(load_recipe("debug", ["train.checkpoints=s3://doctor/checkpoints"])))
+    places = [saw.split(":")[1] for _, saw in found if "put, get" in saw]
+    assert places == ["//doctor/checkpoints", "//doctor/datasets"]
+    monkeypatch.setenv("PENSTOCK_DATASETS_REMOTE", str(tmp_path))
+    with pytest.raises(NotHereError):
+        list(s3(load_recipe("debug")))
 
 
 def test_a_bucket_that_is_not_there_is_told(bucket):

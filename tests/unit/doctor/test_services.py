@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 
 from pipelines.core.settings import PORTS_FILE
-from pipelines.doctor import cluster, services
+from pipelines.doctor import services
 from pipelines.doctor.findings import FaultError, NotHereError
 from pipelines.services.preflight import free_port
 from tests.unit.doctor.recordings import told
@@ -140,5 +140,5 @@ def test_nodes_are_counted(monkeypatch):
     nodes = [{"state": "ALIVE"}, {"state": "DEAD"}, {"state": "ALIVE"}]
     with server({"/api/v0/nodes": {"data": {"result": {"result": nodes}}}}) as url:
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
-        assert cluster.nodes_alive() == 2
-    assert cluster.nodes_alive() == 0
+        assert services.ray_nodes() == 2
+    assert services.ray_nodes() == 0

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.settings import PROJECT
-from pipelines.doctor.findings import FaultError
+from pipelines.doctor.findings import FaultError, NoAnswerError
 
 _BYTES = {"gloo": 1 << 22, "nccl": 1 << 28}
 _ROUNDS = 5
@@ -98,7 +98,7 @@ def run_bounded(command: list[str], limit_s: float) -> str:
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, 9)
         child.communicate()
-        raise FaultError(f"an all-reduce did not end in {limit_s:.1f} s", _MEND) from None
+        raise NoAnswerError(f"an all-reduce did not end in {limit_s:.1f} s", _MEND) from None
     if child.returncode:
         last = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
         raise FaultError(f"an all-reduce failed: {last[0]}", _MEND)

@@ -30,6 +30,10 @@ class FaultError(Exception):
         self.mend = mend
 
 
+class NoAnswerError(FaultError):
+    """It did not end in time, as what hangs does, or what shares its cores with too much else."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """What a check saw, and where it is no good the mend."""

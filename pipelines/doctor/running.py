@@ -1,11 +1,22 @@
 """Checks run at once, as most of them wait; one that hangs is told, and holds nobody up."""
 
+import os
 import threading
 import time
 from collections.abc import Sequence
 
 from pipelines.core.errors import UserError
-from pipelines.doctor.findings import Check, FaultError, Finding, NotHereError, Seen, State, problem
+from pipelines.doctor.findings import (
+    Check,
+    FaultError,
+    Finding,
+    NoAnswerError,
+    NotHereError,
+    Seen,
+    State,
+    problem,
+    warning,
+)
 from pipelines.doctor.tools import limit_s
 
 
@@ -26,10 +37,9 @@ def run_checks(checks: Sequence[Check]) -> list[Finding]:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    hung = problem(
+    hung = _late(
         f"no answer in {limit:g} s",
-        "run the doctor again, on a slow machine with PENSTOCK_DOCTOR_SECONDS=60; where it stays "
-        "so, a tool, a file system or a server hangs",
+        "run the doctor again; where it stays so, a tool, a file system or a server hangs",
     )
     return [
         Finding(check.name, each.state, each.saw, check.why, each.mend)
@@ -43,6 +53,8 @@ def _look(check: Check) -> list[Seen]:
         return list(check.look())
     except NotHereError as reason:
         return [Seen(State.NOT_HERE, str(reason))]
+    except NoAnswerError as error:
+        return [_late(str(error), error.mend)]
     except FaultError as error:
         return [problem(str(error), error.mend)]
     except UserError as error:
@@ -50,3 +62,12 @@ def _look(check: Check) -> list[Seen]:
     except Exception as error:  # one check that fails must not take the others with it
         saw = f"the check itself failed: {type(error).__name__}: {error}"
         return [problem(saw, "this is a fault of the doctor or of what it asked; please report it")]
+
+
+def _late(saw: str, mend: str) -> Seen:
+    """A problem, unless more runs here than there are cores, so that it may only be slow."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cores:
+        return problem(saw, mend)
+    busy = f"{saw}; the machine is busy (load {load:.1f} on {cores} cores)"
+    return warning(busy, f"set PENSTOCK_DOCTOR_SECONDS=60 and run it again; else {mend}")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipelines.core.errors import UserError
-from pipelines.doctor.findings import FaultError, NotHereError
+from pipelines.doctor.findings import FaultError, NoAnswerError, NotHereError
 
 _SECONDS = "PENSTOCK_DOCTOR_SECONDS"
-_DEFAULT_S = 9.0  # nvidia-smi loads the driver first where nothing keeps it loaded
+_DEFAULT_S = 8.0  # nvidia-smi loads the driver first where nothing keeps it loaded
 
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def output_of(*command: str, folders: tuple[str, ...] = ()) -> str:
         )
     except subprocess.TimeoutExpired:
         mend = f"run `{called}` by hand; a driver or daemon that hangs often needs a restart"
-        raise FaultError(f"`{called}` gave no answer in {limit:.1f} s", mend) from None
+        raise NoAnswerError(f"`{called}` gave no answer in {limit:.1f} s", mend) from None
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
         raise FaultError(f"`{called}`: {words}", f"run `{called}` by hand until it succeeds")

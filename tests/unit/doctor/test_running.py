@@ -10,6 +10,7 @@ from pipelines.doctor.findings import (
     Check,
     FaultError,
     Finding,
+    NoAnswerError,
     NotHereError,
     State,
     exit_code,
@@ -57,7 +58,13 @@ def test_a_check_that_fails_is_a_problem_and_the_next_one_runs(error, saw, mend)
     assert mend in bad.mend
 
 
-def test_a_check_that_hangs_is_told_and_holds_nobody_up(monkeypatch):
+@pytest.fixture
+def quiet(monkeypatch):
+    """A machine with nothing else to do."""
+    monkeypatch.setattr("os.getloadavg", lambda: (0.1, 0.1, 0.1))
+
+
+def test_a_check_that_hangs_is_told_and_holds_nobody_up(monkeypatch, quiet):
     monkeypatch.setenv("PENSTOCK_DOCTOR_SECONDS", "0.3")
     free = threading.Event()
     began = time.monotonic()
@@ -66,6 +73,18 @@ def test_a_check_that_hangs_is_told_and_holds_nobody_up(monkeypatch):
     assert time.monotonic() - began < 5
     assert (hung.state, good.state) == (State.PROBLEM, State.OK)
     assert "no answer in" in hung.saw
+
+
+@pytest.mark.parametrize(
+    ("load", "state", "saw"),
+    [(0.0, State.PROBLEM, "slow thing"), (10_000.0, State.WARNING, "the machine is busy")],
+)
+def test_on_a_busy_machine_what_is_late_may_only_be_slow(monkeypatch, load, state, saw):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    (found,) = run_checks([raising(NoAnswerError("slow thing", "mend it"))])
+    assert found.state == state
+    assert saw in found.saw
+    assert "mend it" in found.mend
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])

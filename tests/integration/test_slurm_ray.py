@@ -14,6 +14,18 @@ from pipelines.core.settings import PROJECT
 from pipelines.services.preflight import free_port
 from tests.unit.infra.test_slurm import SLURM, STUBS
 
+# Two nodes of one machine: Ray would put its address in the place of 127.0.0.1, and a port of its
+# own choice would be the other's.
+RAY = """
+import sys
+from ray._private import services
+from ray.scripts import scripts
+services.resolve_ip_for_localhost = lambda host: host
+if sys.argv[1] == "start":
+    ports = ("dashboard-agent-listen", "min-worker", "max-worker")
+    sys.argv += [f"--{name}-port=0" for name in ports]
+scripts.main()
+"""
 JOB = """
 import os, time, ray
 ray.init(log_to_driver=False)
@@ -39,6 +51,8 @@ def test_two_nodes_of_a_slurm_job_are_one_ray_cluster(tmp_path: Path) -> None:
     for name in ("scontrol", "srun"):
         (stubs / name).write_text(f"#!/usr/bin/env bash\n{STUBS[name]}\n")
     (stubs / "hostname").write_text("#!/bin/sh\necho 127.0.0.1\n")
+    (tmp_path / "loopback.py").write_text(RAY)
+    (stubs / "ray").write_text(f"#!/bin/sh\nexec '{sys.executable}' '{tmp_path}/loopback.py' \"$@\"\n")
     for stub in stubs.iterdir():
         stub.chmod(0o755)
     (project / "infra").symlink_to(PROJECT / "infra")
@@ -49,7 +63,7 @@ def test_two_nodes_of_a_slurm_job_are_one_ray_cluster(tmp_path: Path) -> None:
         "PENSTOCK_HOME": str(tmp_path / "home"),
         "PENSTOCK_RAY_PORT": str(free_port()),
         "PENSTOCK_RAY_GCS_PORT": str(free_port()),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # or Ray leaves the loopback
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # of several nodes
         "RAY_TMPDIR": "/tmp",
         "SLURM_SUBMIT_DIR": str(project),
         "SLURM_JOB_ID": str(os.getpid()),

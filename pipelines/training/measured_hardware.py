@@ -6,7 +6,8 @@ from functools import lru_cache
 
 import torch
 
-from pipelines.planning.hardware import DATASHEETS, Hardware, Precision
+from pipelines.planning.hardware import Hardware, Precision
+from pipelines.planning.hardware_table import DATASHEETS
 
 _SECONDS = 0.05  # for each measurement
 _TYPES: dict[Precision, torch.dtype] = {

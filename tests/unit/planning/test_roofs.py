@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from pipelines.models.presets import preset
-from pipelines.planning.hardware import DATASHEETS, Hardware
+from pipelines.planning.hardware import Hardware
+from pipelines.planning.hardware_table import DATASHEETS
 from pipelines.planning.roofs import (
     Share,
     flops_per_token,

@@ -1,0 +1,292 @@
+"""Accelerators by name, with the source of every figure; one entry is one accelerator.
+
+Rates, bandwidths and power: the makers' datasheets and architecture white papers: NVIDIA V100
+(2020), T4 (2019), A100 (2022), A10 and RTX A6000 (2021), L4 and L40S (2023), H100 (2023), H200
+(2024), Blackwell (2024); Ada (RTX 4090) and RTX Blackwell (RTX 5090) white papers, appendix A; AMD
+MI300X (2023); Google's system architecture page of TPU v4; Intel's page of the Xeon 8480+.
+
+Memory: what `nvidia-smi` reports, which is less than the nominal size where error correction
+lies in it.
+
+Machines: NVIDIA DGX-1V, DGX A100, DGX H100, H200 and B200, and AMD's MI300X platform with eight
+400 Gbit/s adapters; cards without NVLink as eight in a cloud's machine (AWS g4dn.metal, g5 and
+g6.48xlarge: 100 Gbit/s; g6e.48xlarge: 400 Gbit/s).
+
+MFU: LLM Foundry's benchmark tables (H100 and A100, 1B to 70B at a sequence length of 2048, FSDP);
+Megatron-LM (Shoeybi et al. 2019) for V100; PaLM (Chowdhery et al. 2022, table 3) for TPU v4.
+"""
+
+import difflib
+from dataclasses import replace
+from typing import Any
+
+from pipelines.core.errors import UserError
+from pipelines.planning.hardware import Hardware, Precision
+
+_TERA = 1e12
+_GIGA = 1e9
+_MIB = 2**20
+# GB/s of 16 lanes, one direction, by generation.
+_PCIE = {3: 15.75, 4: 31.5, 5: 63.0}
+_GBIT = 1 / 8  # GB/s
+
+
+# US dollars for one device an hour on demand, by lender and day.
+_PRICES = {
+    "b200": 8.64,  # RunPod serverless, its documentation, read in 2026
+    "h200": 5.58,  # RunPod serverless, likewise
+    "h100": 3.78,  # Lambda, one SXM, 7 May 2026
+    "h100-pcie": 2.86,  # Lambda, 7 May 2026
+    "a100-80": 2.50,  # Modal, 7 May 2026
+    "a100-40": 1.48,  # Lambda, 7 May 2026
+    "l40s": 1.95,  # Modal, 7 May 2026
+    "l4": 0.80,  # Modal, 7 May 2026
+    "a10": 0.86,  # Lambda, 7 May 2026
+    "rtx4090": 1.12,  # RunPod serverless, its documentation, read in 2026
+    "v100-16": 3.06,  # AWS p3.2xlarge, us-east-1
+    "t4": 0.59,  # Modal, 7 May 2026
+    "mi300x": 1.85,  # Vultr, 18 May 2026
+    "tpu-v4": 3.22,  # Google Cloud, us-central2, 11 August 2022
+}
+# Of the peak in bf16 (fp16 on a V100), sequences of 2048 tokens; medium sizes of model and cluster.
+_MFU = {
+    "h200": 0.42,  # H100's: the same chip with more memory
+    "h100": 0.42,  # 41.8% with 1B, 46.4% with 7B, 39.8% with 13B, 42.6% with 70B
+    "a100-80": 0.57,  # 59.9% with 1B, 59.6% with 13B, 55.3% with 30B, 53.3% with 70B
+    "a100-40": 0.51,  # 50.9% with 7B, 52.0% with 13B, 52.2% with 30B
+    "v100-32": 0.30,  # 39 TFLOP/s with 1.2B on one
+    "v100-16": 0.30,
+    "tpu-v4": 0.462,
+}
+
+
+def _device(
+    name: str,
+    flops: tuple[float | None, ...],
+    *,
+    fp16: float | None = None,
+    mib: int,
+    bandwidth: float,
+    pcie: int | None,
+    watts: float,
+    link: float | None = None,
+    network: float = 100 * _GBIT / 8,
+    per_node: int = 8,
+) -> Hardware:
+    """TFLOP/s by `_RATES`, MiB, GB/s one way and PCIe's generation, as makers give them."""
+    rates: dict[Precision, float | None] = dict(zip(_RATES, flops, strict=False))
+    rates["fp16"] = fp16 or rates.get("bf16")
+    host = None if pcie is None else _PCIE[pcie] * _GIGA
+    return Hardware(
+        name=f"{name} datasheet, dense",
+        flops={key: rate * _TERA for key, rate in rates.items() if rate is not None},
+        memory_bandwidth=bandwidth * _GIGA,
+        pcie_bandwidth=host,
+        memory_bytes=mib * _MIB,
+        link_bandwidth=host or 0.0 if link is None else link * _GIGA,
+        network_bandwidth=network * _GIGA,
+        devices_per_node=per_node,
+        watts=watts,
+    )
+
+
+_RATES: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp8")
+_H100 = (66.9, 494.7, 989.4, 1978.9)
+_A100 = (19.5, 156.0, 312.0)
+# NVLink of a generation and an adapter for each device, or for two (DGX-1V: four for eight).
+_DGX_1V: dict[str, Any] = {"link": 150, "network": 100 * _GBIT / 2}
+_DGX_A100: dict[str, Any] = {"link": 300, "network": 200 * _GBIT}
+_DGX_H100: dict[str, Any] = {"link": 450, "network": 400 * _GBIT}
+_DGX_B200: dict[str, Any] = {"link": 900, "network": 400 * _GBIT}
+# Consumer cards have no reference machine: 10 Gbit/s for eight is an assumption.
+_RENTED_HOST: dict[str, Any] = {"network": 10 * _GBIT / 8}
+
+# By the command's name: the name that the driver gives, if any, and what it is.
+_DEVICES: dict[str, tuple[str | None, Hardware]] = {
+    "b200": (
+        "NVIDIA B200",
+        _device(
+            "B200",
+            (75, 1125, 2250, 4500),
+            mib=183_359,
+            bandwidth=8000,
+            pcie=5,
+            watts=1000,
+            **_DGX_B200,
+        ),
+    ),
+    "h200": (
+        "NVIDIA H200",
+        _device("H200 SXM", _H100, mib=143_771, bandwidth=4800, pcie=5, watts=700, **_DGX_H100),
+    ),
+    "h100": (
+        "NVIDIA H100 80GB HBM3",
+        _device("H100 SXM", _H100, mib=81_559, bandwidth=3350, pcie=5, watts=700, **_DGX_H100),
+    ),
+    "h100-nvl": (
+        "NVIDIA H100 NVL",
+        _device(
+            "H100 NVL", (60.0, 417.5, 835.5, 1670.5), mib=95_830, bandwidth=3900, pcie=5, watts=400
+        ),
+    ),
+    "h100-pcie": (
+        "NVIDIA H100 PCIe",
+        _device("H100 PCIe", (51, 378, 756, 1513), mib=81_559, bandwidth=2000, pcie=5, watts=350),
+    ),
+    "a100-80": (
+        "NVIDIA A100-SXM4-80GB",
+        _device("A100 80GB SXM", _A100, mib=81_920, bandwidth=2039, pcie=4, watts=400, **_DGX_A100),
+    ),
+    "a100-40": (
+        "NVIDIA A100-SXM4-40GB",
+        _device("A100 40GB SXM", _A100, mib=40_960, bandwidth=1555, pcie=4, watts=400, **_DGX_A100),
+    ),
+    "a100-80-pcie": (
+        "NVIDIA A100 80GB PCIe",
+        _device("A100 80GB PCIe", _A100, mib=81_920, bandwidth=1935, pcie=4, watts=300),
+    ),
+    "a100-40-pcie": (
+        "NVIDIA A100-PCIE-40GB",
+        _device("A100 40GB PCIe", _A100, mib=40_960, bandwidth=1555, pcie=4, watts=250),
+    ),
+    "l40s": (
+        "NVIDIA L40S",
+        _device(
+            "L40S",
+            (91.6, 183.0, 362.1, 733.0),
+            mib=46_068,
+            bandwidth=864,
+            pcie=4,
+            watts=350,
+            network=400 * _GBIT / 8,
+        ),
+    ),
+    "l4": (
+        "NVIDIA L4",
+        _device("L4", (30.3, 60.0, 121.0, 242.5), mib=23_034, bandwidth=300, pcie=4, watts=72),
+    ),
+    "a10": (
+        "NVIDIA A10",
+        _device("A10", (31.2, 62.5, 125.0), mib=23_028, bandwidth=600, pcie=4, watts=150),
+    ),
+    "a6000": (
+        "NVIDIA RTX A6000",
+        _device("RTX A6000", (38.7, 77.4, 154.8), mib=49_140, bandwidth=768, pcie=4, watts=300),
+    ),
+    "rtx5090": (
+        "NVIDIA GeForce RTX 5090",
+        _device(
+            "RTX 5090",
+            (104.8, 104.8, 209.5, 419.0),
+            mib=32_607,
+            bandwidth=1792,
+            pcie=5,
+            watts=575,
+            **_RENTED_HOST,
+        ),
+    ),
+    "rtx4090": (
+        "NVIDIA GeForce RTX 4090",
+        _device(
+            "RTX 4090",
+            (82.6, 82.6, 165.2, 330.3),
+            mib=24_564,
+            bandwidth=1008,
+            pcie=4,
+            watts=450,
+            **_RENTED_HOST,
+        ),
+    ),
+    "v100-32": (
+        "Tesla V100-SXM2-32GB",
+        _device(
+            "V100 SXM2",
+            (15.7,),
+            fp16=125.0,
+            mib=32_768,
+            bandwidth=900,
+            pcie=3,
+            watts=300,
+            **_DGX_1V,
+        ),
+    ),
+    "v100-16": (
+        "Tesla V100-SXM2-16GB",
+        _device(
+            "V100 SXM2",
+            (15.7,),
+            fp16=125.0,
+            mib=16_384,
+            bandwidth=900,
+            pcie=3,
+            watts=300,
+            **_DGX_1V,
+        ),
+    ),
+    "t4": (
+        "Tesla T4",
+        _device("T4", (8.1,), fp16=65.0, mib=15_360, bandwidth=320, pcie=3, watts=70),
+    ),
+    # Infinity Fabric: seven links of 64 GB/s.
+    "mi300x": (
+        "AMD Instinct MI300X",
+        _device(
+            "MI300X",
+            (163.4, 653.7, 1307.4, 2614.9),
+            mib=192 * 1024,
+            bandwidth=5300,
+            pcie=5,
+            watts=750,
+            link=7 * 64,
+            network=400 * _GBIT,
+        ),
+    ),
+    # A slice's chips are on one fabric, six links of 50 GB/s each, between hosts as well; fp32 is
+    # six passes of bf16, as XLA does it.
+    "tpu-v4": (
+        None,
+        _device(
+            "TPU v4",
+            (275.0 / 6, None, 275.0),
+            mib=32 * 1024,
+            bandwidth=1200,
+            pcie=3,
+            watts=192,
+            link=6 * 50,
+            network=6 * 50,
+            per_node=4,
+        ),
+    ),
+    # One socket of a Xeon Platinum 8480+ as in AWS m7i.48xlarge (two, 768 GiB, 50 Gbit/s): 56
+    # cores at 2.0 GHz, 64 FLOP a cycle in AVX-512 and 2048 in AMX; four UPI links of 48 GB/s.
+    "cpu": (
+        None,
+        _device(
+            "Xeon 8480+",
+            (7.17, None, 229.0),
+            mib=384 * 1024,
+            bandwidth=307.2,
+            pcie=None,
+            watts=350,
+            link=4 * 48,
+            network=50 * _GBIT / 2,
+            per_node=2,
+        ),
+    ),
+}
+ENTRIES: dict[str, Hardware] = {
+    key: replace(device, hourly_price=_PRICES.get(key), mfu=_MFU.get(key))
+    for key, (_, device) in _DEVICES.items()
+}
+DATASHEETS: dict[str, Hardware] = {
+    driver: ENTRIES[key] for key, (driver, _) in _DEVICES.items() if driver is not None
+}
+
+
+def named(name: str) -> Hardware:
+    """The entry of that name; raises UserError with the names that there are."""
+    if name in ENTRIES:
+        return ENTRIES[name]
+    close = difflib.get_close_matches(name.lower(), ENTRIES, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise UserError(f"no accelerator {name!r}: {hint}there are {', '.join(ENTRIES)}")

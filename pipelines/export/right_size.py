@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
-from pipelines.planning.layout_rule import HEADROOM
+from pipelines.planning.memory import HEADROOM
 from pipelines.planning.serving import ServingMemory, serving_memory
 
 GB = 10**9  # as memory is sold

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.export.right_size import GB, Budget, Judged
-from pipelines.planning.layout_rule import HEADROOM
+from pipelines.planning.memory import HEADROOM
 
 _INK, _GOOD, _BAD = "#808080", "#2a9d8f", "#d1495b"  # seen on a light page and on a dark one
 

@@ -23,7 +23,6 @@ from pipelines.models.config import DecoderConfig
 from pipelines.models.division import check_division
 from pipelines.planning.memory import Memory, Training, estimate
 
-HEADROOM = 0.9  # of a device's memory; the rest is the allocator's, the library's and NCCL's
 MOST_TOKENS = 16_384  # a micro-batch on one process; beyond it matrix products gain nothing
 _GIB = 2**30
 _SHARDINGS = ("none", "optimizer", "gradients", "full")
@@ -77,7 +76,7 @@ def choose(
     if not is_left_to_the_rule(recipe):
         return choices[0]
     for choice in choices:
-        if choice.memory.total <= device_bytes * HEADROOM and choice.memory.total < below:
+        if choice.memory.total <= device_bytes and choice.memory.total < below:
             return choice
     least = min(choices, key=lambda each: each.memory.total)
     ran_out = "" if below == math.inf else f", and {below / _GIB:.3g} GiB were too much"

@@ -2,10 +2,10 @@
 
 Weights, gradients and moments after ZeRO (Rajbhandari et al. 2020) for what is implemented: AdamW
 with all three in fp32. Activations after Korthikanti et al. 2022, for attention that keeps no
-scores. What the allocator loses is not in it: see `HEADROOM` in `layout_rule.py`.
+scores.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from pipelines.core.recipe_training import Adapter
@@ -14,10 +14,13 @@ from pipelines.distributed.stages import Schedule, stage_count, stage_numbers
 from pipelines.models.config import DecoderConfig
 from pipelines.models.division import stage_layers
 
+HEADROOM = 0.9  # of a device's memory that tensors may take; see `Memory.margin`
 FP32 = 4
 MOMENTS = 8  # two of AdamW a weight
 NF4 = 0.52  # QLoRA's 4 bits, with the scales of blocks of 64 quantised once more
 LOGITS_AT_ONCE = 1 << 27  # `models/loss.py` computes no more
+_BATCH = 8 + 8 + 4  # of a token: its id, the next one's and its document's number
+_BATCHES = 17  # in use, and as many as `loading/readers.py` reads ahead
 _BY_ROWS = ("o_proj", "down_proj")  # what tensor parallelism divides so
 Sharding = Literal["none", "optimizer", "gradients", "full"]
 
@@ -67,18 +70,44 @@ class Training:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on a device: each the most that any has of it, early pipeline stages as a rule."""
+    """Bytes on a device: each the most that any has of it, early pipeline stages as a rule.
+
+    Attributes:
+        weights: As they lie, as they are gathered and as products read them.
+        gradients: Of what is trained.
+        optimizer: AdamW's two moments.
+        activations: What the backward pass needs of the forward pass.
+        logits: And what the loss makes of them.
+        buffers: For exchanges between processes, batches and tables of positions.
+    """
 
     weights: float
     gradients: float
-    moments: float
+    optimizer: float
     activations: float
     logits: float
+    buffers: float
+
+    @property
+    def used(self) -> float:
+        """What tensors take, in the backward pass of the last micro-batch."""
+        state = self.weights + self.gradients + self.optimizer
+        return state + self.activations + self.logits + self.buffers
+
+    @property
+    def margin(self) -> float:
+        """What the allocator's fragments, the libraries and NCCL take besides."""
+        return self.used * (1 / HEADROOM - 1)
 
     @property
     def total(self) -> float:
-        """All of it, in the backward pass of the last micro-batch."""
-        return self.weights + self.gradients + self.moments + self.activations + self.logits
+        """What the device must have."""
+        return self.used + self.margin
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Bytes by what they are for, in the order of a table; they add up to the total."""
+        return asdict(self) | {"margin": self.margin}
 
 
 @dataclass(frozen=True)
@@ -113,13 +142,14 @@ def estimate(config: DecoderConfig, training: Training) -> Memory:
         frozen, trained = 0.0, held
     else:
         frozen, trained = _frozen(config, held, training), _adapters(config, training)
-    weights, gradients, moments = _state(trained, training)
+    weights, gradients, optimizer = _state(trained, training)
     return Memory(
         weights=frozen + weights,
         gradients=gradients,
-        moments=moments,
+        optimizer=optimizer,
         activations=_activations(config, training),
         logits=_logits(config, training),
+        buffers=_buffers(config, training),
     )
 
 
@@ -219,6 +249,12 @@ def _logits(config: DecoderConfig, training: Training) -> float:
         return at_once
     # Chunk by chunk, the gradient of the head is added up beside its others.
     return at_once + config.vocab_size * config.width / tp * FP32
+
+
+def _buffers(config: DecoderConfig, training: Training) -> float:
+    """Bytes of batches that were read ahead, and of the cosines and sines of positions."""
+    tokens = training.micro_batch * training.sequence
+    return tokens * _BATCH * _BATCHES + 2 * config.context_length * config.rotary_width * FP32
 
 
 def _activations(config: DecoderConfig, training: Training) -> float:

@@ -2,7 +2,7 @@
 
 Weights as they lie in their files, keys and values of all sequences that are answered at once, and
 what one step of the largest kind, a piece of a prompt, computes with. What the allocator and the
-engine lose is not in it: see `HEADROOM` in `layout_rule.py`.
+engine lose is not in it: see `HEADROOM` in `memory.py`.
 """
 
 from dataclasses import dataclass

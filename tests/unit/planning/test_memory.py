@@ -25,7 +25,7 @@ def state_gb(training: Training) -> float:
     """Of 7.5 billion numbers; the paper's example has no gathered weights in it."""
     shape = preset("llama2-7b")
     memory = estimate(shape, training)
-    return (memory.weights + memory.gradients + memory.moments) / shape.parameters
+    return (memory.weights + memory.gradients + memory.optimizer) / shape.parameters
 
 
 def test_bytes_a_number_of_zero_1_to_3():
@@ -69,7 +69,7 @@ def test_recomputing_needs_less_and_offloading_less_still():
     ]
     assert totals[0] > totals[1] > totals[2]
     full = sharded(8, "full")
-    assert estimate(shape, replace(full, cpu_offload=True)).moments == 0
+    assert estimate(shape, replace(full, cpu_offload=True)).optimizer == 0
 
 
 def test_gradients_that_wait_for_further_micro_batches_are_whole():
@@ -109,7 +109,7 @@ def test_bytes_of_adapters_and_of_what_is_below(kind: str, targets: tuple[str, .
     frozen = sum(each.nbytes for each in model.parameters() if not each.requires_grad)
     memory = estimate(shape, replace(ONE, precision="bf16", adapter=adapter))
     assert memory.gradients == 4 * trained
-    assert memory.moments == 8 * trained
+    assert memory.optimizer == 8 * trained
     assert memory.weights == pytest.approx(frozen + (4 + 2) * trained, rel=0.01)
 
 
@@ -129,8 +129,8 @@ def test_context_parallel_processes_divide_activations_logits_and_what_is_sharde
     alone = estimate(shape, long)
     four = estimate(shape, replace(long, layout=Layout(cp=4), sharding="full"))
     assert four.activations == pytest.approx(alone.activations / 4, rel=0.05)
-    assert four.moments == alone.moments / 4
+    assert four.optimizer == alone.optimizer / 4
     replicas = estimate(shape, replace(long, layout=Layout(cp=4)))
-    assert replicas.moments == alone.moments
+    assert replicas.optimizer == alone.optimizer
     short = replace(ONE, layout=Layout(cp=4))  # whose logits are one chunk
     assert estimate(shape, short).logits == estimate(shape, ONE).logits / 4

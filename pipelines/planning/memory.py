@@ -224,6 +224,13 @@ def _adapters(config: DecoderConfig, training: Training) -> _Held:
 
 def _adapted(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[int, int]]:
     """Shapes of a block's linear layers that get an adapter."""
+    shapes = linear_shapes(config)
+    targets = adapter.targets or shapes
+    return {name: shape for name, shape in shapes.items() if name in targets}
+
+
+def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """Rows and columns of a block's matrices by name."""
     queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
     width, hidden = config.width, config.hidden
     shapes = {
@@ -234,10 +241,7 @@ def _adapted(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[int, in
         "up_proj": (hidden, width),
         "down_proj": (width, hidden),
     }
-    if config.gated:
-        shapes["gate_proj"] = (hidden, width)
-    targets = adapter.targets or shapes
-    return {name: shape for name, shape in shapes.items() if name in targets}
+    return shapes | ({"gate_proj": (hidden, width)} if config.gated else {})
 
 
 def _logits(config: DecoderConfig, training: Training) -> float:

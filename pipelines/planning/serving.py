@@ -6,10 +6,14 @@ engine lose is not in it: see `HEADROOM` in `memory.py`.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pipelines.models.config import DecoderConfig
+from pipelines.planning.memory import linear_shapes
 
 BF16, FP32 = 2, 4
+ServedWeights = Literal["bf16", "int8", "int4"]
+_GROUP = 128  # weights that share a scale and a zero in int4, see `export/quantized.py`
 PREFILL = 2048  # tokens of a prompt at once; engines cut longer ones
 
 
@@ -43,6 +47,21 @@ def serving_memory(
         kv_cache=kv_cache_bytes(config, sequences, tokens),
         activations=_activations(config, sequences, min(PREFILL, tokens)),
     )
+
+
+def served_weight_bytes(config: DecoderConfig, weights: ServedWeights) -> int:
+    """Of a whole model as `export/quantized.py` writes it: quantised are the blocks' matrices.
+
+    int8 has a scale for each row, int4 a scale and a zero for each group of a row.
+    """
+    whole = config.parameters * BF16
+    shapes = linear_shapes(config).values()
+    numbers = config.layers * sum(rows * columns for rows, columns in shapes)
+    if weights == "int8":
+        return whole - numbers * (BF16 - 1) + config.layers * sum(rows for rows, _ in shapes) * BF16
+    if weights == "int4":
+        return whole - numbers * BF16 + numbers // 2 + numbers // _GROUP * 2 * BF16
+    return whole
 
 
 def kv_cache_bytes(config: DecoderConfig, sequences: int, tokens: int) -> int:

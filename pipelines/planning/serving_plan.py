@@ -1,0 +1,217 @@
+"""How many devices serve a model, how many users at once, how fast, and for how much; no torch.
+
+Speeds are bounds, as in the roofline model (Williams et al. 2009), and not forecasts: a token for
+every sequence takes one reading of all weights and of all keys and values, or their FLOPs at the
+device's peak, whichever is longer (Pope et al. 2022, "Efficiently Scaling Transformer Inference",
+section 2). What devices say to each other, and gaps between kernels, are not in it.
+"""
+
+from dataclasses import dataclass
+
+from pipelines.core.errors import UserError
+from pipelines.models.config import DecoderConfig
+from pipelines.planning.hardware import Hardware
+from pipelines.planning.memory import HEADROOM
+from pipelines.planning.roofs import matrix_parameters
+from pipelines.planning.serving import (
+    BF16,
+    ServedWeights,
+    ServingMemory,
+    kv_cache_bytes,
+    served_weight_bytes,
+    serving_memory,
+)
+from pipelines.planning.serving_cost import Costs, Owned, costs, rented_month
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What users ask: tokens of a prompt and of its answer."""
+
+    prompt: int
+    answer: int
+
+    @property
+    def tokens(self) -> int:
+        """Of which keys and values are kept in the end."""
+        return self.prompt + self.answer
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """One replica of a model.
+
+    Attributes:
+        devices: Over which it is tensor parallel: the fewest that hold it.
+        memory: Bytes on each at full concurrency.
+        concurrency: Sequences that fit beside the weights.
+        stream_tokens_per_second: Of one user alone, by the bound.
+        tokens_per_second: Of answers to all users together at full concurrency, prompts read
+            between them, by the bound.
+        bound_by: What sets the pace there: memory bandwidth or compute.
+        first_token_seconds: To read one prompt when nothing else runs.
+        cold_start_seconds: To read the weights from storage.
+        rented: None where no price is known.
+        bought: None unless it was asked what owning costs.
+    """
+
+    devices: int
+    memory: ServingMemory
+    concurrency: int
+    stream_tokens_per_second: float
+    tokens_per_second: float
+    bound_by: str
+    first_token_seconds: float
+    cold_start_seconds: float
+    rented: Costs | None
+    bought: Costs | None
+
+
+def serving_plan(
+    config: DecoderConfig,
+    hardware: Hardware,
+    *,
+    weights: ServedWeights = "bf16",
+    traffic: Traffic | None = None,
+    storage_bandwidth: float,
+    hourly_price: float | None = None,
+    owned: Owned | None = None,
+) -> ServingPlan:
+    """The smallest replica of a model on a kind of device, and what it gives.
+
+    Args:
+        config: The model's shape, sized.
+        hardware: Of each device.
+        weights: How the blocks' matrices lie; products are in bf16.
+        traffic: What a user asks; by default a prompt of 1024 tokens and an answer of 256, or
+            less in the same proportion where the model's context is shorter.
+        storage_bandwidth: Bytes a second from storage to a replica.
+        hourly_price: US dollars for a device an hour, instead of the entry's.
+        owned: What a device of one's own would cost.
+
+    Raises:
+        UserError: it does not fit a node, or the traffic not the model's context.
+    """
+    traffic = traffic or _usual(config)
+    if traffic.tokens > config.context_length:
+        raise UserError(
+            f"a prompt of {traffic.prompt} and an answer of {traffic.answer} tokens are longer "
+            f"than the model's context of {config.context_length}; ask for less"
+        )
+    devices = _devices(config, hardware, weights, traffic)
+    concurrency = _concurrency(config, hardware, weights, traffic, devices)
+    pace = _Pace(config, hardware, weights, traffic, devices)
+    speed = pace.tokens_per_second(concurrency)
+    month = rented_month(hardware, hourly_price)
+    return ServingPlan(
+        devices=devices,
+        memory=_memory(config, weights, traffic, devices, concurrency),
+        concurrency=concurrency,
+        stream_tokens_per_second=1 / pace.step(1),
+        tokens_per_second=speed,
+        bound_by=pace.bound_by(concurrency),
+        first_token_seconds=pace.prefill,
+        cold_start_seconds=served_weight_bytes(config, weights) / storage_bandwidth,
+        rented=None if month is None else costs(month, devices, concurrency, speed),
+        bought=None if owned is None else costs(owned.month(hardware), devices, concurrency, speed),
+    )
+
+
+def _usual(config: DecoderConfig) -> Traffic:
+    tokens = min(1280, config.context_length)
+    return Traffic(prompt=tokens - tokens // 5, answer=tokens // 5)
+
+
+def _devices(
+    config: DecoderConfig, hardware: Hardware, weights: ServedWeights, traffic: Traffic
+) -> int:
+    ways = [n for n in range(1, hardware.devices_per_node + 1) if not config.heads % n]
+    for devices in ways:
+        if _concurrency(config, hardware, weights, traffic, devices):
+            return devices
+    most = _memory(config, weights, traffic, ways[-1], 1).total / HEADROOM
+    raise UserError(
+        f"serving does not fit: {ways[-1]} devices of a node need {most / _GIB:.3g} GiB each, and "
+        f"have {hardware.memory_bytes / _GIB:.3g}; take int8 or int4, a larger device, or less "
+        f"than {traffic.tokens} tokens"
+    )
+
+
+def _concurrency(
+    config: DecoderConfig,
+    hardware: Hardware,
+    weights: ServedWeights,
+    traffic: Traffic,
+    devices: int,
+) -> int:
+    """How many sequences fit; 0 where not one does."""
+    none, one = (_memory(config, weights, traffic, devices, n).total for n in (0, 1))
+    room = hardware.memory_bytes * HEADROOM - none
+    return max(0, int(room / (one - none)))
+
+
+def _memory(
+    config: DecoderConfig, weights: ServedWeights, traffic: Traffic, devices: int, sequences: int
+) -> ServingMemory:
+    """On one of the devices; keys and values of a head can't be divided further."""
+    whole = serving_memory(config, served_weight_bytes(config, weights), sequences, traffic.tokens)
+    heads = min(devices, config.kv_heads)
+    return ServingMemory(
+        weights=-(-whole.weights // devices),
+        kv_cache=-(-whole.kv_cache // heads),
+        activations=whole.activations,
+    )
+
+
+class _Pace:
+    """Seconds by the bounds, of all devices of a replica together."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        hardware: Hardware,
+        weights: ServedWeights,
+        traffic: Traffic,
+        devices: int,
+    ) -> None:
+        self._bandwidth = hardware.memory_bandwidth * devices
+        self._flops = max(hardware.peak("bf16"), hardware.peak("fp16")) * devices
+        self._answer = traffic.answer
+        # Embeddings are looked up, not read; keys and values as they are midway in the answer.
+        looked_up = 0 if config.tie_embeddings else config.vocab_size * config.width * BF16
+        self._weights = served_weight_bytes(config, weights) - looked_up
+        midway = traffic.prompt + traffic.answer // 2
+        copies = max(1, devices // config.kv_heads)
+        self._cache = kv_cache_bytes(config, 1, midway) * copies
+        self._token = 2 * matrix_parameters(config) + _attention(config, midway)
+        # Causal: a token of the prompt sees half of it on average.
+        prompt = 2 * matrix_parameters(config) + _attention(config, traffic.prompt // 2)
+        self.prefill = max(traffic.prompt * prompt / self._flops, self._weights / self._bandwidth)
+
+    def step(self, sequences: int) -> float:
+        """One token for each."""
+        return max(self._reading(sequences), self._computing(sequences))
+
+    def bound_by(self, sequences: int) -> str:
+        """What a step waits for."""
+        reads = self._reading(sequences) >= self._computing(sequences)
+        return "memory bandwidth" if reads else "compute"
+
+    def tokens_per_second(self, sequences: int) -> float:
+        """Of answers; each begins with the reading of its prompt, for which all wait."""
+        seconds = self._answer * self.step(sequences) + sequences * self.prefill
+        return sequences * self._answer / seconds
+
+    def _reading(self, sequences: int) -> float:
+        return (self._weights + sequences * self._cache) / self._bandwidth
+
+    def _computing(self, sequences: int) -> float:
+        return sequences * self._token / self._flops
+
+
+def _attention(config: DecoderConfig, seen: int) -> int:
+    """FLOPs of a token that sees so many: its scores, and what it draws from their values."""
+    kept = min(seen, config.sliding_window or seen)
+    return 4 * config.layers * config.heads * config.head_width * kept

@@ -1,13 +1,14 @@
-"""The rule behind `parallel: auto` and `train.micro_batch_size: auto`; no torch here.
+"""The layouts that a recipe can have, and the rule behind `parallel: auto`; no torch here.
 
-Layouts are tried from the least communication to the most, and of the first that fits the largest
-micro-batch is taken that fits with it:
+Layouts are tried from the least communication to the most:
 
 1. one replica a process; then its moments sharded, then gradients, then weights (ZeRO 1, 2, 3)
 2. tensor parallel over 2, 4, 8 neighbours, with the rest sharded
 3. pipeline parallel over 2, 4, 8, ... stages beside that
 
-A micro-batch is a power of two, at most this process's share of a step and `MOST_TOKENS`.
+A micro-batch is a power of two, at most this process's share of a step and `MOST_TOKENS`; the
+largest comes first. On a device whose datasheet is known `auto` takes of those that fit the one
+whose step is the fastest by `step_time.py`, on any other the first.
 """
 
 import math
@@ -19,9 +20,12 @@ from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import override_values
 from pipelines.distributed.layout import Layout, resolve_layout
+from pipelines.distributed.stages import check_micro_batches
 from pipelines.models.config import DecoderConfig
 from pipelines.models.division import check_division
+from pipelines.planning.hardware import Hardware
 from pipelines.planning.memory import Memory, Training, estimate
+from pipelines.planning.step_time import step_time
 
 MOST_TOKENS = 16_384  # a micro-batch on one process; beyond it matrix products gain nothing
 _GIB = 2**30
@@ -32,18 +36,52 @@ _NEIGHBOURS = (1, 2, 4, 8)  # within one node, whose links are fast
 
 @dataclass(frozen=True)
 class Choice:
-    """A recipe without `auto`, and what the formulas say of it."""
+    """A layout and a micro-batch, and what the formulas say of them.
 
-    recipe: Recipe
-    layout: Layout
+    Attributes:
+        laid: The recipe, with sizes that may still be `auto`.
+        training: What the layout makes of it.
+        memory: Of the device that needs most.
+    """
+
+    laid: Recipe
+    training: Training
     memory: Memory
 
+    @property
+    def layout(self) -> Layout:
+        """Processes by dimension."""
+        return self.training.layout
+
+    @property
+    def recipe(self) -> Recipe:
+        """Without any `auto`."""
+        training = self.training
+        values: dict[str, object] = {
+            f"parallel.{key}": getattr(self.layout, key) for key in ("dp_replicate", "dp_shard")
+        }
+        values["train.micro_batch_size"] = training.micro_batch
+        values["train.activation_checkpoint"] = training.activation_checkpoint
+        return override_values(self.laid, values)
+
     def __str__(self) -> str:
-        parallel, train = self.recipe.parallel, self.recipe.train
+        training = self.training
         return (
-            f"{self.layout}, sharding {parallel.sharding}, micro_batch_size "
-            f"{train.micro_batch_size}: {self.memory.total / _GIB:.3g} GiB a device"
+            f"{self.layout}, sharding {training.sharding}, micro_batch_size "
+            f"{training.micro_batch}: {self.memory.total / _GIB:.3g} GiB a device"
         )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A layout that can't be, of which nothing is estimated."""
+
+    laid: Recipe
+    why: UserError
+
+    def __str__(self) -> str:
+        parallel = self.laid.parallel
+        return f"pp({parallel.pp}) * tp({parallel.tp}), sharding {parallel.sharding}"
 
 
 def is_left_to_the_rule(recipe: Recipe) -> bool:
@@ -58,8 +96,9 @@ def choose(
     device_bytes: float,
     *,
     below: float = math.inf,
+    hardware: Hardware | None = None,
 ) -> Choice:
-    """What the rule takes; with nothing on `auto`, the recipe as it is.
+    """What `auto` becomes; with nothing on `auto`, the recipe as it is.
 
     Args:
         recipe: Whose `auto` are to be replaced; what is fixed stays.
@@ -68,6 +107,7 @@ def choose(
         device_bytes: Memory of the smallest device.
         below: What a choice needed by the formulas that ran out of memory all the same; the next
             one that needs less has the same global batch and order of samples.
+        hardware: Of every device, where its datasheet is known: the fastest comes first.
 
     Raises:
         UserError: nothing fits, or what is fixed fits no number of processes.
@@ -75,6 +115,9 @@ def choose(
     choices = _choices(recipe, config, world)
     if not is_left_to_the_rule(recipe):
         return choices[0]
+    if hardware is not None:
+        compiled = recipe.train.compile
+        choices.sort(key=lambda each: _seconds(config, each, hardware, compiled))
     for choice in choices:
         if choice.memory.total <= device_bytes and choice.memory.total < below:
             return choice
@@ -87,31 +130,48 @@ def choose(
     )
 
 
+def _seconds(config: DecoderConfig, choice: Choice, hardware: Hardware, compiled: bool) -> float:
+    return step_time(config, choice.training, hardware, compiled=compiled).total
+
+
 def _choices(recipe: Recipe, config: DecoderConfig, world: int) -> list[Choice]:
-    """Every choice that is possible, the best first; at least one.
+    """Every choice that is possible, in the rule's order; at least one.
 
     Raises:
         UserError: none is; what is wrong with the first.
     """
-    choices: list[Choice] = []
-    wrong: list[UserError] = []
+    tried = list(tries(recipe, config, world))
+    choices = [each for each in tried if isinstance(each, Choice)]
+    if not choices:
+        raise next(each.why for each in tried if isinstance(each, Refusal))
+    return choices
+
+
+def tries(recipe: Recipe, config: DecoderConfig, world: int) -> Iterator[Choice | Refusal]:
+    """Every layout and micro-batch that the rule looks at, in its order.
+
+    Args:
+        recipe: Whose `auto` are tried; what is fixed stays.
+        config: The model's shape, sized.
+        world: Processes.
+    """
     for laid in _laid(recipe, world):
         try:
             layout = resolve_layout(laid.parallel, world)
-            sized = list(_with_micro_batches(laid, layout))
+            sizes = _micro_batches(laid, layout)
+            check_division(config, layout, laid)
         except UserError as error:
-            wrong.append(error)
+            yield Refusal(laid, error)
             continue
-        for tried in sized:
+        for micro_batch in sizes:
+            training = _training(laid, layout, micro_batch)
             try:
-                check_division(config, layout, tried)
+                if layout.pp > 1:
+                    check_micro_batches(training.schedule, layout.pp, training.micro_batches)
             except UserError as error:  # a smaller micro-batch may do
-                wrong.append(error)
+                yield Refusal(laid, error)
                 continue
-            choices.append(Choice(tried, layout, estimate(config, _training(tried, layout))))
-    if not choices:
-        raise wrong[0]
-    return choices
+            yield Choice(laid, training, estimate(config, training))
 
 
 def _laid(recipe: Recipe, world: int) -> Iterator[Recipe]:
@@ -133,8 +193,8 @@ def _fixed(number: int | Literal["auto"]) -> int:
     return 1 if number == "auto" else number
 
 
-def _with_micro_batches(recipe: Recipe, layout: Layout) -> Iterator[Recipe]:
-    """The recipe with each micro-batch that is looked at, the largest first."""
+def _micro_batches(recipe: Recipe, layout: Layout) -> list[int]:
+    """Each micro-batch that is looked at, the largest first."""
     train = recipe.train
     share = train.global_batch_size // layout.dp
     if not share:
@@ -142,20 +202,16 @@ def _with_micro_batches(recipe: Recipe, layout: Layout) -> Iterator[Recipe]:
             f"train.global_batch_size({train.global_batch_size}) is smaller than the {layout.dp} "
             "data-parallel processes: each needs at least one sample a step"
         )
-    sizes = [train.micro_batch_size]
-    if train.micro_batch_size == "auto":
-        tokens = recipe.data.sequence_length / layout.cp
-        most = min(share, max(1, int(MOST_TOKENS / tokens)))
-        powers = (2**power for power in range(most.bit_length() - 1, -1, -1))
-        sizes = [size for size in powers if not share % size and not train.global_batch_size % size]
-    fixed = {f"parallel.{key}": getattr(layout, key) for key in ("dp_replicate", "dp_shard")}
-    for size in sizes:
-        yield override_values(recipe, fixed | {"train.micro_batch_size": size})
+    if train.micro_batch_size != "auto":
+        return [train.micro_batch_size]
+    tokens = recipe.data.sequence_length / layout.cp
+    most = min(share, max(1, int(MOST_TOKENS / tokens)))
+    powers = (2**power for power in range(most.bit_length() - 1, -1, -1))
+    return [size for size in powers if not share % size and not train.global_batch_size % size]
 
 
-def _training(recipe: Recipe, layout: Layout) -> Training:
+def _training(recipe: Recipe, layout: Layout, micro_batch: int) -> Training:
     parallel, train = recipe.parallel, recipe.train
-    micro_batch = train.fixed_micro_batch_size
     return Training(
         layout=layout,
         sharding=parallel.sharding,  # type: ignore[arg-type]  # no auto any more

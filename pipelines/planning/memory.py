@@ -222,6 +222,12 @@ def _adapters(config: DecoderConfig, training: Training) -> _Held:
     return _Held(config.layers * block, 0, block)
 
 
+def adapter_parameters(config: DecoderConfig, adapter: Adapter) -> int:
+    """Numbers that training adjusts of a whole model with adapters."""
+    shapes = _adapted(config, adapter).values()
+    return config.layers * adapter.rank * sum(rows + columns for rows, columns in shapes)
+
+
 def _adapted(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[int, int]]:
     """Shapes of a block's linear layers that get an adapter."""
     shapes = linear_shapes(config)

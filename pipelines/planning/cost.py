@@ -1,0 +1,53 @@
+"""How much computation a run is, how many hours of devices, and what they cost; no torch here.
+
+Sources: Kaplan et al. 2020 and Hoffmann et al. 2022 (6 N D); Chowdhery et al. 2022 (PaLM), section
+4.1 and appendix B.
+"""
+
+from dataclasses import dataclass
+
+from pipelines.models.config import DecoderConfig
+from pipelines.planning.hardware import Hardware, Precision
+from pipelines.planning.roofs import flops_per_token
+
+CHINCHILLA = 20  # tokens a parameter: Hoffmann et al. 2022, table 3
+
+
+def training_flops(parameters: float, tokens: float) -> float:
+    """6 N D: a multiplication and an addition a weight, forward and twice backward."""
+    return 6 * parameters * tokens
+
+
+def model_flops(config: DecoderConfig, tokens: float, length: int, trainable: float = 1.0) -> float:
+    """Of training on so many tokens, with attention over samples of `length`."""
+    return flops_per_token(config, length, trainable) * tokens
+
+
+def device_hours(flops: float, hardware: Hardware, precision: Precision, mfu: float) -> float:
+    """Hours of one device that reaches this share of its peak."""
+    return flops / (hardware.peak(precision) * mfu) / 3600
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """One stage of the pipeline.
+
+    Attributes:
+        hours: By the clock.
+        price_per_hour: Of all devices it holds; None where their price is unknown.
+        bound_by: The resource that takes most of its time.
+    """
+
+    hours: float
+    price_per_hour: float | None
+    bound_by: str
+
+    @property
+    def cost(self) -> float | None:
+        """Of the stage."""
+        return None if self.price_per_hour is None else self.hours * self.price_per_hour
+
+
+def energy_kwh(hardware: Hardware, devices: int, hours: float) -> float:
+    """Of the devices at full load, without their hosts and cooling."""
+    return hardware.watts * devices * hours / 1000

@@ -14,6 +14,7 @@ from pipelines.commands import (
     export,
     gc,
     models,
+    plan,
     platform,
     recipes,
     run,
@@ -32,6 +33,7 @@ app = typer.Typer(
 
 app.command(rich_help_panel="The pipeline")(run.run)
 app.command(rich_help_panel="The pipeline")(run.stage)
+app.command(rich_help_panel="The pipeline")(plan.plan)
 app.add_typer(recipes.app, name="recipes", rich_help_panel="The pipeline")
 app.add_typer(data.app, name="data", rich_help_panel="The pipeline")
 models.app.command()(export.export)

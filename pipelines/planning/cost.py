@@ -33,19 +33,20 @@ class StageCost:
     """One stage of the pipeline.
 
     Attributes:
-        hours: By the clock.
+        hours: By the clock; None where they can't be told beforehand.
         price_per_hour: Of all devices it holds; None where their price is unknown.
         bound_by: The resource that takes most of its time.
     """
 
-    hours: float
+    hours: float | None
     price_per_hour: float | None
     bound_by: str
 
     @property
     def cost(self) -> float | None:
-        """Of the stage."""
-        return None if self.price_per_hour is None else self.hours * self.price_per_hour
+        """Of the stage; None where hours or price are unknown."""
+        known = self.hours is not None and self.price_per_hour is not None
+        return self.hours * self.price_per_hour if known else None  # type: ignore[operator]
 
 
 def energy_kwh(hardware: Hardware, devices: int, hours: float) -> float:

@@ -7,8 +7,8 @@ Layouts are tried from the least communication to the most:
 3. pipeline parallel over 2, 4, 8, ... stages beside that
 
 A micro-batch is a power of two, at most this process's share of a step and `MOST_TOKENS`; the
-largest comes first. On a device whose datasheet is known `auto` takes of those that fit the one
-whose step is the fastest by `step_time.py`, on any other the first.
+largest comes first. On a device whose datasheet is known `auto` takes of those that fit the first
+that `step_time.py` finds as fast as the fastest, within `AS_FAST`; on any other device the first.
 """
 
 import math
@@ -28,6 +28,7 @@ from pipelines.planning.memory import Memory, Training, estimate
 from pipelines.planning.step_time import step_time
 
 MOST_TOKENS = 16_384  # a micro-batch on one process; beyond it matrix products gain nothing
+AS_FAST = 1.05  # of the least time: predictions are no finer, and the earlier layout is the simpler
 _GIB = 2**30
 _SHARDINGS = ("none", "optimizer", "gradients", "full")
 _WAYS = (1, 2, 4, 8, 16, 32, 64)
@@ -107,7 +108,7 @@ def choose(
         device_bytes: Memory of the smallest device.
         below: What a choice needed by the formulas that ran out of memory all the same; the next
             one that needs less has the same global batch and order of samples.
-        hardware: Of every device, where its datasheet is known: the fastest comes first.
+        hardware: Of every device, where its datasheet is known.
 
     Raises:
         UserError: nothing fits, or what is fixed fits no number of processes.
@@ -115,12 +116,11 @@ def choose(
     choices = _choices(recipe, config, world)
     if not is_left_to_the_rule(recipe):
         return choices[0]
-    if hardware is not None:
-        compiled = recipe.train.compile
-        choices.sort(key=lambda each: _seconds(config, each, hardware, compiled))
-    for choice in choices:
-        if choice.memory.total <= device_bytes and choice.memory.total < below:
-            return choice
+    fitting = [
+        each for each in choices if each.memory.total <= device_bytes and each.memory.total < below
+    ]
+    if fitting:
+        return fitting[0] if hardware is None else _fast(fitting, config, hardware)
     least = min(choices, key=lambda each: each.memory.total)
     ran_out = "" if below == math.inf else f", and {below / _GIB:.3g} GiB were too much"
     raise UserError(
@@ -130,8 +130,15 @@ def choose(
     )
 
 
-def _seconds(config: DecoderConfig, choice: Choice, hardware: Hardware, compiled: bool) -> float:
-    return step_time(config, choice.training, hardware, compiled=compiled).total
+def _fast(fitting: list[Choice], config: DecoderConfig, hardware: Hardware) -> Choice:
+    """The first that is as fast as the fastest."""
+    seconds = [
+        step_time(config, each.training, hardware, compiled=each.laid.train.compile).total
+        for each in fitting
+    ]
+    return next(
+        each for each, time in zip(fitting, seconds, strict=True) if time <= AS_FAST * min(seconds)
+    )
 
 
 def _choices(recipe: Recipe, config: DecoderConfig, world: int) -> list[Choice]:
@@ -179,6 +186,8 @@ def _laid(recipe: Recipe, world: int) -> Iterator[Recipe]:
     parallel = recipe.parallel
     for pp in _WAYS if parallel.pp == "auto" else [_fixed(parallel.pp)]:
         for tp in _NEIGHBOURS if parallel.tp == "auto" else [_fixed(parallel.tp)]:
+            if "auto" in (parallel.pp, parallel.tp) and 1 < pp * tp > world:
+                continue
             shardings: Sequence[str] = [parallel.sharding]
             if parallel.sharding == "auto":
                 alone = world == pp * tp

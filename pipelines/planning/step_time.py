@@ -47,12 +47,13 @@ REFERENCE_TOKENS = 6 * REFERENCE_SEQUENCE  # of a micro-batch
 # Where no MFU is published: the middle of those that are, 0.30 (V100) to 0.57 (A100).
 ASSUMED_MFU = 0.4
 
-# Figures of kernels, alike on every device. The first four are set so that most rows of LLM
+# Figures of kernels, alike on every device. The first five are set so that most rows of LLM
 # Foundry's tables (A100 of 40 and 80 GB, H100) come out, the last two by one row each of
 # torchtitan's (Llama 3 8B on 8 H100, with torch.compile and with float8).
 ATTENTION_RATE = 0.65  # beside other products; the half that causality spares counts as done
 TRAFFIC_RATE = 0.5  # of the bandwidth, for what lies between products
 CONTENTION = 0.2  # of a hidden collective's time is lost all the same: it takes cores and memory
+SELECTIVE_TRAFFIC = 1.1  # norms and activation functions come again, whose accesses are a few
 AGAIN = 0.7  # of a third of the products' time: those of a forward pass are the faster ones
 COMPILED_TRAFFIC_RATE = 1.0  # torch.compile fuses half of the traffic away
 FP8_RATE = 0.78  # beside bf16's share of its own peak: casts and scales take the rest
@@ -114,6 +115,8 @@ def step_time(
     seconds = slowest * _products(config, training, hardware, trained)
     reached = COMPILED_TRAFFIC_RATE if compiled else TRAFFIC_RATE
     traffic = slowest * work.memory_bytes / hardware.memory_bandwidth / reached
+    if training.activation_checkpoint == "selective":
+        traffic *= SELECTIVE_TRAFFIC
     sent = communication(config, training, hardware, trained)
     busy = seconds + traffic
     last = busy / training.micro_batches * 2 / 3  # the last backward pass, which hides gradients

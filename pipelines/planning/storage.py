@@ -12,7 +12,7 @@ from pipelines.planning.memory import FP32, MOMENTS, Training, adapter_parameter
 from pipelines.planning.step_time import trainable
 
 Need = Literal["loader", "checkpoint", "start"]
-PAUSE_SHARE = 0.05  # of a checkpoint interval that writing may take before the next waits for it
+LEAST_STALL = 1.0  # seconds, an assumption: processes agree on a save, however little they copy
 START_SECONDS = 600.0  # in which a run is expected to have read its state
 
 
@@ -87,7 +87,8 @@ def stall_seconds(size: CheckpointSize, training: Training, host_bandwidth: floa
     The rest is written while training goes on. Replicas share the writing among them.
     """
     parts = training.shards * training.layout.tp * training.layout.pp
-    return 0.0 if host_bandwidth is None else size.total / parts / host_bandwidth
+    copying = 0.0 if host_bandwidth is None else size.total / parts / host_bandwidth
+    return max(LEAST_STALL, copying)
 
 
 def demands(

@@ -1,0 +1,210 @@
+"""Everything that planning says of a run on a machine, joined; no torch here."""
+
+from dataclasses import dataclass
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import STAGES
+from pipelines.models.config import DecoderConfig
+from pipelines.planning.cost import StageCost, energy_kwh, model_flops
+from pipelines.planning.failures import Failures, failures
+from pipelines.planning.hardware import Hardware, Precision
+from pipelines.planning.layout_rule import Choice
+from pipelines.planning.search import Candidate, own, search
+from pipelines.planning.step_time import StepTime, trainable
+from pipelines.planning.storage import (
+    CheckpointSize,
+    Demand,
+    Storage,
+    checkpoint_size,
+    demands,
+    stall_seconds,
+)
+
+_BYTES_A_TOKEN = 4  # of English text, with vocabularies of tens of thousands
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run gets.
+
+    Attributes:
+        hardware: Of every device.
+        gpus: Devices.
+        storage: That all nodes share; None where its rates aren't known.
+        price: Of a device an hour, over the entry's; None: the entry's.
+    """
+
+    hardware: Hardware
+    gpus: int
+    storage: Storage | None = None
+    price: float | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Machines, each full but the last."""
+        return -(-self.gpus // self.hardware.devices_per_node)
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of all devices; None where no price is known."""
+        each = self.hardware.hourly_price if self.price is None else self.price
+        return None if each is None else each * self.gpus
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A run with one layout.
+
+    Attributes:
+        step_seconds: Of an optimizer step, waiting for data included.
+        tokens_per_second: Of all devices.
+        mfu: Of the whole machine.
+        bound_by: The resource that takes most of a step.
+        bound_share: Its share.
+        steps: Of the run.
+        flops: Of the model, attention included; nothing computed again.
+        failures: What the run has to expect, and how often to save it.
+        checkpoint: Bytes of one.
+        stall_seconds: In which one keeps training waiting.
+        demands: What each node needs of the storage.
+        stages: By name.
+        kwh: Of the devices in training.
+    """
+
+    step_seconds: float
+    tokens_per_second: float
+    mfu: float
+    bound_by: str
+    bound_share: float
+    steps: int
+    flops: float
+    failures: Failures
+    checkpoint: CheckpointSize
+    stall_seconds: float
+    demands: list[Demand]
+    stages: dict[str, StageCost]
+    kwh: float
+
+    @property
+    def hours(self) -> float:
+        """Of training, by the clock, with checkpoints and restarts."""
+        return self.failures.seconds / 3600
+
+    @property
+    def cost(self) -> float | None:
+        """Of the stages that are forecast; None where no price is known."""
+        costs = [stage.cost for stage in self.stages.values() if stage.hours is not None]
+        return None if None in costs else sum(cost for cost in costs if cost is not None)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to: does it fit, how long, how much, with which layout.
+
+    Attributes:
+        machine: On which.
+        parameters: Of the model.
+        asked: What the recipe itself says or leaves open, the fastest first.
+        layouts: All that were looked at, the fastest first.
+        forecast: With the first of `asked`, where it fits.
+    """
+
+    machine: Machine
+    parameters: int
+    asked: list[Candidate]
+    layouts: list[Candidate]
+    forecast: Forecast | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the recipe runs on the machine as it is."""
+        return self.forecast is not None
+
+
+def plan(
+    recipe: Recipe, config: DecoderConfig, machine: Machine, *, any_layout: bool = False
+) -> Plan:
+    """Plan a run.
+
+    Args:
+        recipe: What is to run; what it leaves on `auto` is searched.
+        config: The model's shape, sized.
+        machine: On which.
+        any_layout: Whether the recipe's own layout and activation checkpointing count for nothing.
+
+    Raises:
+        UserError: no layout of so many devices can divide the model or its batch.
+    """
+    layouts = search(recipe, config, machine.hardware, machine.gpus)
+    asked = layouts if any_layout else own(recipe, config, machine.hardware, machine.gpus)
+    best = asked[0]
+    forecast = None
+    if best.fits and best.choice is not None and best.step is not None:
+        forecast = _forecast(recipe, config, machine, best.choice, best.step)
+    return Plan(machine, config.parameters, asked, layouts, forecast)
+
+
+def _forecast(
+    recipe: Recipe, config: DecoderConfig, machine: Machine, choice: Choice, step: StepTime
+) -> Forecast:
+    training, train, hardware = choice.training, recipe.train, machine.hardware
+    needs = demands(
+        config,
+        training,
+        nodes=machine.nodes,
+        step_seconds=step.total,
+        checkpoint_seconds=step.total * train.checkpoint_every,
+        storage=machine.storage,
+    )
+    waits = needs[0].seconds or 0.0
+    seconds = max(step.total, waits)
+    # What is read ahead waits for nothing, so long as the storage is faster than the step.
+    resources = {"storage": waits} if waits > step.total else step.resources
+    bound_by = max(resources, key=resources.__getitem__)
+    tokens = train.global_batch_size * recipe.data.sequence_length
+    part = trainable(config, training)
+    flops = model_flops(config, tokens, recipe.data.sequence_length, part)
+    precision: Precision = train.precision
+    size = checkpoint_size(config, training)
+    stall = stall_seconds(size, training, hardware.pcie_bandwidth)
+    expected = failures(seconds * train.steps, machine.gpus, stall)
+    hours = expected.seconds / 3600
+    return Forecast(
+        step_seconds=seconds,
+        tokens_per_second=tokens / seconds,
+        mfu=flops / seconds / machine.gpus / hardware.peak(precision),
+        bound_by=bound_by,
+        bound_share=resources[bound_by] / seconds,
+        steps=train.steps,
+        flops=flops * train.steps,
+        failures=expected,
+        checkpoint=size,
+        stall_seconds=stall,
+        demands=needs,
+        stages=_stages(recipe, machine, hours, bound_by, tokens / seconds),
+        kwh=energy_kwh(hardware, machine.gpus, hours),
+    )
+
+
+def _stages(
+    recipe: Recipe, machine: Machine, hours: float, bound_by: str, tokens_per_second: float
+) -> dict[str, StageCost]:
+    """Each stage's time, where it can be told beforehand, its price an hour and what binds it.
+
+    Text is cleaned, cut into tokens and looked at by CPUs, at rates far below any storage's; how
+    much text there is only the source knows.
+    """
+    workers = recipe.resources.workers
+    most = workers if isinstance(workers, int) else workers[1]
+    cpu = recipe.resources.price_per_cpu_hour
+    forward = recipe.evaluate.max_bytes / _BYTES_A_TOKEN / recipe.evaluate.stride
+    known = {
+        "preprocess": StageCost(None, None if cpu is None else cpu * most, "compute"),
+        "train": StageCost(hours, machine.price_per_hour, bound_by),
+        # A forward pass is a third of a step.
+        "evaluate": StageCost(
+            forward / 3 / tokens_per_second / 3600, machine.price_per_hour, "compute"
+        ),
+    }
+    light = StageCost(None, cpu, "compute")
+    return {stage: known.get(stage, light) for stage in STAGES}

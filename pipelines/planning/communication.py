@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pipelines.distributed.stages import stage_count
 from pipelines.models.config import DecoderConfig
 from pipelines.planning.hardware import Hardware
-from pipelines.planning.memory import FP32, NF4, Training
+from pipelines.planning.memory_state import NF4
+from pipelines.planning.memory_training import FP32, Training
 
 REACHED = (
     0.8  # of a link's datasheet: 370 of 450 GB/s, by NCCL's maintainer (nccl-tests, issue 212)

@@ -24,7 +24,8 @@ from pipelines.distributed.stages import check_micro_batches
 from pipelines.models.config import DecoderConfig
 from pipelines.models.division import check_division
 from pipelines.planning.hardware import Hardware
-from pipelines.planning.memory import Memory, Training, estimate
+from pipelines.planning.memory import Memory, estimate
+from pipelines.planning.memory_training import Training
 from pipelines.planning.step_time import step_time
 
 MOST_TOKENS = 16_384  # a micro-batch on one process; beyond it matrix products gain nothing
@@ -232,4 +233,5 @@ def _training(recipe: Recipe, layout: Layout, micro_batch: int) -> Training:
         schedule=parallel.schedule,
         cpu_offload=parallel.cpu_offload,
         adapter=recipe.adapter,
+        optimizer=train.optimizer,
     )

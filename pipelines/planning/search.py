@@ -15,7 +15,8 @@ from pipelines.distributed.layout import Layout
 from pipelines.models.config import DecoderConfig
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.layout_rule import Choice, Refusal, choose, is_left_to_the_rule, tries
-from pipelines.planning.memory import Training, estimate
+from pipelines.planning.memory import estimate
+from pipelines.planning.memory_training import Training
 from pipelines.planning.step_time import StepTime, step_time
 
 Checkpointing = Literal["none", "selective", "full"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.models.config import DecoderConfig
-from pipelines.planning.memory import linear_shapes
+from pipelines.planning.memory_state import linear_shapes
 
 BF16, FP32 = 2, 4
 ServedWeights = Literal["bf16", "int8", "int4"]

@@ -19,7 +19,8 @@ from pipelines.models.config import DecoderConfig
 from pipelines.models.division import stage_layers
 from pipelines.planning.communication import communication
 from pipelines.planning.hardware import Hardware, Precision
-from pipelines.planning.memory import NF4, Training, adapter_parameters
+from pipelines.planning.memory_state import NF4, adapter_parameters
+from pipelines.planning.memory_training import Training
 from pipelines.planning.roofs import (
     Share,
     Work,

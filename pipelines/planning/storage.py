@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.models.config import DecoderConfig
-from pipelines.planning.memory import FP32, MOMENTS, Training, adapter_parameters
+from pipelines.planning.memory_state import MOMENTS, adapter_parameters
+from pipelines.planning.memory_training import FP32, Training
 from pipelines.planning.step_time import trainable
 
 Need = Literal["loader", "checkpoint", "start"]

@@ -7,7 +7,7 @@ from pipelines.distributed.layout import Layout
 from pipelines.models.presets import preset
 from pipelines.planning.communication import REACHED, Group, communication
 from pipelines.planning.hardware_table import named
-from pipelines.planning.memory import Training
+from pipelines.planning.memory_training import Training
 
 H100 = named("h100")
 LLAMA = preset("llama3-8b")

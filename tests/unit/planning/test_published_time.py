@@ -19,7 +19,7 @@ from pipelines.models.config import DecoderConfig
 from pipelines.models.presets import preset
 from pipelines.planning.cost import device_hours, training_flops
 from pipelines.planning.hardware_table import named
-from pipelines.planning.memory import Training
+from pipelines.planning.memory_training import Training
 from pipelines.planning.step_time import bubble, step_time
 
 WITHIN = 0.15

@@ -3,7 +3,8 @@ import pytest
 from pipelines.core.recipe_training import Adapter
 from pipelines.distributed.layout import Layout
 from pipelines.models.presets import preset
-from pipelines.planning.memory import Training, adapter_parameters
+from pipelines.planning.memory_state import adapter_parameters
+from pipelines.planning.memory_training import Training
 from pipelines.planning.storage import (
     LEAST_STALL,
     Storage,

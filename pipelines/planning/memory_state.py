@@ -1,0 +1,244 @@
+"""Bytes of weights, gradients and moments on one device; no torch here.
+
+After ZeRO (Rajbhandari et al. 2020) for what is implemented: AdamW with all three in fp32, or Muon
+with one moment for the matrices of blocks.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from pipelines.core.recipe_training import Adapter
+from pipelines.models.config import DecoderConfig
+from pipelines.planning.memory_training import FP32, Sharding, Training, layers_by_rank
+
+NF4 = 0.516  # QLoRA's 4 bits, with the scales of blocks of 64 quantised once more
+MOMENTS = 8  # two of AdamW a weight
+_BY_ROWS = ("o_proj", "down_proj")  # what tensor parallelism divides so
+_GATHERED_TOGETHER = 1 << 26  # bytes, in `distributed/zero_one.py`
+_MUON_TOGETHER = 1 << 27  # numbers, in `training/muon.py`
+_MUON_BYTES = 8  # of each of them while it is orthogonalised: four copies in bf16
+
+
+@dataclass(frozen=True)
+class State:
+    """Bytes of what stays from step to step, and of what it is exchanged and computed in.
+
+    Attributes:
+        weights: As they lie and as they are gathered, those that are frozen too.
+        casts: Of them in half precision, which autocast keeps to the end of the forward pass.
+        casts_kept: Of those, what is there in the backward pass.
+        gradients: When all are there.
+        gradients_at_loss: When the last backward pass begins.
+        optimizer: Moments.
+        buffers: In which processes exchange gradients and weights.
+    """
+
+    weights: float
+    casts: float
+    casts_kept: float
+    gradients: float
+    gradients_at_loss: float
+    optimizer: float
+    buffers: float
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Numbers of a process's part of the model, before data parallelism divides them.
+
+    Attributes:
+        whole: All.
+        root: What is in no block: embeddings, last norm, head.
+        block: Of one block.
+        looked_up: Of the root, what no matrix product reads.
+    """
+
+    whole: float
+    root: float
+    block: float
+    looked_up: float = 0.0
+
+    @property
+    def unit(self) -> float:
+        """The most that FSDP2 gathers at once."""
+        return max(self.root, self.block)
+
+    @property
+    def in_use(self) -> float:
+        """What FSDP2 keeps gathered where blocks are given up: the root, a block and the next."""
+        return min(self.whole, self.root + 2 * self.block)
+
+
+def state_of(config: DecoderConfig, training: Training) -> State:
+    """Of the process that has most."""
+    held = _held(config, training)
+    trained = held if training.trains_all else _adapters(config, training)
+    frozen = 0.0 if training.trains_all else _frozen(config, held, training)
+    sharded = training.is_fully_sharded
+    state = _sharded(trained, training) if sharded else _replicated(trained, training)
+    moments = _moments(config, trained, training)
+    moments *= kept_by_zero(training.sharding, training.layout.shards).optimizer
+    return State(
+        weights=frozen + state.weights,
+        casts=state.casts,
+        casts_kept=state.casts_kept,
+        gradients=state.gradients,
+        gradients_at_loss=state.gradients_at_loss,
+        optimizer=0.0 if sharded and training.cpu_offload else moments,
+        buffers=state.buffers,
+    )
+
+
+class Kept(NamedTuple):
+    """The parts that each of several processes keeps."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+
+def kept_by_zero(sharding: Sharding, ways: int) -> Kept:
+    """ZeRO's stages 0 to 3 over so many processes (Rajbhandari et al. 2020, figure 1)."""
+    stage = ("none", "optimizer", "gradients", "full").index(sharding)
+    return Kept(*(1 / ways if stage >= divides else 1.0 for divides in (3, 2, 1)))
+
+
+def muon_bytes(config: DecoderConfig, training: Training) -> float:
+    """Of the matrices that Muon orthogonalises at once: those of one shape, up to a limit."""
+    if training.optimizer != "muon" or not training.trains_all:
+        return 0.0
+    numbers: dict[tuple[int, ...], int] = {}
+    for shape in linear_shapes(config).values():
+        lying = tuple(sorted(shape))
+        numbers[lying] = numbers.get(lying, 0) + config.layers * prod(shape)
+    return max(min(n, max(prod(s), _MUON_TOGETHER)) for s, n in numbers.items()) * _MUON_BYTES
+
+
+def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """Rows and columns of a block's matrices by name."""
+    queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
+    width, hidden = config.width, config.hidden
+    shapes = {
+        "q_proj": (queries, width),
+        "k_proj": (keys, width),
+        "v_proj": (keys, width),
+        "o_proj": (width, queries),
+        "up_proj": (hidden, width),
+        "down_proj": (width, hidden),
+    }
+    return shapes | ({"gate_proj": (hidden, width)} if config.gated else {})
+
+
+def adapted_shapes(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[int, int]]:
+    """Of a block's matrices those that get an adapter."""
+    shapes = linear_shapes(config)
+    targets = adapter.targets or shapes
+    return {name: shape for name, shape in shapes.items() if name in targets}
+
+
+def adapter_parameters(config: DecoderConfig, adapter: Adapter) -> int:
+    """Numbers that training adjusts of a whole model with adapters."""
+    shapes = adapted_shapes(config, adapter).values()
+    return config.layers * adapter.rank * sum(rows + columns for rows, columns in shapes)
+
+
+def _held(config: DecoderConfig, training: Training) -> _Held:
+    """Of the process that has most: embeddings, or head, with its layers."""
+    layout, block = training.layout, config.layer_parameters
+    root: float = config.parameters - config.layers * block
+    if layout.pp == 1:
+        whole = root + config.layers * block
+        looked_up = config.context_length * config.width if config.positions == "learned" else 0
+        looked_up += 0 if config.tie_embeddings else config.vocab_size * config.width
+        return _Held(*(n / layout.tp for n in (whole, root, block, looked_up)))
+    if not config.tie_embeddings:
+        root /= 2  # embeddings and head lie on different stages; tied ones on both
+    last = layout.pp - 1
+    ends = [root if rank in (0, last) else 0.0 for rank in range(layout.pp)]
+    layers = layers_by_rank(config, training)
+    whole = max(n * block + end for n, end in zip(layers, ends, strict=True))
+    return _Held(whole / layout.tp, root / layout.tp, block / layout.tp)
+
+
+def _replicated(held: _Held, training: Training) -> State:
+    """Of numbers that are trained, whole on each process."""
+    whole, exchanged = held.whole, training.layout.dp_cp > 1
+    half = 0 if training.compute_bytes == FP32 else training.compute_bytes
+    casts = (whole - held.looked_up) * half
+    # What is computed again is cast again, a block at a time.
+    kept = min(casts, (held.root - held.looked_up + held.block) * half)
+    buffers = 0.0
+    if exchanged and training.accumulates:
+        buffers += whole * FP32  # DistributedDataParallel's buckets, which the sum goes through
+    if exchanged and training.sharding == "optimizer":
+        buffers += min(whole * FP32, _GATHERED_TOGETHER) * (1 + 1 / training.shards)
+    gradients = whole * FP32
+    return State(
+        weights=whole * FP32,
+        casts=casts,
+        casts_kept=kept if training.computes_again else casts,
+        gradients=gradients,
+        # Where they aren't the sum of micro-batches, they are its buckets, if any.
+        gradients_at_loss=gradients if training.accumulates or exchanged else 0.0,
+        optimizer=0.0,
+        buffers=buffers,
+    )
+
+
+def _sharded(held: _Held, training: Training) -> State:
+    """Of numbers that are trained, by FSDP2, which keeps no whole weights between steps.
+
+    Stage 2 of ZeRO gathers all of them in the forward pass, stage 3 a block at a time.
+    """
+    whole, size = held.whole, training.compute_bytes
+    gathered = (held.in_use if training.gives_up_blocks else whole) * size
+    waiting = (whole if training.accumulates else held.unit) * FP32
+    # A block is gathered in one piece and then laid out; so are its gradients.
+    buffers = 2 * held.block * size
+    share = 0.0 if training.cpu_offload else whole / training.shards * FP32
+    # Whole gradients that wait turn into shards one by one.
+    gradients = max(waiting, share) if training.accumulates else waiting + share
+    return State(
+        weights=share + gathered,
+        casts=0.0,
+        casts_kept=0.0,
+        gradients=gradients,
+        gradients_at_loss=gradients if training.accumulates else 0.0,
+        optimizer=0.0,
+        buffers=buffers,
+    )
+
+
+def _moments(config: DecoderConfig, held: _Held, training: Training) -> float:
+    """Of all that is trained, before sharding divides them."""
+    if training.optimizer != "muon" or not training.trains_all:
+        return held.whole * MOMENTS
+    matrices = sum(prod(shape) for shape in linear_shapes(config).values())
+    of_blocks = (held.whole - held.root) * matrices / config.layer_parameters
+    return held.whole * MOMENTS - of_blocks * MOMENTS / 2
+
+
+def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
+    """Bytes of the weights below adapters; in NF4 are only those that have one."""
+    saved = 0.0  # a number of a block
+    if training.adapter.kind == "qlora":
+        adapted = adapted_shapes(config, training.adapter).values()
+        quantised = sum(rows * columns for rows, columns in adapted)
+        saved = quantised / config.layer_parameters * (training.compute_bytes - NF4)
+    whole = held.whole * training.compute_bytes - config.layers * held.block * saved
+    if not training.is_fully_sharded:
+        return whole
+    in_use = held.in_use * training.compute_bytes - min(2, config.layers) * held.block * saved
+    gathered = in_use if training.gives_up_blocks else whole
+    return gathered if training.cpu_offload else whole / training.shards + gathered
+
+
+def _adapters(config: DecoderConfig, training: Training) -> _Held:
+    """Numbers of the two matrices beside each layer that has an adapter; one is divided by tp."""
+    adapter, tp = training.adapter, training.layout.tp
+    block = adapter.rank * sum(
+        rows + columns / tp if name in _BY_ROWS else rows / tp + columns
+        for name, (rows, columns) in adapted_shapes(config, adapter).items()
+    )
+    return _Held(config.layers * block, 0, block)

@@ -1,0 +1,82 @@
+"""What decides the memory of training besides the model's shape; no torch here."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipelines.core.recipe_training import Adapter
+from pipelines.distributed.layout import Layout
+from pipelines.distributed.stages import Schedule, stage_count, stage_numbers
+from pipelines.models.config import DecoderConfig
+from pipelines.models.division import stage_layers
+
+FP32 = 4
+Sharding = Literal["none", "optimizer", "gradients", "full"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What else than the model decides the memory; sizes in tokens and samples."""
+
+    layout: Layout
+    sharding: Sharding
+    micro_batch: int
+    micro_batches: int  # of a step on one process
+    sequence: int
+    precision: str = "fp32"
+    activation_checkpoint: str = "none"
+    schedule: Schedule = "1f1b"
+    cpu_offload: bool = False
+    adapter: Adapter = field(default_factory=Adapter)
+    optimizer: str = "adamw"
+    on_cpu: bool = False  # where RMSNorm is no kernel of its own, and keeps more
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of a number in a matrix product."""
+        return FP32 if self.precision in ("fp32", "tf32") else 2
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients wait, whole, for those of further micro-batches."""
+        return self.micro_batches > 1
+
+    @property
+    def shards(self) -> int:
+        """Processes over which the state is divided that sharding divides."""
+        return 1 if self.sharding == "none" else self.layout.shards
+
+    @property
+    def is_fully_sharded(self) -> bool:
+        """Whether FSDP2 has the weights; see `distributed/data_parallel.py`."""
+        replicas = self.layout.tp * self.layout.pp > 1 and self.layout.dp_cp > 1
+        return self.sharding in ("gradients", "full") or replicas
+
+    @property
+    def gives_up_blocks(self) -> bool:
+        """Whether a block's weights are gathered for its own time only."""
+        zero_bubble = self.layout.pp > 1 and self.schedule == "zero_bubble"
+        return self.sharding == "full" and not zero_bubble
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether no weight is frozen below adapters."""
+        return self.adapter.kind == "none"
+
+    @property
+    def computes_again(self) -> bool:
+        """Whether blocks keep less than all from the forward to the backward pass."""
+        return self.activation_checkpoint != "none"
+
+    @property
+    def positions(self) -> float:
+        """Of a micro-batch, of those that a process works on between matrix products."""
+        return self.micro_batch * self.sequence / self.layout.tp / self.layout.cp
+
+
+def layers_by_rank(config: DecoderConfig, training: Training) -> list[int]:
+    """How many each process of a pipeline has."""
+    pp, schedule = training.layout.pp, training.schedule
+    if pp == 1:
+        return [config.layers]
+    stages = stage_layers(config, stage_count(schedule, pp))
+    return [sum(len(stages[n]) for n in stage_numbers(schedule, pp, rank)) for rank in range(pp)]

@@ -1,0 +1,115 @@
+"""The formulas against what torch counts: on the meta device, on the CPU, and on a GPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pipelines.core.recipe import Recipe
+from pipelines.distributed.layout import Layout
+from pipelines.models.config import DecoderConfig
+from pipelines.models.presets import PRESETS, preset
+from pipelines.models.transformer import Transformer
+from pipelines.planning.memory import estimate
+from pipelines.planning.memory_state import state_of
+from pipelines.planning.memory_training import Training
+from tests.unit.planning.training_step import peak_bytes, training_of
+
+WITHIN = 0.1
+SIZES = {"width": 256, "heads": 8, "context_length": 256}
+LLAMA = DecoderConfig(layers=4, kv_heads=4, hidden=704, vocab_size=4096, **SIZES)
+BYTES = replace(LLAMA, vocab_size=256)
+UNTIED = replace(LLAMA, vocab_size=16_384, tie_embeddings=False)
+
+
+def small(name: str) -> DecoderConfig:
+    shape = preset(name)
+    kv_heads = 4 if shape.kv_heads < shape.heads else 8
+    head_dim = 32 if shape.head_dim else None
+    return replace(
+        shape, layers=4, kv_heads=kv_heads, hidden=1024, vocab_size=4096, head_dim=head_dim, **SIZES
+    )
+
+
+def run(micro: int, batch: int, sequence: int = 256, adapter: object = None, **train) -> Recipe:
+    sizes = {"micro_batch_size": micro, "global_batch_size": batch, "warmup_steps": 2}
+    return Recipe.model_validate(
+        {
+            "name": "t",
+            "data": {"sequence_length": sequence},
+            "train": sizes | train,
+            "adapter": adapter or {},
+        }
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_s_state_is_what_torch_counts(name: str) -> None:
+    shape = PRESETS[name]
+    if not shape.vocab_size:
+        shape = shape.sized(vocab_size=32_000, context_length=2048)
+    with torch.device("meta"):
+        model = Transformer(shape)
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    optimizer.step()
+    moments = [
+        state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
+    ]
+    state = state_of(shape, Training(Layout(), "none", 1, 1, shape.context_length))
+    weights = sum(each.nbytes for each in model.parameters())
+    assert state.weights == pytest.approx(weights, rel=WITHIN / 1e6)
+    assert state.gradients == pytest.approx(weights, rel=WITHIN / 1e6)
+    assert state.optimizer == pytest.approx(sum(each.nbytes for each in moments), rel=WITHIN / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "recipe"),
+    [
+        pytest.param(LLAMA, run(4, 4), id="llama"),
+        pytest.param(LLAMA, run(4, 8, precision="bf16"), id="llama-bf16-accumulating"),
+        pytest.param(LLAMA, run(1, 1, sequence=64), id="llama-few-tokens"),
+        pytest.param(
+            BYTES, run(8, 8, precision="bf16", activation_checkpoint="full"), id="bytes-full-bf16"
+        ),
+        pytest.param(BYTES, run(8, 8, activation_checkpoint="selective"), id="bytes-selective"),
+        pytest.param(UNTIED, run(2, 2, precision="bf16"), id="untied-vocabulary-bf16"),
+        pytest.param(LLAMA, run(4, 4, optimizer="muon"), id="llama-muon"),
+        pytest.param(
+            UNTIED,
+            run(2, 4, precision="bf16", adapter={"kind": "qlora", "rank": 8}),
+            id="qlora-bf16",
+        ),
+        pytest.param(LLAMA, run(4, 4, adapter={"kind": "lora", "rank": 8}), id="lora"),
+        pytest.param(small("gpt2-124m"), run(4, 4, precision="bf16"), id="gpt2-bf16"),
+        pytest.param(small("qwen3-0.6b"), run(4, 4, precision="bf16"), id="qwen3-bf16"),
+        pytest.param(small("gpt-j-6b"), run(4, 4), id="gpt-j"),
+        pytest.param(small("gpt-neox-20b"), run(4, 8), id="gpt-neox-accumulating"),
+    ],
+)
+def test_the_peak_of_a_step_on_the_cpu(shape: DecoderConfig, recipe: Recipe, tmp_path) -> None:
+    measured = peak_bytes(shape, recipe, torch.device("cpu"), tmp_path)
+    predicted = estimate(shape, training_of(recipe, on_cpu=True)).used
+    assert predicted == pytest.approx(measured, rel=WITHIN)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("gpt2-124m", run(8, 8, sequence=1024, precision="bf16")),
+        ("gpt2-124m", run(16, 32, sequence=1024, precision="bf16")),
+        ("qwen3-0.6b", run(4, 4, sequence=1024)),
+        ("llama-1b", run(4, 8, sequence=2048, precision="bf16", activation_checkpoint="full")),
+        (
+            "llama-1b",
+            run(4, 4, sequence=2048, precision="bf16", adapter={"kind": "lora", "rank": 16}),
+        ),
+    ],
+)
+def test_the_peak_of_a_step_on_a_gpu(name: str, recipe: Recipe, tmp_path) -> None:
+    shape = replace(preset(name), context_length=recipe.data.sequence_length)
+    measured = peak_bytes(shape, recipe, torch.device("cuda", 0), tmp_path)
+    predicted = estimate(shape, training_of(recipe, on_cpu=False)).used
+    assert predicted == pytest.approx(measured, rel=WITHIN)

@@ -1,0 +1,118 @@
+"""The most bytes that real steps of this project hold, as torch's allocators count them."""
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from pipelines.core.recipe import Recipe
+from pipelines.core.records import Split
+from pipelines.data.tokens.token_shards import ShardWriter, token_dtype
+from pipelines.distributed.layout import Layout
+from pipelines.distributed.mesh import build_mesh
+from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.token_dataset import TokenDataset
+from pipelines.models.config import DecoderConfig
+from pipelines.models.lora import add_adapters, chosen_sizes, init_adapters
+from pipelines.models.parallelize import COMPUTE_DTYPES, parallelize
+from pipelines.models.transformer import Transformer
+from pipelines.planning.memory_training import Training
+from pipelines.training.trainer import Trainer
+
+STEPS = 2  # moments are there from the second on
+
+
+def peak_bytes(config: DecoderConfig, recipe: Recipe, device: torch.device, folder: Path) -> int:
+    """Build a model and its trainer, do `STEPS` steps, and return what they held at most.
+
+    On the CPU every allocation of torch's allocator is added up, as the profiler reports them; on
+    CUDA it is `max_memory_allocated`.
+    """
+    gc.collect()  # what is freed meanwhile must have been allocated meanwhile
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        _train(config, recipe, device, folder)
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        _train(config, recipe, device, folder)
+    events = profiler.profiler.kineto_results.events()
+    changes = [(each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]"]
+    changes.sort(key=lambda change: change[0])
+    return int(np.cumsum([size for _, size in changes]).max())
+
+
+def training_of(recipe: Recipe, *, on_cpu: bool) -> Training:
+    """What the formulas are told of such a run."""
+    train = recipe.train
+    return Training(
+        Layout(),
+        "none",
+        micro_batch=train.fixed_micro_batch_size,
+        micro_batches=train.global_batch_size // train.fixed_micro_batch_size,
+        sequence=recipe.data.sequence_length,
+        precision=train.precision,
+        activation_checkpoint=train.activation_checkpoint,
+        adapter=recipe.adapter,
+        optimizer=train.optimizer,
+        on_cpu=on_cpu,
+    )
+
+
+def _train(config: DecoderConfig, recipe: Recipe, device: torch.device, folder: Path) -> None:
+    trainer = _trainer(config, recipe, device, folder)
+    with trainer.watchdog, _one_thread():
+        for step in range(STEPS):
+            trainer._step(step)
+
+
+def _trainer(config: DecoderConfig, recipe: Recipe, device: torch.device, folder: Path) -> Trainer:
+    model = _model(config, recipe, device)
+    sequence, train = recipe.data.sequence_length, recipe.train
+    loader = TokenLoader(
+        TokenDataset(folder, _split(folder, config.vocab_size, recipe), sequence),
+        seed=0,
+        global_batch=train.global_batch_size,
+        micro_batch=train.fixed_micro_batch_size,
+        dp_rank=0,
+        dp_world=1,
+        device=device,
+    )
+    laid = parallelize(model, build_mesh(Layout(), device), recipe)
+    return Trainer(recipe, laid, loader, _ignore, folder / "checkpoints", folder / "diagnostics")
+
+
+def _model(config: DecoderConfig, recipe: Recipe, device: torch.device) -> Transformer:
+    model = Transformer(config)
+    model.init_weights(0)
+    if recipe.adapter.kind != "none":
+        dtype = COMPUTE_DTYPES.get(recipe.train.precision, torch.float32)
+        add_adapters(model, chosen_sizes(model, recipe.adapter), recipe.adapter, dtype)
+        init_adapters(model, 0)
+    return model.to(device)
+
+
+def _split(folder: Path, vocabulary: int, recipe: Recipe) -> Split:
+    tokens = (STEPS + 1) * recipe.train.global_batch_size * recipe.data.sequence_length
+    writer = ShardWriter(folder / "train-00000", vocab_size=vocabulary)
+    writer.add((np.arange(tokens) ** 2 % vocabulary).astype(token_dtype(vocabulary)))
+    return Split(documents=1, bytes=tokens, tokens=tokens, shards=(writer.close(),))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _ignore(_metrics: Any) -> None:
+    """Nothing is reported."""

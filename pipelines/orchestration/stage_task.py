@@ -31,6 +31,7 @@ from pipelines.orchestration.presence import task_process
 from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
 from pipelines.orchestration.webhook import keep_failure
 from pipelines.stages.costs import report_costs
+from pipelines.stages.forecast import keep_plan
 from pipelines.stages.publishing import PUBLISHED
 from pipelines.stages.recording import record
 from pipelines.stages.run_tracking import open_tracking
@@ -56,7 +57,7 @@ RETRIES = {
 
 
 class PrepareOperator(BaseOperator):
-    """Opens the run: checks the recipe, makes the workspace, begins the MLflow run."""
+    """Opens the run: checks the recipe, plans it, makes the workspace, begins the MLflow run."""
 
     operator_extra_links = (MlflowRunLink(),)
 
@@ -70,7 +71,10 @@ class PrepareOperator(BaseOperator):
         with mistakes_fail_the_task(self.task_id, run_id):
             recipe, source = settle(_recipe(context))
             supported(recipe)
+            planned = _plan(recipe)
             workspace = open_workspace(PROJECT, load_settings().home, run_id, recipe, source)
+        if planned:
+            keep_plan(workspace, planned)
         address = open_tracking(workspace)
         MlflowRunLink().show(self, context, address)
         self.log.info("workspace %s, MLflow run %s", workspace, address)
@@ -169,6 +173,20 @@ def _recipe(context: "Context") -> "Recipe":
     """What the dataset version that started the run was made with; else what is asked for."""
     version = triggering_version(context)
     return recipe_of(find(version)) if version else asked_recipe(context)
+
+
+def _plan(recipe: "Recipe") -> dict[str, Any] | None:
+    """What planning says of the run; None where its machine can't be told.
+
+    Raises:
+        UserError: the run can't fit.
+    """
+    # Not when the DAG file is parsed.
+    from pipelines.orchestration.cluster import training_machine
+    from pipelines.stages.run_plan import plan_run
+
+    machine = training_machine(load_settings(), recipe)
+    return plan_run(recipe, machine) if machine else None
 
 
 def _restored(workspace: Path, stage: str) -> bool:

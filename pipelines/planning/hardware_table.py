@@ -90,6 +90,7 @@ def _device(
     )
 
 
+CPU_CORES = 56  # of the entry `cpu`
 _RATES: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp8")
 _H100 = (66.9, 494.7, 989.4, 1978.9)
 _A100 = (19.5, 156.0, 312.0)

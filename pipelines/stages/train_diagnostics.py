@@ -10,6 +10,7 @@ from pipelines.core.records import MACHINE
 from pipelines.core.storage import write_json
 from pipelines.distributed.mesh import Mesh
 from pipelines.planning.hardware import Hardware
+from pipelines.stages.forecast import PLAN, beside_measured
 from pipelines.tracking.run import TrackedRun
 from pipelines.training import machine_report, metrics
 from pipelines.training.metrics import StepMetrics
@@ -34,12 +35,16 @@ def describe_machine(mesh: Mesh, hardware: Hardware, workspace: Path, tracked: T
 
 
 def conclude(points: Sequence[StepMetrics], workspace: Path, tracked: TrackedRun) -> None:
-    """Rank 0 says at the end what bound the run, and keeps the traces that were asked for."""
+    """Rank 0 says at the end what bound the run and how right its plan was, and keeps traces."""
     if rank() != 0 or not points:
         return
     bound, line = metrics.summary(points)
     _log.info("%s", line)
     tracked.set_tags({BOUND_TAG: bound})
+    speeds = [point.tokens_per_second for point in points]
+    tracked.log_results(beside_measured(workspace, speeds, points[-1].memory_bytes))
+    if (planned := workspace / PLAN).is_file():
+        tracked.log_artifact(planned, DIAGNOSTICS)
     traces = workspace / DIAGNOSTICS / "profile"
     if traces.is_dir():
         tracked.log_artifact(traces, f"{DIAGNOSTICS}/profile")

@@ -18,6 +18,8 @@ from pipelines.core.recipe_files import get_dotted, override_values
 from pipelines.core.storage import read_json, write_json
 from pipelines.distributed.process_group import one_for_all
 from pipelines.models.config import DecoderConfig
+from pipelines.planning.hardware import Hardware
+from pipelines.planning.hardware_table import DATASHEETS
 from pipelines.planning.layout_rule import choose, is_left_to_the_rule
 from pipelines.stages.train_logbook import Facts, out_of_memory
 
@@ -45,14 +47,16 @@ class SettledLayout:
         self._recipe, self._config = recipe, config
         self._workspace, self._file = workspace, workspace / FILE
         world = dist.get_world_size() if dist.is_initialized() else 1
-        mine = device_bytes(device), self._too_much(world)
+        mine = device_bytes(device), self._too_much(world), _datasheet(device)
         known: list[Any] = [mine]
         if world > 1:
             known = [None] * world
             dist.all_gather_object(known, mine)
-        self._bytes, below = min(each[0] for each in known), known[0][1]
+        self._bytes, (_, below, self._hardware) = min(each[0] for each in known), known[0]
         with one_for_all():
-            self.choice = choose(recipe, config, world, self._bytes, below=below)
+            self.choice = choose(
+                recipe, config, world, self._bytes, below=below, hardware=self._hardware
+            )
         self.before: Facts | None = self._known().get("layout")
         if rank() == 0:
             _log.info("layout: %s", self.choice)
@@ -92,7 +96,9 @@ class SettledLayout:
         free = override_values(self._recipe, {"parallel": "auto", "train.micro_batch_size": "auto"})
         world, tried = self.choice.layout.world, self.choice.memory.total
         try:
-            fits = choose(free, self._config, world, self._bytes, below=tried)
+            fits = choose(
+                free, self._config, world, self._bytes, below=tried, hardware=self._hardware
+            )
         except UserError as nothing:
             return str(nothing)
         return f"parallel: auto and train.micro_batch_size: auto would take {fits}"
@@ -125,3 +131,10 @@ def device_bytes(device: torch.device) -> int:
         return torch.accelerator.get_memory_info(device)[1]
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return whole // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _datasheet(device: torch.device) -> Hardware | None:
+    """Of a GPU that the hardware table has; the first process's is everyone's."""
+    if device.type != "cuda":
+        return None
+    return DATASHEETS.get(torch.cuda.get_device_name(device))

@@ -1,0 +1,59 @@
+"""A run's plan in its workspace, and how right it was.
+
+No planning is imported here: every stage reads this module, and none shall run anew where a formula
+changed.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pipelines.core.storage import read_json, write_json
+
+PLAN = "plan.json"  # in a workspace; no stage reads it, so no result depends on it
+_GIB = 2**30
+
+
+def keep_plan(workspace: Path, values: dict[str, Any]) -> None:
+    """Write `plan.json`."""
+    write_json(workspace / PLAN, values)
+
+
+def read_plan(workspace: Path) -> dict[str, Any] | None:
+    """What was kept; None where the machine was unknown, or nothing was forecast."""
+    path = workspace / PLAN
+    found: dict[str, Any] | None = read_json(path) if path.is_file() else None
+    return found if found and found["hours"] is not None else None
+
+
+def beside_measured(
+    workspace: Path, tokens_per_second: Sequence[float], memory_bytes: int
+) -> dict[str, float]:
+    """Predicted and measured speed and memory, and by which share each prediction is off.
+
+    Args:
+        workspace: The run's.
+        tokens_per_second: Of each point of the curves; the middle one counts.
+        memory_bytes: Most that was in use.
+    """
+    found = read_plan(workspace)
+    if found is None:
+        return {}
+    memory = found["asked"]["memory_gib"]
+    return {
+        **_pair("memory_gib", memory["total"] - memory["margin"], memory_bytes / _GIB),
+        **_pair("tokens_per_second", found["tokens_per_second"], median(tokens_per_second)),
+    }
+
+
+def cost_beside_measured(workspace: Path, measured: float) -> dict[str, float]:
+    """The same of what training cost."""
+    found = read_plan(workspace)
+    cost = found["stages"]["train"]["cost"] if found else None
+    return {} if cost is None else _pair("cost", cost, measured)
+
+
+def _pair(name: str, predicted: float, measured: float) -> dict[str, float]:
+    pair = {f"plan/{name}_predicted": predicted, f"plan/{name}_measured": measured}
+    return pair | ({f"plan/{name}_error": predicted / measured - 1} if measured else {})

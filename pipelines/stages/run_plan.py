@@ -1,0 +1,53 @@
+"""What planning says of a run before it begins."""
+
+from typing import Any
+
+from pipelines.core.errors import UserError
+from pipelines.core.recipe import Recipe
+from pipelines.planning.plan import Machine, Plan, plan
+from pipelines.planning.plan_json import plan_json
+from pipelines.planning.search import GIB, Candidate
+from pipelines.stages.run_shape import shape_beforehand
+
+_NEAREST = 3
+
+
+def plan_run(recipe: Recipe, machine: Machine) -> dict[str, Any]:
+    """The plan of a run as plain values.
+
+    Raises:
+        UserError: it can't fit the machine; one line with layouts that would.
+    """
+    found = plan(recipe, shape_beforehand(recipe), machine)
+    if not found.fits and not (_is_elastic(recipe) and found.asked[0].choice is None):
+        raise UserError(_refusal(found))
+    return plan_json(found, limit=_NEAREST)
+
+
+def _is_elastic(recipe: Recipe) -> bool:
+    """Whether a layout that these workers can't have may be one for others."""
+    return isinstance(recipe.resources.workers, tuple)
+
+
+def _refusal(found: Plan) -> str:
+    asked, machine = found.asked[0], found.machine
+    where = f"{machine.gpus} x {machine.hardware.name}"
+    said = f"train can't run on {where}: {asked.name}: {asked.why_not}"
+    fitting = [each for each in found.layouts if each.fits][:_NEAREST]
+    if fitting:
+        return f"{said}; these would: {'; '.join(map(_told, fitting))}"
+    least = next((each for each in found.layouts if each.choice is not None), asked)
+    return (
+        f"{said}; no layout of so many would, the least is {_told(least)}: use more or larger "
+        "devices, a smaller model, an adapter, or a smaller global batch"
+    )
+
+
+def _told(candidate: Candidate) -> str:
+    choice = candidate.choice
+    if choice is None:
+        return candidate.name
+    return (
+        f"{candidate.name}, micro_batch_size {choice.training.micro_batch} "
+        f"({choice.memory.total / GIB:.3g} GiB)"
+    )

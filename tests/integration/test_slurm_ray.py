@@ -52,7 +52,8 @@ def test_two_nodes_of_a_slurm_job_are_one_ray_cluster(tmp_path: Path) -> None:
         (stubs / name).write_text(f"#!/usr/bin/env bash\n{STUBS[name]}\n")
     (stubs / "hostname").write_text("#!/bin/sh\necho 127.0.0.1\n")
     (tmp_path / "loopback.py").write_text(RAY)
-    (stubs / "ray").write_text(f"#!/bin/sh\nexec '{sys.executable}' '{tmp_path}/loopback.py' \"$@\"\n")
+    run_it = f"exec '{sys.executable}' '{tmp_path}/loopback.py'"
+    (stubs / "ray").write_text(f'#!/bin/sh\n{run_it} "$@"\n')
     for stub in stubs.iterdir():
         stub.chmod(0o755)
     (project / "infra").symlink_to(PROJECT / "infra")

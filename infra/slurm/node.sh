@@ -16,7 +16,8 @@ if [ "$SLURMD_NODENAME" = "$PENSTOCK_RAY_HEAD" ]; then
         --dashboard-host=127.0.0.1 "--dashboard-port=$PENSTOCK_RAY_PORT")
 else
     head=$PENSTOCK_RAY_HEAD:$PENSTOCK_RAY_GCS_PORT
-    until ray health-check --address "$head" >/dev/null 2>&1; do sleep 1; done
+    # A head answers before its own node is known, and until then another can't join.
+    until ray status --address "$head" 2>/dev/null | grep -q node_; do sleep 1; done
     options+=("--address=$head")
 fi
 # Not exec: the traps have to run.

@@ -234,4 +234,6 @@ def _training(recipe: Recipe, layout: Layout, micro_batch: int) -> Training:
         cpu_offload=parallel.cpu_offload,
         adapter=recipe.adapter,
         optimizer=train.optimizer,
+        sequence_parallel=parallel.sequence_parallel,
+        compiled=train.compile,
     )

@@ -97,7 +97,7 @@ def _moments(config: DecoderConfig, training: Training, state: State) -> list[Me
             optimizer=state.optimizer,
             activations=activations,
             logits=logits,
-            buffers=buffers,
+            buffers=buffers + (state.passing if "block" in moment else 0.0),
             moment=moment,
         )
 

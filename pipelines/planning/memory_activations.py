@@ -13,7 +13,7 @@ _LOGITS_AT_ONCE = 1 << 27  # `models/loss.py` computes no more
 
 def kept(config: DecoderConfig, training: Training) -> float:
     """What a process holds when its last backward pass begins; the first of a pipeline has most."""
-    each: float = config.width * _stream_bytes(training)  # what a block reads
+    each: float = _stream(config, training)  # what a block reads
     if training.activation_checkpoint != "full":
         each = (_block_selective if training.computes_again else _block)(config, training)
     blocks = layers_by_rank(config, training)[0] * _in_flight(training) * each
@@ -34,14 +34,14 @@ def computed_again(config: DecoderConfig, training: Training) -> float:
 def within_block(config: DecoderConfig, training: Training) -> float:
     """Gradients of a block's activations, at most: of the feed-forward layer and of the stream."""
     inner = (2 if config.gated else 1) * config.hidden * training.compute_bytes
-    return training.positions * (inner + config.width * FP32)
+    return training.positions * (inner + training.stream_copies * config.width * FP32)
 
 
 def of_one_block(config: DecoderConfig, training: Training) -> float:
     """What is left when the backward pass comes to the first block."""
     if training.computes_again:
-        read = config.width * _stream_bytes(training)
-        return training.positions * read + computed_again(config, training)
+        read = training.positions * _stream(config, training)
+        return read + computed_again(config, training)
     return training.positions * _block(config, training)
 
 
@@ -69,7 +69,9 @@ def logits(config: DecoderConfig, training: Training) -> tuple[float, float]:
 def _root(config: DecoderConfig, training: Training) -> float:
     """Of a position, what the last norm and the head keep."""
     norm = config.width * FP32 * (2 if _norms_keep_twice(config, training) else 1)
-    return norm + (config.width * training.compute_bytes if training.trains_all else 0.0)
+    # Under tensor parallelism what products read is gathered.
+    read = config.width * training.compute_bytes if training.trains_all else 0
+    return training.stream_copies * norm + training.layout.tp * read
 
 
 def _block(config: DecoderConfig, training: Training) -> float:
@@ -89,8 +91,10 @@ def _block(config: DecoderConfig, training: Training) -> float:
     feed_forward = (4 if config.gated else 2) * config.hidden
     # Autocast gives each matrix a copy of its own of what a norm in fp32 hands out.
     read = (5 if config.gated else 4) if _casts_activations(training) else norms
-    inner = read * config.width + heads * config.head_width + feed_forward
-    return streams + config.heads * FP32 + size * (inner + _adapters(config, training))
+    # Under tensor parallelism all of it is gathered.
+    whole = layout.tp * read * config.width
+    inner = heads * config.head_width + feed_forward + _adapters(config, training)
+    return training.stream_copies * streams + config.heads * FP32 + size * (whole + inner)
 
 
 def _block_selective(config: DecoderConfig, training: Training) -> float:
@@ -100,8 +104,12 @@ def _block_selective(config: DecoderConfig, training: Training) -> float:
         heads += 2 * (config.heads + _kv_heads(config, training))
     attention = heads * config.head_width
     feed_forward = (2 if config.gated else 1) * config.hidden
-    inner = 2 * config.width + attention + feed_forward
-    return config.width * _stream_bytes(training) + training.compute_bytes * inner
+    # Under tensor parallelism what is written to the stream is kept before it is summed, and after.
+    tp = training.layout.tp
+    before = tp if tp > 1 and not training.compiled else 0
+    written = 2 * config.width * (before + training.stream_copies)
+    inner = written + attention + feed_forward
+    return _stream(config, training) + training.compute_bytes * inner
 
 
 def _adapters(config: DecoderConfig, training: Training) -> float:
@@ -113,9 +121,10 @@ def _adapters(config: DecoderConfig, training: Training) -> float:
     return len(shapes) * training.adapter.rank + 1.5 * dropped  # and its mask
 
 
-def _stream_bytes(training: Training) -> int:
-    """Of a number in the residual stream, which has the embeddings' type."""
-    return training.compute_bytes if _weights_in_half(training) else FP32
+def _stream(config: DecoderConfig, training: Training) -> int:
+    """Of a position of the residual stream, which has the embeddings' type."""
+    size = training.compute_bytes if _weights_in_half(training) else FP32
+    return training.stream_copies * config.width * size
 
 
 def _weights_in_half(training: Training) -> bool:
@@ -132,9 +141,10 @@ def _norms_keep_twice(config: DecoderConfig, training: Training) -> bool:
 def _casts_activations(training: Training) -> bool:
     """Whether products in half precision read what norms give in fp32.
 
-    On a CPU autocast lets a norm whose weight is in half precision give that.
+    Compiled, they share one copy. On a CPU autocast lets a norm whose weight is in half precision
+    give that.
     """
-    if training.on_cpu and _weights_in_half(training):
+    if training.compiled or (training.on_cpu and _weights_in_half(training)):
         return False
     return training.compute_bytes < FP32
 

@@ -25,13 +25,14 @@ class State:
     """Bytes of what stays from step to step, and of what it is exchanged and computed in.
 
     Attributes:
-        weights: As they lie and as they are gathered, those that are frozen too.
+        weights: As they lie and as they stay gathered, those that are frozen too.
         casts: Of them in half precision, which autocast keeps to the end of the forward pass.
         casts_kept: Of those, what is there in the backward pass.
         gradients: When all are there.
         gradients_at_loss: When the last backward pass begins.
         optimizer: Moments.
         buffers: In which processes exchange gradients and weights.
+        passing: What is gathered, and in which, only while a pass goes through the blocks.
     """
 
     weights: float
@@ -41,6 +42,7 @@ class State:
     gradients_at_loss: float
     optimizer: float
     buffers: float
+    passing: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def state_of(config: DecoderConfig, training: Training) -> State:
         gradients_at_loss=state.gradients_at_loss,
         optimizer=0.0 if sharded and training.cpu_offload else moments,
         buffers=state.buffers,
+        passing=state.passing,
     )
 
 
@@ -192,10 +195,11 @@ def _sharded(held: _Held, training: Training) -> State:
     Stage 2 of ZeRO gathers all of them in the forward pass, stage 3 a block at a time.
     """
     whole, size = held.whole, training.compute_bytes
-    gathered = (held.in_use if training.gives_up_blocks else whole) * size
+    gathered = (held.root if training.gives_up_blocks else whole) * size
     waiting = (whole if training.accumulates else held.unit) * FP32
-    # A block is gathered in one piece and then laid out; so are its gradients.
-    buffers = 2 * held.block * size
+    # A block is gathered in one piece and then laid out, as are its gradients; and so is the next.
+    passing = (held.in_use - held.root if training.gives_up_blocks else 0.0) * size
+    passing += 2 * held.block * size
     share = 0.0 if training.cpu_offload else whole / training.shards * FP32
     # Whole gradients that wait turn into shards one by one.
     gradients = max(waiting, share) if training.accumulates else waiting + share
@@ -206,7 +210,8 @@ def _sharded(held: _Held, training: Training) -> State:
         gradients=gradients,
         gradients_at_loss=gradients if training.accumulates else 0.0,
         optimizer=0.0,
-        buffers=buffers,
+        buffers=0.0,
+        passing=passing,
     )
 
 

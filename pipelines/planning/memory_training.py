@@ -28,6 +28,8 @@ class Training:
     cpu_offload: bool = False
     adapter: Adapter = field(default_factory=Adapter)
     optimizer: str = "adamw"
+    sequence_parallel: bool = True  # tensor parallel processes share out what is between products
+    compiled: bool = False  # `torch.compile` keeps nothing twice, nor what no backward pass reads
     on_cpu: bool = False  # where RMSNorm is no kernel of its own, and keeps more
 
     @property
@@ -71,6 +73,11 @@ class Training:
     def positions(self) -> float:
         """Of a micro-batch, of those that a process works on between matrix products."""
         return self.micro_batch * self.sequence / self.layout.tp / self.layout.cp
+
+    @property
+    def stream_copies(self) -> int:
+        """Tensor parallel processes that have the same residual stream."""
+        return 1 if self.sequence_parallel else self.layout.tp
 
 
 def layers_by_rank(config: DecoderConfig, training: Training) -> list[int]:

@@ -25,10 +25,18 @@ from pipelines.models.transformer import Transformer
 from pipelines.planning.memory_training import Training
 from pipelines.training.trainer import Trainer
 
+ALONE = Layout()
+_BUILT = "the trainer is built"
 STEPS = 2  # moments are there from the second on
 
 
-def peak_bytes(config: DecoderConfig, recipe: Recipe, device: torch.device, folder: Path) -> int:
+def peak_bytes(
+    config: DecoderConfig,
+    recipe: Recipe,
+    device: torch.device,
+    folder: Path,
+    layout: Layout = ALONE,
+) -> int:
     """Build a model and its trainer, do `STEPS` steps, and return what they held at most.
 
     On the CPU every allocation of torch's allocator is added up, as the profiler reports them; on
@@ -38,25 +46,28 @@ def peak_bytes(config: DecoderConfig, recipe: Recipe, device: torch.device, fold
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        _train(config, recipe, device, folder)
+        _trained(_trainer(config, recipe, device, folder, layout))
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        _train(config, recipe, device, folder)
-    events = profiler.profiler.kineto_results.events()
-    changes = [(each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]"]
-    changes.sort(key=lambda change: change[0])
-    return int(np.cumsum([size for _, size in changes]).max())
+        trainer = _trainer(config, recipe, device, folder, layout)
+        with torch.profiler.record_function(_BUILT):
+            pass
+        _trained(trainer)
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    built = [each.name() for each in events].index(_BUILT)  # a model is whole before it is divided
+    held = np.cumsum([each.nbytes() if each.name() == "[memory]" else 0 for each in events])
+    return int(held[built:].max())
 
 
-def training_of(recipe: Recipe, *, on_cpu: bool) -> Training:
+def training_of(recipe: Recipe, *, on_cpu: bool, layout: Layout = ALONE) -> Training:
     """What the formulas are told of such a run."""
     train = recipe.train
     return Training(
-        Layout(),
-        "none",
+        layout,
+        recipe.parallel.sharding,  # type: ignore[arg-type]
         micro_batch=train.fixed_micro_batch_size,
-        micro_batches=train.global_batch_size // train.fixed_micro_batch_size,
+        micro_batches=train.global_batch_size // layout.dp // train.fixed_micro_batch_size,
         sequence=recipe.data.sequence_length,
         precision=train.precision,
         activation_checkpoint=train.activation_checkpoint,
@@ -66,14 +77,15 @@ def training_of(recipe: Recipe, *, on_cpu: bool) -> Training:
     )
 
 
-def _train(config: DecoderConfig, recipe: Recipe, device: torch.device, folder: Path) -> None:
-    trainer = _trainer(config, recipe, device, folder)
+def _trained(trainer: Trainer) -> None:
     with trainer.watchdog, _one_thread():
         for step in range(STEPS):
             trainer._step(step)
 
 
-def _trainer(config: DecoderConfig, recipe: Recipe, device: torch.device, folder: Path) -> Trainer:
+def _trainer(
+    config: DecoderConfig, recipe: Recipe, device: torch.device, folder: Path, layout: Layout
+) -> Trainer:
     model = _model(config, recipe, device)
     sequence, train = recipe.data.sequence_length, recipe.train
     loader = TokenLoader(
@@ -82,10 +94,10 @@ def _trainer(config: DecoderConfig, recipe: Recipe, device: torch.device, folder
         global_batch=train.global_batch_size,
         micro_batch=train.fixed_micro_batch_size,
         dp_rank=0,
-        dp_world=1,
+        dp_world=layout.dp,
         device=device,
     )
-    laid = parallelize(model, build_mesh(Layout(), device), recipe)
+    laid = parallelize(model, build_mesh(layout, device), recipe)
     return Trainer(recipe, laid, loader, _ignore, folder / "checkpoints", folder / "diagnostics")
 
 

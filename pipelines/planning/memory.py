@@ -75,7 +75,7 @@ class Memory:
 
 
 def estimate(config: DecoderConfig, training: Training) -> Memory:
-    """The bytes that a step needs on one device, without `torch.compile`, which needs less."""
+    """The bytes that a step needs on one device."""
     state = state_of(config, training)
     return max(_moments(config, training, state), key=lambda memory: memory.used)
 

@@ -1,7 +1,7 @@
 """Bytes of activations and logits on one device; no torch here.
 
-After Korthikanti et al. 2022, for attention that keeps no scores, for what autograd keeps of this
-project's model without `torch.compile`, which keeps less.
+After Korthikanti et al. 2022, for attention that keeps no scores: what autograd keeps of this
+project's model, and what is left of it with `torch.compile`.
 """
 
 from pipelines.models.config import DecoderConfig
@@ -49,7 +49,7 @@ def logits(config: DecoderConfig, training: Training) -> tuple[float, float]:
     """What the loss takes at the end of the forward pass, and as the backward pass begins.
 
     Logits as computed and in fp32 and their logarithms; then those, their gradient and that of the
-    logits, or the last with the gradient of the head's weight.
+    logits, or the last with the gradient of the head's weight. Compiled, logits and their gradient.
     """
     tp, size = training.layout.tp, training.compute_bytes
     positions = training.micro_batch * training.sequence / training.layout.cp
@@ -58,7 +58,11 @@ def logits(config: DecoderConfig, training: Training) -> tuple[float, float]:
     cast = 0 if size == FP32 else size
     weight = config.vocab_size * config.width / tp * FP32 if training.trains_all else 0.0
     forward, backward = at_once * (2 * FP32 + cast), at_once * 3 * FP32
-    backward = max(backward, at_once * (FP32 + cast) + weight)
+    gradient = at_once * (FP32 + cast)
+    if training.compiled and tp == 1:  # over several processes the loss isn't compiled
+        gradient = at_once * size
+        forward = backward = 2 * gradient
+    backward = max(backward, gradient + weight)
     if whole <= _LOGITS_AT_ONCE:
         return forward, backward
     # Chunk by chunk, gradients of the head and of what it reads are added up meanwhile.
@@ -76,6 +80,25 @@ def _root(config: DecoderConfig, training: Training) -> float:
 
 def _block(config: DecoderConfig, training: Training) -> float:
     """Bytes a position that one block saves."""
+    return (_block_compiled if training.compiled else _block_eager)(config, training)
+
+
+def _block_compiled(config: DecoderConfig, training: Training) -> float:
+    """What Inductor's cut between the passes leaves, as seen: element-wise work is done again.
+
+    The stream, what attention adds to it, both norms' results, attention's operands and result, and
+    the feed-forward layer's inner products.
+    """
+    norms = 1 if config.shared_norm else 2
+    read = training.layout.tp * norms * config.width
+    written = 0 if config.parallel_residual else training.stream_copies * config.width
+    heads = 2 * (config.heads + _kv_heads(config, training)) * config.head_width
+    inner = heads + (3 if config.gated else 2) * config.hidden + _adapters(config, training)
+    return _stream(config, training) + training.compute_bytes * (read + written + inner)
+
+
+def _block_eager(config: DecoderConfig, training: Training) -> float:
+    """What autograd keeps."""
     layout, size = training.layout, training.compute_bytes
     norms = 1 if config.shared_norm else 2
     streams = (1 if config.parallel_residual else 2) * config.width * FP32  # what the norms read
@@ -135,16 +158,16 @@ def _weights_in_half(training: Training) -> bool:
 
 def _norms_keep_twice(config: DecoderConfig, training: Training) -> bool:
     """On a CPU RMSNorm is several operations, and a trained weight's reads what they normalised."""
-    return training.on_cpu and config.norm == "rms" and training.trains_all
+    is_eager = training.on_cpu and not training.compiled
+    return is_eager and config.norm == "rms" and training.trains_all
 
 
 def _casts_activations(training: Training) -> bool:
     """Whether products in half precision read what norms give in fp32.
 
-    Compiled, they share one copy. On a CPU autocast lets a norm whose weight is in half precision
-    give that.
+    On a CPU autocast lets a norm whose weight is in half precision give that.
     """
-    if training.compiled or (training.on_cpu and _weights_in_half(training)):
+    if training.on_cpu and _weights_in_half(training):
         return False
     return training.compute_bytes < FP32
 

@@ -13,6 +13,7 @@ from pipelines.models.transformer import Transformer
 from pipelines.planning.memory import estimate
 from pipelines.planning.memory_state import state_of
 from pipelines.planning.memory_training import Training
+from tests.compiling import needs_a_linker
 from tests.unit.planning.training_step import peak_bytes, training_of
 
 WITHIN = 0.1
@@ -84,6 +85,18 @@ def test_every_preset_s_state_is_what_torch_counts(name: str) -> None:
         pytest.param(LLAMA, run(4, 4, adapter={"kind": "lora", "rank": 8}), id="lora"),
         pytest.param(small("gpt2-124m"), run(4, 4, precision="bf16"), id="gpt2-bf16"),
         pytest.param(small("qwen3-0.6b"), run(4, 4, precision="bf16"), id="qwen3-bf16"),
+        pytest.param(
+            LLAMA,
+            run(8, 8, precision="bf16", compile=True),
+            id="compiled-bf16",
+            marks=needs_a_linker,
+        ),
+        pytest.param(
+            LLAMA,
+            run(8, 16, precision="bf16", compile=True, activation_checkpoint="selective"),
+            id="compiled-selective-accumulating",
+            marks=needs_a_linker,
+        ),
         pytest.param(small("gpt-j-6b"), run(4, 4), id="gpt-j"),
         pytest.param(small("gpt-neox-20b"), run(4, 8), id="gpt-neox-accumulating"),
     ],

@@ -107,7 +107,7 @@ def test_llama_3_70b_is_not_trained_on_one_card_of_24_gb(kind: str) -> None:
 
 
 def tuned(shape: DecoderConfig, kind: str, rank: int, samples: int, sequence: int) -> Memory:
-    """One GPU, bf16, all of a block computed again."""
+    """One GPU, bf16, compiled, all of a block computed again."""
     training = Training(
         Layout(),
         "none",
@@ -117,6 +117,7 @@ def tuned(shape: DecoderConfig, kind: str, rank: int, samples: int, sequence: in
         precision="bf16",
         activation_checkpoint="full",
         adapter=Adapter.model_validate({"kind": kind, "rank": rank}),
+        compiled=True,
     )
     return estimate(replace(shape, context_length=sequence), training)
 
@@ -129,10 +130,7 @@ def test_qlora_of_65b_fits_48_gb() -> None:
 
 @pytest.mark.parametrize(("kind", "gib"), [("qlora", 7.4), ("lora", 16.2)])
 def test_8b_with_adapters_as_torchtune_measured_it(kind: str, gib: float) -> None:
-    """Its README of September 2024: an RTX 4090, 2 samples of 2048 tokens; compiled there.
-
-    Ours takes the loss of 2^27 logits at once, 1.5 GiB, theirs of an eighth of the positions.
-    """
+    """Its README of September 2024: an RTX 4090, 2 samples of 2048 tokens, compiled."""
     memory = tuned(preset("llama3-8b"), kind, 8, 2, 2048)
-    assert memory.used / GIB == pytest.approx(gib, rel=0.15)
+    assert memory.used / GIB == pytest.approx(gib, rel=0.1)
     assert memory.total < named("rtx4090").memory_bytes

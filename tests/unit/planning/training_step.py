@@ -73,6 +73,7 @@ def training_of(recipe: Recipe, *, on_cpu: bool, layout: Layout = ALONE) -> Trai
         activation_checkpoint=train.activation_checkpoint,
         adapter=recipe.adapter,
         optimizer=train.optimizer,
+        compiled=train.compile,
         on_cpu=on_cpu,
     )
 

@@ -12,7 +12,6 @@ from pipelines.evaluation.scores import bits_per_byte
 from pipelines.export.right_size import GB, Budget, Variant, choose, judge
 from pipelines.export.variants import measure_variants
 from pipelines.models.presets import preset
-from pipelines.models.served import load_served
 from tests.unit.export.models import PROMPTS, small, write_registered
 
 CONFIG = preset("llama2-7b").sized(32_000, 4096)
@@ -78,7 +77,7 @@ def test_what_is_measured_is_what_was_written(registered: Path, tmp_path: Path) 
     documents = pa.table({"doc_id": list("abcd"), "text": [prompt * 9 for prompt in PROMPTS]})
 
     def score(folder: Path) -> float:
-        return bits_per_byte(score_documents(folder, documents, load=load_served))
+        return bits_per_byte(score_documents(folder, documents))
 
     problems: list[str] = []
     found = measure_variants(registered, tmp_path, score, 32, problems.append)

@@ -17,7 +17,7 @@ if [ "$SLURMD_NODENAME" = "$PENSTOCK_RAY_HEAD" ]; then
 else
     head=$PENSTOCK_RAY_HEAD:$PENSTOCK_RAY_GCS_PORT
     # A head answers before its own node is known, and until then another can't join.
-    until ray status --address "$head" 2>/dev/null | grep -q node_; do sleep 1; done
+    until [[ $(ray status --address "$head" 2>/dev/null) == *node_* ]]; do sleep 1; done
     options+=("--address=$head")
 fi
 # Not exec: the traps have to run.

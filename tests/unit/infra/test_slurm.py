@@ -42,6 +42,8 @@ check_node("10.0.0.1", "127.0.0.1")' || exit 1
             stat -c %a "$RAY_AUTH_TOKEN_PATH" "$RAY_CA" "$RAY_TLS_SERVER_KEY" >>"$NOTES/modes"
             echo $$ >>"$NOTES/started"
             exec sleep 60 ;;
+        status)
+            [ -z "$BROKEN" ] && [ ! -s "$NOTES/started" ] || echo "1 node_0" ;;
         job)
             [ "$2" = submit ] && exit "$JOB_EXIT"
             [ "$(cat "$NOTES/started" 2>/dev/null | wc -l)" = 2 ] ;;

@@ -24,7 +24,6 @@ from pipelines.data.normalize import Document
 from pipelines.evaluation.perplexity import score_documents
 from pipelines.evaluation.scores import bits_per_byte
 from pipelines.ledger.workspace import Run, workspace_path
-from pipelines.models.served import load_served
 from pipelines.stages.held_out import read_held_out
 from pipelines.tracking import registry
 from pipelines.tracking.promotion import promote
@@ -89,9 +88,7 @@ def test_what_is_printed_is_what_the_written_folder_is_worth(form, model, tmp_pa
     said = json.loads(result.stdout)
     held_out = read_held_out(registry.download(model), tmp_path / "home" / "runs")
     assert said["model"] == f"{model}@1"
-    assert said["bits_per_byte"] == bits_per_byte(
-        score_documents(to, held_out.documents, load=load_served)
-    )
+    assert said["bits_per_byte"] == bits_per_byte(score_documents(to, held_out.documents))
     assert said["registered_bits_per_byte"] == held_out.bits_per_byte
     assert said["bits_per_byte"] == pytest.approx(held_out.bits_per_byte, rel=0.1)
     assert said["bytes"] == sum(path.stat().st_size for path in to.iterdir())
@@ -140,10 +137,7 @@ def test_a_budget_chooses_the_variant_and_leaves_only_it(model, tmp_path):
     assert result["bits_per_byte"] == best["variant"]["bits_per_byte"]
     assert all(path.is_file() for path in to.iterdir())
     held_out = read_held_out(registry.download(model), tmp_path / "home" / "runs")
-    assert (
-        bits_per_byte(score_documents(to, held_out.documents, load=load_served))
-        == result["bits_per_byte"]
-    )
+    assert bits_per_byte(score_documents(to, held_out.documents)) == result["bits_per_byte"]
     table = said.stderr.splitlines()
     assert "of 1 GB, 1 x 32 tokens at once:" in table
     assert len([line for line in table if line.endswith(" s")]) == 3

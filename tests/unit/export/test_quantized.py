@@ -14,7 +14,7 @@ from pipelines.evaluation.perplexity import score_documents
 from pipelines.evaluation.scores import bits_per_byte
 from pipelines.export.huggingface import export_bf16
 from pipelines.export.quantized import encode_int4, export_quantized
-from pipelines.models.served import decode_int4, load_quantized, load_served
+from pipelines.models.served import decode_int4, load_quantized
 from tests.unit.export.models import PROMPTS, small, tokens, write_registered
 
 CPU = torch.device("cpu")
@@ -128,14 +128,14 @@ def test_the_same_model_gives_the_same_bytes(bits: int, registered: Path, tmp_pa
 def test_models_of_other_families(name: str, bits: int, tmp_path: Path, made: Path) -> None:
     source = write_registered(small(name), tmp_path / "source")
     export_quantized(source, made, bits, group=32)
-    scores = bits_per_byte(score_documents(made, DOCUMENTS, load=load_served))
+    scores = bits_per_byte(score_documents(made, DOCUMENTS))
     assert scores == pytest.approx(bits_per_byte(score_documents(source, DOCUMENTS)), rel=0.1)
 
 
 def test_what_is_scored_is_the_quantised_model(registered: Path, tmp_path: Path) -> None:
     """And in transformers the registered one is worth what ours says."""
     ours = bits_per_byte(score_documents(registered, DOCUMENTS))
-    same = bits_per_byte(score_documents(registered, DOCUMENTS, load=load_served))
+    same = bits_per_byte(score_documents(registered, DOCUMENTS))
     assert same == pytest.approx(ours, abs=1e-4)
     scores = {}
     for bits in (16, 8, 4):
@@ -145,9 +145,7 @@ def test_what_is_scored_is_the_quantised_model(registered: Path, tmp_path: Path)
             export_bf16(registered, folder)
         else:
             export_quantized(registered, folder, bits, group=32)
-        scores[bits] = abs(
-            bits_per_byte(score_documents(folder, DOCUMENTS, load=load_served)) - ours
-        )
+        scores[bits] = abs(bits_per_byte(score_documents(folder, DOCUMENTS)) - ours)
     assert 0 < scores[16] < 0.05
     assert scores[8] < scores[4]
 
@@ -156,10 +154,10 @@ def test_a_long_context_is_scored_alike(registered: Path) -> None:
     """Where one window has more logits than a batch may, and the model returns the loss itself."""
     from pipelines.evaluation import perplexity
 
-    expected = score_documents(registered, DOCUMENTS, load=load_served)["nats"].to_pylist()
+    expected = score_documents(registered, DOCUMENTS)["nats"].to_pylist()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(perplexity, "_LOGITS", 10 * 257)
-        found = score_documents(registered, DOCUMENTS, load=load_served)["nats"].to_pylist()
+        found = score_documents(registered, DOCUMENTS)["nats"].to_pylist()
     assert found == pytest.approx(expected, rel=1e-5)
 
 

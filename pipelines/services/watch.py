@@ -5,6 +5,7 @@ marking comes from Airflow's own log of what people do, which gives each decisio
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,6 +59,7 @@ class Watch:
         self._path = settings.home / "services" / "watch.json"
         kept = read_json(self._path) if self._path.exists() else {}
         self._seen = _Seen.model_validate({"after": datetime.now(UTC).isoformat()} | kept)
+        self._asked = time.time()  # when Airflow was last asked which runs are live
 
     def look(self, open_airflow: Callable[[], AirflowApi]) -> None:
         """Note what is new.
@@ -71,9 +73,11 @@ class Watch:
         for event in airflow.events([*CLEARS, *_MARKS, _BULK_MARKS], self._seen.after):
             self._note_decisions(event)
             self._keep(after=event["when"])
+        asked = time.time()
         live = airflow.runs(live=True)
         paths = (path for run in live for path in self._workspaces(run.dag_id, run.run_id))
         self._keep(workspaces=tuple(paths))
+        self._asked = asked
 
     def _note_replaced(self) -> None:
         runtime = runtime_folder(self._settings)
@@ -84,9 +88,15 @@ class Watch:
         now = {process.name: process.pid for process in processes if process.pid}
         for part, pid in now.items():
             if part not in _UNTOLD and known.get(part, pid) != pid:
-                for workspace in self._seen.workspaces:
+                for workspace in {*self._seen.workspaces, *self._begun()}:
                     note(workspace, service_lost(part, known[part], pid, "platform"))
         self._keep(runtime=str(runtime), pids=known | now)
+
+    def _begun(self) -> Iterator[Path]:
+        """Workspaces of runs that nobody has been told of yet: they began since the last look."""
+        for path in self._settings.runs.glob(f"*/{RUN_FILE}"):
+            if path.stat().st_mtime > self._asked:
+                yield path.parent
 
     def _note_decisions(self, event: dict[str, Any]) -> None:
         for number, decision in enumerate(decisions(event)):

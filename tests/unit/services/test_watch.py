@@ -1,10 +1,17 @@
 """Airflow's event log, as the platform's own writes it, in terms of a logbook."""
 
 import json
+import os
+import time
 
 import pytest
 
-from pipelines.services.watch import Decision, decisions, is_cleared_by
+from pipelines.core.logbook import read_logbook
+from pipelines.core.records import RUN_FILE
+from pipelines.core.settings import load_settings
+from pipelines.services import watch
+from pipelines.services.supervisor import Process
+from pipelines.services.watch import Decision, Watch, decisions, is_cleared_by
 
 
 def event(name, extra, *, run="r", task=None):
@@ -92,3 +99,31 @@ def test_a_clear_hits_what_it_names(asked, hit):
     logged = event("post_clear_task_instances", asked | {"dag_run_id": "r", "dry_run": False})
     assert is_cleared_by(logged, "d", "r", "train", 2) is hit
     assert not is_cleared_by(logged, "d", "another", "train", 2)
+
+
+def test_a_run_that_began_since_the_last_look_is_told_of_a_lost_part(tmp_path, monkeypatch):
+    class Parts:
+        pid = 1
+
+        def __init__(self, runtime):
+            pass
+
+        def processes(self):
+            return {"scheduler": Process("scheduler", "RUNNING", Parts.pid, 0.0)}
+
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    monkeypatch.setattr(watch, "runtime_folder", lambda settings: tmp_path)
+    monkeypatch.setattr(watch, "Supervisor", Parts)
+    settings = load_settings()
+    old, new = settings.runs / "old", settings.runs / "new"
+    for workspace in (old, new):
+        workspace.mkdir(parents=True)
+        (workspace / RUN_FILE).write_text("{}")
+    os.utime(old / RUN_FILE, (time.time() - 60,) * 2)
+    os.utime(new / RUN_FILE, (time.time() + 1,) * 2)
+    looks = Watch(settings)
+    looks._note_replaced()
+    Parts.pid = 2
+    looks._note_replaced()
+    assert [entry.kind for entry in read_logbook(new)] == ["service lost"]
+    assert read_logbook(old) == []

@@ -28,12 +28,8 @@ def run_data_stage(
 
     def on_the_cluster(recipe: Recipe, workspace: Path) -> None:
         has = ray.cluster_resources()
-        gpus = min(int(has.get("GPU", 0)), _most(recipe.resources.workers)) if on_gpus else 0
+        gpus = min(int(has.get("GPU", 0)), recipe.resources.most_workers) if on_gpus else 0
         holds(workspace, stage, workers=gpus or int(has["CPU"]), gpus=gpus)
         run(recipe, workspace, partial(map_on_ray, gpus=gpus))
 
     run_stage_job(stage, on_the_cluster)
-
-
-def _most(workers: int | tuple[int, int]) -> int:
-    return workers if isinstance(workers, int) else workers[1]

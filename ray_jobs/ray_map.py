@@ -33,18 +33,19 @@ def map_on_ray(function: Callable[[T], R], items: Sequence[T], *, gpus: int = 0)
     with ray.data.DataContext.current(context):  # the dataset keeps it
         pickled = [{"item": cloudpickle.dumps(item)} for item in items]
         rows = ray.data.from_items(pickled, override_num_blocks=len(pickled))
-    for row in _mapped(rows, _Call(function), gpus).iter_rows():
+    for row in _mapped(rows, function, gpus).iter_rows():
         result = cloudpickle.loads(row["result"])
         if isinstance(result, UserError):
             raise result
         yield result
 
 
-def _mapped(rows: Any, call: "_Call", gpus: int) -> Any:
+def _mapped(rows: Any, function: Callable[[T], R], gpus: int) -> Any:
     if not gpus:
-        return rows.map(call)
+        return rows.map(_Call(function))
+    # Of a class Ray Data makes an object a process, which stays.
     processes = ray.data.ActorPoolStrategy(min_size=1, max_size=gpus)
-    return rows.map(_Caller, fn_constructor_args=[call], compute=processes, num_gpus=1)
+    return rows.map(_Call, fn_constructor_args=[function], compute=processes, num_gpus=1)
 
 
 class _Call:
@@ -60,13 +61,3 @@ class _Call:
         except UserError as error:
             result = error
         return {"result": cloudpickle.dumps(result)}
-
-
-class _Caller:
-    """What Ray Data makes a process of: it takes a class for that, and no object."""
-
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-
-    def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
-        return self._call(row)

@@ -68,7 +68,7 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
         FruitlessError: the run failed several times in a row without a new checkpoint.
     """
     supported(recipe)
-    elastic = isinstance(recipe.resources.workers, tuple)
+    elastic = recipe.resources.is_elastic
     os.environ.update((ELASTIC if elastic else RAY_TRAIN) | os.environ)  # what is set stands
     forget_error(workspace)
     ray.init(ignore_reinit_error=True)

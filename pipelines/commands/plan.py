@@ -1,7 +1,7 @@
 """`penstock plan`: does it fit, how long, how much, with which layout."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,44 +20,53 @@ if TYPE_CHECKING:
 _GIGA = 1e9
 
 
-def plan(  # each is an option
-    model: Annotated[
-        str | None, typer.Option(help="A preset: gpt3-175b, llama3-70b, gpt2-124m, ...")
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option("--recipe", "-r", metavar="R", help="A shipped recipe, or a YAML file."),
-    ] = None,
+Preset = Annotated[str | None, typer.Option(help="A preset: gpt3-175b, llama3-70b, gpt2-124m, ...")]
+GivenRecipe = Annotated[
+    str | None,
+    typer.Option("--recipe", "-r", metavar="R", help="A shipped recipe, or a YAML file."),
+]
+Gpu = Annotated[str, typer.Option(help="h200, a100-80, rtx4090, mi300x, cpu, ...")]
+Gpus = Annotated[
+    int | None, typer.Option(min=1, help="How many; else the recipe's workers, or one node.")
+]
+Adapter = Annotated[Literal["none", "lora", "qlora"] | None, typer.Option()]
+Zero = Annotated[Literal["none", "optimizer", "gradients", "full"] | None, typer.Option()]
+Serve = Annotated[bool, typer.Option("--serve", help="Serving instead of training.")]
+Weights = Annotated[Literal["bf16", "int8", "int4"], typer.Option(help="Of the served model.")]
+Mfu = Annotated[
+    float | None, typer.Option(min=0.01, max=0.99, help="That this GPU reaches on a 3B, one node.")
+]
+Price = Annotated[float | None, typer.Option(min=0, help="Of one GPU an hour.")]
+Rate = Annotated[
+    float | None, typer.Option(min=0, help="GB/s that all nodes share, read and write.")
+]
+Smallest = Annotated[
+    bool, typer.Option("--smallest", help="The fewest of each GPU on which it runs.")
+]
+Largest = Annotated[
+    bool, typer.Option("--largest", help="The largest preset that these GPUs train.")
+]
+Plot = Annotated[
+    Path | None, typer.Option(help="Memory by part of each layout: a .png or .html file.")
+]
+
+
+def plan(
+    model: Preset = None,
+    recipe: GivenRecipe = None,
     overrides: Overrides = None,
-    gpu: Annotated[str, typer.Option(help="h200, a100-80, rtx4090, mi300x, cpu, ...")] = "h100",
-    gpus: Annotated[
-        int | None, typer.Option(min=1, help="How many; else the recipe's workers, or one node.")
-    ] = None,
-    adapter: Annotated[Literal["none", "lora", "qlora"] | None, typer.Option()] = None,
-    sharding: Annotated[
-        Literal["none", "optimizer", "gradients", "full"] | None, typer.Option()
-    ] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="Serving instead of training.")] = False,
-    weights: Annotated[
-        Literal["bf16", "int8", "int4"], typer.Option(help="Of the served model.")
-    ] = "bf16",
-    mfu: Annotated[
-        float | None,
-        typer.Option(min=0.01, max=0.99, help="That this GPU reaches on a 3B, one node."),
-    ] = None,
-    price: Annotated[float | None, typer.Option(min=0, help="Of one GPU an hour.")] = None,
-    storage: Annotated[
-        float | None, typer.Option(min=0, help="GB/s that all nodes share, read and write.")
-    ] = None,
-    smallest: Annotated[
-        bool, typer.Option("--smallest", help="The fewest of each GPU on which it runs.")
-    ] = False,
-    largest: Annotated[
-        bool, typer.Option("--largest", help="The largest preset that these GPUs train.")
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="Memory by part of each layout: a .png or .html file.")
-    ] = None,
+    gpu: Gpu = "h100",
+    gpus: Gpus = None,
+    adapter: Adapter = None,
+    sharding: Zero = None,
+    serve: Serve = False,
+    weights: Weights = "bf16",
+    mfu: Mfu = None,
+    price: Price = None,
+    storage: Rate = None,
+    smallest: Smallest = False,
+    largest: Largest = False,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Say whether a run fits some GPUs, how long it takes, what it costs, and how to lay it out.
@@ -134,8 +143,7 @@ def _question(
 def _workers(resolved: "Recipe", recipe: str | None, hardware: "Hardware") -> int:
     if recipe is None:
         return hardware.devices_per_node
-    workers = resolved.resources.workers
-    return workers if isinstance(workers, int) else workers[1]
+    return resolved.resources.most_workers
 
 
 def _storage(rate: float | None) -> "Storage | None":
@@ -154,8 +162,6 @@ def _serve(
     *,
     as_json: bool,
 ) -> None:
-    from dataclasses import asdict
-
     from pipelines.commands.plan_table import print_serving
     from pipelines.planning.serving_plan import serving_plan
 

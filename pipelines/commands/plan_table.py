@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pipelines.planning.memory_training import SHARDINGS
 from pipelines.planning.plan import Forecast, Plan
 from pipelines.planning.search import GIB, Candidate, nearest, ways
 
@@ -20,7 +21,6 @@ _PARTS = {
     "activ": "activations",
     "logits": "logits",
 }
-_ZERO = {"none": 0, "optimizer": 1, "gradients": 2, "full": 3}
 
 
 def print_plan(plan: Plan, run: str, gpu: str) -> None:
@@ -117,7 +117,7 @@ def _layouts(plan: Plan) -> Table:
             gib[-1] = f"[red]{gib[-1]}[/]"
         table.add_row(
             ways(training.layout),
-            str(_ZERO[training.sharding]),
+            str(SHARDINGS.index(training.sharding)),
             training.activation_checkpoint,
             str(training.micro_batch),
             f"{each.step.total:.3g}",

@@ -207,6 +207,21 @@ class Resources(Section):
         None, ge=0, description="Of a worker without a GPU; null: it costs nothing"
     )
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether train goes on with fewer or more workers."""
+        return isinstance(self.workers, tuple)
+
+    @property
+    def worker_range(self) -> tuple[int, int]:
+        """The least and the most; of a fixed number, twice that."""
+        return self.workers if isinstance(self.workers, tuple) else (self.workers, self.workers)
+
+    @property
+    def most_workers(self) -> int:
+        """That train may have."""
+        return self.worker_range[1]
+
     @model_validator(mode="after")
     def _range_ascends(self) -> Self:
         if isinstance(self.workers, tuple) and self.workers[0] > self.workers[1]:

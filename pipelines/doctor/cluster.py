@@ -20,7 +20,6 @@ from pipelines.doctor.planes import VARIABLE as PLANES
 
 REPORT = "penstock doctor: "  # begins the line of the job's log that holds its report
 RECIPE = "PENSTOCK_DOCTOR_RECIPE"  # the recipe, for the job
-_SHIPPED = ("pipelines", "ray_jobs")
 _LIMIT_S = 240.0  # a cluster that scales from nothing starts its nodes first
 _POLL_S = 1.0
 _NODE_S = "60"  # of each node's own checks: nobody waits for them alone
@@ -96,12 +95,12 @@ def report_of(recipe: Recipe) -> ClusterReport:
 
 
 async def _run_job(recipe: Recipe) -> ClusterReport:
-    from pipelines.orchestration.job_package import upload_code
+    from pipelines.orchestration.job_package import CODE, upload_code
     from pipelines.orchestration.jobs_api import jobs_api
 
     name = f"doctor-{uuid.uuid4().hex[:12]}"
     async with jobs_api() as jobs:
-        code = await upload_code(jobs, PROJECT, _SHIPPED)
+        code = await upload_code(jobs, PROJECT, CODE)
         environment = {"working_dir": code, "env_vars": _variables(recipe)}
         await jobs.submit(name, "python -m ray_jobs.doctor", environment, {})
         try:

@@ -9,6 +9,7 @@ from tempfile import NamedTemporaryFile
 
 from pipelines.core.figures import duration, size
 from pipelines.core.recipe import Recipe
+from pipelines.core.settings import load_settings
 from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
 from pipelines.doctor.mounts import NETWORK, Mount, data_mount, existing
 
@@ -56,7 +57,7 @@ def judge_mount(mount: Mount) -> Iterator[Seen]:
 
 def speed(recipe: Recipe) -> Iterator[Seen]:
     """A second's writing and reading, against the recipe."""
-    folder = existing(_home())
+    folder = existing(load_settings().home)
     if not os.access(folder, os.W_OK):
         raise NotHereError(f"{folder} is not ours to write to")
     yield judge_speed(measure(folder), checkpoint_bytes(recipe))
@@ -105,9 +106,3 @@ def judge_speed(found: Speed, checkpoint: int) -> Seen:
         f"{saw} by one process",
         "let several nodes write (sharding), or point train.checkpoints at faster storage",
     )
-
-
-def _home() -> Path:
-    from pipelines.core.settings import load_settings
-
-    return load_settings().home

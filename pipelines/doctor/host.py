@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipelines.doctor.findings import Seen, ok, problem, warning
+from pipelines.doctor.mounts import existing
 from pipelines.doctor.network import DEVICES as RDMA_DEVICES
 from pipelines.doctor.pci import nvidia_devices
 
@@ -95,8 +96,7 @@ def memory() -> Iterator[Seen]:
     from pipelines.core.settings import load_settings
     from pipelines.services.preflight import resource_warnings
 
-    home = load_settings().home
-    place = next(path for path in (home, *home.parents) if path.exists())
+    place = existing(load_settings().home)
     lines = resource_warnings(place)
     for line in lines:
         saw, _, mend = line.rpartition(": ")

@@ -2,7 +2,6 @@
 
 import platform
 import time
-from importlib.metadata import PackageNotFoundError, version
 
 from pipelines.core.recipe import Recipe
 from pipelines.doctor.all_reduce import Group, Reduced, reduced
@@ -12,6 +11,7 @@ from pipelines.doctor.findings import FaultError, Finding, NotHereError
 from pipelines.doctor.running import run_checks
 from pipelines.doctor.smi import smi
 from pipelines.doctor.throughput import Sink, address_of, send
+from pipelines.doctor.tools import installed
 from pipelines.doctor.torch_probe import facts
 from pipelines.services.preflight import free_port
 
@@ -86,17 +86,10 @@ def _facts() -> dict[str, str | None]:
     except NotHereError:
         cuda, torch = None, None
     return {
-        "ray": _version("ray"),
+        "ray": installed("ray"),
         "python": platform.python_version(),
         "torch": torch,
         "cuda": cuda,
         "driver": driver,
-        "penstock": _version("penstock"),
+        "penstock": installed("penstock"),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -3,11 +3,14 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.core.settings import PORTS_FILE, Settings, load_settings
 from pipelines.doctor.findings import FaultError, NotHereError, Seen, ok, problem, warning
+from pipelines.doctor.tools import installed
+
+if TYPE_CHECKING:
+    import httpx
 
 _TIMEOUT_S = 5.0
 T = TypeVar("T")
@@ -50,9 +53,9 @@ def ray() -> Iterator[Seen]:
     """Its version against the one installed here."""
     settings = load_settings()
     url = f"{settings.ray_url}/api/version"
-    ask = partial(_get, url, _ray_token(settings))
+    ask = partial(_get_ray, settings, "/api/version")
     there = _answer(url, settings, "RAY_API_SERVER_ADDRESS", "Ray", ask)["ray_version"]
-    yield judge_ray(settings.ray_url, there, _installed("ray"))
+    yield judge_ray(settings.ray_url, there, installed("ray"))
 
 
 def ray_nodes() -> int:
@@ -61,7 +64,7 @@ def ray_nodes() -> int:
 
     settings = load_settings()
     try:
-        found = _get(f"{settings.ray_url}/api/v0/nodes?limit=10000", _ray_token(settings))
+        found = _get_ray(settings, "/api/v0/nodes?limit=10000")
     except httpx.HTTPError:  # which the check of Ray tells
         return 0
     return sum(node["state"] == "ALIVE" for node in found["data"]["result"]["result"])
@@ -83,7 +86,7 @@ def mlflow() -> Iterator[Seen]:
         raise NotHereError(f"{settings.mlflow_url} is no server")
     url = settings.mlflow_url.rstrip("/")
     there = _answer(url, settings, "MLFLOW_TRACKING_URI", "MLflow", server_version)
-    yield from judge_mlflow(url, there, _installed("mlflow"))
+    yield from judge_mlflow(url, there, installed("mlflow"))
     yield from _experiments(url)
 
 
@@ -110,23 +113,16 @@ def _experiments(url: str) -> Iterator[Seen]:
     yield ok(f"MLflow at {url} answers a search of experiments")
 
 
-def _ray_token(settings: Settings) -> dict[str, str]:
-    """As a header, where the cluster asks for one."""
-    token = settings.ray_token_path
-    return {"Authorization": f"Bearer {token.read_text().strip()}"} if token.is_file() else {}
+def _get_ray(settings: Settings, path: str) -> Any:
+    from pipelines.orchestration.jobs_api import TokenFile
+
+    return _get(f"{settings.ray_url}{path}", TokenFile(settings.ray_token_path))
 
 
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _get(url: str, headers: Mapping[str, str] | None = None) -> Any:
+def _get(url: str, auth: "httpx.Auth | None" = None) -> Any:
     import httpx
 
-    return httpx.get(url, headers=headers, timeout=_TIMEOUT_S).raise_for_status().json()
+    return httpx.get(url, auth=auth, timeout=_TIMEOUT_S).raise_for_status().json()
 
 
 def _answer(url: str, settings: Settings, variable: str, name: str, ask: Callable[[], T]) -> T:

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
@@ -87,6 +88,14 @@ def output_of(*command: str, folders: tuple[str, ...] = ()) -> str:
         words = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
         raise FaultError(f"`{called}`: {words}", f"run `{called}` by hand until it succeeds")
     return done.stdout
+
+
+def installed(package: str) -> str | None:
+    """The version of a Python package; None where it is not here."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def text_of(path: Path) -> str | None:

@@ -11,6 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.settings import Settings
+from pipelines.orchestration.jobs_api import TokenFile
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import CPU_CORES, DATASHEETS, ENTRIES, named
 from pipelines.planning.plan import Machine
@@ -54,8 +55,7 @@ class _Answer(_Said):
 
 def training_machine(settings: Settings, recipe: Recipe) -> Machine | None:
     """What the recipe's workers get, the most of them; None where it can't be told beforehand."""
-    workers = recipe.resources.workers
-    most = workers if isinstance(workers, int) else workers[1]
+    most = recipe.resources.most_workers
     price = recipe.resources.price_per_gpu_hour
     if given := os.environ.get(VARIABLE):
         return Machine(named(given), most, price=price)
@@ -86,11 +86,10 @@ def training_machine(settings: Settings, recipe: Recipe) -> Machine | None:
 
 def _nodes(settings: Settings) -> list[_Node]:
     """Those that are alive and have said what they are."""
-    token = settings.ray_token_path.read_text(encoding="utf-8").strip()
     answer = httpx.get(
         f"{settings.ray_url}/nodes",
         params={"view": "summary"},
-        headers={"Authorization": f"Bearer {token}"},
+        auth=TokenFile(settings.ray_token_path),
         timeout=_TIMEOUT,
     )
     nodes = _Answer.model_validate(answer.raise_for_status().json()).data.summary

@@ -9,6 +9,7 @@ from pathlib import Path
 from pipelines.core.errors import UserError
 from pipelines.orchestration.jobs_api import JobsApi
 
+CODE = ("pipelines", "ray_jobs")  # what our Ray jobs import of a workspace
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip knows no earlier time; the same content is the same package
 
 

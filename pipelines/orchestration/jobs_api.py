@@ -53,7 +53,7 @@ class JobsApi:
     async def __aenter__(self) -> Self:
         """Open the connection."""
         self._client = httpx.AsyncClient(
-            base_url=self._url, timeout=_TIMEOUT, auth=_TokenFile(self._token_path)
+            base_url=self._url, timeout=_TIMEOUT, auth=TokenFile(self._token_path)
         )
         return self
 
@@ -149,7 +149,7 @@ async def stop_job(submission_id: str) -> None:
         await jobs.stop(submission_id)
 
 
-class _TokenFile(httpx.Auth):
+class TokenFile(httpx.Auth):
     """A bearer token that lies in a file."""
 
     def __init__(self, path: Path) -> None:

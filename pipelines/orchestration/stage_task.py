@@ -24,6 +24,7 @@ from pipelines.ledger.datasets import find
 from pipelines.ledger.run_source import recipe_of, settle
 from pipelines.ledger.workspace import Run, open_workspace
 from pipelines.orchestration.dataset_refresh import triggering_version
+from pipelines.orchestration.job_package import CODE
 from pipelines.orchestration.links import DataDocsLink, MlflowRunLink, RayJobLink, RayJobLogLink
 from pipelines.orchestration.naming import workspace_name
 from pipelines.orchestration.opening import PREPARED, asked_recipe, mistakes_fail_the_task
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from pipelines.core.recipe import Recipe
-
-CODE = ("pipelines", "ray_jobs")  # what a stage's Ray job imports of the workspace
 
 # Every task's: what the world got wrong is tried again, what a person got wrong fails at once.
 RETRIES = {

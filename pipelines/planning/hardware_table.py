@@ -96,6 +96,7 @@ _H100 = (66.9, 494.7, 989.4, 1978.9)
 _A100 = (19.5, 156.0, 312.0)
 # NVLink of a generation and an adapter for each device, or for two (DGX-1V: four for eight).
 _DGX_1V: dict[str, Any] = {"link": 150, "network": 100 * _GBIT / 2}
+_V100: dict[str, Any] = {"fp16": 125, "bandwidth": 900, "pcie": 3, "watts": 300, **_DGX_1V}
 _DGX_A100: dict[str, Any] = {"link": 300, "network": 200 * _GBIT}
 _DGX_H100: dict[str, Any] = {"link": 450, "network": 400 * _GBIT}
 _DGX_B200: dict[str, Any] = {"link": 900, "network": 400 * _GBIT}
@@ -200,29 +201,11 @@ _DEVICES: dict[str, tuple[str | None, Hardware]] = {
     ),
     "v100-32": (
         "Tesla V100-SXM2-32GB",
-        _device(
-            "V100 SXM2",
-            (15.7,),
-            fp16=125.0,
-            mib=32_768,
-            bandwidth=900,
-            pcie=3,
-            watts=300,
-            **_DGX_1V,
-        ),
+        _device("V100 SXM2", (15.7,), mib=32_768, **_V100),
     ),
     "v100-16": (
         "Tesla V100-SXM2-16GB",
-        _device(
-            "V100 SXM2",
-            (15.7,),
-            fp16=125.0,
-            mib=16_384,
-            bandwidth=900,
-            pcie=3,
-            watts=300,
-            **_DGX_1V,
-        ),
+        _device("V100 SXM2", (15.7,), mib=16_384, **_V100),
     ),
     "t4": (
         "Tesla T4",

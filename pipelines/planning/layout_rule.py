@@ -25,13 +25,12 @@ from pipelines.models.config import DecoderConfig
 from pipelines.models.division import check_division
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.memory import Memory, estimate
-from pipelines.planning.memory_training import Training
+from pipelines.planning.memory_training import SHARDINGS, Training
 from pipelines.planning.step_time import step_time
 
 MOST_TOKENS = 16_384  # a micro-batch on one process; beyond it matrix products gain nothing
 AS_FAST = 1.05  # of the least time: predictions are no finer, and the earlier layout is the simpler
 _GIB = 2**30
-_SHARDINGS = ("none", "optimizer", "gradients", "full")
 _WAYS = (1, 2, 4, 8, 16, 32, 64)
 _NEIGHBOURS = (1, 2, 4, 8)  # within one node, whose links are fast
 
@@ -133,10 +132,7 @@ def choose(
 
 def _fast(fitting: list[Choice], config: DecoderConfig, hardware: Hardware) -> Choice:
     """The first that is as fast as the fastest."""
-    seconds = [
-        step_time(config, each.training, hardware, compiled=each.laid.train.compile).total
-        for each in fitting
-    ]
+    seconds = [step_time(config, each.training, hardware).total for each in fitting]
     return next(
         each for each, time in zip(fitting, seconds, strict=True) if time <= AS_FAST * min(seconds)
     )
@@ -193,7 +189,7 @@ def _laid(recipe: Recipe, world: int) -> Iterator[Recipe]:
             if parallel.sharding == "auto":
                 alone = world == pp * tp
                 # Tensor and pipeline parallel come after all of ZeRO, on top of its last stage.
-                shardings = ["none"] if alone else _SHARDINGS if pp == tp == 1 else ["full"]
+                shardings = ["none"] if alone else SHARDINGS if pp == tp == 1 else ["full"]
             for sharding in shardings:
                 values = {"pp": pp, "tp": tp, "sharding": sharding}
                 yield override_values(recipe, {f"parallel.{key}": values[key] for key in values})

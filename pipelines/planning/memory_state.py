@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pipelines.core.recipe_training import Adapter
 from pipelines.models.config import DecoderConfig
-from pipelines.planning.memory_training import FP32, Sharding, Training, layers_by_rank
+from pipelines.planning.memory_training import FP32, SHARDINGS, Sharding, Training, layers_by_rank
 
 NF4 = 0.516  # QLoRA's 4 bits, with the scales of blocks of 64 quantised once more
 MOMENTS = 8  # two of AdamW a weight
@@ -103,7 +103,7 @@ class Kept(NamedTuple):
 
 def kept_by_zero(sharding: Sharding, ways: int) -> Kept:
     """ZeRO's stages 0 to 3 over so many processes (Rajbhandari et al. 2020, figure 1)."""
-    stage = ("none", "optimizer", "gradients", "full").index(sharding)
+    stage = SHARDINGS.index(sharding)
     return Kept(*(1 / ways if stage >= divides else 1.0 for divides in (3, 2, 1)))
 
 

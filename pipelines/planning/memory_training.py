@@ -1,7 +1,7 @@
 """What decides the memory of training besides the model's shape; no torch here."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from pipelines.core.recipe_training import Adapter
 from pipelines.distributed.layout import Layout
@@ -11,6 +11,7 @@ from pipelines.models.division import stage_layers
 
 FP32 = 4
 Sharding = Literal["none", "optimizer", "gradients", "full"]
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)  # at the places of ZeRO's stages, 0 to 3
 
 
 @dataclass(frozen=True)

@@ -194,8 +194,7 @@ def _stages(
     Text is cleaned, cut into tokens and looked at by CPUs, at rates far below any storage's; how
     much text there is only the source knows.
     """
-    workers = recipe.resources.workers
-    most = workers if isinstance(workers, int) else workers[1]
+    most = recipe.resources.most_workers
     cpu = recipe.resources.price_per_cpu_hour
     forward = recipe.evaluate.max_bytes / _BYTES_A_TOKEN / recipe.evaluate.stride
     known = {

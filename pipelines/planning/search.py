@@ -49,12 +49,11 @@ class Candidate:
 
 def own(recipe: Recipe, config: DecoderConfig, hardware: Hardware, gpus: int) -> list[Candidate]:
     """What the recipe itself allows: first what a run would take, then what `auto` could be too."""
-    compiled = recipe.train.compile
-    ranked = _ranked(list(tries(recipe, config, gpus)), config, hardware, compiled=compiled)
+    ranked = _ranked(list(tries(recipe, config, gpus)), config, hardware)
     if not is_left_to_the_rule(recipe) or not ranked[0].fits:
         return ranked
     taken = choose(recipe, config, gpus, hardware.memory_bytes, hardware=hardware)
-    first = _candidate(taken, config, hardware, compiled)
+    first = _candidate(taken, config, hardware)
     return [first, *(each for each in ranked if each.name != first.name)]
 
 
@@ -71,7 +70,7 @@ def search(recipe: Recipe, config: DecoderConfig, hardware: Hardware, gpus: int)
     for variant in _variants(recipe, hardware, gpus):
         for each in tries(variant, config, gpus):
             found += [each] if isinstance(each, Refusal) else _checkpointing(each, config)
-    return _ranked(found, config, hardware, compiled=recipe.train.compile)
+    return _ranked(found, config, hardware)
 
 
 def nearest(candidates: list[Candidate], number: int = 3) -> list[Candidate]:
@@ -138,24 +137,22 @@ def _checkpointing(choice: Choice, config: DecoderConfig) -> Iterator[Choice]:
 
 
 def _ranked(
-    found: list[Choice | Refusal], config: DecoderConfig, hardware: Hardware, *, compiled: bool
+    found: list[Choice | Refusal], config: DecoderConfig, hardware: Hardware
 ) -> list[Candidate]:
     """One candidate a layout, with the micro-batch that is the fastest of those that fit."""
     best: dict[str, Candidate] = {}
     for each in found:
-        candidate = _candidate(each, config, hardware, compiled)
+        candidate = _candidate(each, config, hardware)
         known = best.get(candidate.name)
         if known is None or _rank(candidate) < _rank(known):
             best[candidate.name] = candidate
     return sorted(best.values(), key=_rank)
 
 
-def _candidate(
-    each: Choice | Refusal, config: DecoderConfig, hardware: Hardware, compiled: bool
-) -> Candidate:
+def _candidate(each: Choice | Refusal, config: DecoderConfig, hardware: Hardware) -> Candidate:
     if isinstance(each, Refusal):
         return Candidate(str(each), None, None, str(each.why))
-    step = step_time(config, each.training, hardware, compiled=compiled)
+    step = step_time(config, each.training, hardware)
     needed = each.memory.total
     why_not = None
     if needed > hardware.memory_bytes:

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from pipelines.core.errors import UserError
-from pipelines.distributed.stages import Schedule, stage_count, stage_numbers
+from pipelines.distributed.stages import Schedule, stage_count
 from pipelines.models.config import DecoderConfig
-from pipelines.models.division import stage_layers
 from pipelines.planning.communication import communication
 from pipelines.planning.hardware import Hardware, Precision
 from pipelines.planning.memory_state import NF4, adapter_parameters
-from pipelines.planning.memory_training import Training
+from pipelines.planning.memory_training import Training, layers_by_rank
 from pipelines.planning.roofs import (
     Share,
     Work,
@@ -96,16 +95,13 @@ class StepTime:
         }
 
 
-def step_time(
-    config: DecoderConfig, training: Training, hardware: Hardware, *, compiled: bool = False
-) -> StepTime:
+def step_time(config: DecoderConfig, training: Training, hardware: Hardware) -> StepTime:
     """What a step of this layout takes.
 
     Args:
         config: The model's shape.
         training: How it is laid out, and its micro-batches.
         hardware: Of every device.
-        compiled: Whether `torch.compile` fuses what lies between the products.
 
     Raises:
         UserError: the hardware's MFU can't be.
@@ -114,7 +110,7 @@ def step_time(
     work = _work(config, training, trained)
     slowest = _imbalance(config, training)
     seconds = slowest * _products(config, training, hardware, trained)
-    reached = COMPILED_TRAFFIC_RATE if compiled else TRAFFIC_RATE
+    reached = COMPILED_TRAFFIC_RATE if training.compiled else TRAFFIC_RATE
     traffic = slowest * work.memory_bytes / hardware.memory_bandwidth / reached
     if training.activation_checkpoint == "selective":
         traffic *= SELECTIVE_TRAFFIC
@@ -180,7 +176,7 @@ def product_rate(hardware: Hardware, precision: Precision) -> float:
 
 def trainable(config: DecoderConfig, training: Training) -> float:
     """The part of the weights that has gradients: all of them, or adapters' alone."""
-    if training.adapter.kind == "none":
+    if training.trains_all:
         return 1.0
     return adapter_parameters(config, training.adapter) / config.parameters
 
@@ -231,13 +227,6 @@ def _tokens(training: Training) -> float:
 
 def _imbalance(config: DecoderConfig, training: Training) -> float:
     """What the slowest process of a pipeline has over the mean; the head counts as layers do."""
-    pp, schedule = training.layout.pp, training.schedule
-    if pp == 1:
-        return 1.0
-    stages = stage_layers(config, stage_count(schedule, pp))
-    head = config.vocab_size * config.width / config.layer_parameters
-    loads = [
-        sum(len(stages[n]) for n in stage_numbers(schedule, pp, rank)) + head * (rank == pp - 1)
-        for rank in range(pp)
-    ]
-    return max(loads) * pp / sum(loads)
+    loads: list[float] = [*layers_by_rank(config, training)]
+    loads[-1] += config.vocab_size * config.width / config.layer_parameters
+    return max(loads) * len(loads) / sum(loads)

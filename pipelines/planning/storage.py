@@ -76,9 +76,9 @@ class CheckpointSize:
 
 def checkpoint_size(config: DecoderConfig, training: Training) -> CheckpointSize:
     """What a checkpoint of this run takes, whatever its layout."""
-    adapter = training.adapter
-    plain = adapter.kind == "none"
-    trained = config.parameters if plain else adapter_parameters(config, adapter)
+    trained = config.parameters
+    if not training.trains_all:
+        trained = adapter_parameters(config, training.adapter)
     return CheckpointSize(trained * FP32, trained * MOMENTS)
 
 

@@ -11,6 +11,7 @@ import httpx
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import GPU_POOL, Settings
+from pipelines.orchestration.jobs_api import TokenFile
 from pipelines.services.airflow_api import AirflowApi
 
 VARIABLE = "PENSTOCK_GPU_JOBS"
@@ -37,11 +38,10 @@ def ensure_pool(settings: Settings) -> None:
 
 def _room(settings: Settings) -> int:
     """How many jobs the cluster has room for: by its GPUs, or by its CPUs where it has none."""
-    token = settings.ray_token_path.read_text(encoding="utf-8").strip()
     answer = httpx.get(
         f"{settings.ray_url}/api/v0/nodes",
         params={"limit": 10_000, "detail": True},
-        headers={"Authorization": f"Bearer {token}"},
+        auth=TokenFile(settings.ray_token_path),
         timeout=30.0,
     )
     nodes = answer.raise_for_status().json()["data"]["result"]["result"]

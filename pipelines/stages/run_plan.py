@@ -19,14 +19,10 @@ def plan_run(recipe: Recipe, machine: Machine) -> dict[str, Any]:
         UserError: it can't fit the machine; one line with layouts that would.
     """
     found = plan(recipe, shape_beforehand(recipe), machine)
-    if not found.fits and not (_is_elastic(recipe) and found.asked[0].choice is None):
+    # A layout that the most workers can't have may be one for fewer.
+    if not found.fits and not (recipe.resources.is_elastic and found.asked[0].choice is None):
         raise UserError(_refusal(found))
     return plan_json(found, limit=_NEAREST)
-
-
-def _is_elastic(recipe: Recipe) -> bool:
-    """Whether a layout that these workers can't have may be one for others."""
-    return isinstance(recipe.resources.workers, tuple)
 
 
 def _refusal(found: Plan) -> str:

@@ -58,8 +58,7 @@ def _shape(recipe: Recipe) -> DecoderConfig:
 
 def _check_workers(recipe: Recipe) -> list[Layout]:
     """Every number of workers that there may be must give a layout with samples for all."""
-    workers = recipe.resources.workers
-    least, most = (workers, workers) if isinstance(workers, int) else workers
+    least, most = recipe.resources.worker_range
     layouts = []
     if not recipe.parallel.by_rule:
         layouts = [resolve_layout(recipe.parallel, n) for n in range(least, most + 1)]

@@ -8,8 +8,7 @@ import pytest
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import PROJECT
-from pipelines.orchestration.job_package import pack
-from pipelines.orchestration.stage_task import CODE
+from pipelines.orchestration.job_package import CODE, pack
 
 
 @pytest.fixture

@@ -117,9 +117,10 @@ def titan_throughput(row: dict[str, str], mfu: float) -> float:
         precision=row["precision"],
         activation_checkpoint=row["recompute"],
         schedule=row["schedule"],
+        compiled=row["compile"] == "1",
     )
     hardware = replace(TITAN, mfu=mfu)
-    step = step_time(LLAMA[row["model"]], training, hardware, compiled=row["compile"] == "1")
+    step = step_time(LLAMA[row["model"]], training, hardware)
     tokens = training.micro_batch * training.micro_batches * training.sequence
     return tokens * layout.dp / layout.world / step.total
 

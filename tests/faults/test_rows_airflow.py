@@ -60,17 +60,27 @@ def test_row_12_all_of_airflow_for_20_s(scenario, reference):
         with kept_down(platform, *AIRFLOW):
             time.sleep(20)
 
-    hurt_three_times(scenario, reference, away, entries=len(AIRFLOW))
+    hurt_three_times(scenario, reference, away, entries=len(AIRFLOW), tasks=1)
 
 
-def hurt_three_times(scenario, reference, hurt: Callable, entries: int = 1) -> None:
-    """The run ends like the one without a fault, and each stage had one job."""
+def hurt_three_times(scenario, reference, hurt: Callable, entries: int = 1, tasks: int = 0) -> None:
+    """The run ends like the one without a fault, and each stage had one job.
+
+    Args:
+        scenario: of the platform.
+        reference: a run without a fault.
+        hurt: what kills parts of the platform.
+        entries: how many parts it kills.
+        tasks: how many processes of tasks die with them, which *train*'s does as it hands over.
+    """
     run = scenario.start(**fresh_data())
     run.wait_for_task("preprocess", "deferred")
     with run.fault("service lost", lambda: run.has_result("preprocess"), entries):
         hurt(scenario.platform)
     with run.fault("service lost", lambda: run.step > 0, entries), handing_over(run, "train"):
         hurt(scenario.platform)
+    if tasks:
+        run.expected["task lost"] = tasks
     run.wait_for_step()
     with run.fault("service lost", entries=entries):
         hurt(scenario.platform)

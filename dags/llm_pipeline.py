@@ -18,6 +18,7 @@ from pipelines.orchestration.stage_task import (
     RayStageOperator,
     StageOperator,
 )
+from pipelines.orchestration.temporary_nodes import temporary_nodes
 from pipelines.orchestration.trigger_form import trigger_form
 
 with DAG(
@@ -64,3 +65,4 @@ with DAG(
     )
 
     prepare >> preprocess >> validate >> train >> evaluate >> register
+    temporary_nodes(train, evaluate, after=validate)

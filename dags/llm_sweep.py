@@ -23,6 +23,7 @@ from pipelines.orchestration.sweep import (
     PlanOperator,
     sweep_field,
 )
+from pipelines.orchestration.temporary_nodes import temporary_nodes
 from pipelines.orchestration.trigger_form import trigger_form
 
 with DAG(
@@ -75,3 +76,4 @@ with DAG(
 
     members = member.expand(overrides=plan.output)
     prepare >> plan >> preprocess >> validate >> members >> best >> register
+    temporary_nodes(members, members, after=validate)

@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,9 +53,9 @@ class Platform:
         return processes_of(self.runtime)
 
 
-@pytest.fixture(scope="session")
-def platform() -> Iterator[Platform]:
-    """Airflow, Ray and MLflow, really up; takes most of a minute once a session."""
+@contextmanager
+def running_platform(**variables: str) -> Iterator[Platform]:
+    """Airflow, Ray and MLflow, really up, with variables for `penstock up`."""
     with (
         tempfile.TemporaryDirectory(prefix="penstock test ") as folder,
         pytest.MonkeyPatch.context() as patch,
@@ -67,8 +68,8 @@ def platform() -> Iterator[Platform]:
         for variable in PORT_VARIABLES:
             patch.setenv(variable, str(free_port()))
         settings = load_settings()
-        environment = dict(os.environ) | client_variables(settings)
-        # The platform is the session's, the environment is not: later tests see their own.
+        environment = dict(os.environ) | client_variables(settings) | variables
+        # The platform is its user's, the environment is not: later tests see their own.
         patch.undo()
         up = subprocess.run([PENSTOCK, "up"], env=environment, capture_output=True, text=True)
         try:
@@ -80,6 +81,13 @@ def platform() -> Iterator[Platform]:
             subprocess.run([PENSTOCK, "down"], env=environment, check=True)
             seconds = time.monotonic() - began
         assert_nothing_is_left(settings, runtime, seconds)
+
+
+@pytest.fixture(scope="session")
+def platform() -> Iterator[Platform]:
+    """One for all tests; takes most of a minute once a session."""
+    with running_platform() as platform:
+        yield platform
 
 
 def _last_lines(home: Path) -> str:

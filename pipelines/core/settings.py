@@ -34,6 +34,7 @@ class Settings:
     signing_key: Path  # PENSTOCK_SIGNING_KEY: models are signed with it; its public half is KEY.pub
     database_url: str  # PENSTOCK_DATABASE_URL: a Postgres server; empty: SQLite files in the home
     ship_code: bool  # PENSTOCK_SHIP_CODE=1: Ray's nodes import from their disks, not the workspace
+    nodes_command: str  # PENSTOCK_NODES: raises and ends nodes for one run; empty: none
 
     @property
     def runs(self) -> Path:
@@ -95,6 +96,7 @@ def load_settings() -> Settings:
         signing_key=Path(_place("PENSTOCK_SIGNING_KEY", home / SECRETS / "model-signing.pem")),
         database_url=_database("PENSTOCK_DATABASE_URL"),
         ship_code=_flag("PENSTOCK_SHIP_CODE"),
+        nodes_command=os.environ.get("PENSTOCK_NODES", ""),
     )
 
 

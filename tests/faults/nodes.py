@@ -4,10 +4,12 @@ import itertools
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import psutil
 
+from pipelines.core.settings import Settings
 from pipelines.services.environment import platform_environment, server_variables
 from tests.conftest import Platform
 from tests.faults.pipeline_run import until
@@ -29,27 +31,7 @@ class Node:
 
     def __init__(self, platform: Platform) -> None:
         known = set(_raylets(platform))
-        settings = platform.settings
-        python = platform.runtime / "venv" / "bin" / "python"
-        options = [
-            f"--address=127.0.0.1:{settings.ray_gcs_port}",
-            "--node-ip-address=127.0.0.1",
-            "--num-cpus=1",
-            "--dashboard-agent-listen-port=0",
-            "--min-worker-port=0",
-            "--max-worker-port=0",
-            "--disable-usage-stats",
-            "--block",
-        ]
-        self._log = (settings.home / "services" / "second-node.log").open("a")
-        self._start = subprocess.Popen(
-            [python, "-c", _RAY_ON_THE_LOOPBACK, "start", *options],
-            env=platform_environment(settings)
-            | server_variables(settings, platform.runtime)
-            | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"},  # the platform's Ray is of one node
-            stdout=self._log,
-            stderr=self._log,
-        )
+        self._start = join(platform.settings, platform.runtime)
         self.raylet = find(
             platform, lambda each: each not in known and _is_raylet(each), "the second raylet"
         )
@@ -59,7 +41,30 @@ class Node:
         with suppress(psutil.NoSuchProcess):
             kill_tree(psutil.Process(self._start.pid))
         self._start.wait()
-        self._log.close()
+
+
+def join(settings: Settings, runtime: Path) -> subprocess.Popen[bytes]:
+    """Start a raylet with one CPU; it lasts as long as the process."""
+    options = [
+        f"--address=127.0.0.1:{settings.ray_gcs_port}",
+        "--node-ip-address=127.0.0.1",
+        "--num-cpus=1",
+        "--dashboard-agent-listen-port=0",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        "--disable-usage-stats",
+        "--block",
+    ]
+    with (settings.home / "services" / "second-node.log").open("a") as log:
+        return subprocess.Popen(
+            [runtime / "venv" / "bin" / "python", "-c", _RAY_ON_THE_LOOPBACK, "start", *options],
+            env=platform_environment(settings)
+            | server_variables(settings, runtime)
+            | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"},  # the platform's Ray is of one node
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
 
 @contextmanager

@@ -1,0 +1,94 @@
+"""Nodes that are there for one run: raised before it trains, gone after it, whatever became of it.
+
+`PENSTOCK_NODES` names a command of the site: `COMMAND up` has nodes join the platform's Ray cluster
+and returns when they have, `COMMAND down` ends them and returns when they are gone. Both may come
+twice, and a `down` without an `up`. In the environment they find PENSTOCK_RUN, the name of the
+run's workspace, and PENSTOCK_WORKERS, the most that its train may have.
+"""
+
+import os
+import shlex
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.providers.standard.hooks.subprocess import SubprocessHook
+from airflow.sdk import BaseOperator
+
+from pipelines.core.settings import load_settings
+from pipelines.ledger.workspace import read_recipe
+from pipelines.orchestration.opening import PREPARED
+from pipelines.orchestration.ray_job import TaskKilledError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from airflow.sdk.definitions._internal.node import DAGNode
+
+
+class NodesOperator(BaseOperator):
+    """Runs the site's command; a retry runs it again.
+
+    Args:
+        action: what is asked of it.
+        workspace: of the run.
+    """
+
+    template_fields = ("workspace",)
+
+    def __init__(
+        self, *, action: Literal["up", "down"], workspace: str = PREPARED, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.action = action
+        self.workspace = workspace
+        self._hook = SubprocessHook()
+
+    def execute(self, context: "Context") -> None:  # noqa: ARG002
+        """Wait for the command's end.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        try:
+            self._run(self.action)
+        except BaseException:
+            # Of a setup that did not succeed Airflow runs no teardown.
+            if self.action == "up":
+                self._run("down")
+            raise
+
+    def _run(self, action: str) -> None:
+        workspace = Path(self.workspace)
+        command = [*shlex.split(load_settings().nodes_command), action]
+        workers = read_recipe(workspace).resources.most_workers
+        names = {"PENSTOCK_RUN": workspace.name, "PENSTOCK_WORKERS": str(workers)}
+        result = self._hook.run_command(command, env={**os.environ, **names}, cwd=self.workspace)
+        if result.exit_code:
+            raise RuntimeError(f"{shlex.join(command)} exited with code {result.exit_code}")
+
+    def on_kill(self) -> None:
+        """End the command and this process; Airflow calls it in a signal handler."""
+        with suppress(ProcessLookupError):
+            self._hook.send_sigterm()
+        raise TaskKilledError("Airflow ends this process of the task")
+
+
+def temporary_nodes(first: "DAGNode", last: "DAGNode", after: "DAGNode") -> None:
+    """Have the run's own nodes from `first` to `last`, where the settings name their command.
+
+    Airflow runs the teardown after a failure, a person's too, and both again with what is cleared.
+    """
+    if not load_settings().nodes_command:
+        return
+    up = NodesOperator(
+        task_id="nodes_up",
+        action="up",
+        doc_md="The site's command has the run's nodes join the Ray cluster.",
+    ).as_setup()  # type: ignore[no-untyped-call]
+    down = NodesOperator(
+        task_id="nodes_down",
+        action="down",
+        doc_md="The run's nodes go, whatever became of it.",
+    ).as_teardown(setups=up, on_failure_fail_dagrun=True)
+    after >> up >> first
+    last >> down

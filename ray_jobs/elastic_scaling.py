@@ -8,55 +8,50 @@ import time
 from collections import Counter
 from typing import Any
 
+import ray
 from ray._private.state import available_resources_per_node
-from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, ScalingDecision
-from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus, WorkerGroupState
+from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
+from ray.util import placement_group_table
 
 SETTLE_S = 5.0  # until workers that have just ended have given back what they held
 
 
 class FreeScalingPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray has no types
-    """Counts what is free, and what the workers themselves hold."""
+    """Counts what is free, and what the workers hold: Ray ends them only as others take over."""
 
     def __init__(self, scaling_config: Any) -> None:
         super().__init__(scaling_config)
-        self._workers = Counter[str]()  # by node
         self._short_since: float | None = None
 
-    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """All that is free now is for the workers; what is short may come in a moment."""
-        self._workers.clear()
-        return super().make_decision_for_non_running_worker_group()
-
-    def make_decision_for_running_worker_group(
-        self, worker_group_state: WorkerGroupState, worker_group_status: WorkerGroupPollStatus
-    ) -> ScalingDecision:
-        """More where there is more; never fewer, as workers that run have what they need."""
-        self._workers = Counter(each.metadata.node_id for each in worker_group_state.workers)
-        return super().make_decision_for_running_worker_group(
-            worker_group_state, worker_group_status
-        )
-
     def _count_possible_workers(self, reserved_resources: Any) -> int:
+        held = _held()
+        available = available_resources_per_node()
+        free = {
+            node: {
+                name: min(amount, held[node, name] + float(available.get(node, {}).get(name, 0.0)))
+                for name, amount in resources.items()
+            }
+            for node, resources in reserved_resources.items()
+        }
         possible: int = super()._count_possible_workers(reserved_resources)
-        free: int = super()._count_possible_workers(self._free_of(reserved_resources))
+        now_possible: int = super()._count_possible_workers(free)
         now = time.monotonic()
         short_since = self._short_since or now
-        if free < possible and not self._workers and now - short_since < SETTLE_S:
+        if now_possible < possible and not held and now - short_since < SETTLE_S:
             self._short_since = short_since
             return 0
         self._short_since = None
-        return free
+        return now_possible
 
-    def _free_of(self, reserved_resources: Any) -> dict[str, dict[str, float]]:
-        needed = self.scaling_config._resources_per_worker_not_none
-        available = available_resources_per_node()
 
-        def free(node: str, name: str) -> float:
-            ours: float = self._workers[node] * needed.get(name, 0.0)
-            return ours + float(available.get(node, {}).get(name, 0.0))
-
-        return {
-            node: {name: min(amount, free(node, name)) for name, amount in resources.items()}
-            for node, resources in reserved_resources.items()
-        }
+def _held() -> Counter[tuple[str, str]]:
+    """What this job's workers, those that failed included, hold of each node and resource."""
+    job = ray.get_runtime_context().get_job_id()
+    held = Counter[tuple[str, str]]()
+    for group_id, group in placement_group_table().items():
+        if group["state"] == "REMOVED" or not group_id.endswith(job):  # as Ray's ids are built
+            continue
+        for bundle, node in group["bundles_to_node_id"].items():
+            for name, amount in group["bundles"][bundle].items():
+                held[node, name] += amount
+    return held

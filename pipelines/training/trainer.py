@@ -17,7 +17,7 @@ from pipelines.distributed.gradients import clip_factor, gradient_norm, scale_gr
 from pipelines.distributed.process_group import from_all
 from pipelines.loading.dataloader import IGNORED, Batch, TokenLoader
 from pipelines.models.parallelize import Parallelized
-from pipelines.training import preemption
+from pipelines.training import garbage, preemption
 from pipelines.training.attention import Attention
 from pipelines.training.checkpoint import Checkpoints, Position
 from pipelines.training.checkpoint_patience import Patience
@@ -113,7 +113,13 @@ class Trainer:
                 no checkpoint could be written for too long.
             PreemptedError: a process was told that it will be taken away, and the run was saved.
         """
-        with self.checkpoints, self.watchdog, self.profiler, preemption.heeded():
+        with (
+            garbage.only_between_steps(),
+            self.checkpoints,
+            self.watchdog,
+            self.profiler,
+            preemption.heeded(),
+        ):
             return self._fit()
 
     def _fit(self) -> Position:
@@ -146,6 +152,7 @@ class Trainer:
         self.watchdog.beat(position.step, "report")
         samples = self._samples_of(position.step)  # the device is busy still
         verdict = self.guard.verdict()  # the one place where the host waits for the device
+        garbage.collect()
         position = Position(position.step, position.seconds + self.meter.elapsed)
         if verdict.worst_run >= self.train.max_bad_steps:
             return self._go_back(position, verdict), False

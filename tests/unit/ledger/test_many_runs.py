@@ -1,6 +1,5 @@
 """Many runs at once on one stage cache: real processes, started together."""
 
-import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from pipelines.core.storage import md5
 from pipelines.ledger import stage_cache, stage_cache_gc
+from tests.forked import forkserver
 from tests.unit.ledger.cached_project import make_project, open_run, run_stage
 
 RUNS = 5
@@ -17,14 +17,12 @@ _barrier = None
 
 def _set_up(barrier) -> None:
     global _barrier
-    import dvc.repo  # noqa: F401  (so that all begin at once)
-
     _barrier = barrier
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[ProcessPoolExecutor]:
-    context = multiprocessing.get_context("spawn")
+    context = forkserver()
     with ProcessPoolExecutor(
         RUNS, context, initializer=_set_up, initargs=(context.Barrier(RUNS),)
     ) as pool:

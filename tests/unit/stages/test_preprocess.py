@@ -1,7 +1,6 @@
 import json
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +22,10 @@ from pipelines.data.cleaning.decontaminate import EvaluationNgrams, set_files
 from pipelines.data.reading.fingerprint import fingerprint_inputs
 from pipelines.data.tokens.token_shards import IndexedDataset
 from pipelines.data.tokens.tokenizer import Encoder
+from pipelines.ledger.workspace import read_recipe
+from pipelines.stages import preprocess
 from pipelines.stages.preprocess import run
+from tests.forked import exit_codes, start
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -295,34 +297,25 @@ def test_every_pass_tells_its_progress_to_the_end(corpus: Path, workspace: Path)
         assert line.done == pytest.approx(line.total)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
+def die_within(workspace: Path, name: str, blocks: int) -> None:
+    passes.LEAST_BLOCK_BYTES = 500
+    task, done = getattr(preprocess, name), []
 
-from pipelines.data import passes
-from pipelines.ledger.workspace import read_recipe
-from pipelines.stages import preprocess
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        if len(done) == blocks:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done.append(None)
+        return task(*args, **kwargs)
 
-passes.LEAST_BLOCK_BYTES = 500
-workspace, name, blocks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-task, done = getattr(preprocess, name), []
-
-def killed(*args, **kwargs):
-    if len(done) == blocks:
-        os.kill(os.getpid(), signal.SIGKILL)
-    done.append(None)
-    return task(*args, **kwargs)
-
-setattr(preprocess, name, killed)
-preprocess.run(read_recipe(workspace), workspace)
-"""
+    setattr(preprocess, name, killed)
+    run(read_recipe(workspace), workspace)
 
 
 def run_killed(asked: Recipe, workspace: Path, task: str, blocks: int) -> None:
     """Run in a process that is killed within a pass, when so many of its blocks are done."""
     (workspace / "params.yaml").write_text(dump_yaml(asked))
-    command = [sys.executable, "-c", KILLED, workspace, task, str(blocks)]
-    assert subprocess.run(command).returncode == -signal.SIGKILL
+    dead = start(die_within, workspace, task, blocks)
+    assert exit_codes([dead]) == [-signal.SIGKILL]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -23,7 +21,6 @@ from pipelines.core.records import (
     Split,
     TrainRecord,
 )
-from pipelines.core.settings import PROJECT
 from pipelines.core.storage import folder_hash, mark_complete, read_json, write_json
 from pipelines.core.usage import metered
 from pipelines.core.verdict import BiasScore, Estimate, Probes
@@ -42,6 +39,7 @@ from pipelines.stages.approval import Answer, forget_answer
 from pipelines.tracking import registry
 from pipelines.tracking.audit import Trail
 from pipelines.tracking.promotion import promote, rollback
+from tests.forked import exit_codes, start
 
 TEXTS = [f"def add_{name}(a, b):\n    return a + b + '{name}'\n" for name in "abcdefghijklmnopqrst"]
 
@@ -437,23 +435,17 @@ def test_no_one_is_asked_about_a_model_that_the_gate_refuses(models, trained, re
     assert len(registry.show(recipe.registration.model_name)) == 1
 
 
-REGISTER = """
-import sys
-from pathlib import Path
-from pipelines.core.recipe import Recipe
-from pipelines.stages import register
-
-register.run(Recipe.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
-"""
+def register_in(recipe, workspace):
+    register.run(Recipe.model_validate_json(recipe), workspace)
 
 
 def test_of_runs_that_register_at_once_each_meets_the_champion_of_the_one_before(
     models, trained, recipe
 ):
     workspaces = [trained(model) for model in (*models, models[0])]  # two of the same content
-    arguments = [sys.executable, "-c", REGISTER, recipe.model_dump_json(by_alias=True)]
-    started = [subprocess.Popen([*arguments, each], cwd=PROJECT) for each in workspaces]
-    assert [process.wait() for process in started] == [0] * len(started)
+    asked = recipe.model_dump_json(by_alias=True)
+    started = [start(register_in, asked, each) for each in workspaces]
+    assert exit_codes(started) == [0] * len(started)
     decisions = [RegisterRecord.read(each).verdict.decision for each in workspaces]
     versions = registry.show(recipe.registration.model_name)
     assert len(versions) == decisions.count("promoted") >= 1

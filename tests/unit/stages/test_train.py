@@ -1,6 +1,5 @@
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from pipelines.core.errors import UserError
 from pipelines.core.progress import ProgressReader
@@ -21,7 +21,7 @@ from pipelines.core.records import (
 )
 from pipelines.core.storage import folder_hash
 from pipelines.data.tokens.token_shards import ShardWriter
-from tests.two_processes import group_variables
+from tests.forked import exit_codes, start_group
 
 VOCABULARY = 60
 RECIPE = Recipe.model_validate(
@@ -174,24 +174,6 @@ def test_no_step_is_logged_twice(workspace: Path, mlflow_client: Any, mlflow_run
     ]
 
 
-PROCESSES = """
-import sys
-from pathlib import Path
-
-import torch.distributed as dist
-from test_train import UserError, cut_after, run_and_record
-
-dist.init_process_group("gloo")
-for folder, step in zip(sys.argv[1::2], map(int, sys.argv[2::2])):
-    try:
-        run_and_record(Path(folder), cut_after(step))
-    except InterruptedError:
-        pass
-    except UserError as error:
-        sys.exit(str(error))
-"""
-
-
 def run_and_record(workspace: Path, report: Callable[[Any], None] | None = None) -> None:
     """Run the stage and append `[step, sample ids]` of each step to a file of this process."""
     from pipelines.loading.dataloader import TokenLoader
@@ -211,24 +193,17 @@ def run_and_record(workspace: Path, report: Callable[[Any], None] | None = None)
         train.run(RECIPE, workspace, report)
 
 
-def in_two_processes(*arguments: list[object]) -> list[tuple[int, str]]:
-    """As under torchrun: `[workspace, the step it is cut after, ...]` of each; code and stderr."""
-    shared = group_variables(Path(__file__))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESSES, *map(str, arguments[rank])],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=120)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(p.returncode, e) for p, e in zip(processes, errors, strict=True)]
+def one_of_two(*runs: tuple[Path, int]) -> None:
+    """As under torchrun: trains in each workspace, cut after a step; a person's error is kept."""
+    dist.init_process_group("gloo")
+    for workspace, step in runs:
+        try:
+            run_and_record(workspace, cut_after(step))
+        except InterruptedError:
+            pass
+        except UserError as error:
+            (workspace / f"error-{dist.get_rank()}").write_text(str(error))
+            sys.exit(2)
 
 
 def samples_of_each_step(workspace: Path, ranks: int) -> dict[int, list[int]]:
@@ -247,8 +222,8 @@ def test_two_processes_go_on_as_two_or_as_one(tmp_path: Path) -> None:
     """Three samples a process, so micro-batches of two and of one."""
     names = ("alone", "whole", "cut and two", "cut and one")
     alone, whole, two, one = (make_workspace(tmp_path / name) for name in names)
-    runs = [whole, NEVER, two, 5, two, NEVER, one, 5]
-    assert [code for code, _ in in_two_processes(runs, runs)] == [0, 0]
+    runs = (whole, NEVER), (two, 5), (two, NEVER), (one, 5)
+    assert exit_codes(start_group(one_of_two, runs, runs)) == [0, 0]
     # Each process's own file then has the steps that it did; the checkpoint was after step 4.
     (one / "samples-0.jsonl").rename(one / "samples of two")
     for workspace in (alone, one):
@@ -270,7 +245,9 @@ def test_two_processes_go_on_as_two_or_as_one(tmp_path: Path) -> None:
 def test_an_error_of_one_process_ends_both_with_its_line(tmp_path: Path) -> None:
     good, bad = make_workspace(tmp_path / "good"), make_workspace(tmp_path / "bad")
     (output_folder(bad, "preprocess") / "tokens" / "train-00000.bin").unlink()
-    for code, error in in_two_processes([good, NEVER], [bad, NEVER]):
-        assert code == 1
-        assert error.splitlines()[-1].startswith(f"{bad}")
+    group = start_group(one_of_two, ((good, NEVER),), ((bad, NEVER),))
+    assert exit_codes(group) == [2, 2]
+    for rank, workspace in enumerate((good, bad)):
+        error = (workspace / f"error-{rank}").read_text()
+        assert error.startswith(f"{bad}")
         assert "train-00000.bin: a token shard's file is missing" in error

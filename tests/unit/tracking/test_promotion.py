@@ -1,7 +1,5 @@
 """Who is champion, on a real MLflow: every crash, and every race."""
 
-import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -9,11 +7,11 @@ from functools import partial
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.settings import PROJECT
 from pipelines.tracking import registry, rest
 from pipelines.tracking.promotion import ChampionMovedError, challenge, promote, rollback, withdraw
 from pipelines.tracking.registration import register
 from pipelines.tracking.run import MODEL_HASH_TAG
+from tests.forked import exit_codes, forkserver, start
 
 
 @pytest.fixture
@@ -235,21 +233,15 @@ def test_a_new_alias_that_many_set_at_once_is_set(name, versions):
     assert sum(len(each.aliases) for each in registry.show(name)) == 5
 
 
-PROMOTE = """
-import sys
-from pipelines.tracking import registry
-from pipelines.tracking.promotion import promote, ChampionMovedError
-
-name, number, home = sys.argv[1:]
-version = registry.find(name, number)
-print("ready", flush=True)
-sys.stdin.readline()
-try:
-    promote(version, 1, f"racer {number}", "")
-except ChampionMovedError as error:
-    print(error)
-    sys.exit(3)
-"""
+def race(name, number, ready, told):
+    """Of several processes that promote a version at once over version 1."""
+    version = registry.find(name, number)
+    ready.wait()
+    try:
+        promote(version, 1, f"racer {number}", "")
+    except ChampionMovedError as error:
+        told.put(str(error))
+        sys.exit(3)
 
 
 @pytest.mark.parametrize("shared_home", [True, False])
@@ -257,31 +249,18 @@ def test_of_promotions_at_once_one_wins_and_the_others_are_told(
     name, versions, tmp_path, home, shared_home
 ):
     promote(versions[0], None, "ada", "")
-    racers = []
+    racers, ready, told = [], forkserver().Barrier(2), forkserver().SimpleQueue()
     for each in versions[1:]:
         place = home if shared_home else tmp_path / f"home-{each.version}"
-        environment = os.environ | {
+        variables = {
             "PENSTOCK_HOME": str(place),
             "PENSTOCK_SIGNING_KEY": str(home / "secrets" / "model-signing.pem"),
         }
-        racers.append(
-            subprocess.Popen(
-                [sys.executable, "-c", PROMOTE, name, str(each.version), str(place)],
-                env=environment,
-                cwd=PROJECT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-    for each in racers:
-        assert each.stdout.readline() == "ready\n"
-    for each in racers:
-        each.stdin.write("\n")
-        each.stdin.flush()
-    told = [each.communicate()[0] for each in racers]
-    assert sorted(each.returncode for each in racers) == [0, 3]
-    winner = next(n for n, each in enumerate(racers, start=2) if each.returncode == 0)
+        racers.append(start(race, name, str(each.version), ready, told, **variables))
+    codes = exit_codes(racers)
+    assert sorted(codes) == [0, 3]
+    winner = 2 + codes.index(0)
     assert state(name) == (winner, 1, None)
     assert trail(name) == [("promote", None, 1), ("promote", 1, winner)]
-    assert all("racer" in each or "under way" in each for each in told if each)
+    why = told.get()
+    assert "racer" in why or "under way" in why

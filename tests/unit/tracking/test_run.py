@@ -1,16 +1,15 @@
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from pipelines.core.settings import PROJECT
 from pipelines.core.storage import write_json
 from pipelines.tracking import curves
+from pipelines.tracking.client import open_client
 from pipelines.tracking.run import copy_final_metrics, end_run, flatten, open_run, start_run
+from tests.forked import exit_codes, start
 
 EXPERIMENT = "unit"
 
@@ -95,19 +94,16 @@ def test_points_that_never_arrive_are_counted_aloud(workspace, monkeypatch, capl
     assert "2 metric points did not reach MLflow" in caplog.text
 
 
-KILLED = """
-import os, signal, sys, time
-from pathlib import Path
-from pipelines.tracking.run import open_run
-
-run = open_run(Path(sys.argv[1]), Path(sys.argv[1]) / "curves.jsonl")
-for step in range(1, 6):
-    run.log_metrics({"loss": float(step), "lr": 0.1}, step)
-time.sleep(float(sys.argv[2]))
-for step in range(6, 9):
-    run.log_metrics({"loss": float(step), "lr": 0.1}, step)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+def log_and_die(workspace, server_answers):
+    """Five steps, which a server that answers soon has, and three that it never gets."""
+    run = open_run(workspace, workspace / "curves.jsonl")
+    for step in range(1, 6):
+        run.log_metrics({"loss": float(step), "lr": 0.1}, step)
+    while server_answers and not open_client().get_metric_history(run.run_id, "lr"):
+        time.sleep(0.05)
+    for step in range(6, 9):
+        run.log_metrics({"loss": float(step), "lr": 0.1}, step)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("server", ["answers", "is away"])
@@ -120,12 +116,8 @@ def test_what_a_killed_process_did_not_send_is_sent_by_the_next_one(
         "MLFLOW_TRACKING_URI": mlflow_uri if answers else "http://127.0.0.1:9",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     }
-    dead = subprocess.run(
-        [sys.executable, "-c", KILLED, str(workspace), "15" if answers else "0"],
-        env=os.environ | variables,
-        cwd=PROJECT,
-    )
-    assert dead.returncode == -signal.SIGKILL
+    dead = start(log_and_die, workspace, answers, **variables)
+    assert exit_codes([dead]) == [-signal.SIGKILL]
     if answers:
         assert mlflow_client.get_metric_history(mlflow_run, "loss")
     with (workspace / "curves.jsonl").open("a") as file:

@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import filesystem
 
 from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.recipe import Recipe
@@ -26,6 +25,7 @@ from pipelines.training import checkpoint_writer
 from pipelines.training.checkpoint import Checkpoints, Position
 from pipelines.training.checkpoint_identity import identity
 from pipelines.training.checkpoint_store import CheckpointStore
+from tests.forked import exit_codes, start
 from tests.s3_server import s3_bucket
 
 
@@ -180,32 +180,28 @@ def test_a_torn_one_is_never_taken_and_goes(place: str) -> None:
     assert list(store._all()) == []
 
 
-TORN = """
-import os, signal, sys
-from pathlib import Path
-from tests.unit.training.test_checkpoint import Run, saved
-from pipelines.training import checkpoint_writer
-from pipelines.training.checkpoint import Position
-from torch.distributed.checkpoint import filesystem
-
-run = saved(sys.argv[1], step=3)
-
-def die(*_):
+def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
-if sys.argv[2] == "between files and marker":
-    run.store.complete = die
-elif sys.argv[2] == "in the middle of a file":
-    written, write = [], filesystem._write_item
-    def some(*arguments):
-        written.append(write(*arguments))
-        return die() if len(written) == 4 else written[-1]
-    filesystem._write_item = some
-else:
-    run.store.prune = die
-run.checkpoints.save(Position(4))
-run.checkpoints.wait()
-"""
+
+def save_and_die(place: str, moment: str) -> None:
+    """Save step 3, and die while step 4 is saved."""
+    run = saved(place, step=3)
+    if moment == "between files and marker":
+        run.store.complete = die
+    elif moment == "in the middle of a file":
+        written: list[Any] = []
+        write = filesystem._write_item
+
+        def some(*arguments: Any) -> Any:
+            written.append(write(*arguments))
+            return die() if len(written) == 4 else written[-1]
+
+        filesystem._write_item = some
+    else:
+        run.store.prune = die
+    run.checkpoints.save(Position(4))
+    run.checkpoints.wait()
 
 
 @pytest.mark.parametrize(
@@ -216,14 +212,8 @@ def test_a_process_that_is_killed_leaves_no_half_checkpoint(
     tmp_path: Path, moment: str, newest: int
 ) -> None:
     place = tmp_path / "checkpoints"
-    dead = subprocess.run(
-        [sys.executable, "-c", TORN, str(place), moment],
-        cwd=Path(__file__).parents[3],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert dead.returncode == -signal.SIGKILL, dead.stderr
+    dead = start(save_and_die, str(place), moment)
+    assert exit_codes([dead]) == [-signal.SIGKILL]
     assert (place / "step-000004").is_dir()
     run = Run(place)
     assert run.checkpoints.restore().step == newest

@@ -1,14 +1,12 @@
 """Where some tokens are not to be predicted, each that is weighs the same, wherever it lies."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import Split
@@ -21,21 +19,19 @@ from pipelines.models.config import DecoderConfig
 from pipelines.models.parallelize import parallelize
 from pipelines.models.transformer import Transformer
 from pipelines.training.trainer import Trainer
-from tests.two_processes import group_variables
+from tests.forked import exit_codes, start_group
 
 SHAPE = DecoderConfig(
     layers=2, width=32, heads=2, kv_heads=1, hidden=48, vocab_size=50, context_length=16
 )
 
-PROCESS = """
-import json, sys, torch, torch.distributed as dist
-from pathlib import Path
-from test_masked_targets import train
-dist.init_process_group("gloo")
-losses = train(Path(sys.argv[1]), rank=dist.get_rank(), world=2)
-Path(sys.argv[1], f"losses-{dist.get_rank()}.json").write_text(json.dumps(losses))
-dist.destroy_process_group()
-"""
+
+def train_in_group(folder: Path) -> None:
+    """One of two processes, which writes its losses."""
+    dist.init_process_group("gloo")
+    losses = train(folder, rank=dist.get_rank(), world=2)
+    (folder / f"losses-{dist.get_rank()}.json").write_text(json.dumps(losses))
+    dist.destroy_process_group()
 
 
 def write(folder: Path, mask: np.ndarray | None) -> Split:
@@ -129,20 +125,7 @@ def test_a_step_with_nothing_to_predict_learns_nothing(tmp_path: Path) -> None:
 
 def test_two_processes_learn_what_one_does(masked: Path) -> None:
     """Though they predict unequal numbers of tokens."""
-    shared = group_variables(Path(__file__))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, masked],
-            env={**os.environ, **shared, "RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    try:
-        codes = [process.wait(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0, 0]
+    assert exit_codes(start_group(train_in_group, (masked,), (masked,))) == [0, 0]
     alone = np.array(train(masked))
     for rank in range(2):
         together = np.array(json.loads((masked / f"losses-{rank}.json").read_text()))

@@ -1,12 +1,11 @@
 import logging
-import multiprocessing
 import time
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
 
 from pipelines.training.watchdog import Watchdog, warning
+from tests.forked import start
 from tests.unit.training.conftest import Noted
 
 SECONDS = 0.8
@@ -22,17 +21,10 @@ def work(folder: Path, rank: int, sleeps: float) -> None:
         time.sleep(sleeps)
 
 
-def started(folder: Path, sleeps: float) -> SpawnProcess:
-    """Rank 1, in a process of its own."""
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(folder, 1, sleeps))
-    process.start()
-    return process
-
-
 def test_the_rank_that_stands_still_is_named_with_its_stack(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = started(tmp_path, sleeps=4 * SECONDS)
+    other = start(work, tmp_path, 1, 4 * SECONDS)
     noted = Noted()
     with caplog.at_level(logging.WARNING), Watchdog(tmp_path, 0, 2, SECONDS, noted) as watchdog:
         for step in range(4):
@@ -48,7 +40,7 @@ def test_the_rank_that_stands_still_is_named_with_its_stack(
 
 
 def test_who_moves_is_not_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    other = started(tmp_path, sleeps=0.0)
+    other = start(work, tmp_path, 1, 0.0)
     with caplog.at_level(logging.WARNING), Watchdog(tmp_path, 0, 2, SECONDS) as watchdog:
         step = 0
         while other.is_alive():

@@ -5,58 +5,48 @@ from pathlib import Path
 from pipelines.core.settings import PROJECT
 
 # In a process of its own: a worker sets up logging and its environment.
-WORKER = """
-import sys
-from pipelines.core.recipe_files import load_recipe
-from ray_jobs.train import _work
-
-recipe = load_recipe("debug", ["model.preset=none-such"]).to_dict()
-print(_work({"recipe": recipe, "workspace": sys.argv[1], "environment": {}}))
-"""
-
-
-def test_a_persons_error_is_a_line_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", WORKER, str(tmp_path)],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    line = "model.preset = 'none-such': no such preset"
-    assert result.stdout.startswith(line)
-    assert "Traceback (most recent call last)" in result.stderr
-    assert f"UserError: {line}" in result.stderr
-
-
-ALONE = """
+WORKERS = """
 import sys
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_files import load_recipe
 from pipelines.stages import train
 from ray_jobs.train import _work
 
+def config(folder, *sets):
+    recipe = load_recipe("debug", sets).to_dict()
+    return {"recipe": recipe, "workspace": folder, "environment": {}}
+
 def fails(*_, **__):
     print("tried")
     raise UserError("this worker has too little memory")
 
-train.run = fails
-config = {"recipe": load_recipe("debug").to_dict(), "workspace": sys.argv[1], "environment": {}}
+print(_work(config(sys.argv[1], "model.preset=none-such")))
+train.run, alone = fails, config(sys.argv[2])
 try:
-    _work(config)
+    _work(alone)
 except UserError as error:
     print("raised", error)
-print("returned", _work(config))
+print("returned", _work(alone))
 """
 
 
-def test_one_workers_own_error_ends_the_others_and_is_told_by_the_next_try(tmp_path: Path) -> None:
+def test_a_persons_error_is_a_line_and_a_workers_own_is_told_by_the_next_try(
+    tmp_path: Path,
+) -> None:
+    """One that all meet is each one's result; another ends its process, and so the others."""
+    folders = [tmp_path / "all", tmp_path / "one"]
+    for folder in folders:
+        folder.mkdir()
     result = subprocess.run(
-        [sys.executable, "-c", ALONE, str(tmp_path)],
+        [sys.executable, "-c", WORKERS, *folders],
         cwd=PROJECT,
         capture_output=True,
         text=True,
         check=True,
     )
+    of_all, *of_one = result.stdout.splitlines()
+    assert of_all.startswith("model.preset = 'none-such': no such preset")
+    assert "Traceback (most recent call last)" in result.stderr
+    assert "UserError: model.preset = 'none-such': no such preset" in result.stderr
     line = "this worker has too little memory"
-    assert result.stdout.splitlines() == ["tried", f"raised {line}", f"returned {line}"]
+    assert of_one == ["tried", f"raised {line}", f"returned {line}"]

@@ -114,11 +114,7 @@ def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
     """In the process of its own."""
     import lm_eval
     from jinja2 import TemplateError
-    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
-
-    from pipelines.models.held import inference_device
-    from pipelines.models.served import load_served
 
     wanted = Harness.model_validate(request["wanted"])
     manager = TaskManager(include_defaults=bool(wanted.tasks))
@@ -129,6 +125,11 @@ def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
         raise
     except Exception as error:
         raise UserError(_line(error)) from error
+    from lm_eval.models.huggingface import HFLM  # by now worth the seconds that it takes
+
+    from pipelines.models.held import inference_device
+    from pipelines.models.served import load_served
+
     folder = request["model"]
     model = HFLM(
         pretrained=load_served(Path(folder), inference_device()).model,

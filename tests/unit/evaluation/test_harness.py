@@ -19,7 +19,9 @@ from pipelines.evaluation import harness
 from pipelines.evaluation.harness import read_task, run_harness
 from pipelines.export.quantized import export_quantized
 from pipelines.ledger.workspace import environment
+from pipelines.stages import evaluate
 from tests.unit.export.models import small, write_registered
+from tests.unit.stages.test_evaluate import make_workspace, recipe
 
 TASKS = Path(__file__).parent / "tasks"
 
@@ -36,10 +38,10 @@ def evaluate_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
-    def evaluate(model: Path, **wanted: Any) -> list[HarnessScore]:
+    def here(model: Path, **wanted: Any) -> list[HarnessScore]:
         return harness._evaluate({"model": str(model), "wanted": wanted, "chat": False})
 
-    return evaluate
+    return here
 
 
 @torch.no_grad()
@@ -127,6 +129,24 @@ def test_a_task_that_the_harness_does_not_have_is_one_line(
 ) -> None:
     with pytest.raises(UserError, match="no_such_task"):
         evaluate_here(model, tasks=["no_such_task"])
+
+
+def test_in_the_stage_they_are_run_on_the_model_and_become_metrics(
+    tmp_path: Path, evaluate_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(folder: Path, wanted: Harness, *, chat: bool) -> tuple[HarnessScore, ...]:
+        assert not chat
+        return tuple(evaluate_here(folder, **wanted.model_dump(mode="json")))
+
+    monkeypatch.setattr(harness, "run_harness", run)
+    files = {"files": [str(TASKS / "numbers.yaml")], "limit": 4}
+    asked = recipe(sample_tokens=0, prompts=[], harness=files)
+    record = evaluate.run(asked, make_workspace(tmp_path / "workspace"))
+    found = {each.metric: each for each in record.harness}
+    assert (found["acc"].task, found["acc"].documents) == ("numbers", 4)
+    metrics = evaluate._harness_metrics(record)
+    assert metrics["harness/numbers/acc"] == found["acc"].value
+    assert metrics["harness/numbers/acc_stderr"] == found["acc"].stderr
 
 
 def test_the_stage_cache_sees_a_change_of_the_tasks_data(tmp_path: Path) -> None:

@@ -302,14 +302,3 @@ def test_scores_are_what_score_documents_says(workspace: Path) -> None:
     again = score_documents(output_folder(workspace, "train") / "model", documents)
     assert kept["doc_id"].to_pylist() == again["doc_id"].to_pylist()
     assert kept["nats"].to_pylist() == pytest.approx(again["nats"].to_pylist(), rel=1e-5)
-
-
-def test_tasks_of_the_harness_are_run_on_the_model_and_become_metrics(workspace: Path) -> None:
-    task = Path(__file__).parents[1] / "evaluation" / "tasks" / "numbers.yaml"
-    harness = {"files": [str(task)], "limit": 4}
-    record = evaluate.run(recipe(sample_tokens=0, prompts=[], harness=harness), workspace)
-    found = {each.metric: each for each in record.harness}
-    assert (found["acc"].task, found["acc"].documents) == ("numbers", 4)
-    metrics = evaluate._harness_metrics(record)
-    assert metrics["harness/numbers/acc"] == found["acc"].value
-    assert metrics["harness/numbers/acc_stderr"] == found["acc"].stderr

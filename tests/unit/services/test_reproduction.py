@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.core.errors import UserError
 from pipelines.core.recipe_files import load_recipe
-from pipelines.core.records import PATCH_FILE, ValidateRecord
+from pipelines.core.records import PATCH_FILE, TrainRecord, ValidateRecord
 from pipelines.core.settings import PROJECT
-from pipelines.core.storage import read_json, write_json
+from pipelines.core.storage import write_json
 from pipelines.ledger.run_source import settle
 from pipelines.ledger.workspace import open_workspace, project_state
 from pipelines.services import reproduction
@@ -23,6 +23,13 @@ from pipelines.tracking.run import MODEL_HASH_TAG
 from tests.unit.ledger.cached_project import git, make_project
 
 SMALL = ("train.steps=6", "train.warmup_steps=0", "data.source.kind=files", "resources.workers=1")
+SIZED = (
+    "evaluate.budget_gb=1",
+    "evaluate.budget_max_loss=9",
+    "evaluate.sample_tokens=0",
+    "evaluate.bias.enabled=false",
+    "evaluate.safety.documents=0",
+)
 
 
 @pytest.fixture
@@ -33,10 +40,9 @@ def text(tmp_path):
     return path
 
 
-@pytest.fixture
-def workspace(home, text):
-    """Of a run that trained a model, with this checkout's code as it is."""
-    recipe = load_recipe("debug", [*SMALL, f"data.source.path={text}"])
+def train_in(home, text, *sets):
+    """A workspace that trained a model, with this checkout's code as it is."""
+    recipe = load_recipe("debug", [*SMALL, *sets, f"data.source.path={text}"])
     recipe, source = settle(recipe)
     folder = open_workspace(PROJECT, home, "first", recipe, source)
     preprocess.run(recipe, folder)
@@ -45,31 +51,44 @@ def workspace(home, text):
     return recipe, folder
 
 
+def write_card(folder, facts, workspace):
+    """What is registered beside a model."""
+    write_json(folder / "lineage.json", facts)
+    if (workspace / PATCH_FILE).is_file():
+        shutil.copyfile(workspace / PATCH_FILE, folder / PATCH_FILE)
+    return folder
+
+
 @pytest.fixture
-def registered(name, workspace, mlflow_run, tmp_path):
-    recipe, folder = workspace
-    card = tmp_path / "card"
+def registered(name, home, text, mlflow_run, tmp_path):
+    recipe, folder = train_in(home, text)
 
     def make(**changes):
         facts = provenance(recipe, folder)
-        write_json(card / "lineage.json", facts | {"run": facts["run"] | changes})
-        if (folder / PATCH_FILE).is_file():
-            shutil.copyfile(folder / PATCH_FILE, card / PATCH_FILE)
+        facts |= {"run": facts["run"] | changes}
         digest = hashlib.sha256(str(changes).encode()).hexdigest()
+        card = write_card(tmp_path / "card", facts, folder)
         tags = {MODEL_HASH_TAG: digest}
         return register([folder / "outputs/train/model", card], name, mlflow_run, tags, "")
 
     return make
 
 
-def test_the_weights_come_out_equal_byte_for_byte(registered, text, home):
-    version = registered()
+def test_the_weights_and_the_form_of_them_that_is_served_come_out_equal_byte_for_byte(
+    home, text, name, mlflow_run, tmp_path
+):
+    recipe, folder = train_in(home, text, *SIZED)
+    chosen = evaluate.run(recipe, folder).right_size
+    card = write_card(tmp_path / "card", provenance(recipe, folder), folder)
+    tags = {MODEL_HASH_TAG: chosen.model_hash}
+    version = register([folder / "outputs/evaluate/model", card], name, mlflow_run, tags, "")
     shown = CliRunner().invoke(app, ["models", "reproduce", version.label, "--json"])
     assert shown.exit_code == 0, shown.output
     said = json.loads(shown.stdout)
-    first = read_json(home / "runs/first/outputs/train/record.json")
-    assert (said["equal"], said["model_hash"]) == (True, first["model_hash"])
+    assert (said["equal"], said["model_hash"]) == (True, chosen.model_hash)
     assert (said["differing"], said["environment"]) == ([], [])
+    (again,) = home.glob("runs/reproduce-*")
+    assert TrainRecord.read(again).model_hash == TrainRecord.read(folder).model_hash
 
     text.write_text(text.read_text() + json.dumps({"text": "one more"}))
     with pytest.raises(UserError, match="its data are not what they were"):
@@ -127,22 +146,3 @@ def test_a_workspace_at_another_commit_has_its_code_and_diff(tmp_path):
     workspace = open_workspace(project, tmp_path / "home", "old", recipe, {}, state=state)
     assert (workspace / "dvc.yaml").read_text() == f"{then}# uncommitted then\n"
     assert (workspace / PATCH_FILE).read_bytes() == state[1]
-
-
-def test_the_form_that_was_registered_is_made_again(home, text, name, mlflow_run, tmp_path):
-    sized = ("evaluate.budget_gb=1", "evaluate.budget_max_loss=9", "evaluate.sample_tokens=0")
-    recipe = load_recipe("debug", [*SMALL, *sized, f"data.source.path={text}"])
-    recipe, source = settle(recipe)
-    folder = open_workspace(PROJECT, home, "sized", recipe, source)
-    preprocess.run(recipe, folder)
-    ValidateRecord(expectations=1, data_docs="data_docs/index.html").write(folder)
-    train.run(recipe, folder)
-    chosen = evaluate.run(recipe, folder).right_size
-    write_json(tmp_path / "card" / "lineage.json", provenance(recipe, folder))
-    if (folder / PATCH_FILE).is_file():
-        shutil.copyfile(folder / PATCH_FILE, tmp_path / "card" / PATCH_FILE)
-    model = folder / "outputs/evaluate/model"
-    tags = {MODEL_HASH_TAG: chosen.model_hash}
-    version = register([model, tmp_path / "card"], name, mlflow_run, tags, "")
-    made = reproduction.reproduce(reproduction.find_origin(version))
-    assert (made.equal, made.model_hash) == (True, chosen.model_hash)

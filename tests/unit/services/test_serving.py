@@ -1,9 +1,9 @@
 """OpenAI's client, unchanged, against the endpoint over transformers' real server."""
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 import uvicorn
 
 from pipelines.core.errors import UserError
+from pipelines.services import serving
 from pipelines.services.preflight import free_port
-from pipelines.services.serving import MODEL_HEADER, Endpoint, start_engine
+from pipelines.services.serving import MODEL_HEADER, Endpoint, Engine, start_engine
 from tests.unit.export.models import loud, small, write_registered
 
 TOKEN, NAME, PROMPT, TOKENS = "secret", "my model", "hello", 8
@@ -69,11 +70,13 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory):
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    made = Served(tmp_path_factory.mktemp("serving"))
-    yield made
-    made.server.should_exit = True
-    made.thread.join()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setattr(serving, "_POLL_S", 0.2)
+        made = Served(tmp_path_factory.mktemp("serving"))
+        yield made
+        made.server.should_exit = True
+        made.thread.join()
     assert all(engine.process.poll() is not None for engine in made.engines)
 
 
@@ -108,12 +111,21 @@ def test_a_wrong_request_is_one_clear_line(served: Served) -> None:
         )
 
 
+def has_loaded(engine: Engine) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{engine.url}/health", trust_env=False).is_success
+    return False
+
+
 def test_a_promotion_under_load_mixes_and_drops_nothing(served: Served) -> None:
-    """50 at a time; each answer is wholly of the version that it names, the last of the new one."""
+    """50 at a time; each answer is wholly of the version that it names, the last of the new one.
+
+    They walk while the new version loads, which takes the processors, and run as it takes over.
+    """
     expected = {f"{NAME}@{version}": served.greedy(version) for version in (1, 2)}
     assert len(set(expected.values())) == 2
     seen: list[str] = []
-    stop = threading.Event()
+    running, stop = threading.Event(), threading.Event()
 
     def go_on(_: int) -> None:
         with served.client() as client:
@@ -124,16 +136,22 @@ def test_a_promotion_under_load_mixes_and_drops_nothing(served: Served) -> None:
                 version = raw.headers[MODEL_HEADER]
                 assert raw.parse().choices[0].text == expected[version]
                 seen.append(version)
+                running.wait(10)
 
     with ThreadPoolExecutor(50) as pool:
-        running = [pool.submit(go_on, number) for number in range(50)]
+        clients = [pool.submit(go_on, number) for number in range(50)]
         served.version = 2
         limit = time.monotonic() + 240
+        while (
+            len(served.engines) < 2 or not has_loaded(served.engines[-1])
+        ) and time.monotonic() < limit:
+            time.sleep(0.1)
+        running.set()
         while f"{NAME}@2" not in seen and time.monotonic() < limit:
-            time.sleep(0.2)
+            time.sleep(0.1)
         time.sleep(2)
         stop.set()
-        for each in running:
+        for each in clients:
             each.result()
     assert seen[0] == f"{NAME}@1"
     assert seen[-1] == f"{NAME}@2"

@@ -38,10 +38,10 @@ audit: env
 		--strict --disable-pip --no-deps --requirement requirements.lock
 
 SHARED = tests/distributed tests/e2e tests/integration tests/faults
-# Unit tests on two processes; the rest share one platform, and one cluster of processes each size.
-# What hurts the platform comes last.
+# Unit tests on two processes, a thread each; the rest share one platform, and one cluster of
+# processes each size. What hurts the platform comes last.
 test: env bench-env
-	.venv/bin/pytest -n 2 --dist loadfile $(SHARED:%=--ignore=%)
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 --dist loadfile $(SHARED:%=--ignore=%)
 	.venv/bin/pytest $(SHARED)
 
 test-parity: env

@@ -1,5 +1,6 @@
 """A real MLflow server on SQLite, made once a session: its migrations take three seconds."""
 
+import gc
 import itertools
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,12 @@ import pytest
 EXPERIMENT = "unit"
 
 _numbers = itertools.count()
+
+
+def pytest_collection_finish():
+    """All that was imported lives as long as the process: no collection looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -20,10 +20,16 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="package")  # processes that wait for each other keep a core a little busy
 def pool() -> Iterator[Callable[[int], Pool]]:
-    """The processes of a world size, for all tests here: `pool(2).run(function, argument)`."""
+    """The processes of a world size, for all tests here: `pool(2).run(function, argument)`.
+
+    Those of one size only: others, though they wait, would take a share of the processors.
+    """
     pools: dict[int, Pool] = {}
 
     def of(world: int) -> Pool:
+        for each in pools.values():
+            if each.world != world:
+                each.close()
         return pools.setdefault(world, Pool(world))
 
     yield of

@@ -114,7 +114,7 @@ def alone(data: tuple[Path, Split], tmp_path_factory: pytest.TempPathFactory) ->
     )
 
 
-@pytest.mark.parametrize("precision", PLAIN)
+@pytest.mark.parametrize("precision", ["fp64", pytest.param("fp32", marks=pytest.mark.parity)])
 @pytest.mark.parametrize("case", marked(CASES))
 def test_the_losses_are_those_of_one_process(
     case: Case,

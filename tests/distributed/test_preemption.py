@@ -47,7 +47,7 @@ def train(
 def test_all_save_after_the_same_step(
     pool: Callable[[int], Pool], tmp_path: Path, parallel: dict[str, object]
 ) -> None:
-    case = Case("preemption", 2, parallel, {"steps": 10})
+    case = Case("preemption", 2, parallel, {"steps": 10, "micro_batch_size": 4})
     (tmp_path / "data").mkdir()
     data = tmp_path / "data", make_data(tmp_path / "data")
     whole = pool(2).run(train, case, data, tmp_path / "whole", None, 0)

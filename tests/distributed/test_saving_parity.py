@@ -16,6 +16,7 @@ ACCUMULATION = {"micro_batch_size": 1}
 SELECTIVE = {"activation_checkpoint": "selective"}
 FULL = {"activation_checkpoint": "full"}
 COMPILE = {"compile": True}
+TRAIN = {"micro_batch_size": 4, "steps": 8}
 PAIRS = {
     "accumulation-selective": ACCUMULATION | SELECTIVE,
     "accumulation-compile": ACCUMULATION | COMPILE,
@@ -24,7 +25,7 @@ PAIRS = {
 }
 CASES = [
     pytest.param(
-        Case(f"{layout}-{pair}", 2, parallel, {"micro_batch_size": 4}, savings),
+        Case(f"{layout}-{pair}", 2, parallel, TRAIN, savings),
         id=f"{layout}-{pair}",
         # To compile takes half a minute: only checkpointing is tested each time.
         marks=[] if pair == "accumulation-selective" else [pytest.mark.parity, needs_a_linker],
@@ -39,7 +40,7 @@ def plain(
     data: tuple[Path, Split], tmp_path_factory: pytest.TempPathFactory
 ) -> list[tuple[float, float]]:
     """What one process does without any of them."""
-    case = Case("plain", 1, {}, {"micro_batch_size": 4})
+    case = Case("plain", 1, {}, TRAIN)
     return losses(case, data, tmp_path_factory.mktemp("plain"), torch.float32)
 
 

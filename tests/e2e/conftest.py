@@ -3,14 +3,20 @@
 import json
 import os
 import re
+import secrets
 import shutil
+import subprocess
 import threading
+from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import psutil
 import pytest
 
 from pipelines.core.settings import PROJECT
 from pipelines.orchestration.webhook import FILE
+from tests.conftest import PENSTOCK
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = [
@@ -26,15 +32,64 @@ PATIENCE_MS = 60_000
 SCREENSHOTS = "PENSTOCK_SCREENSHOTS"  # set: the README's pictures are taken anew
 
 
+STEPS = 300  # half as many as the default recipe has
+# What a person's shell, from which a run is started, may hold.
+IN_A_SHELL = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "HF_TOKEN",
+    "MLFLOW_TRACKING_PASSWORD",
+    "PGPASSWORD",
+)
+
+
+@dataclass
+class WatchedRun:
+    """A first `penstock run`, of half the default recipe, and what was to be seen meanwhile."""
+
+    planted: dict[str, str]  # secrets in the shell that it was started from
+    printed: str  # on stdout: its summary
+    errors: str
+    arguments: set[str]  # of all of the platform's processes
+
+
 @pytest.fixture(scope="session")
-def first_run(platform):
-    """The summary of a first `penstock run`, of the default recipe."""
-    done = platform.penstock("run", "--json", timeout=900)
-    assert done.returncode == 0, done.stderr + "\n".join(
+def watched_run(platform):
+    planted = {name: secrets.token_hex(16) for name in IN_A_SHELL}
+    arguments = set()
+    with subprocess.Popen(
+        [PENSTOCK, "run", "--json", "--set", f"train.steps={STEPS}"],
+        env=platform.environment | planted,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        while True:
+            arguments |= _arguments(platform)
+            try:
+                printed, errors = run.communicate(timeout=1)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+    assert run.returncode == 0, errors + "\n".join(
         f"{log}\n{log.read_text()[-3000:]}"
         for log in (platform.settings.home / "airflow/logs").rglob("attempt=*.log")
     )
-    return json.loads(done.stdout)
+    return WatchedRun(planted, printed, errors, arguments)
+
+
+def _arguments(platform):
+    lines = set()
+    for process in platform.processes():
+        with suppress(psutil.NoSuchProcess):
+            lines.add("\0".join(process.cmdline()))
+    return lines
+
+
+@pytest.fixture(scope="session")
+def first_run(watched_run):
+    """The summary of a first `penstock run`, of half the default recipe."""
+    return json.loads(watched_run.printed)
 
 
 class _Hook(BaseHTTPRequestHandler):

@@ -6,9 +6,10 @@ import subprocess
 from pipelines.core.settings import PROJECT
 from tests.conftest import PENSTOCK
 
+SETS = "--set train.steps=12 --set data.source.max_documents=12 --set resources.workers=1"
 COMMAND = """
 eval "$({penstock} env)"
-ray job submit --working-dir . -- python -m ray_jobs.train --recipe debug --set train.steps=12
+ray job submit --working-dir . -- python -m ray_jobs.train --recipe debug {sets}
 """
 
 
@@ -16,7 +17,7 @@ def test_a_ray_job_trains_and_logs_to_mlflow(platform, platform_variables):
     from pipelines.tracking.client import open_client
 
     done = subprocess.run(
-        ["bash", "-c", COMMAND.format(penstock=shlex.quote(str(PENSTOCK)))],
+        ["bash", "-c", COMMAND.format(penstock=shlex.quote(str(PENSTOCK)), sets=SETS)],
         cwd=PROJECT,
         env=platform.environment,
         capture_output=True,

@@ -18,6 +18,12 @@ REFRESH = "data_refresh"
 STAGES = ("prepare", "preprocess", "validate", "publish")
 MODEL = "penstock-refreshed"
 PATIENCE_S = 600
+# What a model is asked beside its bits per byte is no matter of the data's way here.
+BRIEF = (
+    "evaluate.bias.enabled=false",
+    "evaluate.safety.documents=0",
+    "evaluate.sample_tokens=0",
+)
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -53,6 +59,7 @@ def refresh(platform: Platform, airflow: AirflowApi, run_id: str, source: Path) 
         f"data.source.path={source}",
         "data.name=tiny",
         f"register.model_name={MODEL}",
+        *BRIEF,
     ]
     recipe = load_recipe("debug", overrides)
     airflow.trigger(REFRESH, run_id, {RESOLVED: recipe.to_dict()})

@@ -8,6 +8,12 @@ import pytest
 from pipelines.core.settings import PROJECT
 from tests.conftest import FOREIGN, PENSTOCK
 
+BRIEF = (
+    "--set=train.steps=6",
+    "--set=evaluate.bias.enabled=false",
+    "--set=evaluate.sample_tokens=0",
+)
+
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
@@ -16,7 +22,7 @@ def stage(tmp_path_factory):
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [PENSTOCK, "stage", *arguments, "--recipe", "debug"],
+            [PENSTOCK, "stage", *arguments, "--recipe", "debug", *BRIEF],
             cwd=PROJECT,
             env={**environment, "PENSTOCK_HOME": str(home)},
             capture_output=True,

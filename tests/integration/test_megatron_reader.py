@@ -21,15 +21,6 @@ VOCABULARIES = {"uint16": 50_257, "int32": 128_256}
 pytestmark = pytest.mark.parametrize("dtype", VOCABULARIES)
 
 
-def peer(*arguments: object, given: str = "") -> str:
-    assert PYTHON.exists(), "this test needs Megatron: make bench-env"
-    done = subprocess.run(
-        [PYTHON, PEER, *map(str, arguments)], input=given, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def documents(dtype: str) -> list[list[int]]:
     """Of 1 to 60 tokens, each with its end."""
     random = np.random.default_rng(0)
@@ -52,30 +43,41 @@ def written(prefix: Path, dtype: str, capacity: int | None) -> Path:
 
 
 @pytest.fixture(scope="module")
-def read_by_megatron(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ours")
+def exchanged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """What Megatron finds in our shards, by their names, and the folder of those of the peers."""
+    assert PYTHON.exists(), "this test needs Megatron: make bench-env"
+    ours, theirs = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("theirs")
     prefixes = [
-        written(folder / f"{name}-{dtype}", dtype, capacity)
+        written(ours / f"{name}-{dtype}", dtype, capacity)
         for name, capacity in (("concat", None), ("packed", CAPACITY))
         for dtype in VOCABULARIES
     ]
-    names = [prefix.name for prefix in prefixes]
-    return dict(zip(names, json.loads(peer("read", *prefixes)), strict=True))
+    asked = {
+        "read": [str(prefix) for prefix in prefixes],
+        "folder": str(theirs),
+        "write": {dtype: [*map(in_sequences, documents(dtype))] for dtype in VOCABULARIES},
+    }
+    done = subprocess.run([PYTHON, PEER], input=json.dumps(asked), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return {prefix.name: each for prefix, each in zip(prefixes, found, strict=True)}, theirs
 
 
-@pytest.fixture(scope="module")
-def written_by_peers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("theirs")
-    given = [[in_sequences(ids) for ids in documents(dtype)] for dtype in VOCABULARIES]
-    peer("write", folder, *VOCABULARIES, given=json.dumps(given))
-    return folder
+@pytest.fixture
+def read_by_megatron(exchanged: tuple[dict[str, Any], Path]) -> dict[str, Any]:
+    return exchanged[0]
+
+
+@pytest.fixture
+def written_by_peers(exchanged: tuple[dict[str, Any], Path]) -> Path:
+    return exchanged[1]
 
 
 def in_sequences(ids: list[int]) -> list[list[int]]:
     return [ids[:5], ids[5:]] if len(ids) > 5 else [ids]
 
 
-def test_megatron_reads_our_shards(dtype: str, read_by_megatron: dict[str, dict[str, Any]]) -> None:
+def test_megatron_reads_our_shards(dtype: str, read_by_megatron: dict[str, Any]) -> None:
     texts = documents(dtype)
     assert read_by_megatron[f"concat-{dtype}"] == {
         "dtype": dtype,
@@ -86,7 +88,7 @@ def test_megatron_reads_our_shards(dtype: str, read_by_megatron: dict[str, dict[
 
 
 def test_megatron_reads_our_packed_shards(
-    dtype: str, read_by_megatron: dict[str, dict[str, Any]]
+    dtype: str, read_by_megatron: dict[str, Any]
 ) -> None:
     found = read_by_megatron[f"packed-{dtype}"]
     assert found["dtype"] == dtype

@@ -133,26 +133,6 @@ def test_a_port_in_use_is_one_line_that_names_the_variable(platform: Platform, t
     assert "PENSTOCK_MLFLOW_PORT" in line
 
 
-def test_an_ad_hoc_ray_job_from_a_shell(platform: Platform, tmp_path) -> None:
-    (tmp_path / "job.py").write_text(
-        "import mlflow\n"
-        "mlflow.set_experiment('ad hoc')\n"
-        "with mlflow.start_run() as run: mlflow.log_metric('answer', 42)\n"
-        "print('logged', mlflow.get_run(run.info.run_id).data.metrics)\n"
-    )
-    script = 'eval "$("$0" env)"; ray job submit --working-dir . -- python job.py'
-    result = subprocess.run(
-        ["bash", "-c", script, PENSTOCK],
-        env=platform.environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "logged {'answer': 42.0}" in result.stdout
-
-
 def _pids(platform: Platform) -> dict[str, int]:
     status = json.loads(platform.penstock("status", "--json").stdout)
     return {part["name"]: part["pid"] for part in status["parts"]}

@@ -30,6 +30,7 @@ def train(module: str, workspace: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.parity
 def test_it_trains_as_on_the_cpu(tmp_path: Path) -> None:
     there = train("tests.integration.fake_device", tmp_path / "npu")
     here = train("pipelines.training", tmp_path / "cpu")

@@ -68,8 +68,9 @@ def test_fewer_processes_go_on_with_the_same_batches(tmp_path: Path) -> None:
     assert not (tmp_path / "home" / "services").exists()
 
 
+@pytest.mark.parity
 def test_sigterm_to_torchrun_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    long = ["train.steps=300", "train.log_every=10", "train.checkpoint_every=1000"]
+    long = ["train.steps=120", "train.log_every=5", "train.checkpoint_every=1000"]
     whole = train(2, tmp_path / "whole", *long)
     assert whole.returncode == 0, whole.stderr
     told = tmp_path / "told"

@@ -27,6 +27,9 @@ TRAINING = {
     "train.steps": STEPS,
     "train.log_every": LOG_EVERY,
     "train.checkpoint_every": CHECKPOINT_EVERY,
+    "evaluate.bias.enabled": "false",
+    "evaluate.safety.documents": 0,
+    "evaluate.sample_tokens": 0,
 }
 MIDDLE = 4 * CHECKPOINT_EVERY  # a step with checkpoints behind it
 START_LIMIT_S = 240.0  # until a stage of a healthy platform has begun

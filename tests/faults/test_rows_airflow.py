@@ -1,7 +1,7 @@
 """Rows 9 to 12: parts of Airflow die while a stage runs, and while its job is handed over.
 
 Each row is one run that is hurt three times: in *preprocess*, between the submission of *train*'s
-job and the task's defer, and while it trains. `make test` hurts one run once.
+job and the task's defer, and while it trains.
 """
 
 import itertools
@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 _fractions = itertools.count(500)
 
 
-@pytest.mark.always
 def test_row_09_the_airflow_task_process_as_it_hands_over(scenario, reference):
     run = scenario.start()
     with run.fault("task lost", lambda: run.step > 0), handing_over(run, "train") as task:

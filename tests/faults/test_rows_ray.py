@@ -37,7 +37,6 @@ def test_row_07_a_node_of_two_and_room_elsewhere(scenario, reference):
     scenario.ends_well(run, like=reference)
 
 
-@pytest.mark.always
 def test_row_08_the_ray_head(scenario, reference):
     run = scenario.start()
     run.wait_for_step()

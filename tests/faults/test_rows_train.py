@@ -20,7 +20,6 @@ from tests.faults.processes import (
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 
 
-@pytest.mark.always
 def test_row_01_a_train_worker_mid_step(scenario, reference):
     run = scenario.start()
     run.wait_for_step()

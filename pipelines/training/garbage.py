@@ -14,13 +14,15 @@ from contextlib import contextmanager
 @contextmanager
 def only_between_steps() -> Iterator[None]:
     """In the block nothing is collected but by `collect`."""
-    was_enabled = gc.isenabled()
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
-    gc.freeze()  # what is there already stays: it is not looked through each time
+    if not was_frozen:
+        gc.freeze()  # what is there already stays: it is not looked through each time
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
 

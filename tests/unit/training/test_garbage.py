@@ -37,6 +37,6 @@ def test_afterwards_all_is_as_it_was(enabled):
             assert not gc.isenabled()
             raise RuntimeError
         assert gc.isenabled() is enabled
-        assert gc.get_freeze_count() == frozen
+        assert bool(gc.get_freeze_count()) == bool(frozen)  # one that is frozen may be freed
     finally:
         gc.enable()

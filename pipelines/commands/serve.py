@@ -1,5 +1,7 @@
 """`penstock serve`: a registered model behind an OpenAI-compatible endpoint."""
 
+import asyncio
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -8,33 +10,46 @@ from pipelines.commands.models import Model, check_mlflow_answers
 from pipelines.core.settings import load_settings
 
 
+class Engine(StrEnum):
+    """What `--engine` takes."""
+
+    TRANSFORMERS = "transformers"
+    VLLM = "vllm"
+
+
 def serve(
     model: Model,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    engine: Annotated[
+        Engine, typer.Option(help="Whose server: vllm's, where that is on PATH.")
+    ] = Engine.TRANSFORMERS,
 ) -> None:
     """Answer OpenAI's clients with a model, until Ctrl-C; an alias is followed where it moves."""
     check_mlflow_answers()
     import uvicorn
 
     from pipelines.services.secrets import serve_token, serve_token_path
-    from pipelines.services.serving import Endpoint, start_engine
+    from pipelines.services.serving import Endpoint, ready_engine
+    from pipelines.services.serving_engine import SERVING, start_engine
+    from pipelines.services.serving_engine import Engine as Running
     from pipelines.tracking import registry
 
     settings = load_settings()
     name, _, which = model.partition("@")
     which = which or registry.CHAMPION
-    home = settings.home / "serving"
-    home.mkdir(parents=True, exist_ok=True)
-    found = registry.find(name, which)  # a wrong name ends here, in one line
-    endpoint = Endpoint(
-        name,
-        latest=lambda: registry.find(name, which).version,
-        start=lambda version: start_engine(
-            name, version, registry.download(name, str(version)), home
-        ),
-        token=serve_token(settings),
-    )
-    typer.echo(f"{name}@{found.version} on http://{host}:{port}/v1")
+
+    def latest() -> int:
+        return registry.find(name, which).version
+
+    def start(version: int) -> Running:
+        folder = registry.download(name, str(version))
+        return start_engine(name, version, folder, settings.home / SERVING, engine.value)
+
+    version = latest()
+    typer.echo(f"loading {name}@{version}", err=True)
+    first = asyncio.run(ready_engine(start, version))  # what is wrong with it ends here
+    typer.echo(f"{name}@{version} on http://{host}:{port}/v1")
     typer.echo(f"API key in {serve_token_path(settings)}")
+    endpoint = Endpoint(first, latest, start, serve_token(settings))
     uvicorn.run(endpoint.app, host=host, port=port, log_level="warning")

@@ -1,9 +1,14 @@
 """OpenAI's client, unchanged, against the endpoint over transformers' real server."""
 
+import asyncio
+import fcntl
+import os
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +19,51 @@ import torch
 import uvicorn
 
 from pipelines.core.errors import UserError
+from pipelines.core.recipe_data import Instruction
+from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
+from pipelines.models.presets import preset
+from pipelines.models.transformer import Transformer
 from pipelines.services import serving
 from pipelines.services.preflight import free_port
-from pipelines.services.serving import MODEL_HEADER, Endpoint, Engine, start_engine
+from pipelines.services.serving import MODEL_HEADER, Endpoint, ready_engine
+from pipelines.services.serving_engine import Engine, leftovers, start_engine
 from tests.unit.export.models import loud, small, write_registered
 
 TOKEN, NAME, PROMPT, TOKENS = "secret", "my model", "hello", 8
+TALK = [{"role": "user", "content": "hi"}]
+# Takes what vLLM's command takes of ours, and says what that was.
+VLLM = """#!/bin/sh
+echo "$@" > "{folder}/arguments"
+exec "{bin}/transformers" "$@"
+"""
+
+
+def chatty() -> Transformer:
+    """With two tokens more, for a chat template's marks."""
+    sizes = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 4, "hidden": 128}
+    model = Transformer(replace(preset("llama-100k"), **sizes).sized(259, 48))
+    model.init_weights(3)
+    return loud(model)
 
 
 class Served:
-    """The endpoint in a thread, and which version the alias names."""
+    """The endpoint in a thread, and which version the alias names.
+
+    Version 1 was trained on conversations, 2 was not and is served by vLLM's command.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.version = 1
-        models = {1: small(), 2: loud(small(), by=1.5)}
+        models = {1: chatty(), 2: loud(small(), by=1.5)}
         self.folders = {
             number: write_registered(model, folder / str(number))
             for number, model in models.items()
         }
+        make_chat_tokenizer(self.folders[1], Instruction(kind="messages"))
         self.engines: list[Any] = []
-        endpoint = Endpoint(NAME, lambda: self.version, self.start_version, TOKEN)
         self.home = folder / "home"
-        self.home.mkdir()
+        first = asyncio.run(ready_engine(self.start_version, 1))
+        endpoint = Endpoint(first, lambda: self.version, self.start_version, TOKEN)
         self.port = free_port()
         config = uvicorn.Config(endpoint.app, port=self.port, log_level="warning")
         self.server = uvicorn.Server(config)
@@ -46,7 +74,9 @@ class Served:
             time.sleep(0.2)
 
     def start_version(self, version: int) -> Any:
-        self.engines.append(start_engine(NAME, version, self.folders[version], self.home))
+        program = "transformers" if version == 1 else "vllm"
+        folder = self.folders[version]
+        self.engines.append(start_engine(NAME, version, folder, self.home, program))
         return self.engines[-1]
 
     def client(self, token: str = TOKEN) -> openai.OpenAI:
@@ -70,14 +100,22 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("serving")
+    vllm = folder / "vllm"
+    vllm.write_text(VLLM.format(folder=folder, bin=Path(sys.prefix) / "bin"))
+    vllm.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
         patch.setattr(serving, "_POLL_S", 0.2)
-        made = Served(tmp_path_factory.mktemp("serving"))
+        made = Served(folder)
         yield made
         made.server.should_exit = True
         made.thread.join()
     assert all(engine.process.poll() is not None for engine in made.engines)
+    assert sorted(path.name for path in made.home.iterdir()) == ["my-model-1.log", "my-model-2.log"]
+    *_, port = arguments = (folder / "arguments").read_text().split()
+    assert arguments == ["serve", "my-model/2", "--host", "127.0.0.1", "--port", port]
 
 
 def ask(client: openai.OpenAI, **options: Any) -> Any:
@@ -96,19 +134,81 @@ def test_greedy_output_is_that_of_generate_streamed_or_not(served: Served) -> No
     assert [each.id for each in served.client().models.list()] == [NAME]
 
 
-def test_a_wrong_request_is_one_clear_line(served: Served) -> None:
+@torch.inference_mode()
+def test_a_conversation_is_answered_as_generate_answers_it(served: Served) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(served.folders[1])
+    model = AutoModelForCausalLM.from_pretrained(served.folders[1])
+    chat = tokenizer.apply_chat_template(TALK, add_generation_prompt=True, return_tensors="pt")
+    made = model.generate(**chat, max_new_tokens=TOKENS, do_sample=False)
+    expected = tokenizer.decode(made[0, chat.input_ids.shape[1] :], skip_special_tokens=True)
+    create = served.client().chat.completions.create
+    for limit in ("max_tokens", "max_completion_tokens"):
+        answer = create(model=NAME, messages=TALK, temperature=0, **{limit: TOKENS})
+        assert answer.choices[0].message.content == expected
+    pieces = create(model=NAME, messages=TALK, temperature=0, max_tokens=TOKENS, stream=True)
+    said = "".join(each.choices[0].delta.content or "" for each in pieces)
+    assert said == expected.rstrip("\ufffd")
+    # Where no number is asked for, there is an end all the same: the context's.
+    whole = create(model=NAME, messages=TALK, temperature=0)
+    assert whole.usage is not None
+    assert whole.usage.total_tokens <= 48
+
+
+def test_a_temperature_draws_and_a_seed_draws_the_same(served: Served) -> None:
+    client = served.client()
+    drawn = [
+        ask(client, temperature=2, extra_body={"seed": seed}).choices[0].text for seed in (1, 2, 1)
+    ]
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert ask(client, max_tokens=None).usage.completion_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"prompt": "x" * 60}, "has 60 tokens and max_tokens is 8, but the model sees 48 in all"),
+        ({"max_tokens": 60}, "has 5 tokens and max_tokens is 60, but the model sees 48"),
+        ({"max_tokens": None, "prompt": "x" * 48}, "has 48 tokens and max_tokens is 1"),
+        ({"max_tokens": 0}, "max_tokens is 0; it must be a whole number from 1"),
+        ({"extra_body": {"max_tokens": "many"}}, "max_tokens is 'many'"),
+        ({"prompt": ["a", "b"]}, "prompt must be one string"),
+        ({"model": "../other/model"}, "there is no model '../other/model' here; 'my model' is"),
+    ],
+)
+def test_a_wrong_request_is_one_clear_line(
+    served: Served, wrong: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(served.client(), **wrong)
+    assert line in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"messages": [{"role": "user", "content": "x" * 40}]}, "but the model sees 48 in all"),
+        ({"max_completion_tokens": 40}, "max_tokens is 40, but the model sees 48"),
+        ({"messages": []}, "messages must be a list of one or more"),
+        ({"messages": ["hi"]}, "a message must have a role and a content, both text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "both text"),
+    ],
+)
+def test_a_wrong_conversation_is_one_clear_line(
+    served: Served, wrong: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        served.client().chat.completions.create(**{"model": NAME, "messages": TALK} | wrong)
+    assert line in refused.value.message
+
+
+def test_without_the_token_nothing_is_answered(served: Served) -> None:
     with pytest.raises(openai.AuthenticationError, match="give the endpoint's token"):
         ask(served.client("guess"))
     with pytest.raises(openai.AuthenticationError):
         served.client("other").models.list()
-    with pytest.raises(openai.BadRequestError, match="has 40 tokens and max_tokens is 8, but"):
-        ask(served.client(), prompt="x" * 40)
-    with pytest.raises(openai.BadRequestError, match="prompt must be one string"):
-        ask(served.client(), prompt=["a", "b"])
-    with pytest.raises(openai.BadRequestError, match="was not trained on conversations"):
-        served.client().chat.completions.create(
-            model=NAME, messages=[{"role": "user", "content": "hi"}]
-        )
 
 
 def has_loaded(engine: Engine) -> bool:
@@ -155,10 +255,13 @@ def test_a_promotion_under_load_mixes_and_drops_nothing(served: Served) -> None:
             each.result()
     assert seen[0] == f"{NAME}@1"
     assert seen[-1] == f"{NAME}@2"
-    old = served.engines[0].process
-    while old.poll() is None:
+    old = served.engines[0]
+    while old.home.exists():
         assert time.monotonic() < limit
         time.sleep(0.2)
+    assert old.process.poll() is not None
+    with pytest.raises(openai.BadRequestError, match="was not trained on conversations"):
+        served.client().chat.completions.create(model=NAME, messages=TALK)
 
 
 def test_an_engine_that_dies_is_started_again(served: Served) -> None:
@@ -177,8 +280,42 @@ def test_an_engine_that_dies_is_started_again(served: Served) -> None:
     assert text == served.greedy(served.version)
 
 
-def test_a_tampered_folder_is_never_served(served: Served, tmp_path: Path) -> None:
+def test_a_tampered_folder_is_never_served(tmp_path: Path) -> None:
     source = write_registered(small(), tmp_path / "source")
     (source / "model.py").write_text("print('hello')")
     with pytest.raises(UserError, match="code"):
-        start_engine("other", 1, source, tmp_path)
+        start_engine("other", 1, source, tmp_path / "home")
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+def test_a_server_that_is_not_installed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="no `vllm` is on PATH"):
+        start_engine("m", 1, tmp_path, tmp_path / "home", "vllm")
+
+
+def test_an_engine_that_ends_at_once_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    source = write_registered(small(), tmp_path / "source")
+
+    def start(version: int) -> Any:
+        engine = start_engine("m", version, source, tmp_path / "home", "transformers")
+        engine.process.kill()
+        return engine
+
+    with pytest.raises(UserError, match=r"the server of m@1 did not start; its log is .*m-1\.log"):
+        asyncio.run(ready_engine(start, 1))
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["m-1.log"]
+
+
+def test_what_a_killed_engine_left_is_found_and_what_runs_is_not(tmp_path: Path) -> None:
+    for name in ("dead", "alive"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "dead-1.log").write_text("")
+    now = time.time() + 1
+    with (tmp_path / "alive" / ".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert [path.name for path in leftovers(tmp_path, now)] == ["dead"]
+    assert [path.name for path in leftovers(tmp_path, now)] == ["alive", "dead"]
+    assert list(leftovers(tmp_path, now - 100)) == []

@@ -25,7 +25,7 @@ from pipelines.models.huggingface import save_pretrained
 from pipelines.models.served import TransformersModel, load_model
 from pipelines.models.transformer import Transformer
 from pipelines.services.garbage import aliased_models
-from pipelines.services.serving import start_engine
+from pipelines.services.serving_engine import start_engine
 from pipelines.stages import evaluate, register
 from pipelines.tracking import registry
 from tests.unit.export.models import small

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -25,7 +26,12 @@ from pipelines.core.storage import folder_hash, mark_complete, read_json, write_
 from pipelines.core.usage import metered
 from pipelines.core.verdict import BiasScore, Estimate, Probes
 from pipelines.data.documents import DocumentWriter
-from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
+from pipelines.data.tokens.tokenizer import (
+    byte_tokenizer,
+    character_tokenizer,
+    save_tokenizer,
+    train_bpe,
+)
 from pipelines.evaluation.behaviour import run_tests
 from pipelines.evaluation.documents import read_documents
 from pipelines.evaluation.gate import bits_per_byte
@@ -340,6 +346,38 @@ def test_missing_scores_of_the_champion_are_computed_once(
     assert len(list((home / "scores").rglob("*.parquet"))) == 1
     monkeypatch.setattr(registry, "download", None)  # not needed again
     assert register.run(recipe, trained(models[2])).verdict == record.verdict
+
+
+def test_a_champion_of_another_tokenizer_is_compared_by_the_byte(trained, recipe, home, tmp_path):
+    """Two models that guess blindly: one reads letters, one whole words, each of which is rarer."""
+    tokenizers = {"letters": character_tokenizer("".join(TEXTS)), "words": train_bpe(TEXTS, 300)}
+    bits = {}
+    for name, tokenizer in tokenizers.items():
+        save_tokenizer(tokenizer, tmp_path / name)
+        config = DecoderConfig(
+            layers=1,
+            width=16,
+            heads=2,
+            kv_heads=1,
+            hidden=32,
+            vocab_size=tokenizer.get_vocab_size(),
+            context_length=64,
+        )
+        model = Transformer(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        end = tokenizer.token_to_id("<|endoftext|>")
+        save_pretrained(model, tmp_path / name, end_of_text=end)
+        tokens = sum(len(tokenizer.encode(text).ids) for text in TEXTS)
+        bits[name] = tokens * math.log2(config.vocab_size) / sum(map(len, TEXTS))
+    register.run(recipe, trained(tmp_path / "letters"))
+    shutil.rmtree(home / "scores")  # the candidate's run scores the champion, as it reads text
+    verdict = register.run(recipe, trained(tmp_path / "words")).verdict
+    assert tokenizers["words"].get_vocab_size() > 4 * tokenizers["letters"].get_vocab_size()
+    assert verdict.champion_bits_per_byte == pytest.approx(bits["letters"], rel=1e-5)
+    assert verdict.candidate_bits_per_byte == pytest.approx(bits["words"], rel=1e-5)
+    assert verdict.decision == "promoted"
 
 
 def test_a_champion_that_cannot_be_evaluated_is_not_replaced(models, trained, recipe, home):

@@ -138,11 +138,17 @@ def _check_source(origin: Origin, workspace: Path) -> None:
 
 
 def _training(origin: Origin) -> list[str]:
-    """The engine's own command, in the layout that training had, whoever had chosen it."""
-    layout = origin.trained.layout
-    processes = math.prod(int(layout[f"parallel.{each}"]) for each in _DEGREES)
-    pinned = [f"--set={key}={json.dumps(value)}" for key, value in layout.items()]
-    engine = ["pipelines.training", "--recipe=params.yaml", "--workspace=.", *pinned]
+    """The engine's own command, in the layout that training had, whoever had chosen it.
+
+    And to the step that it had come to, where the clock had stopped it.
+    """
+    trained = origin.trained
+    processes = math.prod(int(trained.layout[f"parallel.{each}"]) for each in _DEGREES)
+    pinned = trained.layout | {"train.max_seconds": None}
+    sets = [f"--set={key}={json.dumps(value)}" for key, value in pinned.items()]
+    engine = ["pipelines.training", "--recipe=params.yaml", "--workspace=.", *sets]
+    if trained.steps < origin.recipe.train.steps:
+        engine.append(f"--last-step={trained.steps}")
     if processes == 1:
         return engine
     return ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", *engine]

@@ -62,13 +62,19 @@ READER_TAG = "penstock.reader"
 LAYOUT_TAG = "penstock.layout"
 
 
-def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainRecord | None:
+def run(
+    recipe: Recipe,
+    workspace: Path,
+    report: Report | None = None,
+    last_step: int | None = None,
+) -> TrainRecord | None:
     """Train the recipe's model on the workspace's token shards.
 
     Args:
         recipe: `data`, `model`, `train`, `seed` and what `supported` checks are used.
         workspace: Shared by all processes; `outputs/preprocess` is read.
         report: Also called with each point of the curves, on every process.
+        last_step: Stop behind it, where a time limit stopped the run that is made once more.
 
     Returns:
         The record, on rank 0; None on the others.
@@ -99,7 +105,14 @@ def run(recipe: Recipe, workspace: Path, report: Report | None = None) -> TrainR
             reporter = Reporter(recipe, workspace, history, tracked, report)
             checkpoints = checkpoints_of(recipe, workspace)
             trainer = Trainer(
-                recipe, parallelized, loader, reporter, checkpoints, workspace / DIAGNOSTICS, events
+                recipe,
+                parallelized,
+                loader,
+                reporter,
+                checkpoints,
+                workspace / DIAGNOSTICS,
+                events,
+                last_step,
             )
             if tracked is not None:
                 layout = json.dumps(settled.facts())

@@ -6,8 +6,12 @@ All nodes' processes need the same files. After SIGTERM, to torchrun or to any p
 saves and ends with an error, for the scheduler to start the same command again. `python -m
 pipelines.training` is one process. It is a command, and not a part of the library: nothing imports
 it.
+
+With `--last-step N` it stops behind that step, where the clock had stopped the run that
+`penstock models reproduce` makes once more.
 """
 
+import argparse
 import os
 import signal
 import sys
@@ -34,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     set_up_logging()
     preemption.listen()
     try:
-        _train(_parse(arguments))
+        _train(*_parse(arguments))
     except UserError as error:
         if rank() == 0 or not isinstance(error, SharedError):
             sys.stderr.write(f"train: {error}\n")
@@ -48,17 +52,21 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(_EXIT_BY_SIGTERM)
 
 
-def _parse(arguments: Sequence[str]) -> Job:
-    """The same in every process, and so are its errors."""
+def _parse(arguments: Sequence[str]) -> tuple[Job, int | None]:
+    """The job and its last step; the same in every process, and so are the errors."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--last-step", type=int)
+    own, arguments = parser.parse_known_args(arguments)
     workers = os.environ.get("WORLD_SIZE", "1")  # torchrun says how many, not the recipe
     program = "torchrun -m pipelines.training"
     try:
-        return parse_job(program, arguments, [f"resources.workers={workers}"])
+        job = parse_job(program, arguments, [f"resources.workers={workers}"])
     except UserError as error:
         raise SharedError(str(error)) from error
+    return job, own.last_step
 
 
-def _train(job: Job) -> None:
+def _train(job: Job, last_step: int | None) -> None:
     from pipelines.distributed.process_group import process_group
     from pipelines.stages import train
 
@@ -70,7 +78,8 @@ def _train(job: Job) -> None:
             return str(workspace)
 
         workspace = Path(_from_first(prepare))
-        if (record := train.run(job.recipe, workspace)) is not None:
+        record = train.run(job.recipe, workspace, last_step=last_step)
+        if record is not None:
             print(f"loss {record.metrics['loss']:.4f}, {workspace}")  # noqa: T201
 
 

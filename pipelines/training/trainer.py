@@ -53,6 +53,7 @@ class Trainer:
         checkpoints: Path | str,
         diagnostics: Path,
         events: Events | None = None,
+        last_step: int | None = None,
     ) -> None:
         """Take what is ready.
 
@@ -66,9 +67,11 @@ class Trainer:
             diagnostics: Likewise a folder, for heartbeats, the stacks of processes that hang, and
                 traces.
             events: Told of what befalls the run.
+            last_step: Stop behind it, before the recipe's last one.
         """
         self.recipe = recipe
         self.train = recipe.train
+        self.last_step = last_step or recipe.train.steps
         self.loader = loader
         self.report = report
         self.events = events or Events()
@@ -307,7 +310,7 @@ class Trainer:
     def _finished(self, position: Position) -> bool:
         """Whether to stop; rank 0's clock decides, so that all stop at the same step."""
         limit = self.train.max_seconds
-        finished = position.step >= self.train.steps
+        finished = position.step >= self.last_step
         if limit is not None:
             finished = finished or position.seconds + self.meter.elapsed >= limit
         if limit is None or self.mesh.layout.world == 1:

@@ -3,6 +3,9 @@
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +15,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.recipe_files import load_recipe
 from pipelines.core.records import PATCH_FILE, TrainRecord, ValidateRecord
 from pipelines.core.settings import PROJECT
-from pipelines.core.storage import write_json
+from pipelines.core.storage import read_json, write_json
 from pipelines.ledger.run_source import settle
 from pipelines.ledger.workspace import open_workspace, project_state
 from pipelines.services import reproduction
@@ -40,48 +43,52 @@ def text(tmp_path):
     return path
 
 
-def train_in(home, text, *sets):
-    """A workspace that trained a model, with this checkout's code as it is."""
-    recipe = load_recipe("debug", [*SMALL, *sets, f"data.source.path={text}"])
-    recipe, source = settle(recipe)
-    folder = open_workspace(PROJECT, home, "first", recipe, source)
-    preprocess.run(recipe, folder)
-    ValidateRecord(expectations=1, data_docs="data_docs/index.html").write(folder)
-    train.run(recipe, folder)
-    return recipe, folder
-
-
-def write_card(folder, facts, workspace):
-    """What is registered beside a model."""
-    write_json(folder / "lineage.json", facts)
-    if (workspace / PATCH_FILE).is_file():
-        shutil.copyfile(workspace / PATCH_FILE, folder / PATCH_FILE)
-    return folder
-
-
 @pytest.fixture
-def registered(name, home, text, mlflow_run, tmp_path):
-    recipe, folder = train_in(home, text)
+def prepare(home, text):
+    """Makes a workspace with this checkout's code as it is, up to the stage before training."""
 
-    def make(**changes):
-        facts = provenance(recipe, folder)
-        facts |= {"run": facts["run"] | changes}
-        digest = hashlib.sha256(str(changes).encode()).hexdigest()
-        card = write_card(tmp_path / "card", facts, folder)
-        tags = {MODEL_HASH_TAG: digest}
-        return register([folder / "outputs/train/model", card], name, mlflow_run, tags, "")
+    def make(run_id, *overrides):
+        recipe = load_recipe("debug", [*SMALL, *overrides, f"data.source.path={text}"])
+        recipe, source = settle(recipe)
+        folder = open_workspace(PROJECT, home, run_id, recipe, source)
+        preprocess.run(recipe, folder)
+        ValidateRecord(expectations=1, data_docs="data_docs/index.html").write(folder)
+        return recipe, folder
 
     return make
 
 
+@pytest.fixture
+def add(name, mlflow_run, tmp_path):
+    """Registers a model of a workspace with its lineage."""
+    card = tmp_path / "card"
+
+    def make(recipe, folder, model="outputs/train/model", **changes):
+        facts = provenance(recipe, folder)
+        write_json(card / "lineage.json", facts | {"run": facts["run"] | changes})
+        if (folder / PATCH_FILE).is_file():
+            shutil.copyfile(folder / PATCH_FILE, card / PATCH_FILE)
+        tags = {MODEL_HASH_TAG: hashlib.sha256(str(changes).encode()).hexdigest()}
+        return register([folder / model, card], name, mlflow_run, tags, "")
+
+    return make
+
+
+@pytest.fixture
+def registered(prepare, add):
+    """Registers a model that one process trained."""
+    recipe, folder = prepare("first")
+    train.run(recipe, folder)
+    return partial(add, recipe, folder)
+
+
 def test_the_weights_and_the_form_of_them_that_is_served_come_out_equal_byte_for_byte(
-    home, text, name, mlflow_run, tmp_path
+    prepare, add, text, home
 ):
-    recipe, folder = train_in(home, text, *SIZED)
+    recipe, folder = prepare("sized", *SIZED)
+    train.run(recipe, folder)
     chosen = evaluate.run(recipe, folder).right_size
-    card = write_card(tmp_path / "card", provenance(recipe, folder), folder)
-    tags = {MODEL_HASH_TAG: chosen.model_hash}
-    version = register([folder / "outputs/evaluate/model", card], name, mlflow_run, tags, "")
+    version = add(recipe, folder, "outputs/evaluate/model")
     shown = CliRunner().invoke(app, ["models", "reproduce", version.label, "--json"])
     assert shown.exit_code == 0, shown.output
     said = json.loads(shown.stdout)
@@ -127,8 +134,10 @@ def test_training_is_pinned_to_the_layout_that_it_had(registered):
     origin = reproduction.find_origin(registered())
     command = reproduction._training(origin)
     assert command[0] == "pipelines.training"
+    assert "--last-step" not in "".join(command)
     layout = dict(each.removeprefix("--set=").split("=") for each in command if "--set=" in each)
     assert layout["parallel.dp_shard"] == "1"
+    assert layout["train.max_seconds"] == "null"  # a slower moment must not stop it
     train_record = origin.facts["records"]["train"]
     train_record["layout"] |= {"parallel.dp_shard": 2, "parallel.tp": 2}
     assert "--nproc-per-node=4" in reproduction._training(origin)
@@ -146,3 +155,17 @@ def test_a_workspace_at_another_commit_has_its_code_and_diff(tmp_path):
     workspace = open_workspace(project, tmp_path / "home", "old", recipe, {}, state=state)
     assert (workspace / "dvc.yaml").read_text() == f"{then}# uncommitted then\n"
     assert (workspace / PATCH_FILE).read_bytes() == state[1]
+
+
+def test_over_two_processes_to_the_step_at_which_the_clock_had_stopped_it(prepare, add):
+    limited = ("resources.workers=2", "parallel.sharding=full", "train.max_seconds=0.01")
+    recipe, folder = prepare("two", *limited)
+    run = read_json(folder / "run.json")
+    two = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    engine = ["pipelines.training", "--recipe=params.yaml", "--workspace=."]
+    subprocess.run([sys.executable, "-m", *two, *engine], cwd=folder, check=True)
+    trained = TrainRecord.read(folder)
+    assert (trained.steps, trained.layout["parallel.dp_shard"]) == (1, 2)
+    version = add(recipe, folder, **run)  # the engine alone knows of no commit
+    made = reproduction.reproduce(reproduction.find_origin(version))
+    assert (made.equal, made.model_hash) == (True, trained.model_hash)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipelines.core.errors import UserError
 
+REGISTERED_META = "registered_model_meta"  # MLflow's, about a folder that it has loaded
 _INDEX = ".safetensors.index.json"
 _REMOTE_CODE = ("auto_map", "custom_pipelines")  # keys by which transformers finds code to import
 
@@ -105,4 +106,5 @@ _CHECKS: dict[str, Callable[[Path], None]] = {
     ".jinja": _check_text,  # chat templates
     ".diff": _check_patch,
     "MLmodel": _check_text,
+    REGISTERED_META: _check_text,
 }

@@ -1,6 +1,7 @@
 """Adding a version to the model registry: a Hugging Face folder, checked, signed and uploaded."""
 
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +22,16 @@ if TYPE_CHECKING:
 
 _REFUSED_BY_MLFLOW = str.maketrans(dict.fromkeys("/:.%\"'", "-"))  # in a logged model's name
 
-# MLflow's page of a model shows it; the loader is transformers itself, so no code of MLflow's runs.
+# MLflow's page of a model shows the first; by the second `mlflow models serve` finds its loader.
 _FLAVORS = {
     "huggingface": {
         "format": "safetensors",
         "loader": "transformers.AutoModelForCausalLM.from_pretrained",
-    }
+    },
+    "python_function": {
+        "loader_module": "pipelines.evaluation.mlflow_model",
+        "python_version": platform.python_version(),
+    },
 }
 
 
@@ -145,10 +150,23 @@ def _link(source: str, target: str) -> None:
 
 
 def _write_mlmodel(path: Path, run_id: str | None, model_id: str) -> None:
-    from mlflow.models import Model
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 
+    signature = ModelSignature(
+        inputs=Schema([ColSpec("string", "prompt")]),
+        outputs=Schema([ColSpec("string")]),
+        params=ParamSchema(
+            [
+                ParamSpec("max_tokens", "integer", 64),
+                ParamSpec("temperature", "double", 0.0),
+                ParamSpec("seed", "integer", 0),
+            ]
+        ),
+    )
     path.unlink(missing_ok=True)  # a link, likewise
-    Model(run_id=run_id, model_id=model_id, flavors=_FLAVORS).save(str(path))
+    facts = {"run_id": run_id, "model_id": model_id, "flavors": _FLAVORS}
+    Model(**facts, signature=signature).save(str(path))
 
 
 def _make_registered_model(name: str) -> None:

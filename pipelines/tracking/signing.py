@@ -4,9 +4,13 @@ The signature, `model.sig`, is a Sigstore bundle with the SHA-256 of every file 
 itself. Anyone with the public key can check it with OpenSSF's own command:
 
     model_signing verify key FOLDER --signature FOLDER/model.sig --public_key KEY.pub
+
+Who changes the key keeps the old one's public half beside the new one, under a name that begins
+alike (`model-signing.2025.pub` beside `model-signing.pem`): what it had signed is trusted still.
 """
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +19,14 @@ from typing import TYPE_CHECKING
 from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import read_json, write_text
+from pipelines.tracking.integrity import REGISTERED_META
 
 if TYPE_CHECKING:
     from model_signing import hashing
 
 SIGNATURE = "model.sig"
+# MLflow writes a version's name and number to this file of a folder that it loads, in place.
+_NOT_SIGNED = (SIGNATURE, REGISTERED_META)
 
 
 def ensure_key_pair(key: Path) -> None:
@@ -83,16 +90,12 @@ def verify(folder: Path, label: str) -> None:
     from cryptography.exceptions import InvalidSignature
     from model_signing import verifying
 
-    public, signature = public_key(load_settings().signing_key), folder / SIGNATURE
+    signature = folder / SIGNATURE
     if not signature.is_file():
         raise UserError(f"{label} is not signed: {folder} has no {SIGNATURE}; register it again")
-    if not public.is_file():
-        raise UserError(f"{public}: no public key to verify {label} with; copy the signer's here")
-    try:
-        config = verifying.Config().use_elliptic_key_verifier(public_key=public)
-    except ValueError as error:
-        raise UserError(f"{public}: no public key as PEM: {error}") from error
     signed = _signed_files(signature, label)
+    public = _signers_key(signature, label)
+    config = verifying.Config().use_elliptic_key_verifier(public_key=public)
     try:
         config.set_hashing_config(_hashing()).verify(folder, signature)
     except InvalidSignature:
@@ -102,11 +105,46 @@ def verify(folder: Path, label: str) -> None:
         raise UserError(f"{label} is not what was signed: {reason}") from error
 
 
+def _signers_key(signature: Path, label: str) -> Path:
+    """Of the public keys that are trusted here, the one that a signature names as its own."""
+    key = load_settings().signing_key
+    own = public_key(key)
+    trusted = [own, *sorted(set(key.parent.glob(f"{key.stem}.*.pub")) - {own})]
+    trusted = [each for each in trusted if each.is_file()]
+    if not trusted:
+        raise UserError(f"{own}: no public key to verify {label} with; copy the signer's here")
+    named = read_json(signature).get("verificationMaterial", {}).get("publicKey", {}).get("hint")
+    for each in trusted:
+        if _fingerprint(each) == named:
+            return each
+    raise UserError(
+        f"{label} was signed with a key that is not trusted here: none of "
+        f"{', '.join(map(str, trusted))}; where the key was changed, put the old one's public half "
+        f"beside it as {key.stem}.old.pub"
+    )
+
+
+def _fingerprint(public: Path) -> str:
+    """Of a public key, as signatures name it.
+
+    Raises:
+        UserError: it is none.
+    """
+    from cryptography.hazmat.primitives import serialization as pem
+
+    try:
+        key = pem.load_pem_public_key(public.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{public}: no public key as PEM: {error}") from error
+    spki = key.public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(spki).hexdigest()
+
+
 def _hashing() -> "hashing.Config":
     from model_signing import hashing
 
     # By default files of git's are passed over, and anything could hide there.
-    return hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+    return hashing.Config().set_ignored_paths(paths=_NOT_SIGNED, ignore_git_paths=False)
 
 
 def _signed_files(signature: Path, label: str) -> dict[str, str]:

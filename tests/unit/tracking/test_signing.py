@@ -107,11 +107,25 @@ def test_another_key_is_said_to_be_one(key, model):
     key.unlink()
     public_key(key).unlink()
     ensure_key_pair(key)
-    assert "Key mismatch" in refused(model)
+    said = refused(model)
+    assert said.startswith("m@1 was signed with a key that is not trusted here: none of ")
+    assert f"{public_key(key)};" in said
     public_key(key).unlink()
     assert "no public key to verify m@1 with" in refused(model)
     public_key(key).write_text("nonsense")
     assert "no public key as PEM" in refused(model)
+
+
+def test_what_an_old_key_signed_is_trusted_while_its_public_half_is_kept(key, model):
+    public_key(key).rename(key.with_name("model-signing.2025.pub"))
+    key.unlink()
+    ensure_key_pair(key)
+    verify(model, "m@1")
+    (model / "config.json").write_text("[]")
+    assert refused(model) == "m@1 is not what was signed: altered config.json"
+    sign(model)
+    key.with_name("model-signing.2025.pub").unlink()
+    verify(model, "m@1")
 
 
 def test_a_key_that_is_given(tmp_path, monkeypatch, model):

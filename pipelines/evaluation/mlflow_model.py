@@ -1,0 +1,43 @@
+"""A registered model as MLflow loads it: `mlflow models serve`, `mlflow.pyfunc.load_model`.
+
+MLflow imports this module by the name in a version's `MLmodel`, and calls `_load_pyfunc`. The
+folder is verified before anything of it is read, as everywhere.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.data.tokens.chat_template import own_template
+from pipelines.evaluation.generate import generate
+from pipelines.tracking.integrity import check_folder
+from pipelines.tracking.signing import verify
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class PromptModel:
+    """Continues prompts; a model of conversations answers them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._chat = own_template(folder) is not None
+
+    def predict(
+        self, model_input: "pd.DataFrame", params: dict[str, Any] | None = None
+    ) -> list[str]:
+        """One text a row.
+
+        Args:
+            model_input: With a column `prompt`.
+            params: `max_tokens`, `temperature` and `seed`, as the model's signature says.
+        """
+        prompts = model_input["prompt"].tolist()
+        return generate(self._folder, prompts, **(params or {}), chat=self._chat)
+
+
+def _load_pyfunc(path: str) -> PromptModel:
+    folder = Path(path)
+    check_folder(folder, str(folder))
+    verify(folder, str(folder))
+    return PromptModel(folder)

@@ -7,7 +7,7 @@ from typing import Literal
 
 State = Literal["live", "succeeded", "failed"]
 DAY = 86_400.0  # seconds
-_SETTLES = 3600.0  # seconds in which nothing that just changed is touched, whatever the rules say
+SETTLES = 3600.0  # seconds in which nothing that just changed is touched, whatever the rules say
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def decide(
         last = succeeded[: rules.keep_last]
         for run in family:
             age = now - run.changed
-            if run.state == "live" or run.model_hash in aliased or age < _SETTLES:
+            if run.state == "live" or run.model_hash in aliased or age < SETTLES:
                 continue
             decision = _of(run, rules, age / DAY, is_last=run.name in last)
             if decision is not None:

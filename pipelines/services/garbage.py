@@ -22,9 +22,10 @@ from pipelines.core.records import RUN_FILE, TrainRecord, record_path
 from pipelines.core.settings import Settings
 from pipelines.core.storage import folder_bytes, read_json
 from pipelines.ledger import stage_cache_gc
-from pipelines.ledger.retention import DAY, Rules, RunFacts, State, decide
+from pipelines.ledger.retention import DAY, SETTLES, Rules, RunFacts, State, decide
 from pipelines.ledger.workspace import STAGE_CACHE
 from pipelines.services.airflow_api import AirflowApi, DagRun
+from pipelines.services.serving_engine import SERVING, leftovers
 from pipelines.stages.runner import STAGE_LOCK
 from pipelines.tracking import registry
 from pipelines.tracking.run import MODEL_HASH_TAG, TRAINED_HASH_TAG
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 class Garbage:
     """Something that may go, or that went."""
 
-    what: Literal["workspace", "checkpoints", "stage cache", "trash"]
+    what: Literal["workspace", "checkpoints", "stage cache", "serving", "trash"]
     name: str
     bytes: int
     why: str
@@ -81,6 +82,7 @@ def collect(
             if size:
                 yield Garbage(each.what, path.name, size, each.why)
         yield from _stage_cache(settings, rules, kept, delete=delete)
+        yield from _serving(settings, delete=delete)
 
 
 def aliased_models() -> set[str]:
@@ -195,6 +197,14 @@ def _stage_cache(
     if size:
         why = f"no workspace that stays holds it, and it is {rules.days:g} days old"
         yield Garbage("stage cache", cache.name, size, why)
+
+
+def _serving(settings: Settings, *, delete: bool) -> Iterator[Garbage]:
+    for place in leftovers(settings.home / SERVING, time.time() - SETTLES):
+        size = folder_bytes(place)
+        if delete:
+            shutil.rmtree(place)
+        yield Garbage("serving", place.name, size, "its server was killed")
 
 
 def _checkpoints(workspace: Path) -> str:

@@ -156,6 +156,22 @@ def test_what_a_call_that_was_cut_off_left_goes_with_the_next(project, settings)
     assert names(settings) == set()
 
 
+def test_an_export_whose_server_was_killed_goes(settings):
+    old, new, served = (settings.home / "serving" / name for name in ("m-1-a", "m-1-b", "m-1-c"))
+    for place in (old, new, served):
+        (place / "m" / "1").mkdir(parents=True)
+        (place / "m" / "1" / "model.safetensors").write_bytes(b"x" * 1000)
+    lock = served / ".lock"
+    lock.touch()
+    for place in (old, served):
+        os.utime(place, (time.time() - DAY,) * 2)
+    with lock.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert collect(settings, Airflow({}), delete=False) == {("serving", "m-1-a"): 1000}
+        assert list(collect(settings, Airflow({}))) == [("serving", "m-1-a")]
+    assert (old.exists(), new.exists(), served.exists()) == (False, True, True)
+
+
 def test_a_workspace_of_an_older_release_is_no_error(project, settings):
     workspace = make_run(project, "old")
     (workspace / "params.yaml").write_text("name: x\nno_such_key: 1\n")

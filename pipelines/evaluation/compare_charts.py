@@ -92,14 +92,14 @@ def rejects(candidate: Side) -> dict[str, Any]:
     total, dropped = counted.get("in", 0), counted.get("dropped", {})
     if dropped:
         lost = sum(dropped.values())
-        share = f"{100 * lost / total:.2g} %"
+        share = f"{100 * lost / total:.3g} %"
         text = f"{lost:,} of {total:,} documents that were read ({share}), by reason."
     else:
         text = (
             f"None of {total:,} documents was dropped." if total else "Their number is not known."
         )
     rows = [
-        Bar(reason.replace("_", " "), f"{count:,}", count, note=f"{100 * count / total:.2g} %")
+        Bar(reason.replace("_", " "), f"{count:,}", count, note=f"{100 * count / total:.3g} %")
         for reason, count in sorted(dropped.items(), key=lambda each: (-each[1], each[0]))
     ]
     return {"rows": rows, "scale": Scale.from_zero(extent(rows)), "text": text}

@@ -357,6 +357,12 @@ def test_samples_after_the_same_prompt_stand_side_by_side() -> None:
     assert page.text.count("None of the champion's is kept for this prompt.") == 1
 
 
+def test_documents_that_were_dropped_are_counted_by_reason() -> None:
+    _, page = shown("promoted")
+    assert "160 of 200 documents that were read (80 %), by reason." in page.text
+    assert "near duplicate 160" in page.text
+
+
 def test_what_differs_in_the_recipe_is_named() -> None:
     _, page = shown("promoted")
     assert "train.lr 0.001 0.003" in page.text

@@ -55,3 +55,39 @@ def test_an_improvement_of_two_percent_is_mostly_seen():
     power = share_promoted(0.02, gates=300)
     print(f"power at 2%, {DOCUMENTS} documents: {power:.3f}")
     assert power >= 0.75
+
+
+LANGUAGES = np.repeat(["en", "ko"], [50, 30])
+
+
+def share_regressed(gain, gates=300):
+    """How often Korean is said to be worse than allowed; what is gained differs by language."""
+    random = np.random.default_rng(21)
+    gains = np.where(LANGUAGES == "ko", gain, 0.1)
+    found = []
+    for _ in range(gates):
+        candidate, champion = pair(random, gains)
+        candidate = candidate.append_column("language", pa.array(LANGUAGES))
+        verdict = decide(Measured("a", candidate), Measured("b", champion), Register())
+        (regressed,) = (
+            each.regressed for each in verdict.comparison.slices if each.slice.name == "ko"
+        )
+        assert not regressed or verdict.decision == "refused"
+        found.append(regressed)
+    return sum(found) / gates
+
+
+def test_a_slice_that_is_as_bad_as_allowed_refuses_no_more_often_than_stated():
+    rate = share_regressed(-Register().max_slice_regression)
+    stated = (1 - Register().confidence) / 2  # of two slices each has half of the error allowed
+    margin = 1.645 * math.sqrt(stated * (1 - stated) / 300)
+    print(
+        f"refused for a slice at the bound: {rate:.3f} of 300, stated {stated:.3f} + {margin:.3f}"
+    )
+    assert rate <= stated + margin
+
+
+def test_a_slice_that_is_worse_by_a_tenth_is_mostly_seen():
+    power = share_regressed(-0.1, gates=100)
+    print(f"refused for a slice that is worse by 10%: {power:.2f}")
+    assert power >= 0.75

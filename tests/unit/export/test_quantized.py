@@ -133,10 +133,7 @@ def test_models_of_other_families(name: str, bits: int, tmp_path: Path, made: Pa
 
 
 def test_what_is_scored_is_the_quantised_model(registered: Path, tmp_path: Path) -> None:
-    """And in transformers the registered one is worth what ours says."""
     ours = bits_per_byte(score_documents(registered, DOCUMENTS))
-    same = bits_per_byte(score_documents(registered, DOCUMENTS))
-    assert same == pytest.approx(ours, abs=1e-4)
     scores = {}
     for bits in (16, 8, 4):
         folder = tmp_path / str(bits)

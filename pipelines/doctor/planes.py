@@ -75,7 +75,8 @@ def read_interface(name: str, root: Path = _INTERFACES) -> Interface | None:
     mbit = int(rate) if rate and rate.lstrip("-").isdigit() else -1
     return Interface(
         name,
-        text_of(folder / "operstate") == "up",
+        # `unknown` is of drivers that do not tell, as the loopback's: the kernel has them used.
+        text_of(folder / "operstate") in ("up", "unknown"),
         mbit * _MBIT if mbit > 0 else _infiniband_speed(folder),
         frozenset(_roots(folder)),
     )

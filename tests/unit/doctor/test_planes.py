@@ -122,3 +122,11 @@ def test_the_rate_of_infiniband_is_its_ports(kernel):
 def test_a_virtual_card_tells_no_rate(kernel):
     assert read_interface("eth0", kernel) == Interface("eth0", True, None, frozenset({"eth0"}))
     assert read_interface("eth9", kernel) is None
+
+
+@pytest.mark.parametrize(("state", "up"), [("up", True), ("unknown", True), ("down", False)])
+def test_a_driver_that_tells_no_state_is_taken_for_up(kernel, state, up):
+    (kernel / "eth0" / "operstate").write_text(f"{state}\n")
+    found = read_interface("eth0", kernel)
+    assert found is not None
+    assert found.up == up

@@ -87,9 +87,7 @@ def test_megatron_reads_our_shards(dtype: str, read_by_megatron: dict[str, Any])
     }
 
 
-def test_megatron_reads_our_packed_shards(
-    dtype: str, read_by_megatron: dict[str, Any]
-) -> None:
+def test_megatron_reads_our_packed_shards(dtype: str, read_by_megatron: dict[str, Any]) -> None:
     found = read_by_megatron[f"packed-{dtype}"]
     assert found["dtype"] == dtype
     samples = [

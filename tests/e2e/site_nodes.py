@@ -5,29 +5,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import psutil
 
-from pipelines.core.settings import Settings, load_settings
-from pipelines.orchestration.jobs_api import TokenFile
-from tests.faults.nodes import join
+from pipelines.core.settings import load_settings
+from tests.faults.nodes import alive, join
 from tests.faults.pipeline_run import until
 from tests.faults.processes import kill_tree
 
 LIMIT_S = 120
-
-
-def alive(settings: Settings) -> int:
-    """How many nodes Ray has."""
-    answer = httpx.get(
-        f"{settings.ray_url}/api/v0/nodes",
-        params={"limit": 100},
-        auth=TokenFile(settings.ray_token_path),
-        timeout=30,
-        trust_env=False,
-    )
-    nodes = answer.raise_for_status().json()["data"]["result"]["result"]
-    return sum(node["state"] == "ALIVE" for node in nodes)
 
 
 def main() -> None:

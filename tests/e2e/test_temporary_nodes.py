@@ -11,7 +11,7 @@ from pipelines.services.airflow_api import AirflowApi
 from pipelines.services.dag_run import DAG
 from tests.conftest import running_platform
 from tests.e2e.airflow_runs import DagRun, wait_for
-from tests.e2e.site_nodes import alive
+from tests.faults.nodes import alive
 from tests.faults.pipeline_run import PipelineRun
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]

@@ -10,6 +10,7 @@ import httpx
 import psutil
 
 from pipelines.core.settings import Settings
+from pipelines.orchestration.jobs_api import TokenFile
 from pipelines.services.environment import platform_environment, server_variables
 from tests.conftest import Platform
 from tests.faults.pipeline_run import until
@@ -30,17 +31,32 @@ class Node:
     """A raylet of its own with one CPU, joined to the platform's cluster."""
 
     def __init__(self, platform: Platform) -> None:
-        known = set(_raylets(platform))
+        known, nodes = set(_raylets(platform)), alive(platform.settings)
         self._start = join(platform.settings, platform.runtime)
         self.raylet = find(
             platform, lambda each: each not in known and _is_raylet(each), "the second raylet"
         )
+        # Until the cluster knows of it, a training that begins has no room there.
+        until(lambda: alive(platform.settings) > nodes, "the second node", FIND_LIMIT_S)
 
     def close(self) -> None:
         """End what is left of it."""
         with suppress(psutil.NoSuchProcess):
             kill_tree(psutil.Process(self._start.pid))
         self._start.wait()
+
+
+def alive(settings: Settings) -> int:
+    """How many nodes Ray has."""
+    answer = httpx.get(
+        f"{settings.ray_url}/api/v0/nodes",
+        params={"limit": 100},
+        auth=TokenFile(settings.ray_token_path),
+        timeout=30,
+        trust_env=False,
+    )
+    nodes = answer.raise_for_status().json()["data"]["result"]["result"]
+    return sum(node["state"] == "ALIVE" for node in nodes)
 
 
 def join(settings: Settings, runtime: Path) -> subprocess.Popen[bytes]:

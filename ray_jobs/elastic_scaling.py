@@ -1,7 +1,7 @@
 """How many workers there is room for, on a cluster that has other jobs.
 
-Ray Train divides what the nodes have; what other jobs hold of it, it takes for free, and waits for
-workers that can't start.
+Ray Train divides what the nodes have, the largest first; what other jobs hold there, it takes for
+free, and waits for workers that can't start.
 """
 
 import time
@@ -25,13 +25,10 @@ class FreeScalingPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray has 
 
     def _count_possible_workers(self, reserved_resources: Any) -> int:
         held = _held()
-        available = available_resources_per_node()
+        needed = self.scaling_config._resources_per_worker_not_none
         free = {
-            node: {
-                name: min(amount, held[node, name] + float(available.get(node, {}).get(name, 0.0)))
-                for name, amount in resources.items()
-            }
-            for node, resources in reserved_resources.items()
+            node: {name: float(available.get(name, 0.0)) + held[node, name] for name in needed}
+            for node, available in available_resources_per_node().items()
         }
         possible: int = super()._count_possible_workers(reserved_resources)
         now_possible: int = super()._count_possible_workers(free)

@@ -12,6 +12,7 @@ from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
 
 END = 256  # of a text, for the byte tokenizer
+MOST = 16  # texts in a step
 
 
 def fit(folder: Path, texts: Sequence[str], steps: int, context: int = 128) -> Path:
@@ -26,7 +27,9 @@ def fit(folder: Path, texts: Sequence[str], steps: int, context: int = 128) -> P
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * (1 - step / steps)
-        batch = tokens[torch.randint(len(tokens), (16,), generator=order)]
+        batch = tokens
+        if len(tokens) > MOST:
+            batch = tokens[torch.randint(len(tokens), (MOST,), generator=order)]
         logits = model(batch[:, :-1].clamp(min=0))
         optimizer.zero_grad()
         F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), ignore_index=-100).backward()

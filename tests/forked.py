@@ -14,6 +14,8 @@ from typing import Any
 _PRELOADED = [
     "pytest",
     "dvc.repo",
+    "mlflow",
+    "model_signing",
     "torch.distributed.fsdp",
     "pipelines.stages.preprocess",
     "pipelines.stages.register",

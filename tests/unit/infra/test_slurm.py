@@ -95,7 +95,7 @@ def test_an_interface_may_be_named(environment: dict[str, str], tmp_path: Path) 
 def test_an_interface_that_there_is_not_is_told(environment: dict[str, str]) -> None:
     ended = submit(environment | {"PENSTOCK_RAY_INTERFACE": "nowhere"})
     assert ended.returncode == 1
-    assert "node-0 has no IPv4 address: name an interface in PENSTOCK_RAY_INT" in ended.stderr
+    assert " has no IPv4 address: name an interface in PENSTOCK_RAY_INTERFACE" in ended.stderr
 
 
 def submit(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ from pipelines.training import __main__ as command
 def test_a_process_tells_what_the_first_does_not_know(
     error: UserError, tells: bool, monkeypatch: Any, capsys: Any
 ) -> None:
-    def fails(_job: Any) -> None:
+    def fails(_job: Any, _last_step: int | None) -> None:
         raise error
 
     monkeypatch.setenv("RANK", "1")

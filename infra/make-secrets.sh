@@ -59,6 +59,8 @@ make airflow-jwt random 64
 make mlflow-password random 16
 make mlflow-session random 32
 make ray-token random 32
+make grafana-password random 16
+make redis-password random 32
 make model-signing.pem openssl genpkey -quiet -algorithm EC -pkeyopt ec_paramgen_curve:P-256
 make model-signing.pem.pub openssl pkey -in model-signing.pem -pubout
 for role in airflow ray mlflow; do

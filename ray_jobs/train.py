@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def _work(config: dict[str, Any]) -> str | None:
             with one_for_all():
                 if line := user_error(workspace, STAGE):
                     raise UserError(line)
-            train.run(recipe, workspace, report=_report)
+            train.run(recipe, workspace, report=_reporter(workspace.name))
     except UnreachableError:
         raise
     except SharedError as error:
@@ -161,10 +162,24 @@ def _work(config: dict[str, Any]) -> str | None:
     return None
 
 
-def _report(metrics: Any) -> None:
-    """Tell Ray Train of the end only: each report waits for the controller's next look."""
-    if metrics.last:
-        ray.train.report(metrics.curves())
+def _reporter(run: str) -> Callable[[Any], None]:
+    """Tell Ray Train of the end only: each report waits for the controller's next look.
+
+    Prometheus, where it is asked for, is told of each point by one worker.
+    """
+    from pipelines.core.settings import load_settings
+    from ray_jobs.gauges import Gauges
+
+    told = load_settings().metrics and ray.train.get_context().get_world_rank() == 0
+    gauges = Gauges(run) if told else None
+
+    def report(metrics: Any) -> None:
+        if gauges is not None:
+            gauges.show(metrics)
+        if metrics.last:
+            ray.train.report(metrics.curves())
+
+    return report
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ class Settings:
     database_url: str  # PENSTOCK_DATABASE_URL: a Postgres server; empty: SQLite files in the home
     ship_code: bool  # PENSTOCK_SHIP_CODE=1: Ray's nodes import from their disks, not the workspace
     nodes_command: str  # PENSTOCK_NODES: raises and ends nodes for one run; empty: none
+    metrics: bool  # PENSTOCK_METRICS=1 on Ray's nodes: training shows its curves to Prometheus
 
     @property
     def runs(self) -> Path:
@@ -97,6 +98,7 @@ def load_settings() -> Settings:
         database_url=_database("PENSTOCK_DATABASE_URL"),
         ship_code=_flag("PENSTOCK_SHIP_CODE"),
         nodes_command=os.environ.get("PENSTOCK_NODES", ""),
+        metrics=_flag("PENSTOCK_METRICS"),
     )
 
 

@@ -58,7 +58,6 @@ def ray_cluster(folder: Path) -> Iterator[RayCluster]:
         "PYTHONPATH": str(PROJECT),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "RAY_START_HOOK": RAY_START_HOOK,
-        "RAY_metrics_report_interval_ms": "1000",
         "AUTOSCALER_METRIC_PORT": "0",
         "DASHBOARD_METRIC_PORT": "0",
         "PENSTOCK_METRICS": "1",

@@ -1,7 +1,8 @@
 """Schemas of the custom resources that the manifests use, for no package ships them.
 
 Only fields that are used are listed, and no others pass; each was held against the operator's own
-definition: KubeRay 1.7, External Secrets' v1, cert-manager's v1 and CloudNativePG's v1.
+definition: KubeRay 1.7, External Secrets' v1, cert-manager's v1, CloudNativePG's v1, Kueue's
+v1beta2 and the Prometheus operator's v1.
 """
 
 from typing import Any
@@ -54,6 +55,49 @@ SPECS = {
             resources=ANYTHING,
             securityContext=ANYTHING,
         ),
+        gcsFaultToleranceOptions=fields(
+            {
+                "redisAddress": STRING,
+                "redisPassword": fields(
+                    {"valueFrom": fields({"secretKeyRef": fields({"name": STRING, "key": STRING})})}
+                ),
+            }
+        ),
+    ),
+    "kueue.x-k8s.io/v1beta2 ResourceFlavor": fields({}),
+    "kueue.x-k8s.io/v1beta2 ClusterQueue": fields(
+        {
+            "namespaceSelector": fields({"matchLabels": ANYTHING}),
+            "resourceGroups": list_of(
+                fields(
+                    {
+                        "coveredResources": list_of(STRING),
+                        "flavors": list_of(
+                            fields(
+                                {
+                                    "name": STRING,
+                                    "resources": list_of(
+                                        fields(
+                                            {
+                                                "name": STRING,
+                                                "nominalQuota": {"type": ["integer", "string"]},
+                                            }
+                                        )
+                                    ),
+                                }
+                            )
+                        ),
+                    }
+                )
+            ),
+        }
+    ),
+    "kueue.x-k8s.io/v1beta2 LocalQueue": fields({"clusterQueue": STRING}),
+    "monitoring.coreos.com/v1 PodMonitor": fields(
+        {
+            "selector": fields({"matchLabels": ANYTHING}),
+            "podMetricsEndpoints": list_of(fields({"port": STRING, "interval": STRING})),
+        }
     ),
     "external-secrets.io/v1 ExternalSecret": fields(
         {
@@ -104,7 +148,7 @@ def problems(resource: dict[str, Any]) -> list[str]:
         except kubernetes_validate.ValidationError as error:
             return [f"{kind}: {error.message}"]
         return []
-    errors = Draft202012Validator(SPECS[kind]).iter_errors(resource["spec"])
+    errors = Draft202012Validator(SPECS[kind]).iter_errors(resource.get("spec", {}))
     found = [f"{kind}: {error.json_path}: {error.message}" for error in errors]
     for name, template in pod_templates(resource).items():
         pod = {"apiVersion": "v1", "kind": "Pod"} | template
@@ -118,4 +162,5 @@ def pod_templates(resource: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if resource["kind"] == "RayCluster":
         workers = {f"{name}-{g['groupName']}": g["template"] for g in spec["workerGroupSpecs"]}
         return workers | {f"{name}-head": spec["headGroupSpec"]["template"]}
-    return {name: spec["template"]} if resource["kind"] in ("Deployment", "Job") else {}
+    kinds = ("Deployment", "StatefulSet", "Job")
+    return {name: spec["template"]} if resource["kind"] in kinds else {}

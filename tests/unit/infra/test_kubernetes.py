@@ -1,5 +1,6 @@
 """The manifests, rendered: their schemas, what they let in, and the platform's settings."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -18,14 +19,32 @@ from tests.unit.infra.custom_resources import pod_templates, problems
 
 FOLDER = PROJECT / "infra" / "kubernetes"
 OVERLAY = FOLDER / "gpudirect"  # with the base and Postgres in it
+COMPONENTS = ("monitoring", "kueue", "redis")
+QUEUE = "kueue.x-k8s.io/queue-name"
 Resource = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def resources() -> list[Resource]:
+    return render(OVERLAY)
+
+
+@pytest.fixture(scope="module")
+def with_components(tmp_path_factory: pytest.TempPathFactory) -> list[Resource]:
+    folder = tmp_path_factory.mktemp("overlay").resolve()
+    paths = {name: os.path.relpath(FOLDER / name, folder) for name in (*COMPONENTS, OVERLAY.name)}
+    overlay = {
+        "resources": [paths[OVERLAY.name]],
+        "components": [paths[name] for name in COMPONENTS],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    return render(folder)
+
+
+def render(overlay: Path) -> list[Resource]:
     if not shutil.which("kubectl"):
         pytest.skip("no kubectl is installed, which renders the manifests")
-    rendered = subprocess.run(["kubectl", "kustomize", OVERLAY], capture_output=True, text=True)
+    rendered = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True)
     assert (rendered.returncode, rendered.stderr) == (0, "")
     return list(yaml.safe_load_all(rendered.stdout))
 
@@ -202,18 +221,18 @@ def test_it_is_the_local_platform_by_other_addresses(
 
 
 def test_secrets_come_from_the_store_by_the_names_that_are_made(
-    resources: list[Resource], tmp_path: Path
+    with_components: list[Resource], tmp_path: Path
 ) -> None:
     subprocess.run([PROJECT / "infra" / "make-secrets.sh", tmp_path / "secrets"], check=True)
     made = {path.name for path in (tmp_path / "secrets").iterdir()}
     asked = {
         entry["remoteRef"]["key"].removeprefix("penstock/")
-        for r in resources
+        for r in with_components
         if r["kind"] == "ExternalSecret"
         for entry in r["spec"]["data"]
     }
     assert asked <= made
-    assert not [r for r in resources if r["kind"] == "Secret"]
+    assert not [r for r in with_components if r["kind"] == "Secret"]
 
 
 def test_the_gpu_pool_has_what_a_direct_path_needs(resources: list[Resource]) -> None:
@@ -232,3 +251,58 @@ def test_the_gpu_pool_has_what_a_direct_path_needs(resources: list[Resource]) ->
     assert mounts["shm"] == "/dev/shm"
     namespace = one(resources, "Namespace", "penstock")["metadata"]["labels"]
     assert namespace["pod-security.kubernetes.io/enforce"] == "privileged"  # for IPC_LOCK
+
+
+def test_components_follow_their_schemas_and_change_only_what_they_are_for(
+    resources: list[Resource], with_components: list[Resource]
+) -> None:
+    assert [problem for each in with_components for problem in problems(each)] == []
+    spec = deepcopy(one(with_components, "RayCluster", "ray")["spec"])
+    redis = spec.pop("gcsFaultToleranceOptions")
+    plain = one(resources, "RayCluster", "ray")["spec"]
+    assert without_hashes(spec) == without_hashes(plain)
+    (port,) = one(with_components, "Service", "redis")["spec"]["ports"]
+    assert redis["redisAddress"] == f"redis:{port['port']}"
+    secret = redis["redisPassword"]["valueFrom"]["secretKeyRef"]
+    made = one(with_components, "ExternalSecret", secret["name"])["spec"]["target"]["template"]
+    assert secret["key"] in made["data"]
+    assert pods(with_components)["redis"]["spec"]["containers"][0]["image"].count(":") == 1
+
+
+def test_the_ray_cluster_waits_in_a_queue_that_counts_all_that_it_asks_for(
+    with_components: list[Resource],
+) -> None:
+    ray = one(with_components, "RayCluster", "ray")
+    queue = one(with_components, "LocalQueue", ray["metadata"]["labels"][QUEUE])
+    (group,) = one(with_components, "ClusterQueue", queue["spec"]["clusterQueue"])["spec"][
+        "resourceGroups"
+    ]
+    (flavor,) = group["flavors"]
+    assert one(with_components, "ResourceFlavor", flavor["name"])
+    assert [each["name"] for each in flavor["resources"]] == group["coveredResources"]
+    asked = {
+        resource
+        for name, pod in pods(with_components).items()
+        if name.startswith("ray-")
+        for container in pod["spec"]["containers"]
+        for resource in container["resources"]["requests"]
+    }
+    assert asked == set(group["coveredResources"])  # Kueue admits nothing that it can't count
+    assert ray["metadata"]["annotations"]["kueue.x-k8s.io/elastic-job"] == "true"
+
+
+def test_monitoring_is_told_by_all_and_reaches_only_the_metrics(
+    with_components: list[Resource],
+) -> None:
+    assert config(with_components, "clients")["PENSTOCK_METRICS"] == "1"
+    airflow = config(with_components, "airflow")
+    assert airflow["AIRFLOW__METRICS__OTEL_ON"] == "True"
+    assert airflow["PENSTOCK_AIRFLOW_URL"] == "http://api-server:8080"  # merged, not replaced
+    into_ray = one(with_components, "NetworkPolicy", "ray-metrics")["spec"]["ingress"]
+    assert [rule["ports"] for rule in into_ray] == [[{"port": 8080}]]
+    dashboards = config(with_components, "dashboards")
+    assert {Path(name).suffix for name in dashboards} == {".json"}
+
+
+def without_hashes(spec: Resource) -> str:
+    return re.sub(r"(clients)-\w{10}", r"\1", yaml.safe_dump(spec))

@@ -21,6 +21,7 @@ SCRIPTS = [
     *IMAGES.glob("*.sh"),
     *(PROJECT / "infra").glob("*.sh"),
     *(PROJECT / "infra" / "slurm").iterdir(),
+    *(PROJECT / "infra" / "ssh").glob("*.sh"),
     PROJECT / ".ci" / "run",
 ]
 # Of the loopback, of one machine's folders, or of whom one talks to: not an image's to say.

@@ -17,9 +17,10 @@ from tests.conftest import PENSTOCK
 from tests.integration.ray_cluster import NAMES, RayCluster, ray_cluster
 from tests.unit.infra.test_monitoring import DASHBOARDS, metrics_of_gpus, named
 
-pytestmark = pytest.mark.skipif(
-    " " in sys.executable, reason="Ray's own commands take no such path"
-)
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.skipif(" " in sys.executable, reason="Ray's own commands take no such path"),
+]
 
 TRAINING = """
 import sys, time

@@ -30,6 +30,7 @@ print("TLS:", os.environ["RAY_USE_TLS"], "computed on:", *sorted(found))
 """
 
 
+@pytest.mark.parity
 @pytest.mark.skipif(" " in sys.executable, reason="Ray's own commands take no such path")
 def test_the_nodes_of_a_slurm_job_are_one_ray_cluster(tmp_path: Path) -> None:
     project = tmp_path / "project"

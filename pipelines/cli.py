@@ -28,21 +28,20 @@ app = typer.Typer(
     help="Text in; a registered, evaluated, reproducible language model out.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # drawing the help would take longer than all else
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command(rich_help_panel="The pipeline")(run.run)
-app.command(rich_help_panel="The pipeline")(run.stage)
-app.command(rich_help_panel="The pipeline")(plan.plan)
-app.add_typer(recipes.app, name="recipes", rich_help_panel="The pipeline")
-app.add_typer(data.app, name="data", rich_help_panel="The pipeline")
+for command in (run.run, run.stage, plan.plan):
+    app.command()(command)
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(data.app, name="data")
 models.app.command()(export.export)
-app.add_typer(models.app, name="models", rich_help_panel="The pipeline")
-app.command(rich_help_panel="The pipeline")(serve.serve)
-for command in (platform.up, platform.down, platform.status, platform.env, platform.logs, gc.gc):
-    app.command(rich_help_panel="The local platform")(command)
-app.command(rich_help_panel="The local platform")(doctor.doctor)
-app.command(rich_help_panel="The project")(bench.bench)
+app.add_typer(models.app, name="models")
+for command in (serve.serve, platform.up, platform.down, platform.status, platform.env):
+    app.command()(command)
+for command in (platform.logs, gc.gc, doctor.doctor, bench.bench):
+    app.command()(command)
 
 
 def main() -> None:

@@ -18,7 +18,10 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure us against baselines in interleaved rounds; `make bench-env` installs the peers."""
+    """Measure us against baselines, in interleaved rounds.
+
+    `make bench-env` installs the peers.
+    """
     if not (PROJECT / "tests" / "benchmarks").is_dir():
         raise UserError(f"{PROJECT} holds no tests/benchmarks; benchmarks run in a git checkout")
     command = [sys.executable, "-m", "tests.benchmarks"]

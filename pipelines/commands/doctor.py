@@ -24,7 +24,7 @@ _MARKS = {
 def doctor(
     recipe: RecipeName = DEFAULT_RECIPE, overrides: Overrides = None, as_json: Json = False
 ) -> None:
-    """Check driver, GPUs, network, disk and services; on a cluster, each node by a Ray job.
+    """Check driver, GPUs, network, disk and services, on every node.
 
     Exit code: 0 where all is well or not here, 1 with a warning, 2 with a problem.
     """

@@ -30,7 +30,9 @@ def gc(
     ] = 3,
     as_json: Json = False,
 ) -> None:
-    """Remove what old runs left: workspaces, checkpoints, cached results, jobs that nobody awaits.
+    """Remove what old runs left.
+
+    Workspaces, checkpoints, cached results, and jobs that nobody awaits.
 
     Kept are what lives or changed within the hour, the last runs of each recipe, and all of a run
     whose model an alias names. Without --delete nothing is touched.

@@ -69,7 +69,7 @@ def plan(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether a run fits some GPUs, how long it takes, what it costs, and how to lay it out.
+    """Say whether a run fits, how to lay it out, and what it costs.
 
     With --model a usual run: 20 tokens a parameter, or with --adapter a fine-tuning of 1,875 steps.
 

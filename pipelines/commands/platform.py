@@ -10,7 +10,7 @@ from pipelines.core.settings import load_settings
 
 
 def up() -> None:
-    """Start Airflow, Ray and MLflow on this machine, and wait until all of them answer.
+    """Start Airflow, Ray and MLflow here and wait until they answer.
 
     A second call finds what is up and starts only what is not. Ports: PENSTOCK_AIRFLOW_PORT,
     PENSTOCK_MLFLOW_PORT, PENSTOCK_RAY_PORT and PENSTOCK_RAY_GCS_PORT. State: PENSTOCK_HOME. Jobs
@@ -41,7 +41,10 @@ def down() -> None:
 
 
 def status(as_json: Json = False) -> None:
-    """Say which parts run, where they are and where they log; exit code 1 unless all are ready."""
+    """Say which parts run, and where they are and log.
+
+    Exit code 1 unless all are ready.
+    """
     import dataclasses
     import json
 
@@ -67,7 +70,7 @@ def status(as_json: Json = False) -> None:
 
 
 def env() -> None:
-    """Print shell exports for ray, mlflow and airflow: eval "$(penstock env)"."""
+    """Print exports for ray, mlflow, airflow: eval "$(penstock env)"."""
     from pipelines.services.environment import shell_exports
 
     typer.echo(shell_exports(load_settings()))
@@ -79,7 +82,7 @@ def logs(
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
 ) -> None:
-    """Print a part's log, or without a name the last lines of every part's."""
+    """Print a part's log, or the last lines of every part's."""
     from pipelines.services import logs as service_logs
 
     settings = load_settings()

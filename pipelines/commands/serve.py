@@ -1,6 +1,5 @@
 """`penstock serve`: a registered model behind an OpenAI-compatible endpoint."""
 
-import asyncio
 from enum import StrEnum
 from typing import Annotated
 
@@ -25,8 +24,13 @@ def serve(
         Engine, typer.Option(help="Whose server: vllm's, where that is on PATH.")
     ] = Engine.TRANSFORMERS,
 ) -> None:
-    """Answer OpenAI's clients with a model, until Ctrl-C; an alias is followed where it moves."""
+    """Answer OpenAI's clients with a model, until Ctrl-C.
+
+    An alias is followed where it moves.
+    """
     check_mlflow_answers()
+    import asyncio
+
     import uvicorn
 
     from pipelines.services.secrets import serve_token, serve_token_path

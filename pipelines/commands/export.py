@@ -67,40 +67,52 @@ class _Request:
     workspace: Path | None
 
 
+To = Annotated[
+    Path, typer.Option(help="A folder that is not there yet; or Triton's model repository.")
+]
+Form = Annotated[
+    Format | None,
+    typer.Option("--format", help="huggingface is the whole model, an adapter merged."),
+]
+BudgetGb = Annotated[
+    float | None,
+    typer.Option(help="Instead of a format: the best of bf16, int8, int4 that this serves."),
+]
+MaxLoss = Annotated[
+    float, typer.Option(min=0, help="With a budget: bits per byte that may be lost.")
+]
+Sequences = Annotated[
+    int, typer.Option(min=1, help="With a budget: answered at once, the whole context each.")
+]
+GroupSize = Annotated[
+    int, typer.Option(help="int4: weights that share a scale: 32, 64, 128 or 256.")
+]
+ServedFrom = Annotated[
+    Path | None,
+    typer.Option(help="triton-vllm: the repository's path on the server, if not as here."),
+]
+Workspace = Annotated[
+    Path | None,
+    typer.Option(help="Where the held-out documents lie, if not in the model's own run."),
+]
+
+
 def export(
     model: Model,
-    to: Annotated[
-        Path,
-        typer.Option("--to", help="A folder that is not there yet; or Triton's model repository."),
-    ],
-    form: Annotated[
-        Format | None,
-        typer.Option("--format", help="huggingface is the whole model, an adapter merged."),
-    ] = None,
-    budget_gb: Annotated[
-        float | None,
-        typer.Option(help="Instead of a format: the best of bf16, int8, int4 that this serves."),
-    ] = None,
-    max_loss: Annotated[
-        float, typer.Option(min=0, help="With a budget: bits per byte that may be lost.")
-    ] = 0.02,
-    sequences: Annotated[
-        int, typer.Option(min=1, help="With a budget: answered at once, the whole context each.")
-    ] = 8,
-    group_size: Annotated[
-        int, typer.Option(help="int4: weights that share a scale: 32, 64, 128 or 256.")
-    ] = 128,
-    served_from: Annotated[
-        Path | None,
-        typer.Option(help="triton-vllm: the repository's path on the server, if not as here."),
-    ] = None,
-    workspace: Annotated[
-        Path | None,
-        typer.Option(help="Where the held-out documents lie, if not in the model's own run."),
-    ] = None,
+    to: To,
+    form: Form = None,
+    budget_gb: BudgetGb = None,
+    max_loss: MaxLoss = 0.02,
+    sequences: Sequences = 8,
+    group_size: GroupSize = 128,
+    served_from: ServedFrom = None,
+    workspace: Workspace = None,
     as_json: Json = False,
 ) -> None:
-    """Write a registered model in another form; what rounds its weights is measured as written."""
+    """Write a registered model in another form.
+
+    What rounds its weights is measured as written.
+    """
     if form is not None and budget_gb is not None:
         raise UserError("--format and --budget-gb: give one; a budget chooses the format itself")
     check_mlflow_answers()

@@ -28,55 +28,51 @@ def lineage_tree(label: str, facts: _Facts) -> Tree:
 
 def _branches(facts: _Facts) -> Iterator[tuple[str, _Facts]]:
     run, records = facts.get("run") or {}, facts.get("records") or {}
-    environment, train = facts.get("environment") or {}, records.get("train") or {}
     evaluate, hashes = records.get("evaluate") or {}, facts.get("sha256") or {}
+    recipe = (facts.get("recipe") or {}).get("name")
     yield "code", _code(run, hashes)
-    yield (
-        "recipe",
-        {"name": (facts.get("recipe") or {}).get("name")}
-        | {"fingerprint": run.get("recipe_fingerprint")},
-    )
+    yield "recipe", {"name": recipe, "fingerprint": run.get("recipe_fingerprint")}
     yield "data", _data(facts, records, hashes)
     yield "parent", facts.get("parent") or {}
-    yield (
-        "environment",
-        {
-            "package lock": environment.get("lock"),
-            "python": environment.get("python"),
-            "device": environment.get("device"),
-            "image": facts.get("image"),
-            "machine": _machine(facts),
-        },
-    )
-    yield (
-        "runs",
-        {
-            "DAG run": run.get("dag_run_id"),
-            "MLflow run": run.get("mlflow_address") or run.get("mlflow_run_id"),
-            "trained by MLflow run": facts.get("trained_by"),
-        }
-        | {f"Ray job of {stage}": job for stage, job in (facts.get("ray_jobs") or {}).items()},
-    )
-    checkpoints = facts.get("checkpoints") or {}
-    yield (
-        "training",
-        {
-            "steps": train.get("steps"),
-            "tokens": train.get("tokens"),
-            "layout": train.get("layout"),
-            "checkpoints": checkpoints.get("place"),
-            "checkpoint steps": checkpoints.get("steps"),
-            "model content": train.get("model_hash"),
-        },
-    )
-    yield (
-        "result",
-        {
-            "bits per byte": evaluate.get("bits_per_byte"),
-            "held-out documents": evaluate.get("documents"),
-        },
-    )
+    yield "environment", _environment(facts)
+    yield "runs", _runs(facts, run)
+    yield "training", _training(facts, records.get("train") or {})
+    documents = evaluate.get("documents")
+    found = {"bits per byte": evaluate.get("bits_per_byte"), "held-out documents": documents}
+    yield "result", found
     yield "cost", _cost(facts.get("cost") or {})
+
+
+def _environment(facts: _Facts) -> _Facts:
+    environment = facts.get("environment") or {}
+    return {
+        "package lock": environment.get("lock"),
+        "python": environment.get("python"),
+        "device": environment.get("device"),
+        "image": facts.get("image"),
+        "machine": _machine(facts),
+    }
+
+
+def _runs(facts: _Facts, run: _Facts) -> _Facts:
+    return {
+        "DAG run": run.get("dag_run_id"),
+        "MLflow run": run.get("mlflow_address") or run.get("mlflow_run_id"),
+        "trained by MLflow run": facts.get("trained_by"),
+        **{f"Ray job of {stage}": job for stage, job in (facts.get("ray_jobs") or {}).items()},
+    }
+
+
+def _training(facts: _Facts, train: _Facts) -> _Facts:
+    checkpoints = facts.get("checkpoints") or {}
+    return {
+        "steps": train.get("steps"),
+        "tokens": train.get("tokens"),
+        "layout": train.get("layout"),
+        "checkpoints": checkpoints.get("place"),
+        "checkpoint steps": checkpoints.get("steps"),
+        "model content": train.get("model_hash"),
+    }
 
 
 def _code(run: _Facts, hashes: _Facts) -> _Facts:

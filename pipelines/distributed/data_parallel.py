@@ -111,15 +111,14 @@ def replicate(part: nn.Module, mesh: Mesh) -> nn.Module:
 
 @contextmanager
 def sync_if(is_last: bool, part: nn.Module) -> Iterator[None]:
-    """Processes exchange gradients once a step: not before its last backward pass.
+    """Replicas exchange gradients once a step: not before its last backward pass.
 
-    Until then each holds its own whole gradients, under every sharding.
+    Shards do in each one, as whole gradients that wait would be what sharding is to spare.
     """
     if isinstance(part, DistributedDataParallel) and not is_last:
         with part.no_sync():
             yield
         return
     if isinstance(part, FSDPModule):
-        part.set_is_last_backward(is_last)
-        part.set_requires_gradient_sync(is_last)
+        part.set_requires_all_reduce(is_last)
     yield

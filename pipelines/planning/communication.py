@@ -70,7 +70,8 @@ class Communication:
 
     Attributes:
         weights: FSDP's gathers, of all micro-batches; computation hides them where it is longer.
-        gradients: Added up once a step, behind the last backward pass.
+        gradients: Divided among shards, behind every backward pass.
+        replicas: Gradients added up once a step, behind the last backward pass.
         tensor: Of tensor parallelism, which nothing hides.
         context: Of context parallelism likewise.
         pipeline: Activations and their gradients between stages.
@@ -78,6 +79,7 @@ class Communication:
 
     weights: float
     gradients: float
+    replicas: float
     tensor: float
     context: float
     pipeline: float
@@ -101,14 +103,15 @@ def communication(
     # Sums over processes are kept where products are; what is gathered is gathered again.
     sums = {"none": 4, "selective": 5, "full": 6}[training.activation_checkpoint]
     exchanges = {"none": 2, "selective": 2, "full": 3}[training.activation_checkpoint]
-    weights, gradients = _data_parallel(config, training, hardware, trained)
+    weights, gradients, replicas = _data_parallel(config, training, hardware, trained)
     tp = Group.of(layout.tp, 1, hardware.devices_per_node)
     cp = Group.of(layout.cp, layout.tp, hardware.devices_per_node)
     heads = 2 * (config.heads + max(config.kv_heads, layout.cp)) * config.head_width / layout.tp
     exchanged = layers * exchanges * tokens * heads * training.compute_bytes
     return Communication(
         weights=number * weights,
-        gradients=gradients,
+        gradients=number * gradients,
+        replicas=replicas,
         # In attention and feed-forward layers, forward and backward; then embeddings and head.
         tensor=number * (layers * sums + 2) * tp.all_reduce(stream, hardware),
         context=number * cp.all_to_all(exchanged, hardware),
@@ -118,8 +121,8 @@ def communication(
 
 def _data_parallel(
     config: DecoderConfig, training: Training, hardware: Hardware, trained: float
-) -> tuple[float, float]:
-    """Seconds of weights' gathers in a micro-batch, and of adding gradients up in a step."""
+) -> tuple[float, float, float]:
+    """Seconds of gathering weights and dividing gradients in a micro-batch, and of adding up."""
     layout, per_node = training.layout, hardware.devices_per_node
     held = config.parameters / layout.tp / layout.pp
     gradients = held * trained * FP32
@@ -127,18 +130,20 @@ def _data_parallel(
         every = Group.of(layout.dp_cp, layout.tp, per_node)
         # ZeRO's first stage gives out the updated weights beside.
         parts = 3 if training.sharding == "optimizer" else 2
-        return 0.0, parts * every.gather(gradients, hardware)
+        return 0.0, 0.0, parts * every.gather(gradients, hardware)
     frozen = NF4 if training.adapter.kind == "qlora" else training.compute_bytes
     whole = held * (trained * training.compute_bytes + (1 - trained) * frozen)
     shards = Group.of(training.shards, layout.tp, per_node)
     gathers = 2 if training.gives_up_blocks else 1
-    seconds = shards.gather(gradients, hardware)
+    divided, added = shards.gather(gradients, hardware), 0.0
     replicas = layout.dp_cp // training.shards
     if replicas > 1:
         copies = Group.of(replicas, layout.tp * training.shards, per_node)
         # Every process of a node has another shard, and its own port for it.
-        seconds += copies.all_reduce(gradients / training.shards, hardware)
-    return gathers * shards.gather(whole, hardware), seconds
+        added = copies.all_reduce(gradients / training.shards, hardware)
+    if training.whole_gradients_wait:
+        divided, added = 0.0, divided + added
+    return gathers * shards.gather(whole, hardware), divided, added
 
 
 def _pipeline(training: Training, hardware: Hardware, stream: float) -> float:

@@ -196,19 +196,21 @@ def _sharded(held: _Held, training: Training) -> State:
     """
     whole, size = held.whole, training.compute_bytes
     gathered = (held.root if training.gives_up_blocks else whole) * size
-    waiting = (whole if training.accumulates else held.unit) * FP32
+    undivided = (whole if training.whole_gradients_wait else held.unit) * FP32
     # A block is gathered in one piece and then laid out, as are its gradients; and so is the next.
     passing = (held.in_use - held.root if training.gives_up_blocks else 0.0) * size
     passing += 2 * held.block * size
     share = 0.0 if training.cpu_offload else whole / training.shards * FP32
     # Whole gradients that wait turn into shards one by one.
-    gradients = max(waiting, share) if training.accumulates else waiting + share
+    waits = training.whole_gradients_wait
+    gradients = max(undivided, share) if waits else undivided + share
+    of_earlier = gradients if waits else share
     return State(
         weights=share + gathered,
         casts=0.0,
         casts_kept=0.0,
         gradients=gradients,
-        gradients_at_loss=gradients if training.accumulates else 0.0,
+        gradients_at_loss=of_earlier if training.accumulates else 0.0,
         optimizer=0.0,
         buffers=0.0,
         passing=passing,

@@ -40,8 +40,13 @@ class Training:
 
     @property
     def accumulates(self) -> bool:
-        """Whether gradients wait, whole, for those of further micro-batches."""
+        """Whether gradients wait for those of further micro-batches."""
         return self.micro_batches > 1
+
+    @property
+    def whole_gradients_wait(self) -> bool:
+        """Whether they do so before processes divide them; see `distributed/data_parallel.py`."""
+        return self.accumulates and (self.layout.pp > 1 or not self.is_fully_sharded)
 
     @property
     def shards(self) -> int:

@@ -116,13 +116,14 @@ def step_time(config: DecoderConfig, training: Training, hardware: Hardware) -> 
         traffic *= SELECTIVE_TRAFFIC
     sent = communication(config, training, hardware, trained)
     busy = seconds + traffic
-    last = busy / training.micro_batches * 2 / 3  # the last backward pass, which hides gradients
+    backward = busy * 2 / 3
     network = (
         sent.tensor
         + sent.context
         + sent.pipeline
         + exposed(sent.weights, busy)
-        + exposed(sent.gradients, last)
+        + exposed(sent.gradients, backward)
+        + exposed(sent.replicas, backward / training.micro_batches)
     )
     waits = bubble(training.schedule, training.layout.pp, training.micro_batches)
     pcie = hardware.pcie_bandwidth

@@ -1,6 +1,6 @@
 """From the micro-batches of a step to its gradients."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipelines.core.recipe import Recipe
 from pipelines.distributed.data_parallel import sync_if
-from pipelines.loading.dataloader import IGNORED, Batch
+from pipelines.loading.dataloader import Batch
 from pipelines.models.parallelize import Parallelized
 from pipelines.training.precision import autocast
 
@@ -48,7 +48,7 @@ def forward_backward(recipe: Recipe, model: Parallelized, micro_batches: int) ->
 
 
 class Accumulation:
-    """One micro-batch after the other; processes exchange gradients in the last one only."""
+    """One micro-batch after the other; replicas exchange gradients in the last one only."""
 
     def __init__(self, model: Parallelized, autocast: AbstractContextManager[None]) -> None:
         (self._part,) = model.parts
@@ -65,17 +65,3 @@ class Accumulation:
                 torch.autograd.backward(loss * share)
             nats = nats + loss.detach()  # not in place: in the loss's precision
         return nats
-
-
-def evenly(batches: Iterable[tuple[Batch, bool]], number: int) -> Iterator[tuple[Batch, bool]]:
-    """So many micro-batches, each with whether it is the last one; the last may predict nothing.
-
-    Where processes don't divide the batch, some have a micro-batch more, but a sharded model has to
-    be called by all of them equally often.
-    """
-    last = 0
-    for last, (batch, _) in enumerate(batches, 1):
-        yield batch, last == number
-    for last in range(last + 1, number + 1):  # noqa: B020
-        nothing = torch.full_like(batch.targets_BS, IGNORED)
-        yield batch._replace(targets_BS=nothing), last == number

@@ -1,21 +1,18 @@
 """The training loop; it runs under torchrun, Ray Train or alone, and knows of none of them."""
 
 import logging
-import math
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from pipelines.core.errors import SharedError
 from pipelines.core.recipe import Recipe
 from pipelines.distributed.gradients import clip_factor, gradient_norm, scale_gradients
 from pipelines.distributed.process_group import from_all
-from pipelines.loading.dataloader import IGNORED, Batch, TokenLoader
+from pipelines.loading.dataloader import TokenLoader
 from pipelines.models.parallelize import Parallelized
 from pipelines.training import garbage, preemption
 from pipelines.training.attention import Attention
@@ -24,7 +21,7 @@ from pipelines.training.checkpoint_patience import Patience
 from pipelines.training.checkpoint_store import CheckpointStore
 from pipelines.training.determinism import set_deterministic
 from pipelines.training.events import Events
-from pipelines.training.forward_backward import evenly, forward_backward
+from pipelines.training.forward_backward import forward_backward
 from pipelines.training.guard import Guard, Verdict, step_unless
 from pipelines.training.meter import Meter, Window
 from pipelines.training.metrics import Report, StepMetrics
@@ -32,6 +29,7 @@ from pipelines.training.optimizer import build_optimizer, learning_rate, set_lea
 from pipelines.training.precision import LossScale, set_precision
 from pipelines.training.preemption import Notice, PreemptedError
 from pipelines.training.profiling import StepProfiler
+from pipelines.training.step_batches import StepBatches, micro_batches
 from pipelines.training.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -70,43 +68,37 @@ class Trainer:
             last_step: Stop behind it, before the recipe's last one.
         """
         self.recipe = recipe
-        self.train = recipe.train
-        self.last_step = last_step or recipe.train.steps
+        self.train = train = recipe.train
+        self.last_step = last_step or train.steps
         self.loader = loader
         self.report = report
         self.events = events or Events()
         self.model = model
         self.mesh = model.mesh
         self.device = model.mesh.device
-        set_precision(self.train.precision, self.device)
-        set_deterministic(self.train.deterministic)
+        set_precision(train.precision, self.device)
+        set_deterministic(train.deterministic)
         self.parameters = model.parameters()
-        self.optimizer = build_optimizer(model, self.train)
-        self.scale = LossScale(self.train.precision, self.device)
-        self.guard = Guard(
-            self.train.spike_sigma, self.device, overflows=self.train.precision == "fp16"
-        )
+        self.optimizer = build_optimizer(model, train)
+        self.scale = LossScale(train.precision, self.device)
+        self.guard = Guard(train.spike_sigma, self.device, overflows=train.precision == "fp16")
         self.checkpoints = Checkpoints(
             CheckpointStore(checkpoints),
             model,
             self.optimizer,
             others={"loss_scale": self.scale, "guard": self.guard},
-            keep=self.train.keep_checkpoints,
-            keep_best=self.train.keep_best,
-            patience=Patience(self.train.checkpoint_every, self.events),
+            keep=train.keep_checkpoints,
+            keep_best=train.keep_best,
+            patience=Patience(train.checkpoint_every, self.events),
         )
         self.attention = Attention(self.mesh)
         self._went_back_at = 0.0  # by the clock of `Position.seconds`
-        # The most that any process has: all need to call a sharded model equally often.
-        most = math.ceil(self.train.global_batch_size / self.mesh.dp_world)
-        self.micro_batches = math.ceil(most / self.train.fixed_micro_batch_size)
-        self.forward_backward = forward_backward(recipe, model, self.micro_batches)
+        self.forward_backward = forward_backward(recipe, model, micro_batches(train, self.mesh))
         self.meter = Meter(recipe, model, loader.tokens_per_step)
         who = self.mesh.rank, self.mesh.layout.world
-        self.profiler = StepProfiler(self.train.profile_steps, diagnostics / "profile", *who)
-        self.watchdog = Watchdog(
-            diagnostics / "heartbeats", *who, self.train.stall_seconds, self.events
-        )
+        self.profiler = StepProfiler(train.profile_steps, diagnostics / "profile", *who)
+        self.watchdog = Watchdog(diagnostics / "heartbeats", *who, train.stall_seconds, self.events)
+        self.batches = StepBatches(train, self.mesh, loader, self.guard, self.meter, self.watchdog)
 
     def fit(self) -> Position:
         """Train to the last step or the time limit, and return how far that was.
@@ -153,7 +145,7 @@ class Trainer:
     ) -> tuple[Position, bool]:
         """Report, and save where that is due; or go back, where the last steps were bad."""
         self.watchdog.beat(position.step, "report")
-        samples = self._samples_of(position.step)  # the device is busy still
+        samples = self.batches.digest(position.step)  # the device is busy still
         verdict = self.guard.verdict()  # the one place where the host waits for the device
         garbage.collect()
         position = Position(position.step, position.seconds + self.meter.elapsed)
@@ -198,7 +190,7 @@ class Trainer:
         set_learning_rate(self.optimizer, learning_rate(step, self.train))
         for parameter in self.parameters:
             parameter.grad = None
-        batches, predicted = self._batches(step)
+        batches, predicted = self.batches.of(step)
         # Each token weighs the same wherever it is; the mean over processes is taken later.
         share = self.scale.scale * self.mesh.layout.dp_cp / predicted
         nats = self.forward_backward(batches, share)
@@ -211,32 +203,6 @@ class Trainer:
         self.checkpoints.before_update()
         step_unless(self.guard.judge(nats / predicted, norm), self.optimizer)
         self.scale.update(norm)
-
-    def _batches(self, step: int) -> tuple[Iterable[tuple[Batch, bool]], int | Tensor]:
-        """The micro-batches, and how many tokens all processes predict in this step.
-
-        Where targets are masked, their number is known once all are read: a collective a step.
-        """
-        batches = evenly(self._awaited(step), self.micro_batches)
-        if not self.loader.has_mask:
-            return batches, self.loader.tokens_per_step
-        held = list(batches)
-        counts = [(batch.targets_BS != IGNORED).sum() for batch, _ in held]
-        predicted = torch.stack(counts).sum()
-        self.mesh.sum(predicted, "dp_replicate", "dp_shard")
-        return held, predicted.clamp(min=1)  # nothing at all is learned from a step without any
-
-    def _awaited(self, step: int) -> Iterator[tuple[Batch, bool]]:
-        """The loader's micro-batches; the time it takes is measured."""
-        for item in self.meter.waits(self.loader.micro_batches(self.guard.data_step(step))):
-            self.watchdog.beat(step, "forward and backward")
-            yield item
-            self.watchdog.beat(step, "data")
-
-    def _samples_of(self, step: int) -> str:
-        """A hash of the samples of the steps since the last multiple of `log_every`, in order."""
-        first = (step - 1) // self.train.log_every * self.train.log_every
-        return self.loader.digest([self.guard.data_step(each) for each in range(first, step)])
 
     def _tell(
         self, position: Position, since: Position, verdict: Verdict, samples: str, last: bool

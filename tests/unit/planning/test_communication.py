@@ -48,13 +48,15 @@ def test_stage_3_gathers_weights_twice_a_micro_batch_and_stage_2_once() -> None:
     assert full.gradients == gradients.gradients
     once = Group(8, 8).gather(LLAMA.parameters * 2, H100)
     assert full.weights == pytest.approx(4 * 2 * once)
+    assert full.gradients == pytest.approx(4 * 2 * once)  # in fp32, divided in each micro-batch
+    assert full.replicas == 0
 
 
 def test_replicas_add_up_whole_gradients_and_stage_1_gives_weights_out_beside() -> None:
     none = communication(LLAMA, training(Layout(dp_replicate=8), sharding="none"), H100, 1.0)
     first = communication(LLAMA, training(Layout(dp_shard=8), sharding="optimizer"), H100, 1.0)
-    assert none.weights == first.weights == 0
-    assert first.gradients == pytest.approx(1.5 * none.gradients)
+    assert none.weights == first.weights == none.gradients == first.gradients == 0
+    assert first.replicas == pytest.approx(1.5 * none.replicas)
 
 
 def test_shards_within_nodes_keep_gathers_off_the_network() -> None:
@@ -76,9 +78,7 @@ def test_tensor_parallel_sums_twice_a_layer_forward_and_backward() -> None:
 def test_only_adapters_have_gradients_to_add_up() -> None:
     adapted = training(Layout(dp_replicate=2), sharding="none", adapter=Adapter(kind="lora"))
     sent = communication(LLAMA, adapted, H100, 0.01)
-    assert sent.gradients == pytest.approx(
-        Group(2, 2).all_reduce(0.01 * LLAMA.parameters * 4, H100)
-    )
+    assert sent.replicas == pytest.approx(Group(2, 2).all_reduce(0.01 * LLAMA.parameters * 4, H100))
 
 
 def test_a_pipeline_over_nodes_sends_through_the_network() -> None:

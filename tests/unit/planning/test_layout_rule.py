@@ -25,8 +25,8 @@ def chosen(model: str, world: int, gib: int = 80, below: float = inf):
     ("model", "world", "sharding", "tp"),
     [
         ("gpt2-124m", 8, "none", 1),
-        ("llama3-8b", 8, "full", 2),  # gradients that wait are whole: 30 GiB of them
-        ("llama3-70b", 64, "full", 8),
+        ("llama3-8b", 8, "gradients", 1),
+        ("llama3-70b", 64, "full", 4),
     ],
 )
 def test_the_first_that_fits_is_taken(model, world, sharding, tp):

@@ -79,15 +79,16 @@ def test_recomputing_needs_less_and_offloading_less_still():
     assert state_of(shape, replace(full, cpu_offload=True)).optimizer == 0
 
 
-def test_gradients_that_wait_for_further_micro_batches_are_whole():
+def test_gradients_that_wait_for_further_micro_batches_are_divided_where_weights_are():
     shape = preset("llama3-8b")
     full = sharded(8, "full")
     once, often = (state_of(shape, replace(full, micro_batches=n)) for n in (1, 4))
-    assert often.gradients == 4 * shape.parameters
-    assert once.gradients < often.gradients / 3
-    assert once.gradients_at_loss == 0
+    assert often.gradients == once.gradients
+    assert (once.gradients_at_loss, often.gradients_at_loss) == (0, 4 * shape.parameters / 8)
     ddp = state_of(shape, replace(ONE, layout=Layout(dp_replicate=2), micro_batches=4))
-    assert ddp.gradients == ddp.buffers == often.gradients  # its buckets
+    assert ddp.gradients == ddp.buffers == 4 * shape.parameters  # its buckets
+    piped = replace(ONE, layout=Layout(pp=2, dp_shard=8), sharding="full", micro_batches=4)
+    assert state_of(shape, piped).gradients > 4 * shape.parameters / 2
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])

@@ -52,7 +52,7 @@ FARTHER = {
         "1b x 32768 fp8",
     },
     "a100-80": {"30b x 8192 bf16", "760m x 512 bf16"},
-    "a100-40": {"70b x 2048 bf16"},
+    "a100-40": {"70b x 2048 bf16", "760m x 32768 bf16"},
 }
 TITAN = replace(named("h100"), memory_bandwidth=2.4e12)
 LLAMA = {

@@ -32,16 +32,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (run.run, run.stage, plan.plan):
-    app.command()(command)
+app.command()(run.run)
+app.command()(run.stage)
+app.command()(plan.plan)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 models.app.command()(export.export)
 app.add_typer(models.app, name="models")
-for command in (serve.serve, platform.up, platform.down, platform.status, platform.env):
+app.command()(serve.serve)
+for command in (platform.up, platform.down, platform.status, platform.env, platform.logs, gc.gc):
     app.command()(command)
-for command in (platform.logs, gc.gc, doctor.doctor, bench.bench):
-    app.command()(command)
+app.command()(doctor.doctor)
+app.command()(bench.bench)
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
 # Every path here is relative, so that the project may lie anywhere, spaces included.
+# Half of the time of an import is its compilation, which tests would do anew in each process.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help env bench-env demo down check audit test test-parity test-faults clean
 
 help:

@@ -17,8 +17,9 @@ from tests.compiling import needs_a_linker
 from tests.unit.planning.training_step import peak_bytes, training_of
 
 WITHIN = 0.1
-SIZES = {"width": 256, "heads": 8, "context_length": 256}
-LLAMA = DecoderConfig(layers=4, kv_heads=4, hidden=704, vocab_size=4096, **SIZES)
+# The smallest of which a tenth is more than the tensors that no formula names.
+SIZES = {"width": 256, "heads": 8, "context_length": 128}
+LLAMA = DecoderConfig(layers=2, kv_heads=4, hidden=704, vocab_size=4096, **SIZES)
 BYTES = replace(LLAMA, vocab_size=256)
 UNTIED = replace(LLAMA, vocab_size=16_384, tie_embeddings=False)
 
@@ -28,11 +29,11 @@ def small(name: str) -> DecoderConfig:
     kv_heads = 4 if shape.kv_heads < shape.heads else 8
     head_dim = 32 if shape.head_dim else None
     return replace(
-        shape, layers=4, kv_heads=kv_heads, hidden=1024, vocab_size=4096, head_dim=head_dim, **SIZES
+        shape, layers=2, kv_heads=kv_heads, hidden=1024, vocab_size=4096, head_dim=head_dim, **SIZES
     )
 
 
-def run(micro: int, batch: int, sequence: int = 256, adapter: object = None, **train) -> Recipe:
+def run(micro: int, batch: int, sequence: int = 128, adapter: object = None, **train) -> Recipe:
     sizes = {"micro_batch_size": micro, "global_batch_size": batch, "warmup_steps": 2}
     return Recipe.model_validate(
         {
@@ -49,6 +50,7 @@ def test_every_preset_s_state_is_what_torch_counts(name: str) -> None:
     shape = PRESETS[name]
     if not shape.vocab_size:
         shape = shape.sized(vocab_size=32_000, context_length=2048)
+    shape = replace(shape, layers=min(shape.layers, 4))  # the others are alike
     with torch.device("meta"):
         model = Transformer(shape)
     for parameter in model.parameters():
@@ -69,31 +71,31 @@ def test_every_preset_s_state_is_what_torch_counts(name: str) -> None:
     ("shape", "recipe"),
     [
         pytest.param(LLAMA, run(4, 4), id="llama"),
-        pytest.param(LLAMA, run(4, 8, precision="bf16"), id="llama-bf16-accumulating"),
+        pytest.param(LLAMA, run(2, 4, precision="bf16"), id="llama-bf16-accumulating"),
         pytest.param(LLAMA, run(1, 1, sequence=64), id="llama-few-tokens"),
         pytest.param(
             BYTES, run(8, 8, precision="bf16", activation_checkpoint="full"), id="bytes-full-bf16"
         ),
         pytest.param(BYTES, run(8, 8, activation_checkpoint="selective"), id="bytes-selective"),
-        pytest.param(UNTIED, run(2, 2, precision="bf16"), id="untied-vocabulary-bf16"),
+        pytest.param(UNTIED, run(1, 1, precision="bf16"), id="untied-vocabulary-bf16"),
         pytest.param(LLAMA, run(4, 4, optimizer="muon"), id="llama-muon"),
         pytest.param(
             UNTIED,
-            run(2, 4, precision="bf16", adapter={"kind": "qlora", "rank": 8}),
+            run(1, 2, precision="bf16", adapter={"kind": "qlora", "rank": 8}),
             id="qlora-bf16",
         ),
         pytest.param(LLAMA, run(4, 4, adapter={"kind": "lora", "rank": 8}), id="lora"),
-        pytest.param(small("gpt2-124m"), run(4, 4, precision="bf16"), id="gpt2-bf16"),
-        pytest.param(small("qwen3-0.6b"), run(4, 4, precision="bf16"), id="qwen3-bf16"),
+        pytest.param(small("gpt2-124m"), run(2, 2, precision="bf16"), id="gpt2-bf16"),
+        pytest.param(small("qwen3-0.6b"), run(2, 2, precision="bf16"), id="qwen3-bf16"),
         pytest.param(
             LLAMA,
-            run(8, 8, precision="bf16", compile=True),
+            run(4, 4, precision="bf16", compile=True),
             id="compiled-bf16",
             marks=needs_a_linker,
         ),
         pytest.param(
             LLAMA,
-            run(8, 16, precision="bf16", compile=True, activation_checkpoint="selective"),
+            run(4, 8, precision="bf16", compile=True, activation_checkpoint="selective"),
             id="compiled-selective-accumulating",
             marks=needs_a_linker,
         ),

@@ -9,7 +9,7 @@ import pytest
 from pipelines.core.recipe import Register
 from pipelines.evaluation.gate import Measured, decide
 
-GATES = 1000
+GATES = 600
 DOCUMENTS = 80  # about as many as the default recipe holds out
 
 

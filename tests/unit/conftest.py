@@ -34,7 +34,12 @@ def mlflow_uri(tmp_path_factory):
 def _mlflow_server(store: str, artifacts: Path) -> Iterator[str]:
     """In a thread: as a process of its own it would import MLflow once more."""
     from mlflow.server import app, handlers
+    from sqlalchemy import Engine, event
     from werkzeug.serving import make_server
+
+    @event.listens_for(Engine, "connect")
+    def never_wait_for_the_disk(connection, _):
+        connection.execute("PRAGMA synchronous = OFF")
 
     handlers.initialize_backend_stores(store, store, str(artifacts))
     server = make_server("127.0.0.1", 0, app, threaded=True)

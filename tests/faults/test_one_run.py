@@ -1,7 +1,12 @@
 """What `make test` injects: rows 9, 1 and 8 one after another into one run.
 
-Each of them alone, and every other row, is in `make test-faults`.
+Each of them alone, and every other row, is in `make test-faults`. There the weights are compared
+with those of a run that nothing befell; here with those that torchrun makes of its lineage, which
+takes a third of such a run's time.
 """
+
+import json
+import shutil
 
 import pytest
 
@@ -9,7 +14,7 @@ from tests.faults.processes import handing_over, kill, kill_tree, service, train
 
 
 @pytest.mark.timeout(1500)
-def test_a_run_outlives_its_task_process_a_train_worker_and_the_ray_head(scenario, reference):
+def test_a_run_outlives_its_task_process_a_train_worker_and_the_ray_head(scenario):
     run = scenario.start()
     with run.fault("task lost", lambda: run.step > 0), handing_over(run, "train") as task:
         kill(task)
@@ -19,4 +24,9 @@ def test_a_run_outlives_its_task_process_a_train_worker_and_the_ray_head(scenari
         kill(train_worker(run, rank=1))
     with run.fault("cluster lost"):
         kill_tree(service(run.platform, "ray"))
-    scenario.ends_well(run, like=reference)
+    scenario.ends_well(run)
+    done = run.platform.penstock("models", "reproduce", f"{run.model}@1", "--json", timeout=600)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert (made["equal"], made["differing"]) == (True, [])
+    shutil.rmtree(made["workspace"])

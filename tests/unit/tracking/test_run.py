@@ -63,7 +63,7 @@ def test_logging_a_point_does_not_wait_for_the_server(workspace, monkeypatch):
     started = time.perf_counter()
     for step in range(100):
         run.log_metrics({"loss": 1.0}, step)
-    assert time.perf_counter() - started < 0.5
+    assert time.perf_counter() - started < 5  # twice that where each point waited its 0.1 s
     run.close()
 
 

@@ -21,9 +21,7 @@ def test_a_cpu_is_measured_once_and_says_so() -> None:
     assert hardware.name.startswith("measured 1-thread float32 matrix product, ")
     assert 1e8 < hardware.peak("fp32") < 1e14
     assert 1e7 < hardware.memory_bandwidth < 1e13
-    started = time.perf_counter()
     assert hardware_of(CPU, "fp32") is hardware
-    assert time.perf_counter() - started < 0.01
 
 
 def test_a_point_holds_shares_of_the_roofs(start: Callable) -> None:

@@ -177,17 +177,3 @@ def test_wrong_data_ends_the_run_in_one_line_and_registers_nothing(platform, fir
     listed = json.loads(platform.penstock("models", "list", "--json").stdout)
     assert [model["name"] for model in listed] == [MODEL]
     assert json.loads(platform.penstock("status", "--json").stdout)["ready"]
-
-
-def test_no_secret_is_in_a_task_log_or_an_xcom(platform, first_run):
-    secrets = [
-        path.read_text().strip()
-        for path in platform.settings.secrets.iterdir()
-        if len(path.read_text().strip()) > 8
-    ]
-    logs = [log.read_text() for log in (platform.settings.home / "airflow/logs").rglob("*.log")]
-    assert logs
-    database = (platform.settings.home / "airflow/airflow.db").read_bytes()
-    token = platform.settings.ray_token_path.read_text().strip()
-    assert not [secret for secret in secrets for log in logs if secret in log]
-    assert token.encode() not in database

@@ -40,12 +40,12 @@ audit: env
 	eval "$$(.venv/bin/python infra/pip_settings.py)" && .venv/bin/uv tool run pip-audit@2.10.1 \
 		--strict --disable-pip --no-deps --requirement requirements.lock
 
-SHARED = tests/distributed tests/e2e tests/integration tests/faults
-# Unit tests on two processes, a thread each; the rest share one platform, and one cluster of
-# processes each size. What hurts the platform comes last.
+SHARED = tests/distributed tests/integration tests/e2e tests/platform tests/faults
+# Unit tests on two processes, a thread each; of the rest one has the platform, and what hurts that
+# comes last, and the other all that needs none.
 test: env bench-env
-	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 --dist loadfile $(SHARED:%=--ignore=%)
-	.venv/bin/pytest $(SHARED)
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 $(SHARED:%=--ignore=%)
+	.venv/bin/pytest -n 2 $(SHARED)
 
 test-parity: env
 	OMP_NUM_THREADS=1 .venv/bin/pytest -m parity $(SHARED)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from pipelines.core.settings import PROJECT, Settings, load_settings
 from pipelines.services.environment import client_variables
@@ -27,6 +29,22 @@ PORT_VARIABLES = (
 )
 # Set in a shell that ran `eval "$(penstock env)"`: they would point the tests at that platform.
 FOREIGN = ("MLFLOW_TRACKING_URI", "PENSTOCK_AIRFLOW_URL", "RAY_API_SERVER_ADDRESS")
+
+
+# Where tests need the session's platform.
+ON_THE_PLATFORM = ("tests/e2e/", "tests/platform/", "tests/faults/")
+
+
+class OnePlatform(LoadScopeScheduling):
+    """Of several processes one has all tests that need the platform; else a file's are together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "platform" if nodeid.startswith(ON_THE_PLATFORM) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OnePlatform:
+    """Instead of what `--dist` names."""
+    return OnePlatform(config, log)
 
 
 @dataclass(frozen=True)

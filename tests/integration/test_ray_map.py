@@ -1,6 +1,6 @@
 """The ordered map on Ray: of tasks, and of processes that have a GPU each.
 
-Each test's Ray is a process of its own: Ray reads its environment when it is imported.
+Ray is in a process of its own: it reads its environment when it is imported.
 """
 
 import os
@@ -10,16 +10,8 @@ from pathlib import Path
 
 from pipelines.core.settings import PROJECT
 
-IN_ORDER = """
-import ray
-from ray_jobs.ray_map import map_on_ray
-
-ray.init(log_to_driver=False)
-assert list(map_on_ray(str, range(40))) == [str(number) for number in range(40)]
-assert list(map_on_ray(str, [])) == []
-"""
 # Ray counts GPUs that nobody has: what is tried is who gets which, and for how long.
-EACH_ITS_GPU = """
+MAPPED = """
 import os
 import time
 from pathlib import Path
@@ -33,26 +25,24 @@ def seen(number):
     return number, os.getpid(), gpu
 
 ray.init("local", num_cpus=2, num_gpus=3, log_to_driver=False)
+assert list(map_on_ray(str, range(40))) == [str(number) for number in range(40)]
+assert list(map_on_ray(str, [])) == []
 numbers, processes, gpus = zip(*map_on_ray(seen, range(30), gpus=2))
 assert numbers == tuple(range(30))
 assert len(set(processes)) == len(set(zip(processes, gpus))) == len(set(gpus)) == 2, gpus
 """
 
 
-def run(code: str, folder: Path, environment: dict[str, str]) -> None:
+def test_results_come_in_order_and_a_process_keeps_its_gpu(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(PROJECT)},
+        [sys.executable, "-c", MAPPED],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "PYTHONPATH": str(PROJECT),
+        },
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_results_come_in_order(platform, tmp_path: Path) -> None:
-    run(IN_ORDER, tmp_path, platform.environment)
-
-
-def test_a_process_keeps_its_gpu(tmp_path: Path) -> None:
-    run(EACH_ITS_GPU, tmp_path, {**os.environ, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"})

@@ -7,6 +7,7 @@ for ever for a card or a network that never answers.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,10 +19,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.settings import PROJECT
+from pipelines.doctor.driver_words import mend_of
 from pipelines.doctor.findings import FaultError, NoAnswerError
 
 _BYTES = {"gloo": 1 << 22, "nccl": 1 << 28}
 _ROUNDS = 5
+_ERROR = re.compile(r"[\w.]*(Error|Exception): \S")
 _MEND = (
     "run a job with NCCL_DEBUG=INFO; NCCL_SOCKET_IFNAME, NCCL_IB_HCA and firewalls between nodes "
     "are the usual reasons"
@@ -100,9 +103,16 @@ def run_bounded(command: list[str], limit_s: float) -> str:
         child.communicate()
         raise NoAnswerError(f"an all-reduce did not end in {limit_s:.1f} s", _MEND) from None
     if child.returncode:
-        last = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
-        raise FaultError(f"an all-reduce failed: {last[0]}", _MEND)
+        words = reason_of(errors) or f"exit code {child.returncode}"
+        raise FaultError(f"an all-reduce failed: {words}", mend_of(errors, _MEND))
     return output
+
+
+def reason_of(errors: str) -> str:
+    """The line of a traceback that names the error: CUDA and NCCL put advice below theirs."""
+    lines = errors.strip().splitlines()
+    named = [line for line in lines if _ERROR.match(line)]
+    return (named or lines or [""])[-1]
 
 
 def run(group: Group) -> Reduced:

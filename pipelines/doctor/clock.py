@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from pipelines.doctor.findings import FaultError, NotHereError, Seen, ok, problem, warning
-from pipelines.doctor.tools import output_of
+from pipelines.doctor.tools import output_of, read
 
 _MUCH_S = 0.1  # by which logs of two nodes still tell what came first
 _MEND = "start chronyd (or systemd-timesyncd) with a time server that it can reach"
@@ -13,12 +14,14 @@ _MEND = "start chronyd (or systemd-timesyncd) with a time server that it can rea
 def clock() -> Iterator[Seen]:
     """Ask who is there."""
     try:
-        yield judge_chrony(output_of("chronyc", "tracking"))
-        return
+        text = output_of("chronyc", "tracking")
     except NotHereError:
         pass
     except FaultError as error:
         yield warning(str(error), _MEND)
+        return
+    else:
+        yield judge_chrony(read(parse_chrony, text, "chronyc tracking"))
         return
     try:
         yield judge_timedatectl(output_of("timedatectl", "show"))
@@ -30,14 +33,37 @@ def clock() -> Iterator[Seen]:
         raise
 
 
-def judge_chrony(text: str) -> Seen:
-    """Of `chronyc tracking`."""
+@dataclass(frozen=True)
+class Tracking:
+    """How chrony does: whether it follows `server`, and seconds off its time."""
+
+    follows: bool
+    server: str
+    seconds: float
+
+
+def parse_chrony(text: str) -> Tracking:
+    """Of `chronyc tracking`.
+
+    Raises:
+        ValueError: a line that it should have is missing.
+    """
     values = dict(re.findall(r"^(.+?)\s*: (.*)$", text, re.MULTILINE))
-    if values.get("Leap status") == "Not synchronised":
+    off = re.match(r"\d+\.\d+ ", values.get("System time", ""), re.ASCII)
+    status, server = values.get("Leap status"), values.get("Reference ID")
+    if off is None or status is None or server is None:
+        raise ValueError("no System time, Leap status or Reference ID in it")
+    return Tracking(status != "Not synchronised", server, float(off[0]))
+
+
+def judge_chrony(found: Tracking) -> Seen:
+    """Whether it follows a server, and closely."""
+    if not found.follows:
         return problem("chrony follows no time server", _MEND)
-    seconds = float(values["System time"].split()[0])
-    saw = f"{seconds:.6f} s from {values['Reference ID']}"
-    return warning(f"the clock is {saw}", "chronyc makestep") if seconds > _MUCH_S else ok(saw)
+    saw = f"{found.seconds:.6f} s from {found.server}"
+    if found.seconds > _MUCH_S:
+        return warning(f"the clock is {saw}", "chronyc makestep")
+    return ok(saw)
 
 
 def judge_timedatectl(text: str) -> Seen:

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.doctor.all_reduce import Reduced
 from pipelines.doctor.findings import FaultError, Finding, Seen, ok, problem, warning
 from pipelines.doctor.planes import CLASSES
 from pipelines.doctor.planes import VARIABLE as PLANES
+from pipelines.doctor.tools import read
 
 REPORT = "penstock doctor: "  # begins the line of the job's log that holds its report
 RECIPE = "PENSTOCK_DOCTOR_RECIPE"  # the recipe, for the job
@@ -91,7 +93,14 @@ def report_of(recipe: Recipe) -> ClusterReport:
     Raises:
         FaultError: it fails, or does not end.
     """
-    return asyncio.run(_run_job(recipe))
+    import httpx
+
+    try:
+        return asyncio.run(_run_job(recipe))
+    except (httpx.HTTPError, UserError) as error:
+        mend = "`ray status` and the dashboard's log show what the head does"
+        saw = f"no job could be run on the nodes: {error or type(error).__name__}"
+        raise FaultError(saw, mend) from None
 
 
 async def _run_job(recipe: Recipe) -> ClusterReport:
@@ -123,7 +132,7 @@ def parse_report(log: str) -> ClusterReport:
     lines = [line for line in log.splitlines() if line.startswith(REPORT)]
     if not lines:
         raise FaultError("the job's log holds no report", "ray job logs shows it whole")
-    return ClusterReport.model_validate_json(lines[-1][len(REPORT) :])
+    return read(ClusterReport.model_validate_json, lines[-1][len(REPORT) :], "the job's report")
 
 
 def _variables(recipe: Recipe) -> dict[str, str]:

@@ -1,40 +1,78 @@
 """NVIDIA's container toolkit, which puts the host's driver into containers."""
 
-import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 
+from pipelines.doctor.driver_words import mend_of
 from pipelines.doctor.findings import FaultError, NotHereError, Seen, ok, problem, warning
-from pipelines.doctor.smi import mend_of, smi
-from pipelines.doctor.tools import output_of
+from pipelines.doctor.smi import smi
+from pipelines.doctor.tools import in_container, output_of, read
 
-_IN_CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"))
-_PODS = "KUBERNETES_SERVICE_HOST"
+_CDI = re.compile(r"^nvidia\.com/gpu=(?!all$)\S+$", re.MULTILINE)
 _INSTALL = "install nvidia-container-toolkit, then nvidia-ctk runtime configure"
 
 
 def container_toolkit() -> Iterator[Seen]:
     """Whether containers on this host can be given its GPUs."""
-    if _PODS in os.environ or any(path.exists() for path in _IN_CONTAINER):
+    if in_container():
         raise NotHereError("this is a container itself; the toolkit is the host's")
     driver = smi().driver
     try:
         text = output_of("nvidia-container-cli", "info")
     except NotHereError:
-        yield warning("no nvidia-container-cli: containers get no GPUs here", _INSTALL)
+        yield _without_its_tool()
         return
     except FaultError as error:
         raise FaultError(str(error), mend_of(str(error), error.mend)) from None
-    yield judge(text, driver)
+    yield judge(read(parse_toolkit, text, "nvidia-container-cli info"), driver)
 
 
-def judge(text: str, driver: str) -> Seen:
-    """Of `nvidia-container-cli info`."""
-    values = dict(re.findall(r"^([\w ]+):\s+(.+)$", text, re.MULTILINE))
-    found = values.get("NVRM version", "").strip()
-    gpus = len(re.findall(r"^Device Index:", text, re.MULTILINE))
-    if found != driver:
+def _without_its_tool() -> Seen:
+    """The toolkit's base package has only nvidia-ctk, for runtimes that read CDI's files."""
+    try:
+        return judge_cdi(parse_cdi(output_of("nvidia-ctk", "cdi", "list")))
+    except NotHereError:
+        saw = "neither nvidia-container-cli nor nvidia-ctk: containers get no GPUs here"
+        return warning(saw, _INSTALL)
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """What the toolkit would put into a container."""
+
+    driver: str
+    gpus: int
+
+
+def parse_toolkit(text: str) -> Toolkit:
+    """Of `nvidia-container-cli info`.
+
+    Raises:
+        ValueError: it names no driver.
+    """
+    found = re.search(r"^NVRM version:\s+(\S+)", text, re.MULTILINE)
+    if found is None:
+        raise ValueError("no NVRM version in it")
+    return Toolkit(found[1], len(re.findall(r"^Device Index:", text, re.MULTILINE)))
+
+
+def judge(found: Toolkit, driver: str) -> Seen:
+    """It must find the driver that runs."""
+    if found.driver != driver:
         mend = "remove the other driver's libraries, or reboot after an update"
-        return problem(f"the toolkit finds driver {found}, nvidia-smi {driver}", mend)
-    return ok(f"containers get driver {found} and {gpus} GPU{'s' * (gpus != 1)}")
+        return problem(f"the toolkit finds driver {found.driver}, nvidia-smi {driver}", mend)
+    return ok(f"containers get driver {driver} and {found.gpus} GPU{'s' * (found.gpus != 1)}")
+
+
+def parse_cdi(text: str) -> list[str]:
+    """GPUs in `nvidia-ctk cdi list`, without the one that stands for all."""
+    return _CDI.findall(text)
+
+
+def judge_cdi(gpus: list[str]) -> Seen:
+    """Podman, containerd and newer Docker find GPUs by these names."""
+    if not gpus:
+        mend = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, and after each new driver"
+        return warning("nvidia-ctk knows no GPU: containers get none", mend)
+    return ok(f"containers get {len(gpus)} GPU{'s' * (len(gpus) != 1)} by CDI: {gpus[0]} …")

@@ -10,7 +10,7 @@ from tempfile import NamedTemporaryFile
 from pipelines.core.figures import duration, size
 from pipelines.core.recipe import Recipe
 from pipelines.core.settings import load_settings
-from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
+from pipelines.doctor.findings import Seen, ok, problem, warning
 from pipelines.doctor.mounts import NETWORK, Mount, data_mount, existing
 
 _CHUNK = 8 << 20
@@ -48,8 +48,13 @@ def judge_mount(mount: Mount) -> Iterator[Seen]:
         if "soft" in mount.options or "softerr" in mount.options:
             mend = "mount it hard: a checkpoint that a soft mount gave up on is cut short"
             faults.append(problem(f"{saw}, soft", mend))
-        sizes = {key: int(mount.options.get(key, _NFS_TRANSFER)) for key in ("rsize", "wsize")}
-        if small := [f"{key}={value}" for key, value in sizes.items() if value < _NFS_TRANSFER]:
+        sizes = {key: mount.options.get(key, "") for key in ("rsize", "wsize")}
+        small = [
+            f"{key}={value}"
+            for key, value in sizes.items()
+            if value.isdecimal() and int(value) < _NFS_TRANSFER
+        ]
+        if small:
             mend = f"mount it with rsize={_NFS_TRANSFER},wsize={_NFS_TRANSFER}"
             faults.append(warning(f"{saw} with {', '.join(small)}", mend))
     yield from faults or [ok(saw + ", over the network" * (mount.kind in NETWORK))]
@@ -58,9 +63,13 @@ def judge_mount(mount: Mount) -> Iterator[Seen]:
 def speed(recipe: Recipe) -> Iterator[Seen]:
     """A second's writing and reading, against the recipe."""
     folder = existing(load_settings().home)
-    if not os.access(folder, os.W_OK):
-        raise NotHereError(f"{folder} is not ours to write to")
-    yield judge_speed(measure(folder), checkpoint_bytes(recipe))
+    try:
+        found = measure(folder)
+    except OSError as error:
+        mend = "mend its owner, rights or free space, or set PENSTOCK_HOME elsewhere"
+        yield problem(f"{folder} can't be written: {error.strerror}", mend)
+        return
+    yield judge_speed(found, checkpoint_bytes(recipe))
 
 
 def measure(folder: Path) -> Speed:

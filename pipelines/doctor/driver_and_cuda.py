@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
 from pipelines.doctor.smi import Smi, ask_driver
+from pipelines.doctor.tools import in_container
 
 Version = tuple[int, ...]
 
@@ -22,12 +23,25 @@ LEAST_DRIVER: dict[int, Version] = {11: (450, 80, 2), 12: (525,), 13: (580,)}
 # Architectures", which pytorch/pytorch#157517 quotes.
 _LAST_CUDA = {"Maxwell": 12, "Pascal": 12, "Volta": 12}
 _NO_FORWARD = ("GeForce", "Titan")  # table "Forward Compatibility": data-centre GPUs, some RTX
+_UVM = Path("/dev/nvidia-uvm")  # without it CUDA can't start, and nvidia-smi can
 
 
 def driver_and_cuda() -> Iterator[Seen]:
     """Whether torch can use the GPUs of this machine."""
+    machine = ask_driver()
+    yield from judge_container(in_container(), _UVM.exists())
     built_with, version = torch_build()
-    yield judge(ask_driver(), built_with, version)
+    yield judge(machine, built_with, version)
+
+
+def judge_container(inside: bool, uvm: bool) -> Iterator[Seen]:
+    """On a host a program's first use of CUDA makes the device; a container is given it or not."""
+    if inside and not uvm:
+        mend = (
+            "start the container by the toolkit (--gpus all), or with --device /dev/nvidia-uvm "
+            "after nvidia-modprobe -u -c 0 on the host"
+        )
+        yield problem("no /dev/nvidia-uvm in this container: CUDA can't start", mend)
 
 
 def torch_build() -> tuple[str | None, str]:
@@ -54,6 +68,10 @@ def judge(machine: Smi, built_with: str | None, version: str) -> Seen:
         if wanted[0] > _LAST_CUDA.get(architecture, wanted[0]):
             mend = f"install a torch of CUDA {_LAST_CUDA[architecture]}, or use newer GPUs"
             return problem(f"{saw}, which has no code for {architecture}", mend)
+    if not machine.cuda:
+        mend = "NVIDIA_DRIVER_CAPABILITIES=compute,utility for the container; on a host ldconfig"
+        saw = f"driver {machine.driver} finds no CUDA: libcuda.so.1 is not here"
+        return problem(saw, mend)
     least = LEAST_DRIVER.get(wanted[0])
     if least is None:
         return warning(f"{saw}, a CUDA that this table does not know", "see CUDA's release notes")

@@ -20,13 +20,14 @@ def examine(recipe: Recipe) -> dict[str, list[Finding]]:
     with ThreadPoolExecutor() as pool:
         machine = pool.submit(run_checks, node_checks(recipe))
         services = pool.submit(run_checks, service_checks(recipe))
+        nodes = pool.submit(ray_nodes)
         found = {"this machine": machine.result(), "services": services.result()}
+    if nodes.result() < 2:
+        return found
     return found | _nodes(recipe)  # after what its job would disturb, where a node is this machine
 
 
 def _nodes(recipe: Recipe) -> dict[str, list[Finding]]:
-    if ray_nodes() < 2:
-        return {}
     try:
         report = cluster.report_of(recipe)
     except FaultError as error:

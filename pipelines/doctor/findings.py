@@ -30,6 +30,14 @@ class FaultError(Exception):
         self.mend = mend
 
 
+class ToolFailedError(FaultError):
+    """It ended with an error; what it printed before may tell all the same."""
+
+    def __init__(self, saw: str, mend: str, output: str) -> None:
+        super().__init__(saw, mend)
+        self.output = output
+
+
 class NoAnswerError(FaultError):
     """It did not end in time, as what hangs does, or what shares its cores with too much else."""
 

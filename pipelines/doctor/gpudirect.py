@@ -19,7 +19,7 @@ from pipelines.doctor.host import may_lock_all
 from pipelines.doctor.mounts import Mount, data_mount
 from pipelines.doctor.network import DEVICES as RDMA_DEVICES
 from pipelines.doctor.smi import smi
-from pipelines.doctor.tools import output_of, text_of
+from pipelines.doctor.tools import output_of, read, text_of
 
 _PEERMEM = {"nvidia_peermem", "nv_peer_mem"}
 _DMA_BUF = (5, 12)  # the first kernel whose RDMA shares buffers so (NCCL 2.13's release notes)
@@ -101,7 +101,7 @@ def storage() -> Iterator[Seen]:
     smi()
     config = os.environ.get("CUFILE_ENV_PATH_JSON", "/etc/cufile.json")
     try:
-        modes = parse_gdscheck(output_of("gdscheck", "-p", folders=_GDS_TOOLS))
+        modes = read(parse_gdscheck, output_of("gdscheck", "-p", folders=_GDS_TOOLS), "gdscheck -p")
     except NotHereError:
         modes = None
     yield from judge_storage(
@@ -118,14 +118,23 @@ def storage() -> Iterator[Seen]:
 
 
 def parse_gdscheck(text: str) -> dict[str, str]:
-    """The rows of the driver's configuration: `NVMe` and how it is read."""
+    """The rows of the driver's configuration: `NVMe` and how it is read.
+
+    Raises:
+        ValueError: it has none.
+    """
     part = text.partition("DRIVER CONFIGURATION:")[2].partition("CUFILE CONFIGURATION:")[0]
     rows = re.findall(r"^\s*(-{0,2}[\w ]+?)\s*: (.+?)\s*$", part, re.MULTILINE)
+    if not rows:
+        raise ValueError("no DRIVER CONFIGURATION in it")
     return {name.lstrip("-"): value for name, value in rows}
 
 
 def judge_storage(found: Storage) -> Iterator[Seen]:
-    """Each missing piece, and the mode in effect."""
+    """The mode in effect, and where it is not direct each missing piece."""
+    if found.why_not is None:  # newer kernels need neither nvidia-fs nor its devices for that
+        yield ok(f"mode in effect under {found.mount.point}: direct, proven by a read")
+        return
     yield from _missing(found)
     kind = found.mount.kind
     if found.modes is not None and kind in _ROWS:
@@ -134,13 +143,10 @@ def judge_storage(found: Storage) -> Iterator[Seen]:
             yield warning(f"gdscheck on {kind} ({_ROWS[kind]}): {said}", _filesystem_mend())
     elif kind not in _ROWS:
         yield warning(f"GPUDirect Storage does not know {kind}", _filesystem_mend())
-    if found.why_not is None:
-        yield ok(f"mode in effect under {found.mount.point}: direct, proven by a read")
-    else:
-        yield warning(
-            f"mode in effect under {found.mount.point}: pinned buffers; {found.why_not}",
-            "mend what is named above, or set the recipe's data.reader to pinned and be content",
-        )
+    yield warning(
+        f"mode in effect under {found.mount.point}: pinned buffers; {found.why_not}",
+        "mend what is named above, or set the recipe's data.reader to pinned and be content",
+    )
 
 
 def _missing(found: Storage) -> Iterator[Seen]:

@@ -1,6 +1,7 @@
 """What one process may have of this machine: files, pinned and shared memory, memory and disk."""
 
 import os
+import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 from pipelines.doctor.findings import Seen, ok, problem, warning
 from pipelines.doctor.mounts import existing
 from pipelines.doctor.network import DEVICES as RDMA_DEVICES
-from pipelines.doctor.pci import nvidia_devices
 
 # Ray itself warns below 4096, and names 8192 (ray/_private/worker.py).
 _LEAST_FILES, _ENOUGH_FILES = 4096, 8192
@@ -40,7 +40,8 @@ def judge_files(soft: int, hard: int) -> Seen:
 def pinned_memory() -> Iterator[Seen]:
     """Memory that may be locked."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    needed = [*nvidia_devices(), *(path.name for path in RDMA_DEVICES.glob("*"))]
+    found = (*RDMA_DEVICES.glob("*"), *Path("/dev").glob("nvidia-fs*"))
+    needed = sorted(path.name for path in found)
     yield judge_pinned(soft, may_lock(_STATUS.read_text()), needed)
 
 
@@ -65,16 +66,16 @@ def may_lock_all() -> bool:
 
 def may_lock(status: str) -> bool:
     """Whether /proc/self/status shows the capability IPC_LOCK in effect."""
-    lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    return bool(int(lines.get("CapEff", "0"), 16) >> _IPC_LOCK & 1)
+    mask = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE)
+    return bool(int(mask[1], 16) >> _IPC_LOCK & 1) if mask else False
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Iterator[Seen]:  # noqa: S108 (only looked at)
     """The file system of shared memory."""
-    import psutil  # type: ignore[import-untyped]
+    from pipelines.services.preflight import memory_bytes
 
-    memory = psutil.virtual_memory().total
-    yield judge_shared(os.statvfs(path).f_frsize * os.statvfs(path).f_blocks, memory)
+    total, _ = memory_bytes()
+    yield judge_shared(os.statvfs(path).f_frsize * os.statvfs(path).f_blocks, total)
 
 
 def judge_shared(size: int, memory: int) -> Seen:
@@ -91,10 +92,8 @@ def judge_shared(size: int, memory: int) -> Seen:
 
 def memory() -> Iterator[Seen]:
     """Memory and disk, by the rule of `penstock up`."""
-    import psutil
-
     from pipelines.core.settings import load_settings
-    from pipelines.services.preflight import resource_warnings
+    from pipelines.services.preflight import memory_bytes, resource_warnings
 
     place = existing(load_settings().home)
     lines = resource_warnings(place)
@@ -102,8 +101,8 @@ def memory() -> Iterator[Seen]:
         saw, _, mend = line.rpartition(": ")
         yield warning(saw, mend)
     if not lines:
-        free = psutil.virtual_memory().available / _GIB
-        yield ok(f"{free:.1f} GiB of memory and enough of the disk under {place} are free")
+        _, free = memory_bytes()
+        yield ok(f"{free / _GIB:.1f} GiB of memory and enough of the disk under {place} are free")
 
 
 def _limit(value: int, *, bytes_: bool = False) -> str:

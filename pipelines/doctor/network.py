@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
-from pipelines.doctor.tools import output_of
+from pipelines.doctor.tools import output_of, read
 
 DEVICES = Path("/sys/class/infiniband")
 _FOLDERS = ("/usr/sbin", "/sbin")
@@ -46,11 +46,15 @@ def rdma() -> Iterator[Seen]:
         mend = "install infiniband-diags, so that their ports can be looked at"
         yield warning(f"{', '.join(devices)}, and no ibstat", mend)
         return
-    yield from judge(parse_ibstat(text))
+    yield from judge(read(parse_ibstat, text, "ibstat"))
 
 
 def parse_ibstat(text: str) -> list[Port]:
-    """All ports."""
+    """All ports.
+
+    Raises:
+        ValueError: there is none in it.
+    """
     ports, device, kind = [], "", ""
     for block in re.split(r"^(?=CA '|\s+Port \d+:)", text, flags=re.MULTILINE):
         values = dict(re.findall(r"^\s*([\w ]+): (.*)$", block, re.MULTILINE))
@@ -63,11 +67,19 @@ def parse_ibstat(text: str) -> list[Port]:
                     kind,
                     values["State"],
                     values.get("Physical state", ""),
-                    float(values.get("Rate", "0").split()[0]),
+                    _rate(values.get("Rate", "")),
                     values.get("Link layer", ""),
                 )
             )
+    if not ports:
+        raise ValueError("no port in it")
     return ports
+
+
+def _rate(text: str) -> float:
+    """0 of a port that tells none."""
+    found = re.match(r"\d{1,6}(\.\d+)?", text, re.ASCII)
+    return float(found[0]) if found else 0.0
 
 
 def judge(ports: Sequence[Port]) -> Iterator[Seen]:
@@ -76,16 +88,17 @@ def judge(ports: Sequence[Port]) -> Iterator[Seen]:
     for port in ports:
         who = f"{port.device} ({port.layer or port.kind})"
         if port.physical == "Polling":
-            yield problem(
+            yield warning(
                 f"{who} looks for the other end of its cable",
-                "reseat or replace cable and transceiver, see whether the switch's port is enabled",
+                "reseat or replace cable and transceiver, see whether the switch's port is "
+                "enabled; a port that is to stay empty can be disabled",
             )
         elif port.state == "Initializing":
             mend = "start a subnet manager: opensm on one node, or the switch's own"
-            yield problem(f"{who} has a link and no subnet manager", mend)
+            yield warning(f"{who} has a link and no subnet manager", mend)
         elif port.physical == "LinkUp" and not port.active:
             mend = "see the switch's port and the subnet manager's log"
-            yield problem(f"{who} has a link, but is {port.state}", mend)
+            yield warning(f"{who} has a link, but is {port.state}", mend)
     yield from _slower_than_others(active)
     if active:
         counts = Counter((port.layer, port.rate) for port in active)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.doctor.findings import NotHereError, Seen, ok, warning
-from pipelines.doctor.tools import text_of
+from pipelines.doctor.tools import read, text_of
 
 _NODES = Path("/sys/devices/system/node")
 _UNEVEN = 0.75  # of the largest node's memory: less is a missing module, not a reserved part
@@ -43,11 +43,18 @@ def read_nodes(root: Path) -> list[Node]:
 def _node(folder: Path) -> Node:
     found = re.search(r"MemTotal:\s+(\d+) kB", text_of(folder / "meminfo") or "")
     memory = int(found[1]) * 1024 if found else 0
-    return Node(int(folder.name[4:]), parse_cores(text_of(folder / "cpulist") or ""), memory)
+    cores = read(parse_cores, text_of(folder / "cpulist") or "", str(folder / "cpulist"))
+    return Node(int(folder.name[4:]), cores, memory)
 
 
 def parse_cores(text: str) -> frozenset[int]:
-    """`0-3,8` as the kernel writes it."""
+    """`0-3,8` as the kernel writes it.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    if re.fullmatch(r"(\d{1,6}(-\d{1,6})?(,|$))*", text.strip(), re.ASCII) is None:
+        raise ValueError("not a list of cores")
     ranges = (part.partition("-") for part in text.split(",") if part)
     return frozenset(
         core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)

@@ -1,12 +1,12 @@
 """S3 and the DVC remote: written, read and removed for real, and by whose clock."""
 
-import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, TypeVar
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.settings import load_settings
@@ -18,20 +18,32 @@ _CONTENT = b"penstock doctor"
 _REFUSED_S = 15 * 60  # S3 answers RequestTimeTooSkewed beyond (AWS, S3 error responses)
 _MUCH_S = 60.0
 _TIMEOUT_S = 3
+_REMOTE = "PENSTOCK_DATASETS_REMOTE"
+_CLOCK = "let this machine's clock follow a time server: chrony"
+_ACCESS = "mend AWS_ENDPOINT_URL, the keys, or what their policy allows in this bucket"
+T = TypeVar("T")
 
 
 def datasets_remote() -> Iterator[Seen]:
-    """The DVC remote of dataset versions: of a folder the rights, a bucket is S3's matter."""
+    """The DVC remote of dataset versions: a folder is written to, a bucket is S3's matter."""
     remote = load_settings().datasets_remote
-    folder = Path(remote)
     if remote.startswith("s3://"):
         yield ok(f"{remote} is a bucket: see S3")
-    elif not folder.exists() and os.access(existing(folder), os.W_OK):
-        yield ok(f"{remote} is made with the first dataset version")
-    elif not os.access(folder, os.R_OK | os.W_OK):
-        yield problem(f"{remote} can't be written", "mend its owner, or PENSTOCK_DATASETS_REMOTE")
-    else:
-        yield ok(f"{remote} can be read and written")
+        return
+    if "://" in remote:
+        yield problem(f"{remote} is neither a folder nor s3://", f"mend {_REMOTE}")
+        return
+    folder = existing(Path(remote))
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(_CONTENT)
+            file.flush()
+    except OSError as error:
+        mend = f"mend its owner, rights or free space, or {_REMOTE}"
+        yield problem(f"{folder} can't be written: {error.strerror}", mend)
+        return
+    made = "" if folder == Path(remote).resolve() else "; the remote is made with the first version"
+    yield ok(f"{folder} can be written{made}")
 
 
 def s3(recipe: Recipe) -> Iterator[Seen]:
@@ -48,16 +60,21 @@ def s3_remote(remote: str) -> Iterator[Seen]:
     """Put, get, multipart upload and delete of a small object of our own, and the clock."""
     bucket, _, prefix = remote.removeprefix("s3://").rstrip("/").partition("/")
     key = "/".join(part for part in (prefix, _PREFIX, uuid.uuid4().hex) if part)
-    client = _client()
     began = time.perf_counter()
+    client = _tried(remote, "client", _client)
     date = _tried(remote, "put", lambda: _put(client, bucket, key))
-    try:
-        _tried(remote, "get", lambda: _get(client, bucket, key))
-        _tried(remote, "multipart upload", lambda: _multipart(client, bucket, key))
-    finally:
-        _tried(remote, "delete", lambda: client.delete_object(Bucket=bucket, Key=key))
+    faults = []
+    for what, work in (
+        ("get", lambda: _get(client, bucket, key)),
+        ("multipart upload", lambda: _multipart(client, bucket, key)),
+        ("delete", lambda: client.delete_object(Bucket=bucket, Key=key)),
+    ):
+        try:
+            _tried(remote, what, work)
+        except FaultError as error:
+            faults.append(problem(str(error), error.mend))
     seconds = time.perf_counter() - began
-    yield ok(f"{remote}: put, get, multipart upload and delete in {seconds:.2f} s")
+    yield from faults or [ok(f"{remote}: put, get, multipart upload, delete in {seconds:.2f} s")]
     yield judge_clock(parsedate_to_datetime(date).timestamp(), time.time())
 
 
@@ -65,10 +82,9 @@ def judge_clock(there: float, here: float) -> Seen:
     """S3 signs requests by the time, and refuses those of another."""
     skew = abs(there - here)
     saw = f"S3's clock and this one differ by {skew:.0f} s"
-    mend = "let this machine's clock follow a time server: chrony"
     if skew > _REFUSED_S:
-        return problem(f"{saw}; beyond {_REFUSED_S} s requests are refused", mend)
-    return warning(saw, mend) if skew > _MUCH_S else ok(saw)
+        return problem(f"{saw}; beyond {_REFUSED_S} s requests are refused", _CLOCK)
+    return warning(saw, _CLOCK) if skew > _MUCH_S else ok(saw)
 
 
 def _client() -> Any:
@@ -84,19 +100,17 @@ def _client() -> Any:
     return boto3.session.Session().client("s3", config=config)
 
 
-def _tried(remote: str, what: str, work: Any) -> Any:
+def _tried(remote: str, what: str, work: Callable[[], T]) -> T:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    mend = "mend AWS_ENDPOINT_URL, the keys, or what their policy allows in this bucket"
     try:
         return work()
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
-        if code == "RequestTimeTooSkewed":
-            mend = "let this machine's clock follow a time server: chrony"
+        mend = _CLOCK if code == "RequestTimeTooSkewed" else _ACCESS
         raise FaultError(f"{remote}: {what}: {error}", mend) from None
-    except BotoCoreError as error:
-        raise FaultError(f"{remote}: {what}: {error}", mend) from None
+    except (BotoCoreError, ValueError) as error:  # botocore's word for a bad endpoint is ValueError
+        raise FaultError(f"{remote}: {what}: {error}", _ACCESS) from None
 
 
 def _put(client: Any, bucket: str, key: str) -> str:

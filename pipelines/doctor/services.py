@@ -1,8 +1,9 @@
 """Airflow, Ray and MLflow, where the settings say that they are."""
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.core.settings import PORTS_FILE, Settings, load_settings
@@ -21,10 +22,11 @@ _AIRFLOW = ("metadatabase", "scheduler", "triggerer", "dag_processor")
 def airflow() -> Iterator[Seen]:
     """Its parts' heartbeats, and whether its DAG files can be read."""
     settings = load_settings()
-    url = f"{settings.airflow_url}/api/v2/monitor/health"
-    health = _answer(url, settings, "PENSTOCK_AIRFLOW_URL", "Airflow", partial(_get, url))
+    url = settings.airflow_url
+    place = Place("Airflow", url, "PENSTOCK_AIRFLOW_URL")
+    health = place.answer(lambda: _get(f"{url}/api/v2/monitor/health"))
     faults = list(judge_airflow(health))
-    yield from faults or _dag_files(settings)
+    yield from faults or judge_dag_files(url, place.answer(lambda: _import_errors(settings)))
 
 
 def judge_airflow(health: Mapping[str, Any]) -> Iterator[Seen]:
@@ -39,35 +41,34 @@ def judge_airflow(health: Mapping[str, Any]) -> Iterator[Seen]:
             yield problem(f"Airflow's {name} is {status or 'not running'}{last}", mend)
 
 
-def _dag_files(settings: Settings) -> Iterator[Seen]:
-    from pipelines.services.airflow_api import AirflowApi
-
-    errors = AirflowApi(settings).import_errors()
+def judge_dag_files(url: str, errors: Mapping[str, str]) -> Iterator[Seen]:
+    """By file, why it can't be imported."""
     for file, reason in errors.items():
         yield problem(f"{file} can't be imported: {reason}", "mend it; Airflow reads it again")
     if not errors:
-        yield ok(f"{settings.airflow_url}: all parts are healthy, every DAG file is read")
+        yield ok(f"{url}: all parts are healthy, every DAG file is read")
 
 
 def ray() -> Iterator[Seen]:
     """Its version against the one installed here."""
     settings = load_settings()
-    url = f"{settings.ray_url}/api/version"
-    ask = partial(_get_ray, settings, "/api/version")
-    there = _answer(url, settings, "RAY_API_SERVER_ADDRESS", "Ray", ask)["ray_version"]
+    place = Place("Ray", settings.ray_url, "RAY_API_SERVER_ADDRESS")
+    there = place.answer(lambda: str(_get_ray(settings, "/api/version")["ray_version"]))
     yield judge_ray(settings.ray_url, there, installed("ray"))
 
 
 def ray_nodes() -> int:
     """How many nodes of the settings' Ray cluster are alive; 0 where none answers."""
-    import httpx
-
     settings = load_settings()
+    place = Place("Ray", settings.ray_url, "RAY_API_SERVER_ADDRESS")
     try:
-        found = _get_ray(settings, "/api/v0/nodes?limit=10000")
-    except httpx.HTTPError:  # which the check of Ray tells
+        return place.answer(lambda: _alive(_get_ray(settings, "/api/v0/nodes?limit=10000")))
+    except (NotHereError, FaultError):  # which the check of Ray tells
         return 0
-    return sum(node["state"] == "ALIVE" for node in found["data"]["result"]["result"])
+
+
+def _alive(answer: dict[str, Any]) -> int:
+    return sum(node["state"] == "ALIVE" for node in answer["data"]["result"]["result"])
 
 
 def judge_ray(url: str, there: str, here: str | None) -> Seen:
@@ -79,15 +80,13 @@ def judge_ray(url: str, there: str, here: str | None) -> Seen:
 
 def mlflow() -> Iterator[Seen]:
     """Whether the tracking server answers this user."""
-    from pipelines.tracking.transport import server_version
-
     settings = load_settings()
     if not settings.mlflow_url.startswith("http"):
         raise NotHereError(f"{settings.mlflow_url} is no server")
     url = settings.mlflow_url.rstrip("/")
-    there = _answer(url, settings, "MLFLOW_TRACKING_URI", "MLflow", server_version)
+    there = Place("MLflow", url, "MLFLOW_TRACKING_URI").answer(_mlflow_version)
     yield from judge_mlflow(url, there, installed("mlflow"))
-    yield from _experiments(url)
+    yield ok(f"MLflow at {url} answers a search of experiments")
 
 
 def judge_mlflow(url: str, there: str, here: str | None) -> Iterator[Seen]:
@@ -97,46 +96,67 @@ def judge_mlflow(url: str, there: str, here: str | None) -> Iterator[Seen]:
         yield warning(f"MLflow is {there} at {url}, {here} here", mend)
 
 
-def _experiments(url: str) -> Iterator[Seen]:
-    import httpx
+def _mlflow_version() -> str:
+    """After a search, as the version is told to anybody."""
+    from pipelines.tracking.transport import call, server_version
 
-    from pipelines.tracking.transport import call
-
-    try:
-        call("GET", "experiments/search", {"max_results": 1}, again=lambda _: False)
-    except httpx.HTTPStatusError as error:
-        status = error.response.status_code
-        mend = "give MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        mend = mend if status in (401, 403) else "see the server's log; its database may be away"
-        yield problem(f"MLflow at {url} answers {status} to a search of experiments", mend)
-        return
-    yield ok(f"MLflow at {url} answers a search of experiments")
+    call("GET", "experiments/search", {"max_results": 1}, again=lambda _: False)
+    version = server_version()
+    if re.match(r"\d+\.\d+", version) is None:
+        raise ValueError(version)
+    return version
 
 
-def _get_ray(settings: Settings, path: str) -> Any:
+def _import_errors(settings: Settings) -> dict[str, str]:
+    from pipelines.services.airflow_api import AirflowApi
+
+    return AirflowApi(settings).import_errors()
+
+
+def _get_ray(settings: Settings, path: str) -> dict[str, Any]:
     from pipelines.orchestration.jobs_api import TokenFile
 
     return _get(f"{settings.ray_url}{path}", TokenFile(settings.ray_token_path))
 
 
-def _get(url: str, auth: "httpx.Auth | None" = None) -> Any:
+def _get(url: str, auth: "httpx.Auth | None" = None) -> dict[str, Any]:
     import httpx
 
-    return httpx.get(url, auth=auth, timeout=_TIMEOUT_S).raise_for_status().json()
+    answer = httpx.get(url, auth=auth, timeout=_TIMEOUT_S).raise_for_status().json()
+    if not isinstance(answer, dict):
+        raise TypeError("not an object")
+    return answer
 
 
-def _answer(url: str, settings: Settings, variable: str, name: str, ask: Callable[[], T]) -> T:
-    """An answer; none where nobody was started is no fault, but where somebody should be."""
-    import httpx
+@dataclass(frozen=True)
+class Place:
+    """Where a service should be, and the variable that says so."""
 
-    try:
-        return ask()
-    except httpx.HTTPStatusError as error:
-        status = error.response.status_code
-        mend = f"see {name}'s log; 401 and 403 are a token or password that is not this server's"
-        raise FaultError(f"{name} answers {status} at {url}", mend) from None
-    except httpx.TransportError as error:
-        if variable not in os.environ and not (settings.home / PORTS_FILE).exists():
-            raise NotHereError(f"{name} is not up here: `penstock up` starts it") from None
-        mend = f"`penstock status` shows what runs here; elsewhere see {variable} and the firewall"
-        raise FaultError(f"{name} does not answer at {url}: {error}", mend) from None
+    name: str
+    url: str
+    variable: str
+
+    def answer(self, ask: Callable[[], T]) -> T:
+        """What it says.
+
+        Raises:
+            NotHereError: nobody started it.
+            FaultError: it is away, refuses, or is another program.
+        """
+        import httpx
+
+        name, url, variable = self.name, self.url, self.variable
+        try:
+            return ask()
+        except httpx.HTTPStatusError as error:
+            status = error.response.status_code
+            mend = f"see {name}'s log; 401 and 403 are a token or password of another server"
+            raise FaultError(f"{name} answers {status} at {url}", mend) from None
+        except httpx.TransportError as error:
+            if variable not in os.environ and not (load_settings().home / PORTS_FILE).exists():
+                raise NotHereError(f"{name} is not up here: `penstock up` starts it") from None
+            mend = f"`penstock status` shows what runs here; elsewhere see {variable}, the firewall"
+            raise FaultError(f"{name} does not answer at {url}: {error}", mend) from None
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+            mend = f"see what listens there; {variable} says where {name} is"
+            raise FaultError(f"what answers at {url} is not {name}", mend) from None

@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipelines.core.errors import UserError
-from pipelines.doctor.findings import FaultError, NoAnswerError, NotHereError
+from pipelines.doctor.findings import FaultError, NoAnswerError, NotHereError, ToolFailedError
 
 _SECONDS = "PENSTOCK_DOCTOR_SECONDS"
-_DEFAULT_S = 8.0  # nvidia-smi loads the driver first where nothing keeps it loaded
-
+_DEFAULT_S = 8.0
+# Where nothing keeps the driver loaded, nvidia-smi loads it first; NCCL takes seconds for 8 GPUs.
+_WITH_GPUS_S = 60.0
+_DRIVER = Path("/proc/driver/nvidia")
+_IN_CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"))
+_PODS = "KUBERNETES_SERVICE_HOST"
+_SHOWN, _MOST_WORDS = 60, 300  # characters of what can't be read, and of what failed
 
 T = TypeVar("T")
 
@@ -27,7 +32,8 @@ def limit_s() -> float:
     Raises:
         UserError: PENSTOCK_DOCTOR_SECONDS is no number of them.
     """
-    text = os.environ.get(_SECONDS) or str(_DEFAULT_S)
+    usual = _WITH_GPUS_S if _DRIVER.exists() else _DEFAULT_S
+    text = os.environ.get(_SECONDS) or str(usual)
     try:
         seconds = float(text)
     except ValueError:
@@ -64,7 +70,8 @@ def output_of(*command: str, folders: tuple[str, ...] = ()) -> str:
 
     Raises:
         NotHereError: it is not installed.
-        FaultError: it failed, or hangs.
+        ToolFailedError: it failed.
+        NoAnswerError: it hangs.
     """
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *folders])
     tool = shutil.which(command[0], path=path)
@@ -85,9 +92,31 @@ def output_of(*command: str, folders: tuple[str, ...] = ()) -> str:
         mend = f"run `{called}` by hand; a driver or daemon that hangs often needs a restart"
         raise NoAnswerError(f"`{called}` gave no answer in {limit:.1f} s", mend) from None
     if done.returncode:
-        words = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-        raise FaultError(f"`{called}`: {words}", f"run `{called}` by hand until it succeeds")
+        words = " ".join((done.stderr or done.stdout).split())[:_MOST_WORDS]
+        words = words or f"exit code {done.returncode}"
+        mend = f"run `{called}` by hand until it succeeds"
+        raise ToolFailedError(f"`{called}`: {words}", mend, done.stdout)
     return done.stdout
+
+
+def read(parse: Callable[[str], T], text: str, source: str) -> T:
+    """What a parser makes of the text of a tool or file; parsers raise ValueError, and no other.
+
+    Raises:
+        FaultError: it is not as any version known here has it.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        shown = " ".join(text.split())[:_SHOWN] or "nothing"
+        saw = f"{source} could not be read: {error}; it says: {shown}"
+        mend = f"see {source} by hand; where it is whole, please report it"
+        raise FaultError(saw, mend) from None
+
+
+def in_container() -> bool:
+    """Whether this is a container, whose driver and devices are the host's."""
+    return _PODS in os.environ or any(path.exists() for path in _IN_CONTAINER)
 
 
 def installed(package: str) -> str | None:

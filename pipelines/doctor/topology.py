@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
 from pipelines.doctor.smi import smi
-from pipelines.doctor.tools import output_of
+from pipelines.doctor.tools import output_of, read
 
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")  # drivers underline the header, also into a pipe
 _COLUMN_END = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _FAR = ("NODE", "SYS")  # past a host bridge, where GPUs and network cards are not direct peers
 _LINK = re.compile(r"\s*Link (\d+): (.+)")
@@ -31,14 +32,22 @@ class Topology:
 def topology() -> Iterator[Seen]:
     """Between GPUs, and from each to its nearest network card."""
     smi()  # which says it better where there is no driver
-    yield from judge(parse_topology(output_of("nvidia-smi", "topo", "-m")))
+    text = output_of("nvidia-smi", "topo", "-m")
+    yield from judge(read(parse_topology, text, "nvidia-smi topo -m"))
 
 
 def parse_topology(text: str) -> Topology:
-    """The matrix, with network cards by their own names where there is a legend of them."""
+    """The matrix, with network cards by their own names where there is a legend of them.
+
+    Raises:
+        ValueError: it is no matrix, or one with holes.
+    """
+    text = _STYLE.sub("", text)
     lines = text.splitlines()
-    first = next(number for number, line in enumerate(lines) if "GPU0" in line)
-    names = [name.strip() for name in lines[first].split("\t")][1:]
+    first = next((number for number, line in enumerate(lines) if "GPU0" in line), None)
+    if first is None:
+        raise ValueError("no GPU0 in it")
+    names = [name.strip() for name in lines[first].split("\t")]
     names = [name for name in names if name and name not in _COLUMN_END]
     legend = dict(re.findall(r"^\s*(NIC\d+): (\S+)", text, re.MULTILINE))
     links = {}
@@ -48,6 +57,8 @@ def parse_topology(text: str) -> Topology:
             break
         for other, link in zip(names, cells, strict=False):
             links[legend.get(name, name), legend.get(other, other)] = link
+    if len(links) < len(names) ** 2 or not all(links.values()):
+        raise ValueError("its matrix has holes")
     gpus = tuple(name for name in names if re.fullmatch(r"GPU\d+", name))
     nics = tuple(legend.get(name, name) for name in names if name not in gpus)
     return Topology(links, gpus, nics)
@@ -92,16 +103,23 @@ def _near(found: Topology, gpu: str) -> bool:
 def nvlink() -> Iterator[Seen]:
     """Every link by itself."""
     smi()
-    yield judge_nvlink(parse_nvlink(output_of("nvidia-smi", "nvlink", "-s")))
+    text = output_of("nvidia-smi", "nvlink", "-s")
+    yield judge_nvlink(read(parse_nvlink, text, "nvidia-smi nvlink -s"))
 
 
 def parse_nvlink(text: str) -> dict[str, list[str]]:
-    """By GPU, each link's rate, or `<inactive>`."""
+    """By GPU, each link's rate, or `<inactive>`.
+
+    Raises:
+        ValueError: a link comes before any GPU.
+    """
     links: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line.startswith("GPU "):
             links[line.partition(":")[0]] = []
         elif found := _LINK.match(line):
+            if not links:
+                raise ValueError("a link of no GPU")
             links[next(reversed(links))].append(found[2].strip())
     return links
 
@@ -112,7 +130,14 @@ def judge_nvlink(links: dict[str, list[str]]) -> Seen:
     if not linked:
         raise NotHereError("no NVLink between these GPUs")
     lost = {gpu: rates.count("<inactive>") for gpu, rates in linked.items()}
-    if bad := [f"{count} of {len(linked[gpu])} on {gpu}" for gpu, count in lost.items() if count]:
+    bad = [f"{count} of {len(linked[gpu])} on {gpu}" for gpu, count in lost.items() if count]
+    if bad and len(linked) > 1 and len(set(lost.values())) == 1:
+        return warning(
+            f"the same number of NVLinks is down on every GPU: {', '.join(bad)}",
+            "on cards in slots, bridges that nobody fitted: by design; on a board with NVSwitch, a "
+            "switch that is down: dmesg | grep -i sxid, restart the fabric manager",
+        )
+    if bad:
         return problem(
             f"NVLinks are down: {', '.join(bad)}",
             "nvidia-smi nvlink -e shows errors; reseat bridge or board, restart the fabric "

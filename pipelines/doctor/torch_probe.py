@@ -1,14 +1,15 @@
 """What only torch can tell of a machine, asked in a process of its own.
 
-`python -m pipelines.doctor.torch_probe FILE` prints it as JSON; `facts` runs that.
+`python -m pipelines.doctor.torch_probe [FILE]` prints it as JSON; `facts` runs that.
 """
 
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from pydantic import BaseModel, ConfigDict
 
@@ -55,17 +56,25 @@ def facts() -> Facts:
     """
     if find_spec("torch") is None:
         raise NotHereError("torch is not installed")
-    place = existing(load_settings().home)  # GPUDirect Storage is asked of the data's own disk
-    with TemporaryDirectory(
-        prefix="doctor-", dir=place if os.access(place, os.W_OK) else None
-    ) as folder:
-        file = Path(folder) / "probe"
-        file.write_bytes(b"\0" * _PROBE_BYTES)
-        command = [sys.executable, "-m", __name__, str(file)]
+    with ExitStack() as stack:
+        command = [sys.executable, "-m", __name__, *_file_to_read(stack)]
         return Facts.model_validate_json(run_bounded(command, 0.95 * limit_s()))
 
 
-def probe(file: Path) -> Facts:
+def _file_to_read(stack: ExitStack) -> list[str]:
+    """For GPUDirect Storage, on the data's own disk; none where that can't be written."""
+    place = existing(load_settings().home)
+    try:
+        temporary = NamedTemporaryFile(prefix=".doctor-", dir=place)  # noqa: SIM115 (the stack's)
+        file = stack.enter_context(temporary)
+        file.write(b"\0" * _PROBE_BYTES)
+        file.flush()
+    except OSError:  # which the check of the disk's speed tells
+        return []
+    return [file.name]
+
+
+def probe(file: Path | None) -> Facts:
     """Measure; the all-reduce comes first, as its processes are forked before a GPU is used."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # counts GPUs without touching them
     import torch
@@ -111,12 +120,14 @@ def _reason(work: Callable[[], None]) -> str | None:
     return None
 
 
-def _gds(file: Path) -> str | None:
+def _gds(file: Path | None) -> str | None:
     import torch
 
     from pipelines.core.errors import UserError
     from pipelines.loading.gds import why_not
 
+    if file is None:
+        return "no file can be written there to be read"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return why_not(file, device)
@@ -125,4 +136,4 @@ def _gds(file: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(probe(Path(sys.argv[1])).model_dump_json())
+    sys.stdout.write(probe(Path(sys.argv[1]) if sys.argv[1:] else None).model_dump_json())

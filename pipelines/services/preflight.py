@@ -1,5 +1,6 @@
 """What is looked at before anything starts: ports, memory, disk and the temporary folder."""
 
+import re
 import shutil
 import socket
 import sys
@@ -37,11 +38,29 @@ def free_port() -> int:
         return port
 
 
-def resource_warnings(home: Path) -> list[str]:
-    """One line for each resource that may not suffice."""
+def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
+    """Memory in total and free, of the machine or, where that is less, of this container."""
     import psutil  # type: ignore[import-untyped]
 
-    memory = psutil.virtual_memory().available / 2**30
+    machine = psutil.virtual_memory()
+    total, free = machine.total, machine.available
+    try:
+        limit, used, stat = (
+            (cgroup / f"memory.{name}").read_text().strip() for name in ("max", "current", "stat")
+        )
+    except OSError:  # no container, or one of cgroup v1
+        return total, free
+    if limit.isdecimal():  # else `max`
+        # Files that nobody used lately count as used, and are given up first.
+        kept = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
+        left = int(limit) - int(used) + int(kept[1] if kept else 0)
+        total, free = min(total, int(limit)), min(free, max(0, left))
+    return total, free
+
+
+def resource_warnings(home: Path) -> list[str]:
+    """One line for each resource that may not suffice."""
+    memory = memory_bytes()[1] / 2**30
     disk = shutil.disk_usage(home).free / 2**30
     warnings = []
     if memory < MEMORY_GIB:

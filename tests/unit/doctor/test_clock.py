@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.doctor.clock import judge_chrony, judge_timedatectl
+from pipelines.doctor.clock import judge_chrony, judge_timedatectl, parse_chrony
 from tests.unit.doctor.recordings import recorded, told
 
 GOOD = recorded("chronyc_synchronised.txt")
@@ -17,7 +17,7 @@ GOOD = recorded("chronyc_synchronised.txt")
     ],
 )
 def test_chrony(text, state, saw):
-    ((found, words),) = told(judge_chrony(text))
+    ((found, words),) = told(judge_chrony(parse_chrony(text)))
     assert found == state
     assert words.startswith(saw)
 

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from pipelines.core.settings import PROJECT
-from pipelines.doctor.all_reduce import Group, Reduced, reduced
+from pipelines.doctor import torch_probe
+from pipelines.doctor.all_reduce import Group, Reduced, reason_of, reduced, run_bounded
 from pipelines.doctor.collective import judge
 from pipelines.doctor.findings import FaultError
 from pipelines.doctor.torch_probe import Facts
@@ -60,6 +63,62 @@ def test_two_processes_sum_for_real(tmp_path):
     assert facts.reduced.right
     assert facts.reduced.bandwidth > 0
     assert facts.gds == "there is no CUDA device"
+
+
+CUDA = """\
+Traceback (most recent call last):
+  File "torch/multiprocessing/spawn.py", line 90, in _wrap
+    fn(i, *args)
+RuntimeError: CUDA error: {}
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace \
+below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        ("no kernel image is available for execution on the device", "get_arch_list()"),
+        ("system not yet initialized", "nvidia-fabricmanager"),
+        ("forward compatibility was attempted on non supported HW", "cuda-compat"),
+        ("invalid device ordinal", "MIG"),
+    ],
+)
+def test_what_cuda_says_is_told_with_its_mend(words, mend):
+    program = f"import sys; sys.stderr.write({CUDA.format(words)!r}); sys.exit(1)"
+    with pytest.raises(FaultError) as error:
+        run_bounded([sys.executable, "-c", program], 60)
+    assert str(error.value) == f"an all-reduce failed: RuntimeError: CUDA error: {words}"
+    assert mend in error.value.mend
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason"),
+    [
+        ("", ""),
+        ("Killed\n", "Killed"),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: x.cpp\nLast error:\nno route\n",
+            "torch.distributed.DistBackendError: NCCL error in: x.cpp",
+        ),
+    ],
+)
+def test_the_reason_is_the_line_that_names_the_error(errors, reason):
+    assert reason_of(errors) == reason
+
+
+def test_without_a_place_to_write_the_rest_is_asked(monkeypatch, tmp_path):
+    """As on a disk that is full or read-only."""
+    monkeypatch.setenv("PENSTOCK_HOME", "/proc/self")
+    with ExitStack() as stack:
+        assert torch_probe._file_to_read(stack) == []
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    with ExitStack() as stack:
+        (file,) = torch_probe._file_to_read(stack)
+        assert Path(file).stat().st_size == 1 << 20
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

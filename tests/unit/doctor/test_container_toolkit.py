@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.doctor.container_toolkit import judge
+from pipelines.doctor.container_toolkit import judge, judge_cdi, parse_cdi, parse_toolkit
 from tests.unit.doctor.recordings import recorded, told
 
 
@@ -14,4 +14,21 @@ from tests.unit.doctor.recordings import recorded, told
     ],
 )
 def test_it_must_find_the_driver_that_runs(driver, state, saw):
-    assert told(judge(recorded("container_cli_gtx1070.txt"), driver)) == [(state, saw)]
+    found = parse_toolkit(recorded("container_cli_gtx1070.txt"))
+    assert told(judge(found, driver)) == [(state, saw)]
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "saw"),
+    [
+        (
+            "nvidia.com/gpu=0\nnvidia.com/gpu=GPU-38ab400c\nnvidia.com/gpu=all\n",
+            "ok",
+            "containers get 2 GPUs by CDI: nvidia.com/gpu=0 …",
+        ),
+        ("nvidia.com/gpu=all\n", "warning", "nvidia-ctk knows no GPU: containers get none"),
+        ("", "warning", "nvidia-ctk knows no GPU: containers get none"),
+    ],
+)
+def test_the_base_package_alone_gives_gpus_by_cdi(text, state, saw):
+    assert told(judge_cdi(parse_cdi(text))) == [(state, saw)]

@@ -70,6 +70,13 @@ def test_a_folder_that_is_yet_to_be_made_is_where_its_parent_is(tmp_path):
     assert existing(tmp_path / "not" / "yet") == tmp_path.resolve()
 
 
+def test_a_disk_that_can_not_be_written_is_told(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_HOME", "/proc/self")
+    ((state, saw),) = told(disk.speed(load_recipe("debug")))
+    assert state == "problem"
+    assert "can't be written: " in saw
+
+
 def test_the_disk_is_measured_within_a_second_or_two_and_left_clean(tmp_path):
     found = disk.measure(tmp_path)
     assert found.write > 0

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipelines.doctor.driver_and_cuda import judge, torch_build
-from pipelines.doctor.smi import Smi, mend_of, parse_smi
+from pipelines.doctor.driver_and_cuda import judge, judge_container, torch_build
+from pipelines.doctor.driver_words import mend_of
+from pipelines.doctor.smi import Smi, parse_smi
 from tests.unit.doctor.recordings import recorded, told
 
 A100 = parse_smi(recorded("smi_a100_sxm4.xml"))  # driver 535.54.03, CUDA 12.2
@@ -32,6 +33,7 @@ def machine(driver: str, cuda: str, **gpu: str) -> Smi:
         (machine("580.65.06", "13.0", architecture="Volta"), "12.8", "ok", "torch"),
         (machine("700.1", "15.0"), "14.1", "warning", "does not know"),
         (A100, None, "problem", "has no CUDA"),
+        (machine("535.54.03", ""), "12.1", "problem", "libcuda.so.1 is not here"),
     ],
 )
 def test_the_rules(found, built_with, state, words):
@@ -50,8 +52,38 @@ def test_torchs_build_is_what_torch_says():
     assert torch_build() == (torch.version.cuda, torch.__version__)
 
 
+@pytest.mark.parametrize(
+    ("inside", "uvm", "faults"),
+    [(True, False, ["problem"]), (True, True, []), (False, False, [])],
+)
+def test_a_container_must_be_given_the_device_of_cuda(inside, uvm, faults):
+    assert [state for state, _ in told(judge_container(inside, uvm))] == faults
+
+
 def test_a_driver_that_was_updated_under_its_module_is_known():
     words = recorded("smi_driver_mismatch.txt")
     assert "reboot" in mend_of(words, "")
     assert "reboot" in mend_of(recorded("container_cli_mismatch.txt"), "")
     assert mend_of("something else", "by hand") == "by hand"
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (
+            "Unable to determine the device handle for GPU0000:07:00.0: Unknown Error",
+            "power-cycle it",
+        ),
+        (
+            "Unable to determine the device handle for GPU 0000:02:00.0: GPU is lost.  Reboot the "
+            "system to recover this GPU",
+            "power-cycle it",
+        ),
+        ("No devices were found", "dmesg | grep NVRM"),
+        ("Failed to initialize NVML: Unknown Error", "daemon-reload"),
+        ("WARNING: infoROM is corrupted at gpu 0000:0B:00.0", "nvidia-smi -r"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver", "install"),
+    ],
+)
+def test_what_nvidia_smi_says_when_it_fails_has_a_mend(words, mend):
+    assert mend in mend_of(words, "")

@@ -65,6 +65,12 @@ def test_each_missing_piece_is_named(change, saw):
     ]
 
 
+def test_a_read_that_went_direct_needs_no_module():
+    """As by the kernel's own peer-to-peer DMA, of CUDA 12.8 and Linux 6.2 on."""
+    found = told(judge_storage(replace(WHOLE, module=False, devices=[], config=None)))
+    assert [state for state, _ in found] == ["ok"]
+
+
 def test_without_gdscheck_the_read_decides():
     assert [state for state, _ in told(judge_storage(replace(WHOLE, modes=None)))] == ["ok"]
 

@@ -21,12 +21,12 @@ def test_a_whole_node_is_one_line():
 
 def test_a_port_that_looks_for_its_cable_is_told():
     found = told(judge(parse_ibstat(recorded("ibstat_h100_polling.txt"))))
-    assert ("problem", "mlx5_11 (Ethernet) looks for the other end of its cable") in found
+    assert ("warning", "mlx5_11 (Ethernet) looks for the other end of its cable") in found
 
 
 def test_a_link_without_subnet_manager_is_told():
     found = told(judge(parse_ibstat(recorded("ibstat_no_subnet_manager.txt"))))
-    assert found[0] == ("problem", "mlx5_0 (InfiniBand) has a link and no subnet manager")
+    assert found[0] == ("warning", "mlx5_0 (InfiniBand) has a link and no subnet manager")
     assert found[1] == ("problem", "none of 1 ports is active")
 
 

@@ -87,6 +87,14 @@ def test_on_a_busy_machine_what_is_late_may_only_be_slow(monkeypatch, load, stat
     assert "mend it" in found.mend
 
 
+def test_a_machine_with_a_driver_takes_longer(monkeypatch, tmp_path):
+    monkeypatch.delenv("PENSTOCK_DOCTOR_SECONDS", raising=False)
+    monkeypatch.setattr("pipelines.doctor.tools._DRIVER", tmp_path / "no-driver")
+    assert limit_s() <= 10
+    monkeypatch.setattr("pipelines.doctor.tools._DRIVER", tmp_path)
+    assert limit_s() == 60
+
+
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
 def test_a_limit_that_is_none_is_refused(monkeypatch, text):
     monkeypatch.setenv("PENSTOCK_DOCTOR_SECONDS", text)

@@ -106,6 +106,33 @@ def test_a_token_that_is_refused_is_told(monkeypatch):
     assert "token" in error.value.mend
 
 
+@pytest.mark.parametrize("answer", [[], "words"])
+@pytest.mark.parametrize(
+    ("look", "variable", "path"),
+    [
+        (services.airflow, "PENSTOCK_AIRFLOW_URL", "/api/v2/monitor/health"),
+        (services.ray, "RAY_API_SERVER_ADDRESS", "/api/version"),
+        (services.mlflow, "MLFLOW_TRACKING_URI", "/version"),
+    ],
+)
+def test_another_program_in_its_place_is_told(monkeypatch, look, variable, path, answer):
+    search = {"/api/2.0/mlflow/experiments/search": {}}
+    with server({path: answer} | search) as url:
+        monkeypatch.setenv(variable, url)
+        with pytest.raises(FaultError, match=r"what answers at http.* is not") as error:
+            list(look())
+    assert variable in error.value.mend
+
+
+@pytest.mark.parametrize("answer", [None, [], {}, {"data": {"result": {}}}, {"data": []}])
+def test_nodes_that_can_not_be_counted_are_none(monkeypatch, answer):
+    with server({"/api/v0/nodes": answer}) as url:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+        assert services.ray_nodes() == 0
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://[bad")
+    assert services.ray_nodes() == 0
+
+
 @pytest.mark.parametrize(
     ("there", "here", "state"),
     [("2.60.0", "2.60.0", "ok"), ("2.60.0", None, "ok"), ("2.59.1", "2.60.0", "problem")],

@@ -15,6 +15,19 @@ def test_the_matrix_is_read_with_the_cards_own_names():
     assert found.links["GPU1", "rocep137s0f1"] == "PHB"
 
 
+def test_a_header_that_is_underlined_is_read():
+    """As newer drivers do it, into a pipe, too."""
+    header, rest = recorded("topo_two_sockets.txt").split("\n", 1)
+    underlined = f"\t\x1b[4m{header.removeprefix(chr(9))}\x1b[0m\n{rest}"
+    assert parse_topology(underlined) == parse_topology(recorded("topo_two_sockets.txt"))
+
+
+@pytest.mark.parametrize("text", ["", "\tGPU0\tGPU1\nGPU0\t X \n", "\tGPU0\nGPU0\t\n"])
+def test_a_matrix_with_holes_is_refused(text):
+    with pytest.raises(ValueError):
+        parse_topology(text)
+
+
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
@@ -60,6 +73,13 @@ def test_all_links_up():
 def test_links_that_are_down_are_told_by_gpu():
     ((state, saw),) = told(judge_nvlink(parse_nvlink(recorded("nvlink_v100_inactive.txt"))))
     assert (state, saw) == ("problem", "NVLinks are down: 2 of 6 on GPU 3")
+
+
+def test_bridges_that_nobody_fitted_may_be_meant():
+    text = recorded("nvlink_a100.txt").replace("Link 11: 25 GB/s", "Link 11: <inactive>")
+    ((state, saw),) = told(judge_nvlink(parse_nvlink(text)))
+    assert state == "warning"
+    assert saw.startswith("the same number of NVLinks is down on every GPU: 1 of 12 on GPU 0")
 
 
 def test_a_gpu_that_lists_fewer_links_than_its_like_is_told():

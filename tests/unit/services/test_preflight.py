@@ -4,6 +4,7 @@ import socket
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipelines.core.errors import UserError
@@ -60,3 +61,20 @@ def test_scarce_memory_and_disk_are_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     memory, disk = preflight.resource_warnings(tmp_path)
     assert "of memory is free" in memory
     assert str(tmp_path) in disk
+
+
+@pytest.mark.parametrize(
+    ("limit", "total", "free"),
+    [(str(4 << 30), 4 << 30, 3 << 30), ("max", None, None), (None, None, None)],
+)
+def test_a_containers_share_of_the_memory_counts(
+    tmp_path: Path, limit: str | None, total: int | None, free: int | None
+) -> None:
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text(f"{2 << 30}\n")
+        (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {1 << 30}\n")
+    machine = psutil.virtual_memory()
+    in_all, left = preflight.memory_bytes(tmp_path)
+    assert in_all == (total or machine.total)
+    assert left == free if free else left == pytest.approx(machine.available, rel=0.3)

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from pipelines.core.settings import PROJECT
 from pipelines.doctor.driver_words import mend_of
 from pipelines.doctor.findings import FaultError, NoAnswerError
+from pipelines.doctor.tools import run_in_time
 
 _BYTES = {"gloo": 1 << 22, "nccl": 1 << 28}
 _ROUNDS = 5
@@ -87,25 +88,15 @@ def run_bounded(command: list[str], limit_s: float) -> str:
     Raises:
         FaultError: it failed, or did not end in time.
     """
-    child = subprocess.Popen(
-        command,
-        cwd=PROJECT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # so that its children end with it
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
-        output, errors = child.communicate(timeout=limit_s)
+        done = run_in_time(command, limit_s, cwd=PROJECT, env=environment)
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, 9)
-        child.communicate()
         raise NoAnswerError(f"an all-reduce did not end in {limit_s:.1f} s", _MEND) from None
-    if child.returncode:
-        words = reason_of(errors) or f"exit code {child.returncode}"
-        raise FaultError(f"an all-reduce failed: {words}", mend_of(errors, _MEND))
-    return output
+    if done.returncode:
+        words = reason_of(done.stderr) or f"exit code {done.returncode}"
+        raise FaultError(f"an all-reduce failed: {words}", mend_of(done.stderr, _MEND))
+    return done.stdout
 
 
 def reason_of(errors: str) -> str:

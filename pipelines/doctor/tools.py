@@ -1,15 +1,17 @@
 """The tools and files of a machine, as its administrator would look at them."""
 
+import contextlib
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pipelines.core.errors import UserError
 from pipelines.doctor.findings import FaultError, NoAnswerError, NotHereError, ToolFailedError
@@ -21,6 +23,7 @@ _WITH_GPUS_S = 60.0
 _DRIVER = Path("/proc/driver/nvidia")
 _IN_CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"))
 _PODS = "KUBERNETES_SERVICE_HOST"
+_GRACE_S = 0.2
 _SHOWN, _MOST_WORDS = 60, 300  # characters of what can't be read, and of what failed
 
 T = TypeVar("T")
@@ -79,15 +82,7 @@ def output_of(*command: str, folders: tuple[str, ...] = ()) -> str:
         raise NotHereError(f"{command[0]} is not installed")
     called, limit = " ".join(command), 0.9 * limit_s()  # so that the check can still tell it
     try:
-        done = subprocess.run(
-            [tool, *command[1:]],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit,
-            env={**os.environ, "LC_ALL": "C"},
-            check=False,
-        )
+        done = run_in_time([tool, *command[1:]], limit, env={**os.environ, "LC_ALL": "C"})
     except subprocess.TimeoutExpired:
         mend = f"run `{called}` by hand; a driver or daemon that hangs often needs a restart"
         raise NoAnswerError(f"`{called}` gave no answer in {limit:.1f} s", mend) from None
@@ -97,6 +92,33 @@ def output_of(*command: str, folders: tuple[str, ...] = ()) -> str:
         mend = f"run `{called}` by hand until it succeeds"
         raise ToolFailedError(f"`{called}`: {words}", mend, done.stdout)
     return done.stdout
+
+
+def run_in_time(
+    command: Sequence[str], limit: float, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """What a process printed; it and its children are killed when it takes too long.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than `limit` seconds.
+    """
+    child = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # so that its children end with it
+        **options,
+    )
+    try:
+        output, errors = child.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=_GRACE_S)  # one that the kernel holds does not end
+        raise
+    return subprocess.CompletedProcess(command, child.returncode, output, errors)
 
 
 def read(parse: Callable[[str], T], text: str, source: str) -> T:

@@ -147,11 +147,14 @@ def test_a_tool_that_fails_says_why_in_its_own_words(tool):
         output_of("some-tool", "-q")
 
 
-def test_a_tool_that_hangs_is_ended(tool, monkeypatch):
-    tool("exec sleep 60")
+@pytest.mark.parametrize("script", ["exec sleep 60", "sleep 60", "trap '' TERM INT; sleep 60"])
+def test_a_tool_that_hangs_is_ended_with_its_children(tool, monkeypatch, script):
+    tool(script)
     monkeypatch.setenv("PENSTOCK_DOCTOR_SECONDS", "0.2")
+    began = time.monotonic()
     with pytest.raises(FaultError, match="gave no answer"):
         output_of("some-tool")
+    assert time.monotonic() - began < 10
 
 
 def test_a_tool_that_is_missing_is_not_here():

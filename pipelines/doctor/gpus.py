@@ -1,11 +1,13 @@
 """Each GPU's health: memory errors, throttling, power, its PCIe link, and what hides it."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.doctor.driver_words import mend_of
 from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
 from pipelines.doctor.pci import has_nvswitch
 from pipelines.doctor.smi import Gpu, Smi, bound_gpus, smi
+from pipelines.doctor.tools import in_container
 
 _HARDWARE = {
     "hw_slowdown": "hardware slowdown, which halves clocks or more",
@@ -19,7 +21,9 @@ _SLOW = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at cooling, power 
 
 def health() -> Iterator[Seen]:
     """Every GPU's own state."""
-    yield from judge(smi(), bound_gpus())
+    # A container or a job of Slurm is given some of the machine's GPUs, and sees all in /proc.
+    partly = in_container() or "SLURM_JOB_ID" in os.environ
+    yield from judge(smi(), [] if partly else bound_gpus())
 
 
 def judge(machine: Smi, bound: Sequence[str]) -> list[Seen]:
@@ -27,7 +31,7 @@ def judge(machine: Smi, bound: Sequence[str]) -> list[Seen]:
 
     Args:
         machine: As nvidia-smi has it.
-        bound: Addresses of the GPUs that the kernel's module holds.
+        bound: Addresses of the GPUs that the kernel's module holds and that should be listed.
     """
     gpus = machine.gpus
     faults = [*_missing(machine, bound), *(fault for gpu in gpus for fault in _faults(gpu))]
@@ -36,7 +40,7 @@ def judge(machine: Smi, bound: Sequence[str]) -> list[Seen]:
         mend = "systemctl enable --now nvidia-persistenced on the host, or nvidia-smi -pm 1"
         saw = f"persistence mode is off on GPU {', '.join(off)}: each job waits for the driver"
         faults.append(warning(saw, mend))
-    if len(names := sorted({gpu.name for gpu in gpus})) > 1:
+    if len(names := sorted({gpu.name for gpu in gpus if gpu.name})) > 1:
         mend = "give a job GPUs of one kind: by node label, or CUDA_VISIBLE_DEVICES"
         faults.append(warning(f"unlike GPUs: {', '.join(names)}; the slowest sets the pace", mend))
     return faults or [ok(f"{len(gpus)} x {gpus[0].name}: no errors, no throttling")]

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pipelines.doctor.findings import NotHereError, Seen, ToolFailedError, ok, warning
-from pipelines.doctor.smi import smi
+from pipelines.doctor.pci import nvidia_devices
+from pipelines.doctor.smi import bound_gpus
 from pipelines.doctor.tools import output_of
 
 # As drivers of all ages write it: `NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, …`.
@@ -26,8 +27,9 @@ class Xid:
 
 
 def kernel_log() -> Iterator[Seen]:
-    """Of this boot; a container may seldom read it."""
-    smi()
+    """Also where the driver does not answer; a container may seldom read it."""
+    if not nvidia_devices() and not bound_gpus():
+        raise NotHereError("no NVIDIA GPU")
     try:
         text = output_of("dmesg", folders=("/usr/bin", "/bin"))
     except ToolFailedError as error:
@@ -51,7 +53,7 @@ def judge(found: Mapping[Xid, list[str]]) -> Iterator[Seen]:
     sick = {xid: words for xid, words in found.items() if xid.code not in _OF_PROGRAMS}
     for xid, words in sick.items():
         yield warning(
-            f"Xid {xid.code} of {xid.address}, {len(words)} times since boot, at last: "
+            f"Xid {xid.code} of {xid.address}, {len(words)} times in the log, at last: "
             f"{words[-1][:_SHOWN]}",
             f"docs.nvidia.com/deploy/xid-errors tells what {xid.code} asks for; drain the machine "
             "and reset or replace the GPU where it comes back",
@@ -59,4 +61,4 @@ def judge(found: Mapping[Xid, list[str]]) -> Iterator[Seen]:
     if not sick:
         of_programs = Counter(xid.code for xid, words in found.items() for _ in words)
         counted = ", ".join(f"{count} x Xid {code}" for code, count in of_programs.items())
-        yield ok(f"no Xid of a sick GPU since boot{'; of programs: ' * bool(counted)}{counted}")
+        yield ok(f"no Xid of a sick GPU in the log{'; of programs: ' * bool(counted)}{counted}")

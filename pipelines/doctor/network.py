@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE: `ibstat`."""
+"""InfiniBand and RoCE: `ibstat`, or where an image has none, the kernel's files that it reads."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
-from pipelines.doctor.tools import output_of, read
+from pipelines.doctor.tools import output_of, read, text_of
 
 DEVICES = Path("/sys/class/infiniband")
 _FOLDERS = ("/usr/sbin", "/sbin")
@@ -43,10 +43,24 @@ def rdma() -> Iterator[Seen]:
     try:
         text = output_of("ibstat", folders=_FOLDERS)
     except NotHereError:
-        mend = "install infiniband-diags, so that their ports can be looked at"
-        yield warning(f"{', '.join(devices)}, and no ibstat", mend)
+        yield from judge(list(read_ports(DEVICES)))
         return
     yield from judge(read(parse_ibstat, text, "ibstat"))
+
+
+def read_ports(root: Path) -> Iterator[Port]:
+    """As Documentation/ABI/stable/sysfs-class-infiniband has them: `4: ACTIVE`, `5: LinkUp`."""
+    for port in sorted(root.glob("*/ports/*")):
+        values = {name: text_of(port / name) or "" for name in ("state", "phys_state", "rate")}
+        state = values["state"].partition(": ")[2]
+        yield Port(
+            port.parent.parent.name,
+            text_of(port.parent.parent / "hca_type") or "",
+            "Initializing" if state == "INIT" else state.capitalize(),
+            values["phys_state"].partition(": ")[2],
+            _rate(values["rate"]),
+            text_of(port / "link_layer") or "",
+        )
 
 
 def parse_ibstat(text: str) -> list[Port]:

@@ -142,7 +142,7 @@ def _printed() -> str:
 
 
 def bound_gpus(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
-    """Addresses of the GPUs that the kernel's module holds; a container has those given to it."""
+    """Addresses of the GPUs that the kernel's module holds, opened or not."""
     return sorted(folder.name.lower() for folder in root.glob("*:*"))
 
 

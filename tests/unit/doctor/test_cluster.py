@@ -17,6 +17,7 @@ from pipelines.doctor.cluster import (
     judge_versions,
     parse_report,
 )
+from pipelines.doctor.examination import examine
 from pipelines.doctor.findings import FaultError, Finding, State
 from pipelines.doctor.node import Node
 from pipelines.services.preflight import free_port
@@ -52,6 +53,21 @@ def test_a_report_comes_through_the_jobs_log():
 def test_a_log_without_report_is_told():
     with pytest.raises(FaultError, match="no report"):
         parse_report("Traceback (most recent call last):\n")
+
+
+def test_a_report_of_another_version_is_told():
+    with pytest.raises(FaultError, match="the job's report could not be read"):
+        parse_report(f'{REPORT}{{"nodes": 7}}\n')
+
+
+def test_a_cluster_that_takes_no_job_is_told(monkeypatch):
+    """With nodes that answer, and then a head that is gone."""
+    monkeypatch.setattr("pipelines.doctor.examination.run_checks", lambda _: [])
+    monkeypatch.setattr("pipelines.doctor.examination.ray_nodes", lambda: 2)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{free_port()}")
+    (fault,) = examine(load_recipe("debug"))["between nodes"]
+    assert fault.state == State.PROBLEM
+    assert fault.saw.startswith("no job could be run on the nodes: ")
 
 
 def test_nodes_that_are_alike_are_one_line():

@@ -1,5 +1,6 @@
 """GPUs, from nvidia-smi's XML: healthy as recorded, and with one fault at a time."""
 
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -190,6 +191,20 @@ def test_a_gpu_that_the_kernel_holds_and_nvidia_smi_lacks_is_told():
     assert [state for state, _ in told(gpus.judge(machine, bound[:1]))] == ["ok"]
 
 
+def test_a_job_that_was_given_some_gpus_lacks_none(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\ncat {shlex.quote(str(FOLDER / RTX))}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpus, "smi", ask_driver.__wrapped__)
+    monkeypatch.setattr(gpus, "bound_gpus", lambda: ["0000:0c:00.0", "0000:4e:00.0"])
+    monkeypatch.setattr(gpus, "in_container", lambda: False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert [state for state, _ in told(gpus.health())] == ["problem"]
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert [state for state, _ in told(gpus.health())] == ["ok"]
+
+
 @pytest.mark.parametrize(
     ("words", "mend"),
     [
@@ -209,7 +224,9 @@ def test_what_nvidia_smi_says_beside_its_xml_is_told(words, mend):
 def test_nvidia_smi_that_ends_with_a_warning_is_read_all_the_same(tmp_path, monkeypatch):
     """With 14 for a broken infoROM (nvidia-smi(1), RETURN VALUE), and all of its XML."""
     tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\ncat {FOLDER / RTX}\necho 'WARNING: infoROM'\nexit 14\n")
+    tool.write_text(
+        f"#!/bin/sh\ncat {shlex.quote(str(FOLDER / RTX))}\necho 'WARNING: infoROM'\nexit 14\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     machine = ask_driver.__wrapped__()

@@ -1,6 +1,8 @@
 """InfiniBand and RoCE ports, from ibstat."""
 
-from pipelines.doctor.network import judge, parse_ibstat
+import pytest
+
+from pipelines.doctor.network import judge, parse_ibstat, read_ports
 from tests.unit.doctor.recordings import recorded, told
 
 
@@ -35,3 +37,28 @@ def test_a_slow_rail_is_told():
     found = told(judge(parse_ibstat(text)))
     assert [state for state, _ in found] == ["warning", "ok"]
     assert "runs at 200 Gbit/s, its like at 400" in found[0][1]
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    """Files of a port, as gpud's recording of an H100's has them."""
+
+    def add(device: str, state: str, physical: str, rate: str) -> None:
+        port = tmp_path / device / "ports" / "1"
+        port.mkdir(parents=True)
+        (tmp_path / device / "hca_type").write_text("MT4129\n")
+        texts = {"state": state, "phys_state": physical, "rate": rate, "link_layer": "InfiniBand"}
+        for name, text in texts.items():
+            (port / name).write_text(f"{text}\n")
+
+    add("mlx5_0", "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)")
+    add("mlx5_1", "2: INIT", "5: LinkUp", "400 Gb/sec (4X NDR)")
+    add("mlx5_2", "1: DOWN", "3: Disabled", "")
+    return tmp_path
+
+
+def test_without_ibstat_the_kernels_files_tell(kernel):
+    assert told(judge(list(read_ports(kernel)))) == [
+        ("warning", "mlx5_1 (InfiniBand) has a link and no subnet manager"),
+        ("ok", "1 x InfiniBand 400 Gbit/s; 1 ports are disabled"),
+    ]

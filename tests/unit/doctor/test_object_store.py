@@ -1,7 +1,9 @@
 """The DVC remote: a folder, and a bucket of a real S3 API."""
 
 import socket
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -80,6 +82,31 @@ def strict(bucket):
     httpx.post(url, content=b"0").raise_for_status()
     yield
     httpx.post(url, content=b"inf").raise_for_status()
+
+
+def test_a_clock_that_s3_refuses_is_told(bucket, monkeypatch):
+    """As AWS answers it (S3, error responses)."""
+    said = "The difference between the request time and the current time is too large."
+    body = f"<Error><Code>RequestTimeTooSkewed</Code><Message>{said}</Message></Error>".encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(403)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{httpd.server_port}")
+        with pytest.raises(FaultError, match="RequestTimeTooSkewed") as error:
+            list(s3_remote("s3://doctor"))
+        httpd.shutdown()
+    assert "chrony" in error.value.mend
 
 
 def test_keys_that_s3_does_not_know_are_told(strict):

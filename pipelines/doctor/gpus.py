@@ -113,7 +113,7 @@ def _faults(gpu: Gpu) -> Iterator[Seen]:
 def _memory_faults(gpu: Gpu) -> Iterator[Seen]:
     who, number = f"GPU {gpu.number}", gpu.number
     if gpu.worn:
-        saw = f"{who}: memory that can't be mended any more: spare rows or retries are used up"
+        saw = f"{who}: memory can't be mended any more: no spare rows, or too many SRAM errors"
         yield problem(saw, "take it out of service and have it replaced (NVIDIA's RMA criterion)")
     elif gpu.repair_pending:
         saw = f"{who}: bad memory waits to be remapped"

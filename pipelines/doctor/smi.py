@@ -18,7 +18,7 @@ _PROLOGUE = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>")
 _EMPTY = {"", "N/A", "Not Supported", "Requested functionality has been deprecated"}
 _LOST = "GPU is lost"
 _UNREAD = {_LOST, "Unknown Error", "ERR!", "Insufficient Permissions"}
-# Kept over a reset: what is worn out, and what a reset mends.
+# NVIDIA's criteria for a replacement, and below what a reset mends.
 _FAILED = (
     "remapped_rows/remapped_row_failure",
     "ecc_errors/unrepairable_memory",

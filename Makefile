@@ -10,7 +10,7 @@ help:
 	@echo "make demo   the platform, one whole run of the pipeline, and what came out of it"
 	@echo "make down   stop the platform"
 	@echo "make check  lint, formatting, types, import contract"
-	@echo "make audit  known vulnerabilities of what requirements.lock names; needs the network"
+	@echo "make audit  known vulnerabilities of what requirements.lock names, as OSV tells them"
 	@echo "make test   the tests"
 	@echo "make test-parity  that a model trained over many processes is the one trained by a single one"
 	@echo "make test-faults  kills, full disks and outages on a real platform; ROW=row_04 for one of them"
@@ -35,10 +35,8 @@ check: env
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-# Of the package index's own advisories; a package that it does not know is an error, too.
 audit: env
-	eval "$$(.venv/bin/python infra/pip_settings.py)" && .venv/bin/uv tool run pip-audit@2.10.1 \
-		--strict --disable-pip --no-deps --requirement requirements.lock
+	@eval "$$(.venv/bin/python infra/pip_settings.py)" && .venv/bin/python infra/audit.py requirements.lock
 
 SHARED = tests/distributed tests/integration tests/e2e tests/platform tests/faults
 # Unit tests on two processes, a thread each; of the rest one has the platform, and what hurts that

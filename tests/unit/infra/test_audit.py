@@ -79,10 +79,14 @@ def test_a_known_vulnerability_ends_it(
     assert line.split()[:2] == ["b", "1.0"]
 
 
-def test_none_is_well(osv: ThreadingHTTPServer, tmp_path: Path, index: dict[str, str]) -> None:
+def test_what_is_accepted_is_named_and_does_not_end_it(
+    osv: ThreadingHTTPServer, tmp_path: Path, index: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    osv.bad.add("a")
+    monkeypatch.setitem(BAD, "aliases", ["CVE-2025-69872"])
     ended = audit(osv.server_port, tmp_path, dict(index))
-    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
-    assert "No known vulnerabilities found" in ended.stderr
+    assert ended.returncode == 0
+    assert "No known vulnerabilities found, 1 ignored" in ended.stderr
 
 
 def test_where_nobody_can_be_asked_a_line_says_so(tmp_path: Path) -> None:

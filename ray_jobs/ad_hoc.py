@@ -12,6 +12,7 @@ from pipelines.core.records import record_path
 from pipelines.stages import preprocess
 from pipelines.stages.run_tracking import close_tracking, open_tracking
 from pipelines.stages.standalone import open_workspace, parse_job
+from ray_jobs.connection import connect
 from ray_jobs.ray_map import map_on_ray
 from ray_jobs.train import STAGE, train_on_ray
 
@@ -21,6 +22,7 @@ def train_ad_hoc(arguments: Sequence[str]) -> None:
     set_up_logging()
     try:
         job = parse_job("python -m ray_jobs.train", arguments)
+        connect()
         with open_workspace(job) as workspace:
             print(f"workspace {workspace}\nMLflow run {open_tracking(workspace)}")  # noqa: T201
             status = "FAILED"
@@ -35,9 +37,6 @@ def train_ad_hoc(arguments: Sequence[str]) -> None:
 
 
 def _run(recipe: Recipe, workspace: Path) -> None:
-    import ray
-
-    ray.init(ignore_reinit_error=True)
     os.chdir(workspace)
     if not record_path(workspace, preprocess.STAGE).is_file():
         preprocess.run(recipe, workspace, map_on_ray)

@@ -9,6 +9,7 @@ import ray
 from pipelines.core.recipe import Recipe
 from pipelines.core.usage import holds
 from pipelines.data.mapping import MapOrdered
+from ray_jobs.connection import connect
 from ray_jobs.ray_map import map_on_ray
 from ray_jobs.stage_job import run_stage_job
 
@@ -16,7 +17,7 @@ from ray_jobs.stage_job import run_stage_job
 def run_data_stage(
     stage: str, run: Callable[[Recipe, Path, MapOrdered], object], *, on_gpus: bool = False
 ) -> None:
-    """Run the workspace's recipe on the cluster that RAY_ADDRESS names, or on one of its own.
+    """Run the workspace's recipe on the cluster that RAY_ADDRESS names.
 
     Args:
         stage: Its name.
@@ -24,9 +25,9 @@ def run_data_stage(
         on_gpus: Its tasks compute with a model: where the cluster has GPUs, each gets one, of as
             many as train may have. Without, they get all CPUs and no GPU.
     """
-    ray.init()
 
     def on_the_cluster(recipe: Recipe, workspace: Path) -> None:
+        connect()
         has = ray.cluster_resources()
         gpus = min(int(has.get("GPU", 0)), recipe.resources.most_workers) if on_gpus else 0
         holds(workspace, stage, workers=gpus or int(has["CPU"]), gpus=gpus)

@@ -18,6 +18,7 @@ from pipelines.doctor.all_reduce import Group, Reduced
 from pipelines.doctor.cluster import RECIPE, REPORT, Carried, ClusterReport, NodeReport, Together
 from pipelines.doctor.node import Node
 from pipelines.doctor.planes import VARIABLE, parse_planes
+from ray_jobs.connection import connect
 
 _PINGS = 5
 
@@ -32,7 +33,7 @@ class Member(NamedTuple):
 
 def main() -> None:
     """Look at all nodes at once, then between them; the report is the last line of the log."""
-    ray.init()
+    connect()
     members = [_member(node) for node in ray.nodes() if node["Alive"]]
     ray.get([member.actor.time.remote() for member in members])  # all have started
     nodes = _examine(members, Recipe.model_validate(json.loads(os.environ[RECIPE])))

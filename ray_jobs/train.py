@@ -27,6 +27,7 @@ from pipelines.stages.runner import (
 )
 from pipelines.stages.train_logbook import job
 from pipelines.training.supported import supported
+from ray_jobs.connection import connect
 from ray_jobs.elastic_scaling import FreeScalingPolicy
 from ray_jobs.stage_job import run_stage_job
 from ray_jobs.torch_variables import TorchVariables
@@ -72,7 +73,7 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
     elastic = recipe.resources.is_elastic
     os.environ.update((ELASTIC if elastic else RAY_TRAIN) | os.environ)  # what is set stands
     forget_error(workspace)
-    ray.init(ignore_reinit_error=True)
+    connect()
     progress = Progress(recipe, workspace)
     for number in itertools.count():
         life = f"{job()}, driver {os.getpid()}, controller {number}"

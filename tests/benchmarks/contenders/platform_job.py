@@ -18,9 +18,11 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
         "PENSTOCK_HOME": str(folder / "home"),
         "MLFLOW_TRACKING_URI": options["mlflow"],
         "OMP_NUM_THREADS": str(options["threads"]),
-        "RAY_ADDRESS": "local",  # a Ray of its own
+        "RAY_ADDRESS": "local",
     }
-    command = [sys.executable, "-m", options["module"], "--recipe", str(folder / "recipe.yaml")]
+    own_ray = "import ray; ray.init()\n" if options["module"].startswith("ray_jobs.") else ""
+    run = f"{own_ray}import runpy; runpy.run_module({options['module']!r}, run_name='__main__')"
+    command = [sys.executable, "-c", run, "--recipe", str(folder / "recipe.yaml")]
     command += ["--workspace", str(workspace)]
     command += ["--set", f"train.checkpoint_every={options['checkpoint_every']}"]
 

@@ -111,7 +111,10 @@ def test_what_names_another_resource_finds_it(resources: list[Resource]) -> None
                 wanted.add(("ConfigMap", each["configMapRef"]["name"]))
         if account := pod["spec"].get("serviceAccountName"):
             wanted.add(("ServiceAccount", account))
-    assert wanted - there - made == {("PersistentVolumeClaim", "parallel")}  # the site's own
+    assert wanted - there - made == {
+        ("PersistentVolumeClaim", "parallel"),  # the site's own
+        ("ConfigMap", "kube-root-ca.crt"),  # in each namespace, by Kubernetes
+    }
     labels = [pod["metadata"]["labels"] for pod in pods(resources).values()]
     selecting = ("Service", "PodDisruptionBudget")
     for resource in (r for r in resources if r["kind"] in selecting):
@@ -135,11 +138,15 @@ def test_every_pod_is_nobodys_and_has_only_what_it_needs(resources: list[Resourc
         spec = pod["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert name == "ray-head" or spec["automountServiceAccountToken"] is False
+        assert spec["automountServiceAccountToken"] is False
+        # The autoscaler's, whose container KubeRay adds, is mounted there and nowhere else.
+        accounts = {v["name"] for v in spec["volumes"] if "serviceAccountToken" in str(v)}
+        assert accounts == ({"account"} if name == "ray-head" else set())
         assert not any("hostPath" in volume for volume in spec["volumes"])
         for container in spec["containers"]:
             context = container["securityContext"]
             added = {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if name == "ray-gpu" else {})
+            assert not accounts & {mount["name"] for mount in container["volumeMounts"]}
             assert context == {"allowPrivilegeEscalation": False, "capabilities": added}
             assert container["resources"]["limits"]["memory"]
             assert re.search(r"[:@]", container["image"]), f"{name}: the overlay names no version"
@@ -157,8 +164,22 @@ def test_all_that_lasts_is_probed_and_survives_a_drain(resources: list[Resource]
             )
     parts = {r["metadata"]["name"] for r in resources if r["kind"] in ("Deployment", "RayCluster")}
     assert parts == set(NAMES)
-    for name in ("ray-head", "ray-worker", "scheduler"):  # KubeRay probes its pods itself
+    for name in ("ray-head", "scheduler"):  # KubeRay probes its pods itself
         assert one(resources, "PodDisruptionBudget", name)
+
+
+def test_a_budget_can_be_counted(resources: list[Resource]) -> None:
+    """Of pods that no Deployment has, only a number that stays; of all else none may ever go."""
+    counted = [r["spec"] for r in resources if r["kind"] == "Deployment"]
+    labels = [spec["template"]["metadata"]["labels"] for spec in counted]
+    for budget in (r for r in resources if r["kind"] == "PodDisruptionBudget"):
+        selector = budget["spec"]["selector"]["matchLabels"]
+        of_deployment = any(selector.items() <= each.items() for each in labels)
+        assert set(budget["spec"]) - {"selector"} == {
+            "maxUnavailable" if of_deployment else "minAvailable"
+        }
+    (head,) = one(resources, "PodDisruptionBudget", "ray-head")["spec"]["selector"].values()
+    assert head == {"app.kubernetes.io/name": "ray-head"}  # one pod, of which one has to be there
 
 
 def test_nobody_reaches_what_is_not_listed(resources: list[Resource]) -> None:
@@ -190,6 +211,25 @@ def test_ray_can_not_be_open(resources: list[Resource]) -> None:
     keys = {entry["secretKey"] for entry in one(resources, "ExternalSecret", "ray")["spec"]["data"]}
     assert "auth_token" in keys  # what KubeRay looks for
     assert spec["rayVersion"] == version("ray")
+
+
+@pytest.mark.parametrize("pod", ["ray-head", "ray-cpu", "ray-gpu"])
+def test_ray_starts_as_kuberay_says(pod: str, resources: list[Resource], tmp_path: Path) -> None:
+    """Its command names variables, which a shell has to read a second time."""
+    (tmp_path / "ray").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "ray").chmod(0o755)
+    ray = pods(resources)[pod]["spec"]["containers"][0]
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "REDIS_PASSWORD": "secret",
+        "KUBERAY_GEN_RAY_START_CMD": "ray start  --block  --redis-password=$REDIS_PASSWORD ",
+    }
+    started = subprocess.run(ray["args"], env=environment, check=True, capture_output=True)
+    assert started.stdout.decode().splitlines() == [
+        "start",
+        "--block",
+        "--redis-password=secret",
+    ]
 
 
 def test_it_is_the_local_platform_by_other_addresses(

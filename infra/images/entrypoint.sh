@@ -25,7 +25,6 @@ fi
 case ${PENSTOCK_PART:-} in
 airflow)
     mkdir -p "$PENSTOCK_HOME/services"
-    export AIRFLOW_CONFIG="$HOME/airflow.cfg"
     python -m pipelines.services.airflow_config
     ;;
 mlflow)

@@ -112,7 +112,8 @@ def environment(server: Server, tmp_path: Path) -> Iterator[dict[str, str]]:
         patch.setenv("PENSTOCK_DATABASE_URL", server.url)
         patch.setenv("PENSTOCK_SECRETS", str(mounted))
         patch.setenv("PENSTOCK_MLFLOW_PORT", str(mlflow))
-        for variable in ("MLFLOW_TRACKING_URI", "AIRFLOW_CONFIG", "PGPASSFILE"):
+        patch.setenv("AIRFLOW_CONFIG", str(home / "airflow.cfg"))
+        for variable in ("MLFLOW_TRACKING_URI", "PGPASSFILE"):
             patch.delenv(variable, raising=False)
         settings = load_settings()
         ensure_secrets(settings)
@@ -136,6 +137,10 @@ def test_airflow_migrates_and_keeps_its_people_there(
     found = server.rows("airflow", "SELECT username, version_num FROM ab_user, alembic_version")
     assert [name for name, _ in found] == ["admin"]
     assert ("gpu_jobs", 1) in server.rows("airflow", "SELECT pool, slots FROM slot_pool")
+    # A probe comes without the entrypoint, and has to look into the same database.
+    probe = [shutil.which("airflow", path=environment["PATH"]), "jobs", "check", "--local"]
+    ended = subprocess.run(probe, env=environment, capture_output=True, text=True)
+    assert "No alive jobs found." in ended.stderr, ended.stdout[-2000:] + ended.stderr[-2000:]
     assert not list(tmp_path.rglob("*.db"))
 
 

@@ -53,6 +53,7 @@ def test_it_has_all_parts_of_the_platform_and_each_says_whether_it_is_well(
 ) -> None:
     services = compose["services"]
     assert {name for name in NAMES if name != "ray"} <= services.keys()
+    assert "--host=127.0.0.1" in services["postgres"]["healthcheck"]["test"]  # not its first start
     lasting = {name for name, service in services.items() if service.get("restart") != "no"}
     assert {name for name in lasting if "healthcheck" not in services[name]} == {"s3-bucket"}
 
@@ -98,7 +99,7 @@ def test_it_is_the_local_platform_by_other_addresses(
         settings
     )
     assert str(settings.airflow_port) in services["api-server"]["ports"][0]
-    assert f"--port={settings.mlflow_port}" in services["mlflow"]["command"]
+    assert {f"--port={settings.mlflow_port}", "--workers=1"} <= {*services["mlflow"]["command"]}
     head = services["ray-head"]["command"][2]
     assert f"--port={settings.ray_gcs_port} " in head
     assert f"--dashboard-port={settings.ray_port}" in head

@@ -63,6 +63,7 @@ def test_each_image_is_pinned_locked_and_nobodys() -> None:
     stages = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
     outside = {source for source, _ in stages} - {name for _, name in stages}
     assert outside == {"docker.io/library/python:3.11-slim-bookworm@${PYTHON_DIGEST}"}
+    assert "UV_COMPILE_BYTECODE=1" in DOCKERFILE
     assert "ARG PYTHON_DIGEST\n" in DOCKERFILE  # no default: what is not pinned is not built
     extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     for target, extra in {
@@ -77,6 +78,9 @@ def test_each_image_is_pinned_locked_and_nobodys() -> None:
         assert "--constraint requirements.lock" in packages
         assert f"--extra {extra}" in packages
         assert extra in extras["optional-dependencies"]
+    airflow = DOCKERFILE.partition(" AS airflow\n")[2].partition("\nFROM ")[0]
+    assert "AIRFLOW_CONFIG=/home/penstock/airflow.cfg" in airflow  # whose HOME the probes have, too
+    assert "useradd --uid 1000 --create-home penstock" in DOCKERFILE
     cuda = DOCKERFILE.partition(" AS ray-cuda\n")[2].partition("\nFROM ")[0]
     assert f"COPY infra/config/cufile.json {CONFIG}" in cuda
     assert "NVIDIA_GDS=enabled" in cuda

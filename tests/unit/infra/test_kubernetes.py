@@ -253,6 +253,7 @@ def test_it_is_the_local_platform_by_other_addresses(
         (found,) = one(resources, "Service", service)["spec"]["ports"]
         assert url.endswith(f"//{service}:{port}")
         assert found["port"] == port
+    assert "--workers=1" in pods(resources)["mlflow"]["spec"]["containers"][0]["args"]
     head = one(resources, "RayCluster", "ray")["spec"]["headGroupSpec"]["rayStartParams"]
     assert head["dashboard-port"] == str(settings.ray_port)
     cluster = one(resources, "Cluster", "postgres")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -73,9 +74,19 @@ def expressions(path: Path) -> list[str]:
 
 def named(path: Path) -> set[str]:
     """The metrics that a dashboard asks for."""
-    return {
-        name for text in expressions(path) for name in re.findall(r"\b(?:ray|airflow)_\w+", text)
-    }
+    return {name for text in expressions(path) for name in metrics_in(text)}
+
+
+def metrics_in(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:ray|airflow)_\w+", expression))
+
+
+# As Grafana sends them, with a value for each variable.
+QUERIES = [
+    text.replace("$price", "2.50").replace("$run", ".*")
+    for path in DASHBOARDS
+    for text in expressions(path)
+]
 
 
 @cache
@@ -131,6 +142,18 @@ def test_what_panels_ask_for_is_told() -> None:
         assert named(path) - told == set()
 
 
+def test_prometheus_reads_its_file_and_the_panels_queries(tmp_path: Path) -> None:
+    if not shutil.which("promtool"):
+        pytest.skip("no promtool is installed (on Debian: apt-get install prometheus)")
+    rules = [{"record": f"panel_{n}", "expr": query} for n, query in enumerate(QUERIES)]
+    (tmp_path / "rules.yaml").write_text(
+        yaml.safe_dump({"groups": [{"name": "a", "rules": rules}]})
+    )
+    for what, file in (("rules", tmp_path / "rules.yaml"), ("config", FOLDER / "prometheus.yaml")):
+        checked = subprocess.run(["promtool", "check", what, file], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stderr
+
+
 def test_there_is_a_panel_for_each_question() -> None:
     asked = {name for path in DASHBOARDS for name in named(path)}
     mfu, data, gpu, queue = (
@@ -174,8 +197,6 @@ def test_compose_takes_monitoring_only_where_it_is_asked_for(tmp_path: Path) -> 
 
 
 def _compose(folder: Path, files: list[Any]) -> dict[str, Any]:
-    import shutil
-
     if not shutil.which("docker-compose"):
         pytest.skip("no docker-compose is installed (on Debian: apt-get install docker-compose)")
     command = ["docker-compose", "--env-file", folder / "images.env", *files, "config"]

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -136,6 +138,48 @@ def test_secrets_are_made_once_for_their_owner_and_are_all_that_the_platform_mak
     locally = {path.name for path in settings.secrets.iterdir()}
     assert locally - {"airflow-users.json"} <= before.keys()  # of the simple auth manager
     assert public_key(secrets / "model-signing.pem").name in before
+
+
+@pytest.mark.parametrize("part", ["mlflow", "ray"])  # airflow's: tests/integration/test_postgres.py
+def test_an_entrypoint_needs_no_rights(part: str, secrets: Path) -> None:
+    """As the images' user, where this one may become it, and in code that it can't write to."""
+    with tempfile.TemporaryDirectory() as folder:
+        code, home, mounted = (Path(folder) / name for name in ("code", "home", "secrets"))
+        shutil.copytree(IMAGES, code)
+        shutil.copytree(secrets, mounted)
+        home.mkdir()
+        for path, mode in ((Path(folder), 0o755), (code, 0o555), (mounted, 0o755)):
+            path.chmod(mode)
+        become = []
+        if os.geteuid() == 0:
+            os.chown(home, 1000, 1000)
+            drop = "--reuid=1000 --regid=1000 --clear-groups --bounding-set=-all --no-new-privs"
+            become = ["setpriv", *drop.split()]
+        environment = {
+            "PATH": os.defpath,
+            "HOME": str(home),
+            "PENSTOCK_PART": part,
+            "PENSTOCK_SECRETS": str(mounted),
+            "MLFLOW_BACKEND_STORE_URI": "postgresql+psycopg://penstock@postgres:5432/mlflow",
+            "MLFLOW_TRACKING_USERNAME": "admin",
+        }
+        started = subprocess.run(
+            [*become, code / "entrypoint.sh", "sh", "-c", 'env; stat -c "%u %a %n" ~/* ~/.pgpass'],
+            env=environment,
+            cwd=code,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    lines = started.stdout.splitlines()
+    user = 1000 if become else os.getuid()
+    written = {line.rpartition("/")[2] for line in lines if line.startswith(f"{user} 600 ")}
+    of_mlflow = {"mlflow-auth.ini"} if part == "mlflow" else set()
+    assert written == {".pgpass", "ca-bundle.crt"} | of_mlflow
+    password = (secrets / "mlflow-password").read_text()
+    holders = {line.partition("=")[0] for line in lines if line.endswith(f"={password}")}
+    admin = {"MLFLOW_AUTH_ADMIN_PASSWORD"} if part == "mlflow" else set()
+    assert holders == {"MLFLOW_TRACKING_PASSWORD"} | admin
 
 
 def test_a_node_has_a_certificate_for_all_of_its_names(secrets: Path, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@
 """
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,7 @@ check_node("10.0.0.1", "127.0.0.1")' || exit 1
             exec sleep 60 ;;
         job)
             sed 's/^/known: /' "$NOTES/started" >>"$NOTES/ray"
+            [ -z "$ENDLESS" ] || sleep 60
             exit "$JOB_EXIT" ;;
         esac""",
 }
@@ -68,6 +71,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "NOTES": str(tmp_path / "notes"),
         "BROKEN": "",
         "JOB_EXIT": "0",
+        "ENDLESS": "",
         "PENSTOCK_HOME": str(tmp_path / "home"),
         "SLURM_SUBMIT_DIR": str(tmp_path / "project"),
         "SLURM_JOB_ID": "42",
@@ -103,6 +107,18 @@ def submit(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
+def cancel_when_it_runs(environment: dict[str, str], calls: Path) -> None:
+    """As scancel does: it signals each process of the job."""
+    command = ["bash", str(SLURM / "penstock.sbatch"), *COMMAND]
+    job = subprocess.Popen(command, env=environment, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not calls.exists() or "known: " not in calls.read_text():
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.1)
+    os.killpg(job.pid, signal.SIGTERM)
+    assert job.wait(30) != 0
+
+
 def test_a_cluster_of_all_nodes_runs_the_command(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -123,8 +139,25 @@ def test_a_cluster_of_all_nodes_runs_the_command(
     assert (notes / "token").read_text().strip() not in calls
 
 
-def test_nothing_of_it_is_left(environment: dict[str, str], tmp_path: Path) -> None:
-    submit(environment)
+def test_one_that_is_requeued_waits_for_its_own_nodes(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    left = tmp_path / "home" / "slurm" / "42"  # by a first node that died
+    left.mkdir(parents=True)
+    for node in ("node-0", "node-1"):
+        (left / f"up-{node}").touch()
+    assert submit(environment).returncode == 0
+    assert (tmp_path / "notes" / "ray").read_text().count("known: ") == 2
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_nothing_of_it_is_left(
+    cancelled: bool, environment: dict[str, str], tmp_path: Path
+) -> None:
+    if cancelled:
+        cancel_when_it_runs(environment | {"ENDLESS": "1"}, tmp_path / "notes" / "ray")
+    else:
+        submit(environment)
     assert not (tmp_path / "home" / "slurm" / "42").exists()
     assert not list(Path("/tmp").glob("penstock-42-*"))
     for pid in (tmp_path / "notes" / "started").read_text().split():

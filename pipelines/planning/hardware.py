@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+AttentionFigures = Literal["a100", "h100"]  # devices on which attention's kernels were measured
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Hardware:
             found. Prices move: pass your own.
         mfu: Model FLOPs utilisation that well-tuned training reaches in bf16 by publication;
             None where no source was found.
+        attention: Whose figures hold for attention, as a part of the peak; see
+            `attention_time.py`.
     """
 
     name: str
@@ -47,6 +50,12 @@ class Hardware:
     watts: float = 0.0
     hourly_price: float | None = None
     mfu: float | None = None
+    attention: AttentionFigures = "a100"
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether its memory is the host's."""
+        return self.pcie_bandwidth is None
 
     def peak(self, precision: Precision) -> float:
         """The rate of a precision; one that the device lacks runs at the rate of fp32."""

@@ -53,7 +53,7 @@ _MFU = {
     "h200": 0.42,  # H100's: the same chip with more memory
     "h100": 0.42,  # 41.8% with 1B, 46.4% with 7B, 39.8% with 13B, 42.6% with 70B
     "a100-80": 0.57,  # 59.9% with 1B, 59.6% with 13B, 55.3% with 30B, 53.3% with 70B
-    "a100-40": 0.51,  # 50.9% with 7B, 52.0% with 13B, 52.2% with 30B
+    "a100-40": 0.52,  # 50.9% with 7B, 52.0% with 13B, 52.2% with 30B
     "v100-32": 0.30,  # 39 TFLOP/s with 1.2B on one
     "v100-16": 0.30,
     "tpu-v4": 0.462,
@@ -258,8 +258,15 @@ _DEVICES: dict[str, tuple[str | None, Hardware]] = {
         ),
     ),
 }
+# Attention's kernels use what Hopper has in the same measure; a B200 is assumed to be no better.
+_LIKE_H100 = ("b200", "h200", "h100", "h100-nvl", "h100-pcie")
 ENTRIES: dict[str, Hardware] = {
-    key: replace(device, hourly_price=_PRICES.get(key), mfu=_MFU.get(key))
+    key: replace(
+        device,
+        hourly_price=_PRICES.get(key),
+        mfu=_MFU.get(key),
+        attention="h100" if key in _LIKE_H100 else "a100",
+    )
     for key, (_, device) in _DEVICES.items()
 }
 DATASHEETS: dict[str, Hardware] = {

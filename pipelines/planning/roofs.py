@@ -19,7 +19,7 @@ _FORWARD, _INPUT_GRADIENT, _WEIGHT_GRADIENT = 2, 2, 2  # FLOPs a weight and toke
 _FP32 = 4  # bytes
 _ADAMW_ACCESSES = 7  # gradient, weight and both moments read; weight and moments written
 _CLIP_ACCESSES = 3  # gradients are read for their norm, then read and written to scale them
-_ACTIVATION_ACCESSES = 5  # written, read forward, read backward; its gradient written and read
+ACTIVATION_ACCESSES = 5  # written, read forward, read backward; its gradient written and read
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def step_work(config: DecoderConfig, share: Share, precision: Precision) -> Work
     loads = share.micro_batches * held / share.shards if share.offloaded else 0.0
     return Work(
         flops=flops_per_token(config, share.length, share.trainable) * tokens / share.model,
-        memory_bytes=passes + update + activations * _ACTIVATION_ACCESSES,
+        memory_bytes=passes + update + activations * ACTIVATION_ACCESSES,
         pcie_bytes=ids + loads,
     )
 
@@ -170,5 +170,5 @@ def utilisation(
         pcie=0.0 if pcie is None else work.pcie_bytes / pcie / seconds,
         network=network,
         storage=storage,
-        memory="CPU memory" if pcie is None else "device-memory bandwidth",
+        memory="CPU memory" if hardware.is_cpu else "device-memory bandwidth",
     )

@@ -1,10 +1,10 @@
 """How long an optimizer step takes, by formula; no torch here.
 
-A device multiplies at a share of its peak, moves what lies between the products, and waits: for
-collectives that nothing hides, and for a pipeline to fill and to drain. The share of the peak comes
-from one figure of the device, its published MFU on `REFERENCE`, and is the same for every model,
-layout and length. How near that comes to tables that others measured, and where it does not, is in
-`tests/unit/planning/test_published_time.py`.
+A device multiplies at a share of its peak, attends at the rate of the kernel (`attention_time.py`),
+moves what lies between, and waits: for collectives that nothing hides, and for a pipeline to fill
+and to drain. The share of the peak comes from one figure of the device, its published MFU on
+`REFERENCE`, and is the same for every model and layout. How near that comes to tables that others
+measured, and where it does not, is in `tests/unit/planning/test_published_time.py`.
 
 Sources: Narayanan et al. 2021 (bubbles of 1F1B and interleaved stages); Qi et al. 2023 (zero
 bubble, section 2: a third of 1F1B's); Korthikanti et al. 2022 (recomputation).
@@ -16,13 +16,23 @@ from functools import cache
 from pipelines.core.errors import UserError
 from pipelines.distributed.stages import Schedule, stage_count
 from pipelines.models.config import DecoderConfig
+from pipelines.planning.attention_time import (
+    FLASH_1,
+    FLASH_2,
+    FORWARD_SHARE,
+    Kernel,
+    attention_flops,
+    attention_share,
+)
 from pipelines.planning.communication import communication
 from pipelines.planning.hardware import Hardware, Precision
 from pipelines.planning.memory_state import NF4, adapter_parameters
 from pipelines.planning.memory_training import Training, layers_by_rank
 from pipelines.planning.roofs import (
+    ACTIVATION_ACCESSES,
     Share,
     Work,
+    activations_per_token,
     flops_per_token,
     matrix_parameters,
     step_work,
@@ -47,16 +57,18 @@ REFERENCE_TOKENS = 6 * REFERENCE_SEQUENCE  # of a micro-batch
 # Where no MFU is published: the middle of those that are, 0.30 (V100) to 0.57 (A100).
 ASSUMED_MFU = 0.4
 
-# Figures of kernels, alike on every device. The first five are set so that most rows of LLM
-# Foundry's tables (A100 of 40 and 80 GB, H100) come out, the last two by one row each of
-# torchtitan's (Llama 3 8B on 8 H100, with torch.compile and with float8).
-ATTENTION_RATE = 0.65  # beside other products; the half that causality spares counts as done
-TRAFFIC_RATE = 0.5  # of the bandwidth, for what lies between products
-CONTENTION = 0.2  # of a hidden collective's time is lost all the same: it takes cores and memory
-SELECTIVE_TRAFFIC = 1.1  # norms and activation functions come again, whose accesses are a few
-AGAIN = 0.7  # of a third of the products' time: those of a forward pass are the faster ones
-COMPILED_TRAFFIC_RATE = 1.0  # torch.compile fuses half of the traffic away
-FP8_RATE = 0.78  # beside bf16's share of its own peak: casts and scales take the rest
+# Fitted, and alike on every device. The first so that the rows of LLM Foundry's table for A100
+# with 80 GB come out, the last two by the first four rows of torchtitan's (Llama 3 8B on 8 H100).
+TRAFFIC_RATE = 0.45  # of the bandwidth, for what lies between products
+COMPILED_TRAFFIC_RATE = 0.9  # torch.compile fuses half of the traffic away
+FP8_RATE = 0.68  # beside bf16's share of its own peak: casts and scales take the rest
+
+# Of a hidden collective's time that is lost all the same: NCCL's kernels take multiprocessors, up
+# to 32 of an A100's 108 or an H100's 132, and bandwidth. An assumption.
+CONTENTION = 0.2
+# What is computed again is written and read once more; of a block's activations about half are the
+# results of products, which `selective` keeps.
+_ACCESSES_AGAIN = {"none": 0, "selective": 1, "full": 2}
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,8 @@ class StepTime:
     """Seconds of one optimizer step on the device that has most to do.
 
     Attributes:
-        products: Matrix products and attention, those computed again too.
+        products: Matrix products, those computed again too.
+        attention: Likewise.
         traffic: Between the device and its memory, beside the products.
         network: Collectives that nothing hides.
         bubble: Waiting for the pipeline to fill and to drain.
@@ -73,6 +86,7 @@ class StepTime:
     """
 
     products: float
+    attention: float
     traffic: float
     network: float
     bubble: float
@@ -82,26 +96,30 @@ class StepTime:
     @property
     def total(self) -> float:
         """All of it, one after the other."""
-        return self.products + self.traffic + self.network + self.bubble + self.pcie
+        device = self.products + self.attention + self.traffic
+        return device + self.network + self.bubble + self.pcie
 
     @property
     def resources(self) -> dict[str, float]:
         """Seconds by resource, under the names of `roofs.Utilisation`; a bubble is none."""
         return {
-            "compute": self.products,
+            "compute": self.products + self.attention,
             self.memory: self.traffic,
             "PCIe": self.pcie,
             "network": self.network,
         }
 
 
-def step_time(config: DecoderConfig, training: Training, hardware: Hardware) -> StepTime:
+def step_time(
+    config: DecoderConfig, training: Training, hardware: Hardware, kernel: Kernel = FLASH_2
+) -> StepTime:
     """What a step of this layout takes.
 
     Args:
         config: The model's shape.
         training: How it is laid out, and its micro-batches.
         hardware: Of every device.
+        kernel: Of attention.
 
     Raises:
         UserError: the hardware's MFU can't be.
@@ -109,14 +127,14 @@ def step_time(config: DecoderConfig, training: Training, hardware: Hardware) -> 
     trained = trainable(config, training)
     work = _work(config, training, trained)
     slowest = _imbalance(config, training)
-    seconds = slowest * _products(config, training, hardware, trained)
+    products = slowest * _products(config, training, hardware, trained)
+    attention = slowest * _attention(config, training, hardware, kernel)
+    moved = work.memory_bytes + _further_bytes(config, training)
     reached = COMPILED_TRAFFIC_RATE if training.compiled else TRAFFIC_RATE
-    traffic = slowest * work.memory_bytes / hardware.memory_bandwidth / reached
-    if training.activation_checkpoint == "selective":
-        traffic *= SELECTIVE_TRAFFIC
-    sent = communication(config, training, hardware, trained)
-    busy = seconds + traffic
+    traffic = slowest * moved / hardware.memory_bandwidth / reached
+    busy = products + attention + traffic
     backward = busy * 2 / 3
+    sent = communication(config, training, hardware, trained)
     network = (
         sent.tensor
         + sent.context
@@ -128,12 +146,13 @@ def step_time(config: DecoderConfig, training: Training, hardware: Hardware) -> 
     waits = bubble(training.schedule, training.layout.pp, training.micro_batches)
     pcie = hardware.pcie_bandwidth
     return StepTime(
-        products=seconds,
+        products=products,
+        attention=attention,
         traffic=traffic,
         network=network,
         bubble=(busy + network) * waits / (1 - waits),
         pcie=0.0 if pcie is None else work.pcie_bytes / pcie,
-        memory="CPU memory" if pcie is None else "device-memory bandwidth",
+        memory="CPU memory" if hardware.is_cpu else "device-memory bandwidth",
     )
 
 
@@ -160,19 +179,23 @@ def product_rate(hardware: Hardware, precision: Precision) -> float:
         UserError: the MFU is so high that no time is left to move activations.
     """
     mfu = hardware.mfu or ASSUMED_MFU
-    flops = flops_per_token(REFERENCE, REFERENCE_SEQUENCE)
-    attention = flops - flops_per_token(REFERENCE, 0)
     share = Share(tokens=REFERENCE_TOKENS, length=REFERENCE_SEQUENCE, micro_batches=1, shards=8)
     traffic = step_work(REFERENCE, share, precision).memory_bytes / REFERENCE_TOKENS
-    # In seconds that the peak would take; the traffic goes on at its own rate.
-    whole = flops / mfu
+    # In seconds of a token, times the peak.
+    whole = flops_per_token(REFERENCE, REFERENCE_SEQUENCE) / mfu
     moving = traffic / hardware.memory_bandwidth / TRAFFIC_RATE * hardware.peak(precision)
-    if moving >= whole:
-        raise UserError(
-            f"{hardware.name}: an MFU of {mfu:g} is more than its memory's "
-            f"{hardware.memory_bandwidth / 1e9:.0f} GB/s allow"
-        )
-    return (flops - attention + attention / ATTENTION_RATE) / (whole - moving)
+    attention = attention_flops(REFERENCE, REFERENCE_SEQUENCE) / attention_share(
+        REFERENCE_SEQUENCE, REFERENCE.head_width, hardware.attention, FLASH_1
+    )
+    products = flops_per_token(REFERENCE, 0)
+    if moving + attention + products <= whole:
+        return products / (whole - moving - attention)
+    if hardware.mfu is None:
+        return 1.0
+    raise UserError(
+        f"{hardware.name}: an MFU of {mfu:g} is more than attention and its memory's "
+        f"{hardware.memory_bandwidth / 1e9:.0f} GB/s allow"
+    )
 
 
 def trainable(config: DecoderConfig, training: Training) -> float:
@@ -185,20 +208,51 @@ def trainable(config: DecoderConfig, training: Training) -> float:
 def _products(
     config: DecoderConfig, training: Training, hardware: Hardware, trained: float
 ) -> float:
-    """Seconds of matrix products and attention on one device, those computed again too."""
+    """Seconds of matrix products on one device, those computed again too."""
     precision: Precision = training.precision  # type: ignore[assignment]  # a recipe's own
-    wide: Precision = "bf16" if precision == "fp8" else precision  # of attention and head
+    wide = _wide(training)
     rate = hardware.peak(wide) * product_rate(hardware, wide)
     narrow = rate * max(1.0, FP8_RATE * hardware.peak(precision) / hardware.peak(wide))
     whole = flops_per_token(config, 0, trained)
     head = whole * config.vocab_size * config.width / matrix_parameters(config)
-    attention = flops_per_token(config, training.sequence, trained) - whole
     blocks = whole - head
     if training.activation_checkpoint == "full":
-        blocks += AGAIN * 2 * config.layers * config.layer_parameters
-        attention *= 1 + AGAIN / 3
-    seconds = blocks / narrow + head / rate + attention / (rate * ATTENTION_RATE)
-    return seconds * _tokens(training) / (training.layout.tp * training.layout.pp)
+        # torch stops where nothing is missing any more, before a block's last product.
+        again = config.layer_parameters - config.hidden * config.width
+        blocks += 2 * config.layers * again
+    return (blocks / narrow + head / rate) * _share_of_tokens(training)
+
+
+def _attention(
+    config: DecoderConfig, training: Training, hardware: Hardware, kernel: Kernel
+) -> float:
+    """Seconds of attention likewise; with float8 it is in bf16."""
+    share = attention_share(training.sequence, config.head_width, hardware.attention, kernel)
+    passes = 1 + (FORWARD_SHARE if training.activation_checkpoint == "full" else 0.0)
+    seconds = attention_flops(config, training.sequence) / share / hardware.peak(_wide(training))
+    return passes * seconds * _share_of_tokens(training)
+
+
+def _wide(training: Training) -> Precision:
+    """Of attention and the head."""
+    return "bf16" if training.precision == "fp8" else training.precision  # type: ignore[return-value]
+
+
+def _further_bytes(config: DecoderConfig, training: Training) -> float:
+    """Between device and memory, beside what `step_work` counts: computed again, or gathered.
+
+    Tensor parallel processes have what their products read, and what they add up, whole.
+    """
+    layout, blocks = training.layout, activations_per_token(config) - config.vocab_size
+    again = _ACCESSES_AGAIN[training.activation_checkpoint] * blocks / layout.tp
+    gathered = 4 * config.layers * config.width * (1 - 1 / layout.tp) * ACTIVATION_ACCESSES
+    numbers = (again + gathered) * _tokens(training) / layout.pp
+    return numbers * training.compute_bytes
+
+
+def _share_of_tokens(training: Training) -> float:
+    """What one process computes of a step's tokens, as if it had the whole model."""
+    return _tokens(training) / (training.layout.tp * training.layout.pp)
 
 
 def _work(config: DecoderConfig, training: Training, trained: float) -> Work:

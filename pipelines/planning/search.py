@@ -152,6 +152,9 @@ def _ranked(
 def _candidate(each: Choice | Refusal, config: DecoderConfig, hardware: Hardware) -> Candidate:
     if isinstance(each, Refusal):
         return Candidate(str(each), None, None, str(each.why))
+    if hardware.is_cpu:
+        training = replace(each.training, on_cpu=True)
+        each = replace(each, training=training, memory=estimate(config, training))
     step = step_time(config, each.training, hardware)
     needed = each.memory.total
     why_not = None

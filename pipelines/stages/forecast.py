@@ -28,23 +28,23 @@ def read_plan(workspace: Path) -> dict[str, Any] | None:
 
 
 def beside_measured(
-    workspace: Path, tokens_per_second: Sequence[float], memory_bytes: int
+    workspace: Path, tokens_per_second: Sequence[float], memory_bytes: int | None
 ) -> dict[str, float]:
     """Predicted and measured speed and memory, and by which share each prediction is off.
 
     Args:
         workspace: The run's.
         tokens_per_second: Of each point of the curves; the middle one counts.
-        memory_bytes: Most that was in use.
+        memory_bytes: Most that tensors had; None where that was not measured.
     """
     found = read_plan(workspace)
     if found is None:
         return {}
+    pair = _pair("tokens_per_second", found["tokens_per_second"], median(tokens_per_second))
+    if memory_bytes is None:
+        return pair
     memory = found["asked"]["memory_gib"]
-    return {
-        **_pair("memory_gib", memory["total"] - memory["margin"], memory_bytes / _GIB),
-        **_pair("tokens_per_second", found["tokens_per_second"], median(tokens_per_second)),
-    }
+    return pair | _pair("memory_gib", memory["total"] - memory["margin"], memory_bytes / _GIB)
 
 
 def cost_beside_measured(workspace: Path, measured: float) -> dict[str, float]:

@@ -1,12 +1,9 @@
 """How well a run uses its machine, window by window: from one log point to the next."""
 
 import math
-import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
 
 from pipelines.core.recipe import Recipe
 from pipelines.loading.dataloader import Batch
@@ -21,12 +18,12 @@ class Window:
 
     Attributes:
         seconds: Of the clock, without reports and checkpoints.
-        peak_bytes: Most memory in use so far: torch's on the device, or the process's on a CPU.
+        peak_bytes: Most memory that tensors had so far; None on a CPU until that was measured.
     """
 
     seconds: float
     utilisation: Utilisation
-    peak_bytes: int
+    peak_bytes: int | None
 
 
 class Meter:
@@ -56,7 +53,6 @@ class Meter:
             offloaded=recipe.parallel.cpu_offload,
         )
         self.hardware = hardware_of(mesh.device, train.precision)
-        self._device = mesh.device
         self._precision = train.precision
         self._work = step_work(model.modules[0].config, share, train.precision)
         self._begun = self._waited = 0.0
@@ -81,12 +77,13 @@ class Meter:
                 return
             yield item
 
-    def end(self, steps: int, network: float | None) -> Window:
+    def end(self, steps: int, network: float | None, peak_bytes: int | None) -> Window:
         """The window of the last steps; call it once the device has done them.
 
         Args:
             steps: In the window.
             network: The share of the time in which processes only talked, if it is known.
+            peak_bytes: Of `memory_in_use`.
         """
         seconds = self.elapsed / steps
         used = utilisation(
@@ -97,7 +94,7 @@ class Meter:
             network=network or 0.0,
             storage=self._waited / steps / seconds,
         )
-        return Window(seconds, used, peak_bytes(self._device))
+        return Window(seconds, used, peak_bytes)
 
 
 def _trainable(model: Parallelized) -> tuple[float, float]:
@@ -110,10 +107,3 @@ def _trainable(model: Parallelized) -> tuple[float, float]:
     base = model.modules[0].config.parameters  # codes of 4 bits can't be counted as they lie
     held = sum(each.numel() * each.element_size() for each in frozen)
     return trained / (base + trained), held / base
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Most memory in use so far: torch's on the device, or the process's on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -32,7 +32,7 @@ class StepMetrics:
     mbu: float  # the model's bytes to and from the device's memory likewise
     data_wait_share: float  # of the time, waiting for the loader
     communication_share: float | None  # of a measured window, only talking; None until measured
-    memory_bytes: int  # most that was in use
+    memory_bytes: int | None  # most that tensors had; None on a CPU until that was measured
     bound_by: str  # what the step is nearest the roof of
     bound_share: float  # and how near
 
@@ -52,14 +52,18 @@ class StepMetrics:
 
     def line(self) -> str:
         """For a person: how fast, and what binds."""
-        talk = self.communication_share
+        talk = _known(self.communication_share, ".1%")
+        gib = _known(self.memory_bytes and self.memory_bytes / 2**30, ".3g")
         return (
             f"step {self.step}: loss {self.loss:.4f}, {self.tokens_per_second:,.0f} tokens/s, "
             f"MFU {self.mfu:.1%}, MBU {self.mbu:.1%}, waits for data {self.data_wait_share:.1%}, "
-            f"talks {'(not measured yet)' if talk is None else format(talk, '.1%')}, "
-            f"{self.memory_bytes / 2**30:.2f} GiB; bound by {self.bound_by} at "
+            f"talks {talk}, {gib} GiB; bound by {self.bound_by} at "
             f"{self.bound_share:.1%} of its roof"
         )
+
+
+def _known(value: float | None, form: str) -> str:
+    return "(not measured yet)" if value is None else format(value, form)
 
 
 def summary(points: Sequence[StepMetrics]) -> tuple[str, str]:

@@ -1,11 +1,13 @@
-"""A few steps under torch's profiler: for a trace, and for what talk between processes costs.
+"""A few steps under torch's profiler: for a trace, what talk between processes costs, and memory.
 
 How long collectives run, and whether anything else runs meanwhile, can't be told without stopping
-the device at each of them; so it is measured in a window of steps and holds for the run.
+the device at each of them; so it is measured in a window of steps and holds for the run. The same
+goes for the memory of a CPU, where torch counts no allocations unless it is profiled.
 """
 
 import os
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -14,6 +16,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 _MEASURED = (2, 4)  # of this process's steps: compiled and warm by then
+_ALLOCATING = (1, 2)  # of a process alone: moments are there from the first step on
 _Spans = list[tuple[float, float]]
 
 
@@ -32,6 +35,8 @@ class StepProfiler:
     Attributes:
         communication_share: Of the window's time, in which collectives ran and nothing else;
             None until it is over.
+        step_bytes: The most that the window's steps allocated beside what was there before; None
+            until it is over, and on a GPU, which counts for itself.
     """
 
     def __init__(self, steps: tuple[int, int] | None, folder: Path, rank: int, world: int) -> None:
@@ -44,6 +49,7 @@ class StepProfiler:
             world: How many there are; one alone has no collectives to measure.
         """
         self.communication_share: float | None = 0.0 if world == 1 else None
+        self.step_bytes: int | None = None
         self._trace = steps
         self._path = folder / f"rank-{rank}.json.gz"
         self._world = world
@@ -61,18 +67,23 @@ class StepProfiler:
 
     def before(self, step: int) -> None:
         """Begin where the window does."""
+        accelerator = torch.accelerator.current_accelerator()
         if self._window is None:
-            none = self.communication_share is not None
-            self._window = (-1, -1) if none else (step + _MEASURED[0], step + _MEASURED[1])
+            self._window = self._measured(step, on_cpu=accelerator is None)
         first, end = self._window
         if self._profiler is None and first <= step < end:
-            accelerator = torch.accelerator.current_accelerator()
             kinds = [ProfilerActivity.CPU]
             if accelerator is not None and accelerator.type == "cuda":
                 kinds.append(ProfilerActivity.CUDA)
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no lines of its own on stderr
-            self._profiler = profile(activities=kinds)
+            self._profiler = profile(activities=kinds, profile_memory=accelerator is None)
             self._profiler.start()
+
+    def _measured(self, step: int, *, on_cpu: bool) -> tuple[int, int]:
+        """The window of a process whose first step this is, where no trace is asked for."""
+        if self._world > 1:
+            return step + _MEASURED[0], step + _MEASURED[1]
+        return (step + _ALLOCATING[0], step + _ALLOCATING[1]) if on_cpu else (-1, -1)
 
     def after(self, step: int, *, last: bool) -> None:
         """End where the window does, or the run."""
@@ -83,6 +94,8 @@ class StepProfiler:
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # once a run: kernels that are still to come
         self._profiler.stop()
+        if not torch.accelerator.is_available():
+            self.step_bytes = _allocated(self._profiler)
         if self._world > 1:
             self.communication_share = exposed_share(_events(self._profiler))
         if self._trace is not None:
@@ -119,6 +132,14 @@ def _events(profiler: profile) -> list[Event]:
         if not (on_device and each.is_user_annotation()):  # no kernel, but a name for several
             events.append(Event(each.name(), each.start_ns(), each.end_ns(), on_device))
     return events
+
+
+def _allocated(profiler: profile) -> int:
+    """The most bytes that were allocated since a profiler began, less those that were freed."""
+    found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    sizes = [(each.start_ns(), each.nbytes()) for each in found if each.name() == "[memory]"]
+    sizes.sort(key=lambda event: event[0])
+    return max(accumulate((size for _, size in sizes), initial=0))
 
 
 def _spans(events: list[Event]) -> _Spans:

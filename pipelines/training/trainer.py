@@ -23,6 +23,7 @@ from pipelines.training.determinism import set_deterministic
 from pipelines.training.events import Events
 from pipelines.training.forward_backward import forward_backward
 from pipelines.training.guard import Guard, Verdict, step_unless
+from pipelines.training.memory_in_use import memory_in_use
 from pipelines.training.meter import Meter, Window
 from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.optimizer import build_optimizer, learning_rate, set_learning_rate
@@ -209,13 +210,18 @@ class Trainer:
     ) -> None:
         """Report a point of the curves, if there is one."""
         if verdict.any_good:
-            window = self.meter.end(position.step - since.step, self.profiler.communication_share)
+            seen = self.profiler.communication_share, self._memory_in_use()
+            window = self.meter.end(position.step - since.step, *seen)
             metrics = self._metrics(position, verdict, window, samples, last)
             self.checkpoints.note(metrics.loss)
             _log.info("%s", metrics.line())
             self.report(metrics)
         elif last:
             raise self._failure(position, verdict)
+
+    def _memory_in_use(self) -> int | None:
+        modules = self.model.modules
+        return memory_in_use(self.device, modules, self.optimizer, self.profiler.step_bytes)
 
     def _metrics(
         self, position: Position, verdict: Verdict, window: Window, samples: str, last: bool

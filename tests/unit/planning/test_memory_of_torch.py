@@ -14,7 +14,7 @@ from pipelines.planning.memory import estimate
 from pipelines.planning.memory_state import state_of
 from pipelines.planning.memory_training import Training
 from tests.compiling import needs_a_linker
-from tests.unit.planning.training_step import peak_bytes, training_of
+from tests.unit.planning.training_step import peak_bytes, reported, training_of
 
 WITHIN = 0.1
 # The smallest of which a tenth is more than the tensors that no formula names.
@@ -107,6 +107,15 @@ def test_the_peak_of_a_step_on_the_cpu(shape: DecoderConfig, recipe: Recipe, tmp
     measured = peak_bytes(shape, recipe, torch.device("cpu"), tmp_path)
     predicted = estimate(shape, training_of(recipe, on_cpu=True)).used
     assert predicted == pytest.approx(measured, rel=WITHIN)
+
+
+def test_what_a_run_on_a_cpu_reports_is_what_is_predicted(tmp_path) -> None:
+    """And not the memory of Python and of torch, which is hundreds of MiB."""
+    recipe = run(4, 4, steps=3, log_every=1)
+    points = reported(LLAMA, recipe, tmp_path)
+    predicted = estimate(LLAMA, training_of(recipe, on_cpu=True)).used
+    assert points[0].memory_bytes is None
+    assert points[-1].memory_bytes == pytest.approx(predicted, rel=WITHIN)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

@@ -23,6 +23,8 @@ from pipelines.models.lora import add_adapters, chosen_sizes, init_adapters
 from pipelines.models.parallelize import COMPUTE_DTYPES, parallelize
 from pipelines.models.transformer import Transformer
 from pipelines.planning.memory_training import Training
+from pipelines.training.metrics import StepMetrics
+from pipelines.training.profiling import StepProfiler
 from pipelines.training.trainer import Trainer
 
 ALONE = Layout()
@@ -58,6 +60,17 @@ def peak_bytes(
     built = [each.name() for each in events].index(_BUILT)  # a model is whole before it is divided
     held = np.cumsum([each.nbytes() if each.name() == "[memory]" else 0 for each in events])
     return int(held[built:].max())
+
+
+def reported(config: DecoderConfig, recipe: Recipe, folder: Path) -> list[StepMetrics]:
+    """What a whole run on the CPU tells of itself."""
+    points: list[StepMetrics] = []
+    trainer = _trainer(config, recipe, torch.device("cpu"), folder, ALONE)
+    trainer.profiler = StepProfiler(None, folder, rank=0, world=1)
+    trainer.report = points.append
+    with _one_thread():
+        trainer.fit()
+    return points
 
 
 def training_of(recipe: Recipe, *, on_cpu: bool, layout: Layout = ALONE) -> Training:
@@ -99,7 +112,9 @@ def _trainer(
         device=device,
     )
     laid = parallelize(model, build_mesh(layout, device), recipe)
-    return Trainer(recipe, laid, loader, _ignore, folder / "checkpoints", folder / "diagnostics")
+    trainer = Trainer(recipe, laid, loader, _ignore, folder / "checkpoints", folder / "diagnostics")
+    trainer.profiler = StepProfiler((STEPS, STEPS + 1), folder, rank=0, world=1)  # there is one
+    return trainer
 
 
 def _model(config: DecoderConfig, recipe: Recipe, device: torch.device) -> Transformer:

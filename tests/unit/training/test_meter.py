@@ -34,7 +34,9 @@ def test_a_point_holds_shares_of_the_roofs(start: Callable) -> None:
     assert point.mbu > 0
     assert 0 <= point.data_wait_share < 1
     assert point.communication_share == 0.0
-    assert point.memory_bytes > 50 << 20
+    assert point.memory_bytes is not None
+    held = 3 * 4 * sum(each.numel() for each in run.trainer.parameters)  # with both moments
+    assert held * 4 / 3 < point.memory_bytes < 100 * held  # gradients too, but not all of torch
     assert point.bound_by in ("compute", "CPU memory", "storage")
 
 

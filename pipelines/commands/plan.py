@@ -1,6 +1,7 @@
 """`penstock plan`: does it fit, how long, how much, with which layout."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,30 +16,40 @@ if TYPE_CHECKING:
     from pipelines.models.config import DecoderConfig
     from pipelines.planning.hardware import Hardware
     from pipelines.planning.plan import Plan
+    from pipelines.planning.serving_cost import Owned
     from pipelines.planning.storage import Storage
 
 _GIGA = 1e9
-
+_GPU = "h100"
 
 Preset = Annotated[str | None, typer.Option(help="A preset: gpt3-175b, llama3-70b, gpt2-124m, ...")]
 GivenRecipe = Annotated[
     str | None,
     typer.Option("--recipe", "-r", metavar="R", help="A shipped recipe, or a YAML file."),
 ]
-Gpu = Annotated[str, typer.Option(help="h200, a100-80, rtx4090, mi300x, cpu, ...")]
+Gpu = Annotated[
+    str | None,
+    typer.Option(help="h200, a100-80, rtx4090, mi300x, cpu, ...; else h100.", show_default=False),
+]
 Gpus = Annotated[
     int | None, typer.Option(min=1, help="How many; else the recipe's workers, or one node.")
 ]
 Adapter = Annotated[Literal["none", "lora", "qlora"] | None, typer.Option()]
 Zero = Annotated[Literal["none", "optimizer", "gradients", "full"] | None, typer.Option()]
 Serve = Annotated[bool, typer.Option("--serve", help="Serving instead of training.")]
-Weights = Annotated[Literal["bf16", "int8", "int4"], typer.Option(help="Of the served model.")]
+Weights = Annotated[
+    Literal["bf16", "int8", "int4"] | None, typer.Option(help="Of the served model; else bf16.")
+]
+Own = Annotated[
+    float | None, typer.Option(min=0, help="Serving: USD for which a GPU is bought, with its host.")
+]
+Kwh = Annotated[float | None, typer.Option(min=0, help="Beside --own: USD for a kWh.")]
 Mfu = Annotated[
     float | None, typer.Option(min=0.01, max=0.99, help="That this GPU reaches on a 3B, one node.")
 ]
 Price = Annotated[float | None, typer.Option(min=0, help="Of one GPU an hour.")]
 Rate = Annotated[
-    float | None, typer.Option(min=0, help="GB/s that all nodes share, read and write.")
+    float | None, typer.Option(min=0.001, help="GB/s that all nodes share, read and write.")
 ]
 Smallest = Annotated[
     bool, typer.Option("--smallest", help="The fewest of each GPU on which it runs.")
@@ -55,12 +66,14 @@ def plan(
     model: Preset = None,
     recipe: GivenRecipe = None,
     overrides: Overrides = None,
-    gpu: Gpu = "h100",
+    gpu: Gpu = None,
     gpus: Gpus = None,
     adapter: Adapter = None,
     sharding: Zero = None,
     serve: Serve = False,
-    weights: Weights = "bf16",
+    weights: Weights = None,
+    own: Own = None,
+    kwh: Kwh = None,
     mfu: Mfu = None,
     price: Price = None,
     storage: Rate = None,
@@ -78,13 +91,31 @@ def plan(
     """
     from pipelines.planning.hardware_table import named
 
+    serving = {"--weights": weights, "--own": own, "--kwh": kwh}
+    training = {"--adapter": adapter, "--sharding": sharding, "--mfu": mfu, "--plot": plot}
+    sizes = {"--smallest": smallest, "--largest": largest}
+    money = {"--price": price, "--storage": storage, "--mfu": mfu, "--plot": plot}
+    if serve:
+        _no_use("--serve", training | sizes)
+        if (own is None) != (kwh is None):
+            raise UserError("plan: --own and --kwh go together: a GPU that is bought needs power")
+    else:
+        _no_use("training", serving)
+    if smallest:
+        _no_use("--smallest", {"--largest": largest, "--gpu": gpu, "--gpus": gpus} | money)
+    if largest:
+        _no_use("--largest", {"--adapter": adapter} | money)
+    gpu = gpu or _GPU
     hardware = named(gpu)
     if mfu is not None:
         hardware = replace(hardware, mfu=mfu)
     resolved, shape = _question(model, recipe, overrides or [], hardware, gpus, adapter, sharding)
     number = gpus or _workers(resolved, recipe, hardware)
     if serve:
-        _serve(shape, hardware, gpus, weights, price, storage, as_json=as_json)
+        from pipelines.planning.serving_cost import Owned
+
+        owned = None if own is None or kwh is None else Owned(own, kwh)
+        _serve(shape, hardware, gpus, weights or "bf16", price, owned, storage, as_json=as_json)
         return
     if smallest or largest:
         _sizes(resolved, shape, hardware, number, smallest=smallest, as_json=as_json)
@@ -103,6 +134,17 @@ def plan(
     from pipelines.commands.plan_table import print_plan
 
     print_plan(found, f"{resolved.name}, {shape.parameters / 1e9:.3g}B parameters", gpu)
+
+
+def _no_use(question: str, options: Mapping[str, object]) -> None:
+    """Refuse options that would change nothing.
+
+    Raises:
+        UserError: one is given.
+    """
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise UserError(f"plan: {question} makes no use of {', '.join(given)}; leave it out")
 
 
 def _question(
@@ -158,6 +200,7 @@ def _serve(
     gpus: int | None,
     weights: Literal["bf16", "int8", "int4"],
     price: float | None,
+    owned: "Owned | None",
     storage: float | None,
     *,
     as_json: bool,
@@ -169,7 +212,12 @@ def _serve(
     answer: dict[str, object] = {"fits": False, "why_not": None, "storage_bandwidth": rate}
     try:
         found = serving_plan(
-            shape, hardware, weights=weights, storage_bandwidth=rate, hourly_price=price
+            shape,
+            hardware,
+            weights=weights,
+            storage_bandwidth=rate,
+            hourly_price=price,
+            owned=owned,
         )
     except UserError as error:
         answer["why_not"] = str(error)

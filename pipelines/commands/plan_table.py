@@ -63,11 +63,12 @@ def print_serving(answer: dict[str, Any]) -> None:
         f"{answer['storage_bandwidth'] / _GIGA:g} GB/s; first token "
         f"{answer['first_token_seconds']:.2f} s"
     )
-    if rented := answer["rented"]:
-        console.print(
-            f"USD         {rented['instance_month']:,.0f} a month, {rented['user_month']:,.2f} a "
-            f"user, {rented['million_tokens']:.2f} a million tokens"
-        )
+    for name, cost in (("rented", answer["rented"]), ("bought", answer["bought"])):
+        if cost:
+            console.print(
+                f"USD {name}  {cost['instance_month']:,.0f} a month, {cost['user_month']:,.2f} a "
+                f"user, {cost['million_tokens']:.2f} a million tokens"
+            )
 
 
 def _print_forecast(console: Console, plan: Plan, forecast: Forecast) -> None:

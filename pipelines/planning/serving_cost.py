@@ -11,7 +11,7 @@ _MILLION = 1e6
 
 @dataclass(frozen=True)
 class Owned:
-    """What a device of one's own costs; every figure is the owner's.
+    """What a device of one's own costs; the first two figures are the owner's.
 
     Attributes:
         price: US dollars for a device, with its share of the machine and its network.
@@ -19,19 +19,22 @@ class Owned:
         years: Over which the price is written off.
         overhead: Power drawn by the site over that of its devices (PUE), and by the machine around
             them. 1.56 is the mean of Uptime Institute's survey of 2024.
-        rack_month: US dollars a month for a device's place in a rack, and for its care.
+        rack_kw_month: US dollars a month for a place in a rack, by the kW that a device draws.
+            184 is the mean asking rent of 250 to 500 kW in CBRE's North America Data Center Trends
+            of the second half of 2024.
     """
 
     price: float
     kwh_price: float
     years: float = 4.0
     overhead: float = 1.56
-    rack_month: float = 0.0
+    rack_kw_month: float = 184.0
 
     def month(self, hardware: Hardware) -> float:
         """US dollars a month for one device at full load."""
-        power = hardware.watts / 1000 * self.overhead * self.kwh_price * _HOURS_A_MONTH
-        return self.price / (self.years * _MONTHS_A_YEAR) + power + self.rack_month
+        kw = hardware.watts / 1000
+        power = kw * self.overhead * self.kwh_price * _HOURS_A_MONTH
+        return self.price / (self.years * _MONTHS_A_YEAR) + power + kw * self.rack_kw_month
 
 
 @dataclass(frozen=True)

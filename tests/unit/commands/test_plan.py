@@ -77,6 +77,18 @@ def test_serving() -> None:
     assert not answer("--model", "gpt3-175b", "--gpu", "t4", "--serve")["fits"]
 
 
+def test_serving_on_gpus_of_one_s_own() -> None:
+    """Written off over four years, with power and a place in a rack."""
+    common = ("--model", "llama3-8b", "--serve", "--gpus", "1")
+    assert answer(*common)["bought"] is None
+    found = answer(*common, "--own", "30000", "--kwh", "0.1")
+    month = 30_000 / 48 + 0.7 * (1.56 * 0.1 * 730.5 + 184)
+    assert found["bought"]["instance_month"] == pytest.approx(month)
+    assert found["rented"]["instance_month"] > found["bought"]["instance_month"]
+    arguments = ["plan", *common, "--own", "30000", "--kwh", "0.1"]
+    assert f"USD bought  {month:,.0f} a month" in CliRunner().invoke(app, arguments).stdout
+
+
 def test_sizes() -> None:
     assert answer("--model", "llama3-8b", "--adapter", "qlora", "--smallest")["t4"] == "1"
     assert answer("--model", "gpt2-124m", "--gpus", "1", "--largest")["none"] == "gpt2-1.5b"
@@ -108,11 +120,28 @@ def test_a_person_sees_the_answer_first() -> None:
         (("--model", "llama3-7b"), "did you mean llama3"),
         (("--model", "llama3-8b", "--gpu", "h10"), "did you mean h100"),
         (("--model", "llama3-8b", "--plot", "memory.svg"), r"ends in \.png or \.html"),
+        (("--smallest", "--largest"), "--smallest makes no use of --largest"),
+        (("--smallest", "--gpu", "h100", "--gpus", "8"), "no use of --gpu, --gpus"),
+        (("--smallest", "--plot", "a.png"), "no use of --plot"),
+        (("--largest", "--adapter", "lora", "--price", "0"), "no use of --adapter, --price"),
+        (("--serve", "--adapter", "lora"), "--serve makes no use of --adapter"),
+        (("--serve", "--sharding", "full", "--plot", "a.png"), "use of --sharding, --plot"),
+        (("--serve", "--smallest"), "no use of --smallest"),
+        (("--serve", "--mfu", "0.5"), "no use of --mfu"),
+        (("--serve", "--own", "30000"), "--own and --kwh go together"),
+        (("--weights", "int8"), "training makes no use of --weights"),
+        (("--own", "30000", "--kwh", "0.1"), "no use of --own, --kwh"),
     ],
 )
 def test_a_wrong_question_is_one_line(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         answer(*arguments)
+
+
+def test_a_storage_gives_something() -> None:
+    result = CliRunner().invoke(app, ["plan", "--model", "gpt2-124m", "--storage", "0"])
+    assert result.exit_code == 2
+    assert "0.001" in result.output
 
 
 def test_an_answer_takes_a_second() -> None:

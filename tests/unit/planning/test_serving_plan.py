@@ -93,11 +93,11 @@ def test_costs_follow_from_price_power_and_years():
     rented = plan("llama3-70b", "h100", hourly_price=2.0).rented
     assert rented is not None
     assert rented.instance_month == pytest.approx(2 * 2.0 * 730.5)
-    owned = Owned(price=30_000, kwh_price=0.1, years=5, overhead=1.5, rack_month=100)
+    owned = Owned(price=30_000, kwh_price=0.1, years=5, overhead=1.5, rack_kw_month=200)
     served = plan("llama3-70b", "h100", owned=owned)
     assert served.bought is not None
     power = 0.7 * 1.5 * 0.1 * 730.5
-    assert served.bought.instance_month == pytest.approx(2 * (500 + power + 100))
+    assert served.bought.instance_month == pytest.approx(2 * (500 + power + 0.7 * 200))
     assert served.bought.user_month * served.concurrency == pytest.approx(
         served.bought.instance_month
     )

@@ -70,7 +70,7 @@ class PrepareOperator(BaseOperator):
         with mistakes_fail_the_task(self.task_id, run_id):
             recipe, source = settle(_recipe(context))
             supported(recipe)
-            planned = _plan(recipe)
+            planned = _plan(recipe, source)
             workspace = open_workspace(PROJECT, load_settings().home, run_id, recipe, source)
         if planned:
             keep_plan(workspace, planned)
@@ -174,7 +174,7 @@ def _recipe(context: "Context") -> "Recipe":
     return recipe_of(find(version)) if version else asked_recipe(context)
 
 
-def _plan(recipe: "Recipe") -> dict[str, Any] | None:
+def _plan(recipe: "Recipe", source: dict[str, Any]) -> dict[str, Any] | None:
     """What planning says of the run; None where its machine can't be told.
 
     Raises:
@@ -185,7 +185,7 @@ def _plan(recipe: "Recipe") -> dict[str, Any] | None:
     from pipelines.stages.run_plan import plan_run
 
     machine = training_machine(load_settings(), recipe)
-    return plan_run(recipe, machine) if machine else None
+    return plan_run(recipe, machine, source) if machine else None
 
 
 def _restored(workspace: Path, stage: str) -> bool:

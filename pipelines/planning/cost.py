@@ -11,6 +11,9 @@ from pipelines.planning.hardware import Hardware, Precision
 from pipelines.planning.roofs import flops_per_token
 
 CHINCHILLA = 20  # tokens a parameter: Hoffmann et al. 2022, table 3
+# Bytes of text a second and core, cleaned, without duplicates and cut into tokens: 2.5 MB/s on two
+# cores, `tests/benchmarks/results/preprocess.json`. Ray's start is not in it.
+PREPROCESS_RATE = 1.25e6
 
 
 def training_flops(parameters: float, tokens: float) -> float:
@@ -36,11 +39,13 @@ class StageCost:
         hours: By the clock; None where they can't be told beforehand.
         price_per_hour: Of all devices it holds; None where their price is unknown.
         bound_by: The resource that takes most of its time.
+        why_unknown: Why they can't be told.
     """
 
     hours: float | None
     price_per_hour: float | None
     bound_by: str
+    why_unknown: str | None = None
 
     @property
     def cost(self) -> float | None:

@@ -1,9 +1,10 @@
 """Accelerators by name, with the source of every figure; one entry is one accelerator.
 
 Rates, bandwidths and power: the makers' datasheets and architecture white papers: NVIDIA V100
-(2020), T4 (2019), A100 (2022), A10 and RTX A6000 (2021), L4 and L40S (2023), H100 (2023), H200
-(2024), Blackwell (2024); Ada (RTX 4090) and RTX Blackwell (RTX 5090) white papers, appendix A; AMD
-MI300X (2023); Google's system architecture page of TPU v4; Intel's page of the Xeon 8480+.
+(2020), T4 (2019), A100 (2022), A10, RTX A4000 and RTX A6000 (2021), L4 and L40S (2023), H100
+(2023), H200 (2024), Blackwell (2024); Ada (RTX 4090) and RTX Blackwell (RTX 5090) white papers,
+appendix A; AMD MI300X (2023); Google's system architecture pages of TPU v3 and v4; Intel's page of
+the Xeon 8480+, and Kaplan's talk at Hot Chips 2024 (Gaudi 2).
 
 Memory: what `nvidia-smi` reports, which is less than the nominal size where error correction
 lies in it.
@@ -13,7 +14,8 @@ Machines: NVIDIA DGX-1V, DGX A100, DGX H100, H200 and B200, and AMD's MI300X pla
 g6.48xlarge: 100 Gbit/s; g6e.48xlarge: 400 Gbit/s).
 
 MFU: LLM Foundry's benchmark tables (H100 and A100, 1B to 70B at a sequence length of 2048, FSDP);
-Megatron-LM (Shoeybi et al. 2019) for V100; PaLM (Chowdhery et al. 2022, table 3) for TPU v4.
+Megatron-LM (Shoeybi et al. 2019) for V100; PaLM (Chowdhery et al. 2022, table 3) for TPU v3 and v4;
+Databricks' blog of January 2024 for Gaudi 2.
 """
 
 import difflib
@@ -57,6 +59,8 @@ _MFU = {
     "v100-32": 0.30,  # 39 TFLOP/s with 1.2B on one
     "v100-16": 0.30,
     "tpu-v4": 0.462,
+    "tpu-v3": 0.325,  # Gopher
+    "gaudi2": 0.60,  # 260 TFLOP/s with MPT-7B on 8
 }
 
 
@@ -175,6 +179,10 @@ _DEVICES: dict[str, tuple[str | None, Hardware]] = {
         "NVIDIA RTX A6000",
         _device("RTX A6000", (38.7, 77.4, 154.8), mib=49_140, bandwidth=768, pcie=4, watts=300),
     ),
+    "a4000": (
+        "NVIDIA RTX A4000",
+        _device("RTX A4000", (19.2, 38.3, 76.7), mib=16_376, bandwidth=448, pcie=4, watts=140),
+    ),
     "rtx5090": (
         "NVIDIA GeForce RTX 5090",
         _device(
@@ -239,6 +247,36 @@ _DEVICES: dict[str, tuple[str | None, Hardware]] = {
             link=6 * 50,
             network=6 * 50,
             per_node=4,
+        ),
+    ),
+    # Two dimensions of the fabric, four links of 656 Gbit/s (Jouppi et al. 2020, table 3).
+    "tpu-v3": (
+        None,
+        _device(
+            "TPU v3",
+            (123.0 / 6, None, 123.0),
+            mib=32 * 1024,
+            bandwidth=900,
+            pcie=3,
+            watts=262,
+            link=4 * 656 * _GBIT,
+            network=4 * 656 * _GBIT,
+            per_node=4,
+        ),
+    ),
+    # 21 of its ports of 100 Gbit/s lead to the seven others, three out. No rate of fp32 products is
+    # published: a sixteenth is an assumption.
+    "gaudi2": (
+        None,
+        _device(
+            "Gaudi 2",
+            (432.0 / 16, None, 432.0, 865.0),
+            mib=96 * 1024,
+            bandwidth=2450,
+            pcie=4,
+            watts=600,
+            link=21 * 100 * _GBIT,
+            network=3 * 100 * _GBIT,
         ),
     ),
     # One socket of a Xeon Platinum 8480+ as in AWS m7i.48xlarge (two, 768 GiB, 50 Gbit/s): 56

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import STAGES
 from pipelines.models.config import DecoderConfig
-from pipelines.planning.cost import StageCost, energy_kwh, model_flops
+from pipelines.planning.cost import PREPROCESS_RATE, StageCost, energy_kwh, model_flops
 from pipelines.planning.failures import Failures, failures
 from pipelines.planning.hardware import Hardware, Precision
 from pipelines.planning.layout_rule import Choice
@@ -20,7 +20,8 @@ from pipelines.planning.storage import (
     stall_seconds,
 )
 
-_BYTES_A_TOKEN = 4  # of English text, with vocabularies of tens of thousands
+# Of English text, with vocabularies of tens of thousands; of the simplest tokenizers one.
+_BYTES_A_TOKEN = {"bpe": 4, "pretrained": 4}
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,10 @@ class Forecast:
 
     @property
     def cost(self) -> float | None:
-        """Of the stages that are forecast; None where no price is known."""
-        costs = [stage.cost for stage in self.stages.values() if stage.hours is not None]
-        return None if None in costs else sum(cost for cost in costs if cost is not None)
+        """Of the stages whose time and price are known; None where training's price is not."""
+        if self.stages["train"].cost is None:
+            return None
+        return sum(stage.cost or 0.0 for stage in self.stages.values())
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,12 @@ class Plan:
 
 
 def plan(
-    recipe: Recipe, config: DecoderConfig, machine: Machine, *, any_layout: bool = False
+    recipe: Recipe,
+    config: DecoderConfig,
+    machine: Machine,
+    *,
+    any_layout: bool = False,
+    text_bytes: int | None = None,
 ) -> Plan:
     """Plan a run.
 
@@ -131,6 +138,7 @@ def plan(
         config: The model's shape, sized.
         machine: On which.
         any_layout: Whether the recipe's own layout and activation checkpointing count for nothing.
+        text_bytes: Of the source; None where it was not looked at.
 
     Raises:
         UserError: no layout of so many devices can divide the model or its batch.
@@ -140,12 +148,17 @@ def plan(
     best = asked[0]
     forecast = None
     if best.fits and best.choice is not None and best.step is not None:
-        forecast = _forecast(recipe, config, machine, best.choice, best.step)
+        forecast = _forecast(recipe, config, machine, best.choice, best.step, text_bytes)
     return Plan(machine, config.parameters, asked, layouts, forecast)
 
 
 def _forecast(
-    recipe: Recipe, config: DecoderConfig, machine: Machine, choice: Choice, step: StepTime
+    recipe: Recipe,
+    config: DecoderConfig,
+    machine: Machine,
+    choice: Choice,
+    step: StepTime,
+    text_bytes: int | None,
 ) -> Forecast:
     training, train, hardware = choice.training, recipe.train, machine.hardware
     needs = demands(
@@ -168,7 +181,7 @@ def _forecast(
     size = checkpoint_size(config, training)
     stall = stall_seconds(size, training, hardware.pcie_bandwidth)
     expected = failures(seconds * train.steps, machine.gpus, stall)
-    hours = expected.seconds / 3600
+    trains = StageCost(expected.seconds / 3600, machine.price_per_hour, bound_by)
     return Forecast(
         step_seconds=seconds,
         tokens_per_second=tokens / seconds,
@@ -181,29 +194,29 @@ def _forecast(
         checkpoint=size,
         stall_seconds=stall,
         demands=needs,
-        stages=_stages(recipe, machine, hours, bound_by, tokens / seconds),
-        kwh=energy_kwh(hardware, machine.gpus, hours),
+        stages=_stages(recipe, trains, tokens / seconds, text_bytes),
+        kwh=energy_kwh(hardware, machine.gpus, expected.seconds / 3600),
     )
 
 
 def _stages(
-    recipe: Recipe, machine: Machine, hours: float, bound_by: str, tokens_per_second: float
+    recipe: Recipe, trains: StageCost, tokens_per_second: float, text_bytes: int | None
 ) -> dict[str, StageCost]:
     """Each stage's time, where it can be told beforehand, its price an hour and what binds it.
 
-    Text is cleaned, cut into tokens and looked at by CPUs, at rates far below any storage's; how
-    much text there is only the source knows.
+    Text is cleaned, cut into tokens and looked at by CPUs, at rates far below any storage's.
     """
-    most = recipe.resources.most_workers
-    cpu = recipe.resources.price_per_cpu_hour
-    forward = recipe.evaluate.max_bytes / _BYTES_A_TOKEN / recipe.evaluate.stride
+    most, cpu = recipe.resources.most_workers, recipe.resources.price_per_cpu_hour
+    cleaning, why = None, "how much text there is only the source knows"
+    if text_bytes is not None:
+        cleaning, why = text_bytes / PREPROCESS_RATE / most / 3600, None
+    a_token = _BYTES_A_TOKEN.get(recipe.data.tokenizer.kind, 1)
+    scored = recipe.evaluate.max_bytes / a_token / recipe.evaluate.stride
+    forward = scored / 3 / tokens_per_second / 3600  # a forward pass is a third of a step
     known = {
-        "preprocess": StageCost(None, None if cpu is None else cpu * most, "compute"),
-        "train": StageCost(hours, machine.price_per_hour, bound_by),
-        # A forward pass is a third of a step.
-        "evaluate": StageCost(
-            forward / 3 / tokens_per_second / 3600, machine.price_per_hour, "compute"
-        ),
+        "preprocess": StageCost(cleaning, None if cpu is None else cpu * most, "compute", why),
+        "train": trains,
+        "evaluate": StageCost(forward, trains.price_per_hour, "compute"),
     }
-    light = StageCost(None, cpu, "compute")
+    light = StageCost(None, cpu, "compute", "its speed was not measured: one CPU, a few minutes")
     return {stage: known.get(stage, light) for stage in STAGES}

@@ -156,11 +156,23 @@ def _candidate(each: Choice | Refusal, config: DecoderConfig, hardware: Hardware
         training = replace(each.training, on_cpu=True)
         each = replace(each, training=training, memory=estimate(config, training))
     step = step_time(config, each.training, hardware)
-    needed = each.memory.total
-    why_not = None
-    if needed > hardware.memory_bytes:
-        why_not = f"needs {needed / GIB:.1f} GiB of {hardware.memory_bytes / GIB:.1f}"
-    return Candidate(_name(each.training), each, step, why_not)
+    fits = each.memory.total <= hardware.memory_bytes
+    return Candidate(_name(each.training), each, step, None if fits else _why_not(each, hardware))
+
+
+def _why_not(choice: Choice, hardware: Hardware) -> str:
+    """Why a layout's memory is too much, with the part that takes most of it."""
+    memory, training = choice.memory, choice.training
+    parts = {name: size for name, size in memory.parts.items() if name != "margin"}
+    largest = max(parts, key=parts.__getitem__)
+    needed, given = (f"{size / GIB:.1f}" for size in (memory.total, hardware.memory_bytes))
+    told = f"needs {needed} GiB of {given}, most for {largest} ({parts[largest] / GIB:.1f})"
+    if largest == "gradients" and training.accumulates and training.shards > 1:
+        # They are exchanged once a step, see `training/forward_backward.py`.
+        told += (
+            f", which stay whole in fp32 until the last of {training.micro_batches} micro-batches"
+        )
+    return told
 
 
 def ways(layout: Layout) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.recipe import Resources
-from pipelines.core.records import STAGES, TrainRecord
+from pipelines.core.records import STAGES
 from pipelines.core.usage import Usage, usage_of
 from pipelines.ledger.workspace import Run, read_recipe
-from pipelines.stages.forecast import cost_beside_measured
+from pipelines.stages.forecast import stage_beside_measured
 from pipelines.tracking.points import Point
 from pipelines.tracking.rest import log_points, run_if_any
 
@@ -32,10 +32,9 @@ def _points(workspace: Path, stage: str) -> Iterator[Point]:
     values: dict[str, float] = {f"{key}/{stage}": getattr(used, key) for key in _METRICS}
     if resources.price_per_gpu_hour is not None or resources.price_per_cpu_hour is not None:
         values[f"cost/{stage}"] = cost(used, resources)
-        if stage == TrainRecord.stage:
-            values |= cost_beside_measured(workspace, values[f"cost/{stage}"])
         if stage == STAGES[-1]:
             values[TOTAL] = sum(cost(usage_of(workspace, each), resources) for each in STAGES)
+    values |= stage_beside_measured(workspace, stage, used.seconds, values.get(f"cost/{stage}"))
     # A stage that a person cleared is finished twice; the second point has a step of its own.
     step = max(0, used.endings - 1)
     for key, value in values.items():

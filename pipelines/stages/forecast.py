@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pipelines.core.records import TrainRecord
 from pipelines.core.storage import read_json, write_json
 
 PLAN = "plan.json"  # in a workspace; no stage reads it, so no result depends on it
@@ -47,11 +48,32 @@ def beside_measured(
     return pair | _pair("memory_gib", memory["total"] - memory["margin"], memory_bytes / _GIB)
 
 
-def cost_beside_measured(workspace: Path, measured: float) -> dict[str, float]:
-    """The same of what training cost."""
+def bound_beside_reported(workspace: Path, reported: str) -> tuple[str, bool] | None:
+    """What was to bind training, for a person, and whether it was that; None without a plan.
+
+    Args:
+        workspace: The run's.
+        reported: The resource that bound most of it.
+    """
     found = read_plan(workspace)
-    cost = found["stages"]["train"]["cost"] if found else None
-    return {} if cost is None else _pair("cost", cost, measured)
+    if found is None:
+        return None
+    bound_by = found["bound_by"]
+    return f"{bound_by} for {found['bound_share']:.1%} of a step", bound_by == reported
+
+
+def stage_beside_measured(
+    workspace: Path, stage: str, seconds: float, cost: float | None
+) -> dict[str, float]:
+    """The same of a stage's time, where it was forecast, and of what training cost."""
+    found = read_plan(workspace)
+    planned = found["stages"][stage] if found else {}
+    pairs = {}
+    if planned.get("hours") is not None:
+        pairs = _pair(f"{stage}_seconds", planned["hours"] * 3600, seconds)
+    if stage == TrainRecord.stage and cost is not None and planned.get("cost") is not None:
+        pairs |= _pair("cost", planned["cost"], cost)
+    return pairs
 
 
 def _pair(name: str, predicted: float, measured: float) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """What planning says of a run before it begins."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pipelines.core.errors import UserError
@@ -12,17 +13,31 @@ from pipelines.stages.run_shape import shape_beforehand
 _NEAREST = 3
 
 
-def plan_run(recipe: Recipe, machine: Machine) -> dict[str, Any]:
+def plan_run(
+    recipe: Recipe, machine: Machine, source: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The plan of a run as plain values.
+
+    Args:
+        recipe: What is to run.
+        machine: On which.
+        source: What `source.json` holds.
 
     Raises:
         UserError: it can't fit the machine; one line with layouts that would.
     """
-    found = plan(recipe, shape_beforehand(recipe), machine)
+    text = _text_bytes(source or {})
+    found = plan(recipe, shape_beforehand(recipe), machine, text_bytes=text)
     # A layout that the most workers can't have may be one for fewer.
     if not found.fits and not (recipe.resources.is_elastic and found.asked[0].choice is None):
         raise UserError(_refusal(found))
     return plan_json(found, limit=_NEAREST)
+
+
+def _text_bytes(source: Mapping[str, Any]) -> int | None:
+    """Of all inputs as they lie; None where their sizes aren't told, as of a dataset version."""
+    sizes = [each.get("bytes") for each in source.get("source", {}).get("inputs", ())]
+    return sum(sizes) if sizes and None not in sizes else None
 
 
 def _refusal(found: Plan) -> str:

@@ -10,7 +10,7 @@ from pipelines.core.records import MACHINE
 from pipelines.core.storage import write_json
 from pipelines.distributed.mesh import Mesh
 from pipelines.planning.hardware import Hardware
-from pipelines.stages.forecast import PLAN, beside_measured
+from pipelines.stages.forecast import PLAN, beside_measured, bound_beside_reported
 from pipelines.tracking.run import TrackedRun
 from pipelines.training import machine_report, metrics
 from pipelines.training.metrics import StepMetrics
@@ -18,6 +18,7 @@ from pipelines.training.metrics import StepMetrics
 DIAGNOSTICS = "diagnostics"  # beside the outputs, as no two runs have the same
 DENOMINATOR_TAG = "penstock.mfu_denominator"
 BOUND_TAG = "penstock.bound_by"
+PREDICTED_BOUND_TAG = "penstock.bound_by_predicted"
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +41,15 @@ def conclude(points: Sequence[StepMetrics], workspace: Path, tracked: TrackedRun
         return
     bound, line = metrics.summary(points)
     _log.info("%s", line)
-    tracked.set_tags({BOUND_TAG: bound})
+    tags = {BOUND_TAG: bound}
     speeds = [point.tokens_per_second for point in points]
-    tracked.log_results(beside_measured(workspace, speeds, points[-1].memory_bytes))
+    results = beside_measured(workspace, speeds, points[-1].memory_bytes)
+    if told := bound_beside_reported(workspace, metrics.most_bound_by(points)):
+        tags[PREDICTED_BOUND_TAG], hit = told
+        results["plan/bound_by_hit"] = float(hit)
+        _log.info("planned: bound by %s", told[0])
+    tracked.set_tags(tags)
+    tracked.log_results(results)
     if (planned := workspace / PLAN).is_file():
         tracked.log_artifact(planned, DIAGNOSTICS)
     traces = workspace / DIAGNOSTICS / "profile"

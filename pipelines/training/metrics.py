@@ -68,7 +68,7 @@ def _known(value: float | None, form: str) -> str:
 
 def summary(points: Sequence[StepMetrics]) -> tuple[str, str]:
     """What bound a run, and a line about it for a person; medians over its points."""
-    name = Counter(point.bound_by for point in points).most_common(1)[0][0]
+    name = most_bound_by(points)
     share = median(point.bound_share for point in points if point.bound_by == name)
     bound = f"{name} at {share:.1%} of its roof"
     middle = {
@@ -79,6 +79,11 @@ def summary(points: Sequence[StepMetrics]) -> tuple[str, str]:
         f"{middle['tokens_per_second']:,.0f} tokens/s, MFU {middle['mfu']:.1%}, "
         f"MBU {middle['mbu']:.1%}, waits for data {middle['data_wait_share']:.1%}; bound by {bound}"
     )
+
+
+def most_bound_by(points: Sequence[StepMetrics]) -> str:
+    """The resource that bound most of them."""
+    return Counter(point.bound_by for point in points).most_common(1)[0][0]
 
 
 Report = Callable[[StepMetrics], None]

@@ -1,10 +1,11 @@
+import re
 from dataclasses import replace
 
 import pytest
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import parse_recipe
+from pipelines.core.recipe_files import override_values, parse_recipe
 from pipelines.models.presets import PRESETS, preset
 from pipelines.planning.hardware_table import ENTRIES, named
 from pipelines.planning.layout_rule import AS_FAST, choose
@@ -55,7 +56,18 @@ def test_70b_is_not_for_one_small_card() -> None:
     near = nearest(found)
     assert [each.choice is not None for each in near] == [True] * 3
     assert near[0].why_not is not None
-    assert near[0].why_not.endswith("GiB of 24.0")
+    assert re.search(r"^needs \S+ GiB of 24.0, most for optimizer", near[0].why_not)
+
+
+def test_gradients_that_wait_are_named_where_they_are_too_much() -> None:
+    found = searched("llama3-8b", "h100", 8)
+    (why,) = {each.why_not for each in found if each.name == "dp_shard 8, sharding full"}
+    assert why is not None
+    assert re.search(r"^needs \S+ GiB of 79.6, most for activations \(\S+\)$", why)
+    recipe = override_values(usual("llama3-8b", "a100-40", 8), {"data.sequence_length": 1024})
+    small = search(recipe, preset("llama3-8b"), named("a100-40"), 8)
+    told = [each.why_not or "" for each in small if "full" in each.name]
+    assert any("which stay whole in fp32 until the last of" in each for each in told)
 
 
 def test_what_divides_nothing_says_so() -> None:
@@ -115,7 +127,7 @@ def test_a_plan_is_one_json_object() -> None:
     assert values["stages"]["preprocess"]["hours"] is None
     assert [each["holds"] for each in values["demands"]] == [True] * 3
     assert values["demands"][0]["given"] == 5e9
-    assert values["mfu"] == pytest.approx(0.42, abs=0.08)
+    assert values["mfu"] == pytest.approx(0.5, abs=0.08)  # nanochat's d24 on 8 H100, compiled
 
 
 def test_a_storage_that_is_too_slow_binds_training() -> None:
@@ -132,5 +144,5 @@ def test_a_storage_that_is_too_slow_binds_training() -> None:
 
 def test_an_mfu_beyond_the_memory_is_refused() -> None:
     h100 = replace(named("h100"), mfu=0.95, memory_bandwidth=1e11)
-    with pytest.raises(UserError, match=r"an MFU of 0\.95 is more than its memory"):
+    with pytest.raises(UserError, match=r"an MFU of 0\.95 is more than attention and its memory"):
         search(usual("gpt2-124m", "h100", 1), preset("gpt2-124m"), h100, 1)

@@ -10,9 +10,10 @@ from pipelines.planning.hardware_table import named
 from pipelines.planning.plan import Machine
 from pipelines.stages.forecast import (
     beside_measured,
-    cost_beside_measured,
+    bound_beside_reported,
     keep_plan,
     read_plan,
+    stage_beside_measured,
 )
 from pipelines.stages.run_plan import plan_run
 
@@ -81,12 +82,47 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
     assert found["plan/memory_gib_error"] == pytest.approx(0.1)
     cost = values["stages"]["train"]["cost"]
     assert cost == pytest.approx(16 * values["hours"])
-    assert cost_beside_measured(tmp_path, cost / 2)["plan/cost_error"] == pytest.approx(1)
+    seconds = values["hours"] * 3600
+    trained = stage_beside_measured(tmp_path, "train", seconds / 2, cost / 2)
+    assert trained["plan/cost_error"] == trained["plan/train_seconds_error"] == pytest.approx(1)
+    assert stage_beside_measured(tmp_path, "validate", 10.0, 1.0) == {}
+    bound = values["bound_by"]
+    told, is_hit = bound_beside_reported(tmp_path, bound) or ("", False)
+    assert is_hit
+    assert told.startswith(f"{bound} for ")
+    assert bound_beside_reported(tmp_path, "storage") == (told, False)
+
+
+def test_cleaning_text_is_forecast_by_what_the_source_holds(tmp_path: Path) -> None:
+    """1.25 MB/s a core, on as many as the recipe has workers."""
+    inputs = [{"path": "a", "bytes": 10_000_000}, {"path": "b", "bytes": 15_000_000}]
+    values = plan_run(llama(sharding="full", tp=2), EIGHT, {"source": {"inputs": inputs}})
+    keep_plan(tmp_path, values)
+    found = stage_beside_measured(tmp_path, "preprocess", 5.0, None)
+    assert found["plan/preprocess_seconds_predicted"] == pytest.approx(2.5)
+    assert found["plan/preprocess_seconds_error"] == pytest.approx(-0.5)
+    known = values["stages"]["evaluate"]
+    assert values["cost"] == pytest.approx(values["stages"]["train"]["cost"] + known["cost"])
+
+
+def test_a_stage_without_a_forecast_says_why() -> None:
+    stages = plan_run(llama(sharding="full", tp=2), EIGHT)["stages"]
+    assert {name for name, each in stages.items() if each["hours"] is None} == {
+        "preprocess",
+        "validate",
+        "register",
+    }
+    assert all(
+        (each["why_unknown"] is None) == (each["hours"] is not None) for each in stages.values()
+    )
+    assert all(each["bound_by"] for each in stages.values())
 
 
 def test_without_a_forecast_nothing_is_compared(tmp_path: Path) -> None:
     assert read_plan(tmp_path) is None
-    assert beside_measured(tmp_path, [1.0], 1) == cost_beside_measured(tmp_path, 1.0) == {}
+    assert beside_measured(tmp_path, [1.0], 1) == {}
+    assert stage_beside_measured(tmp_path, "train", 1.0, 1.0) == {}
+    assert bound_beside_reported(tmp_path, "compute") is None
     elastic = llama(workers=[8, 16], dp_shard=8, tp=2, sharding="full")
     keep_plan(tmp_path, plan_run(elastic, EIGHT))
     assert read_plan(tmp_path) is None

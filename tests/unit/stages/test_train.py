@@ -174,6 +174,30 @@ def test_no_step_is_logged_twice(workspace: Path, mlflow_client: Any, mlflow_run
     ]
 
 
+def test_a_run_stands_beside_its_plan(workspace: Path, mlflow_client: Any, mlflow_run: str) -> None:
+    """What binds it, its speed and its memory, as predicted and as it was."""
+    from pipelines.models.presets import preset
+    from pipelines.planning.hardware_table import named
+    from pipelines.planning.plan import Machine, plan
+    from pipelines.planning.plan_json import plan_json
+    from pipelines.stages import train
+    from pipelines.stages.forecast import keep_plan
+
+    recipe = Recipe.model_validate(RECIPE.to_dict() | {"data": {"sequence_length": 64}})
+    shape = preset(recipe.model.preset).sized(VOCABULARY, 64)
+    planned = plan_json(plan(recipe, shape, Machine(named("cpu"), 1, price=0.0)))
+    keep_plan(workspace, planned)
+    (workspace / "run.json").write_text(json.dumps({"mlflow_run_id": mlflow_run}))
+    train.run(recipe, workspace)
+    run = mlflow_client.get_run(mlflow_run).data
+    reported = run.tags["penstock.bound_by"].partition(" at ")[0]
+    predicted = run.tags["penstock.bound_by_predicted"].partition(" for ")[0]
+    assert predicted == planned["bound_by"]
+    assert run.metrics["plan/bound_by_hit"] == float(reported == predicted)
+    assert run.metrics["plan/tokens_per_second_measured"] > 0
+    assert abs(run.metrics["plan/memory_gib_error"]) < 0.15
+
+
 def run_and_record(workspace: Path, report: Callable[[Any], None] | None = None) -> None:
     """Run the stage and append `[step, sample ids]` of each step to a file of this process."""
     from pipelines.loading.dataloader import TokenLoader

@@ -49,7 +49,8 @@ def draw_memory(plan: Plan, path: Path) -> None:
     axes.set_xlabel("GiB a device; dashed: what it has", color=_INK)
     axes.tick_params(colors=_INK)
     axes.spines[:].set_visible(False)
-    axes.legend(ncols=len(_COLOURS), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
+    where = {"loc": "lower right", "bbox_to_anchor": (1, 1)}
+    axes.legend(ncols=len(_COLOURS), frameon=False, labelcolor=_INK, **where)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".png":
         figure.savefig(path, dpi=160)

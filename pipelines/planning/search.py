@@ -162,17 +162,11 @@ def _candidate(each: Choice | Refusal, config: DecoderConfig, hardware: Hardware
 
 def _why_not(choice: Choice, hardware: Hardware) -> str:
     """Why a layout's memory is too much, with the part that takes most of it."""
-    memory, training = choice.memory, choice.training
+    memory = choice.memory
     parts = {name: size for name, size in memory.parts.items() if name != "margin"}
     largest = max(parts, key=parts.__getitem__)
     needed, given = (f"{size / GIB:.1f}" for size in (memory.total, hardware.memory_bytes))
-    told = f"needs {needed} GiB of {given}, most for {largest} ({parts[largest] / GIB:.1f})"
-    if largest == "gradients" and training.accumulates and training.shards > 1:
-        # They are exchanged once a step, see `training/forward_backward.py`.
-        told += (
-            f", which stay whole in fp32 until the last of {training.micro_batches} micro-batches"
-        )
-    return told
+    return f"needs {needed} GiB of {given}, most for {largest} ({parts[largest] / GIB:.1f})"
 
 
 def ways(layout: Layout) -> str:

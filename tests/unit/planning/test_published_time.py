@@ -46,7 +46,7 @@ MPT = {
 FARTHER = {
     "h100": {"30b x 8192 bf16"},
     "a100-80": {"30b x 8192 bf16", "760m x 512 bf16"},
-    "a100-40": {"70b x 2048 bf16", "760m x 32768 bf16"},
+    "a100-40": {"70b x 2048 bf16"},
 }
 TITAN = replace(named("h100"), memory_bandwidth=2.4e12)
 # Of tensor parallelism's sums, by asynchronous ones: with them 70B goes from 829 to 876 tokens/s

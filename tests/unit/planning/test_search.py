@@ -5,7 +5,7 @@ import pytest
 
 from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import override_values, parse_recipe
+from pipelines.core.recipe_files import parse_recipe
 from pipelines.models.presets import PRESETS, preset
 from pipelines.planning.hardware_table import ENTRIES, named
 from pipelines.planning.layout_rule import AS_FAST, choose
@@ -57,17 +57,6 @@ def test_70b_is_not_for_one_small_card() -> None:
     assert [each.choice is not None for each in near] == [True] * 3
     assert near[0].why_not is not None
     assert re.search(r"^needs \S+ GiB of 24.0, most for optimizer", near[0].why_not)
-
-
-def test_gradients_that_wait_are_named_where_they_are_too_much() -> None:
-    found = searched("llama3-8b", "h100", 8)
-    (why,) = {each.why_not for each in found if each.name == "dp_shard 8, sharding full"}
-    assert why is not None
-    assert re.search(r"^needs \S+ GiB of 79.6, most for activations \(\S+\)$", why)
-    recipe = override_values(usual("llama3-8b", "a100-40", 8), {"data.sequence_length": 1024})
-    small = search(recipe, preset("llama3-8b"), named("a100-40"), 8)
-    told = [each.why_not or "" for each in small if "full" in each.name]
-    assert any("which stay whole in fp32 until the last of" in each for each in told)
 
 
 def test_what_divides_nothing_says_so() -> None:

@@ -35,7 +35,7 @@ from pipelines.models.peft_format import save_adapter
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
 from pipelines.stages.runner import RAY_JOB_VARIABLE
-from pipelines.stages.train_diagnostics import DIAGNOSTICS, conclude, describe_machine
+from pipelines.stages.train_diagnostics import DIAGNOSTICS, conclude, describe
 from pipelines.stages.train_layout import SettledLayout
 from pipelines.stages.train_logbook import TrainLogbook
 from pipelines.tracking.run import MODEL_HASH_TAG, TrackedRun, open_run
@@ -88,37 +88,30 @@ def run(
         settled = SettledLayout(recipe, shape, device, workspace)
         recipe = settled.recipe
         mesh = build_mesh(settled.choice.layout, device)
-        if rank() == 0:
-            world = mesh.layout.world
-            holds(workspace, STAGE, workers=world, gpus=world if device.type == "cuda" else 0)
         with one_for_all():
-            history = prepare(recipe, dataset, workspace)
-            events = Events()
-            if history is not None:
-                events = TrainLogbook(
-                    workspace, settled.facts(), settled.before, recipe.train.steps
-                )
+            history = prepare(recipe, dataset, workspace, mesh)
+            events = Events() if history is None else logbook(settled, workspace)
             loader = build_loader(recipe, dataset, workspace, mesh)
             model = build_model(recipe, shape)
         with tracked_run(workspace) as tracked, settled.out_of_memory():
             parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
             reporter = Reporter(recipe, workspace, history, tracked, report)
-            checkpoints = checkpoints_of(recipe, workspace)
             trainer = Trainer(
                 recipe,
                 parallelized,
                 loader,
                 reporter,
-                checkpoints,
+                checkpoints_of(recipe, workspace),
                 workspace / DIAGNOSTICS,
                 events,
                 last_step,
             )
             if tracked is not None:
-                layout = json.dumps(settled.facts())
-                tags = {READER_TAG: loader.reader.name, LAYOUT_TAG: layout}
-                tracked.later(partial(tracked.set_tags, tags))
-                describe_machine(mesh, trainer.meter.hardware, workspace, tracked)
+                tags = {
+                    READER_TAG: loader.reader.name,
+                    LAYOUT_TAG: json.dumps(settled.facts()),
+                }
+                describe(trainer, tags, workspace, tracked)
             position = trainer.fit()
             if tracked is not None:
                 conclude(reporter.points, workspace, tracked)
@@ -130,15 +123,22 @@ def run(
     return record
 
 
-def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path) -> History | None:
+def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> History | None:
     """Clear what an unfinished or another run left; rank 0 gets the run's history."""
     history = None
     if rank() == 0:
+        world = mesh.layout.world
+        holds(workspace, STAGE, workers=world, gpus=world if mesh.device.type == "cuda" else 0)
         shutil.rmtree(output_folder(workspace, STAGE), ignore_errors=True)
         for place in checkpoint_places(recipe, workspace):
             CheckpointStore(place).claim(identity(recipe, dataset))
         history = History(workspace / CHECKPOINTS / HISTORY)
     return history
+
+
+def logbook(settled: SettledLayout, workspace: Path) -> TrainLogbook:
+    """Of what befalls this run, in this layout."""
+    return TrainLogbook(workspace, settled.facts(), settled.before, settled.recipe.train.steps)
 
 
 def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> TokenLoader:

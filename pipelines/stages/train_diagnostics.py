@@ -1,19 +1,18 @@
 """What a training run tells of its machine, kept in the workspace and with the run in MLflow."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from pipelines.core.log import rank
 from pipelines.core.records import MACHINE
 from pipelines.core.storage import write_json
-from pipelines.distributed.mesh import Mesh
-from pipelines.planning.hardware import Hardware
 from pipelines.stages.forecast import PLAN, beside_measured, bound_beside_reported
 from pipelines.tracking.run import TrackedRun
 from pipelines.training import machine_report, metrics
 from pipelines.training.metrics import StepMetrics
+from pipelines.training.trainer import Trainer
 
 DIAGNOSTICS = "diagnostics"  # beside the outputs, as no two runs have the same
 DENOMINATOR_TAG = "penstock.mfu_denominator"
@@ -23,11 +22,15 @@ PREDICTED_BOUND_TAG = "penstock.bound_by_predicted"
 _log = logging.getLogger(__name__)
 
 
-def describe_machine(mesh: Mesh, hardware: Hardware, workspace: Path, tracked: TrackedRun) -> None:
-    """Rank 0 says once, before the first step, on what the run runs."""
+def describe(
+    trainer: Trainer, tags: Mapping[str, str], workspace: Path, tracked: TrackedRun
+) -> None:
+    """Rank 0 says once, before the first step, on what the run runs; all set the run's tags."""
+    tracked.later(partial(tracked.set_tags, dict(tags)))
     if rank() != 0:
         return
-    facts = machine_report.machine_report(mesh, hardware)
+    hardware = trainer.meter.hardware
+    facts = machine_report.machine_report(trainer.mesh, hardware)
     _log.info("%s", machine_report.summary(facts))
     path = workspace / MACHINE
     write_json(path, facts)

@@ -1,7 +1,6 @@
 """`penstock plan`: does it fit, how long, how much, with which layout."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,6 +20,15 @@ if TYPE_CHECKING:
 
 _GIGA = 1e9
 _GPU = "h100"
+_TRAINING = "training"
+_RUN = ("--price", "--storage", "--mfu", "--plot")
+# What a question makes no use of.
+_UNUSED = {
+    "--serve": ("--adapter", "--sharding", "--mfu", "--plot", "--smallest", "--largest"),
+    "--smallest": ("--largest", "--gpu", "--gpus", *_RUN),
+    "--largest": ("--adapter", *_RUN),
+    _TRAINING: ("--weights", "--own", "--kwh"),
+}
 
 Preset = Annotated[str | None, typer.Option(help="A preset: gpt3-175b, llama3-70b, gpt2-124m, ...")]
 GivenRecipe = Annotated[
@@ -91,20 +99,15 @@ def plan(
     """
     from pipelines.planning.hardware_table import named
 
-    serving = {"--weights": weights, "--own": own, "--kwh": kwh}
-    training = {"--adapter": adapter, "--sharding": sharding, "--mfu": mfu, "--plot": plot}
-    sizes = {"--smallest": smallest, "--largest": largest}
-    money = {"--price": price, "--storage": storage, "--mfu": mfu, "--plot": plot}
-    if serve:
-        _no_use("--serve", training | sizes)
-        if (own is None) != (kwh is None):
-            raise UserError("plan: --own and --kwh go together: a GPU that is bought needs power")
-    else:
-        _no_use("training", serving)
-    if smallest:
-        _no_use("--smallest", {"--largest": largest, "--gpu": gpu, "--gpus": gpus} | money)
-    if largest:
-        _no_use("--largest", {"--adapter": adapter} | money)
+    given: dict[str, object] = {
+        "--gpu": gpu,
+        "--gpus": gpus,
+        "--adapter": adapter,
+        "--sharding": sharding,
+    }
+    given |= {"--serve": serve, "--weights": weights, "--own": own, "--kwh": kwh, "--mfu": mfu}
+    given |= {"--price": price, "--storage": storage, "--plot": plot}
+    _refuse_unused(given | {"--smallest": smallest, "--largest": largest})
     gpu = gpu or _GPU
     hardware = named(gpu)
     if mfu is not None:
@@ -136,15 +139,21 @@ def plan(
     print_plan(found, f"{resolved.name}, {shape.parameters / 1e9:.3g}B parameters", gpu)
 
 
-def _no_use(question: str, options: Mapping[str, object]) -> None:
+def _refuse_unused(given: dict[str, object]) -> None:
     """Refuse options that would change nothing.
 
     Raises:
-        UserError: one is given.
+        UserError: one is given, or --own without --kwh.
     """
-    given = [name for name, value in options.items() if value is not None and value is not False]
-    if given:
-        raise UserError(f"plan: {question} makes no use of {', '.join(given)}; leave it out")
+    there = [name for name, value in given.items() if value is not None and value is not False]
+    questions = [name for name in _UNUSED if name in there]
+    if "--serve" not in there:
+        questions.append(_TRAINING)
+    for question in questions:
+        if unused := [name for name in _UNUSED[question] if name in there]:
+            raise UserError(f"plan: {question} makes no use of {', '.join(unused)}; leave it out")
+    if ("--own" in there) != ("--kwh" in there):
+        raise UserError("plan: --own and --kwh go together: a GPU that is bought needs power")
 
 
 def _question(

@@ -207,9 +207,8 @@ def _stages(
     Text is cleaned, cut into tokens and looked at by CPUs, at rates far below any storage's.
     """
     most, cpu = recipe.resources.most_workers, recipe.resources.price_per_cpu_hour
-    cleaning, why = None, "how much text there is only the source knows"
-    if text_bytes is not None:
-        cleaning, why = text_bytes / PREPROCESS_RATE / most / 3600, None
+    cleaning = None if text_bytes is None else text_bytes / PREPROCESS_RATE / most / 3600
+    why = "how much text there is only the source knows" if cleaning is None else None
     a_token = _BYTES_A_TOKEN.get(recipe.data.tokenizer.kind, 1)
     scored = recipe.evaluate.max_bytes / a_token / recipe.evaluate.stride
     forward = scored / 3 / tokens_per_second / 3600  # a forward pass is a third of a step

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
@@ -136,10 +136,11 @@ def _events(profiler: profile) -> list[Event]:
 
 def _allocated(profiler: profile) -> int:
     """The most bytes that were allocated since a profiler began, less those that were freed."""
-    found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    found: list[Any] = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     sizes = [(each.start_ns(), each.nbytes()) for each in found if each.name() == "[memory]"]
     sizes.sort(key=lambda event: event[0])
-    return max(accumulate((size for _, size in sizes), initial=0))
+    most: int = max(accumulate((size for _, size in sizes), initial=0))
+    return most
 
 
 def _spans(events: list[Event]) -> _Spans:

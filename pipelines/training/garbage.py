@@ -16,8 +16,8 @@ def only_between_steps() -> Iterator[None]:
     """In the block nothing is collected but by `collect`."""
     was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
-    if not was_frozen:
-        gc.freeze()  # what is there already stays: it is not looked through each time
+    gc.collect()
+    gc.freeze()  # what is left stays: it is not looked through each time
     try:
         yield
     finally:

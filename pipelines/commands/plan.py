@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pipelines.planning.storage import Storage
 
 _GIGA = 1e9
-_GPU = "h100"
 _TRAINING = "training"
 _RUN = ("--price", "--storage", "--mfu", "--plot")
 # What a question makes no use of.
@@ -35,19 +34,14 @@ GivenRecipe = Annotated[
     str | None,
     typer.Option("--recipe", "-r", metavar="R", help="A shipped recipe, or a YAML file."),
 ]
-Gpu = Annotated[
-    str | None,
-    typer.Option(help="h200, a100-80, rtx4090, mi300x, cpu, ...; else h100.", show_default=False),
-]
+Gpu = Annotated[str, typer.Option(help="h200, a100-80, rtx4090, mi300x, cpu, ...")]
 Gpus = Annotated[
     int | None, typer.Option(min=1, help="How many; else the recipe's workers, or one node.")
 ]
 Adapter = Annotated[Literal["none", "lora", "qlora"] | None, typer.Option()]
 Zero = Annotated[Literal["none", "optimizer", "gradients", "full"] | None, typer.Option()]
 Serve = Annotated[bool, typer.Option("--serve", help="Serving instead of training.")]
-Weights = Annotated[
-    Literal["bf16", "int8", "int4"] | None, typer.Option(help="Of the served model; else bf16.")
-]
+Weights = Annotated[Literal["bf16", "int8", "int4"], typer.Option(help="Of the served model.")]
 Own = Annotated[
     float | None, typer.Option(min=0, help="Serving: USD for which a GPU is bought, with its host.")
 ]
@@ -71,15 +65,16 @@ Plot = Annotated[
 
 
 def plan(
+    context: typer.Context,
     model: Preset = None,
     recipe: GivenRecipe = None,
     overrides: Overrides = None,
-    gpu: Gpu = None,
+    gpu: Gpu = "h100",
     gpus: Gpus = None,
     adapter: Adapter = None,
     sharding: Zero = None,
     serve: Serve = False,
-    weights: Weights = None,
+    weights: Weights = "bf16",
     own: Own = None,
     kwh: Kwh = None,
     mfu: Mfu = None,
@@ -99,16 +94,7 @@ def plan(
     """
     from pipelines.planning.hardware_table import named
 
-    given: dict[str, object] = {
-        "--gpu": gpu,
-        "--gpus": gpus,
-        "--adapter": adapter,
-        "--sharding": sharding,
-    }
-    given |= {"--serve": serve, "--weights": weights, "--own": own, "--kwh": kwh, "--mfu": mfu}
-    given |= {"--price": price, "--storage": storage, "--plot": plot}
-    _refuse_unused(given | {"--smallest": smallest, "--largest": largest})
-    gpu = gpu or _GPU
+    _refuse_unused(context)
     hardware = named(gpu)
     if mfu is not None:
         hardware = replace(hardware, mfu=mfu)
@@ -118,7 +104,7 @@ def plan(
         from pipelines.planning.serving_cost import Owned
 
         owned = None if own is None or kwh is None else Owned(own, kwh)
-        _serve(shape, hardware, gpus, weights or "bf16", price, owned, storage, as_json=as_json)
+        _serve(shape, hardware, gpus, weights, price, owned, storage, as_json=as_json)
         return
     if smallest or largest:
         _sizes(resolved, shape, hardware, number, smallest=smallest, as_json=as_json)
@@ -139,13 +125,13 @@ def plan(
     print_plan(found, f"{resolved.name}, {shape.parameters / 1e9:.3g}B parameters", gpu)
 
 
-def _refuse_unused(given: dict[str, object]) -> None:
+def _refuse_unused(context: typer.Context) -> None:
     """Refuse options that would change nothing.
 
     Raises:
         UserError: one is given, or --own without --kwh.
     """
-    there = [name for name, value in given.items() if value is not None and value is not False]
+    there = [each.opts[0] for each in context.command.params if _is_given(context, each.name)]
     questions = [name for name in _UNUSED if name in there]
     if "--serve" not in there:
         questions.append(_TRAINING)
@@ -154,6 +140,11 @@ def _refuse_unused(given: dict[str, object]) -> None:
             raise UserError(f"plan: {question} makes no use of {', '.join(unused)}; leave it out")
     if ("--own" in there) != ("--kwh" in there):
         raise UserError("plan: --own and --kwh go together: a GPU that is bought needs power")
+
+
+def _is_given(context: typer.Context, name: str | None) -> bool:
+    source = context.get_parameter_source(name) if name else None
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _question(

@@ -57,6 +57,11 @@ class Hardware:
         """Whether its memory is the host's."""
         return self.pcie_bandwidth is None
 
+    @property
+    def memory_name(self) -> str:
+        """What is said to bind where its memory does."""
+        return "CPU memory" if self.is_cpu else "device-memory bandwidth"
+
     def peak(self, precision: Precision) -> float:
         """The rate of a precision; one that the device lacks runs at the rate of fp32."""
         return self.flops.get(precision, self.flops["fp32"])

@@ -107,6 +107,22 @@ _DGX_B200: dict[str, Any] = {"link": 900, "network": 400 * _GBIT}
 # Consumer cards have no reference machine: 10 Gbit/s for eight is an assumption.
 _RENTED_HOST: dict[str, Any] = {"network": 10 * _GBIT / 8}
 
+
+def _tpu(name: str, bf16: float, *, bandwidth: float, watts: float, link: float) -> Hardware:
+    """A slice's chips are on one fabric, between hosts too; XLA makes fp32 of six bf16 passes."""
+    return _device(
+        name,
+        (bf16 / 6, None, bf16),
+        mib=32 * 1024,
+        bandwidth=bandwidth,
+        pcie=3,
+        watts=watts,
+        link=link,
+        network=link,
+        per_node=4,
+    )
+
+
 # By the command's name: the name that the driver gives, if any, and what it is.
 _DEVICES: dict[str, tuple[str | None, Hardware]] = {
     "b200": (
@@ -233,37 +249,9 @@ _DEVICES: dict[str, tuple[str | None, Hardware]] = {
             network=400 * _GBIT,
         ),
     ),
-    # A slice's chips are on one fabric, six links of 50 GB/s each, between hosts as well; fp32 is
-    # six passes of bf16, as XLA does it.
-    "tpu-v4": (
-        None,
-        _device(
-            "TPU v4",
-            (275.0 / 6, None, 275.0),
-            mib=32 * 1024,
-            bandwidth=1200,
-            pcie=3,
-            watts=192,
-            link=6 * 50,
-            network=6 * 50,
-            per_node=4,
-        ),
-    ),
-    # Two dimensions of the fabric, four links of 656 Gbit/s (Jouppi et al. 2020, table 3).
-    "tpu-v3": (
-        None,
-        _device(
-            "TPU v3",
-            (123.0 / 6, None, 123.0),
-            mib=32 * 1024,
-            bandwidth=900,
-            pcie=3,
-            watts=262,
-            link=4 * 656 * _GBIT,
-            network=4 * 656 * _GBIT,
-            per_node=4,
-        ),
-    ),
+    # Six links of 50 GB/s each; of the older one four of 656 Gbit/s (Jouppi et al. 2020, table 3).
+    "tpu-v4": (None, _tpu("TPU v4", 275.0, bandwidth=1200, watts=192, link=6 * 50)),
+    "tpu-v3": (None, _tpu("TPU v3", 123.0, bandwidth=900, watts=262, link=4 * 656 * _GBIT)),
     # 21 of its ports of 100 Gbit/s lead to the seven others, three out. No rate of fp32 products is
     # published: a sixteenth is an assumption.
     "gaudi2": (

@@ -170,5 +170,5 @@ def utilisation(
         pcie=0.0 if pcie is None else work.pcie_bytes / pcie / seconds,
         network=network,
         storage=storage,
-        memory="CPU memory" if hardware.is_cpu else "device-memory bandwidth",
+        memory=hardware.memory_name,
     )

@@ -152,7 +152,7 @@ def step_time(
         network=network,
         bubble=(busy + network) * waits / (1 - waits),
         pcie=0.0 if pcie is None else work.pcie_bytes / pcie,
-        memory="CPU memory" if hardware.is_cpu else "device-memory bandwidth",
+        memory=hardware.memory_name,
     )
 
 

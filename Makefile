@@ -2,7 +2,7 @@
 # Half of the time of an import is its compilation, which tests would do anew in each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env bench-env demo down check audit test test-parity test-faults clean
+.PHONY: help env bench-env demo down check audit test test-parity test-faults test-infra clean
 
 help:
 	@echo "make env    the virtual environment .venv, from requirements.lock"
@@ -14,6 +14,7 @@ help:
 	@echo "make test   the tests"
 	@echo "make test-parity  that a model trained over many processes is the one trained by a single one"
 	@echo "make test-faults  kills, full disks and outages on a real platform; ROW=row_04 for one of them"
+	@echo "make test-infra  images, Compose, Slurm, Kubernetes and object stores for real; root, Debian; PART=slurm for one"
 	@echo "make clean  stop the platform; remove .venv and caches, but not .penstock"
 
 env:
@@ -38,7 +39,7 @@ check: env
 audit: env
 	@eval "$$(.venv/bin/python infra/pip_settings.py)" && .venv/bin/python infra/audit.py requirements.lock
 
-SHARED = tests/distributed tests/integration tests/e2e tests/platform tests/faults
+SHARED = tests/distributed tests/integration tests/e2e tests/platform tests/faults tests/infra
 # Unit tests on two processes, a thread each; of the rest one has the platform, and what hurts that
 # comes last, and the other all that needs none.
 test: env bench-env
@@ -52,6 +53,13 @@ test-parity: env
 ROW =
 test-faults: env
 	.venv/bin/pytest -m faults $(SHARED) -k "$(ROW)"
+
+# Installs Debian's packages, builds what Debian only has as source and keeps that in
+# $$PENSTOCK_INFRA_CACHE. What can't run here is skipped with its reason.
+PART =
+test-infra: env
+	@bash tests/infra/install.sh
+	.venv/bin/pytest -m infra tests/infra -k "$(PART)"
 
 clean:
 	@if [ -x .venv/bin/penstock ]; then .venv/bin/penstock down; fi

@@ -12,18 +12,21 @@ from pathlib import Path
 
 import pytest
 
-_SWITCH = "penstock-switch"
-_SUBNET = "10.77.0"
-
 
 class Hosts:
-    """So many hosts on one switch, numbered from 1, while in the block."""
+    """So many hosts on one switch, numbered from 1, while in the block.
 
-    def __init__(self, number: int) -> None:
+    `name` and `subnet` keep two networks apart that exist at the same time.
+    """
+
+    def __init__(self, number: int, name: str = "penstock", subnet: str = "10.77.0") -> None:
         self._numbers = range(1, number + 1)
+        self._name = name
+        self._subnet = subnet
+        self._switch = f"{name}-switch"
 
     def __enter__(self) -> "Hosts":
-        done = subprocess.run(["ip", "netns", "add", _SWITCH], capture_output=True, text=True)
+        done = subprocess.run(["ip", "netns", "add", self._switch], capture_output=True, text=True)
         if done.returncode:
             pytest.skip(f"no network namespaces can be made here: {done.stderr.strip()}")
         try:
@@ -34,7 +37,7 @@ class Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for space in (*map(_space, self._numbers), _SWITCH):
+        for space in (*map(self.space, self._numbers), self._switch):
             pids = subprocess.run(
                 ["ip", "netns", "pids", space], capture_output=True, text=True, check=False
             ).stdout.split()
@@ -43,19 +46,21 @@ class Hosts:
                     os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)
 
-    @staticmethod
-    def address(host: int) -> str:
-        """Of a host, on the switch."""
-        return f"{_SUBNET}.{host}"
+    def space(self, host: int) -> str:
+        """The name of a host's network namespace."""
+        return f"{self._name}-host{host}"
 
-    @staticmethod
+    def address(self, host: int) -> str:
+        """The address of a host on the switch."""
+        return f"{self._subnet}.{host}"
+
     def start(
-        host: int, command: Sequence[str], environment: dict[str, str], log: Path
+        self, host: int, command: Sequence[str], environment: dict[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
         """Run a command on a host."""
         with log.open("ab") as file:
             return subprocess.Popen(
-                ["ip", "netns", "exec", _space(host), *command],
+                ["ip", "netns", "exec", self.space(host), *command],
                 env=environment,
                 stdout=file,
                 stderr=file,
@@ -64,28 +69,24 @@ class Hosts:
     @contextmanager
     def cut(self, host: int) -> Iterator[None]:
         """Nothing reaches a host in the block, and nothing tells of it."""
-        _ip("-n", _SWITCH, "link", "set", f"port{host}", "down")
+        _ip("-n", self._switch, "link", "set", f"port{host}", "down")
         try:
             yield
         finally:
-            _ip("-n", _SWITCH, "link", "set", f"port{host}", "up")
+            _ip("-n", self._switch, "link", "set", f"port{host}", "up")
 
     def _connect(self) -> None:
-        _ip("-n", _SWITCH, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", _SWITCH, "link", "set", "bridge", "up")
+        _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self._switch, "link", "set", "bridge", "up")
         for host in self._numbers:
-            space, port = _space(host), f"port{host}"
+            space, port = self.space(host), f"port{host}"
             _ip("netns", "add", space)
-            pair = ["type", "veth", "peer", "name", port, "netns", _SWITCH]
+            pair = ["type", "veth", "peer", "name", port, "netns", self._switch]
             _ip("link", "add", "eth0", "netns", space, *pair)
-            _ip("-n", _SWITCH, "link", "set", port, "master", "bridge", "up")
+            _ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
             _ip("-n", space, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
             _ip("-n", space, "link", "set", "eth0", "up")
             _ip("-n", space, "link", "set", "lo", "up")
-
-
-def _space(host: int) -> str:
-    return f"penstock-host{host}"
 
 
 def _ip(*arguments: str) -> None:

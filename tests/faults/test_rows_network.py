@@ -14,8 +14,8 @@ from pipelines.core.records import TrainRecord
 from pipelines.core.settings import PROJECT
 from pipelines.stages.train import HISTORY
 from pipelines.training.checkpoint_store import CHECKPOINTS
-from tests.hosts import Hosts
 from tests.faults.pipeline_run import END_LIMIT_S, START_LIMIT_S, until
+from tests.hosts import Hosts
 
 pytestmark = [
     pytest.mark.faults,

@@ -1,4 +1,4 @@
-"""What tests of the infrastructure ask of this machine, and where they keep what is slow to build."""
+"""What infrastructure tests ask of this machine, and where they keep what is slow to build."""
 
 import os
 import shutil

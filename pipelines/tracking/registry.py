@@ -211,10 +211,11 @@ def _fetch(address: str, folder: Path) -> None:
     from pipelines.tracking.client import open_client
 
     open_client()  # sets MLflow's own settings
-    from mlflow.artifacts import download_artifacts
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     with fresh_folder(folder) as temporary:
-        download_artifacts(artifact_uri=address, dst_path=str(temporary))
+        # Not `mlflow.artifacts.download_artifacts`, which puts them into a folder `artifacts`.
+        get_artifact_repository(address).download_artifacts("", str(temporary))
 
 
 def _check_owner(version: ModelVersion, folder: Path) -> None:

@@ -1,5 +1,4 @@
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -8,6 +7,7 @@ from pipelines.tracking import registry
 from pipelines.tracking.promotion import promote
 from pipelines.tracking.registration import register
 from pipelines.tracking.run import MODEL_HASH_TAG
+from tests.s3_server import s3_bucket
 
 FILES = {"config.json", "model.safetensors", "README.md", "MLmodel", "model.sig"}
 
@@ -175,30 +175,20 @@ def test_a_signed_model_in_anothers_place_is_refused(name, folders, mlflow_run):
         registry.verified_folder(good)
 
 
-def test_a_store_that_is_no_folder_is_read_once_and_verified_each_time(
-    name, folders, mlflow_run, home, monkeypatch
+def test_a_model_in_a_bucket_is_fetched_whole_and_once_and_verified_each_time(
+    name, folders, mlflow_client, home
 ):
-    from pipelines.tracking import rest
-
-    version = crown(folders, name, mlflow_run, tags("aa"), "")
-    stored = registry.verified_folder(version)
-    address = f"memory://{name}/model"  # any that is no path
-    monkeypatch.setattr(rest, "artifact_address", lambda *_: address)
-    monkeypatch.setattr("mlflow.artifacts.download_artifacts", copy_from(stored))
-    kept = registry.download(name)
-    assert kept.is_relative_to(home / "models" / name)
-    monkeypatch.setattr("mlflow.artifacts.download_artifacts", None)  # not needed again
-    assert registry.download(name) == kept
-    (kept / "README.md").write_text("# another model")
-    with pytest.raises(UserError, match=r"altered README\.md"):
-        registry.download(name)
-
-
-def copy_from(stored: Path):
-    def download_artifacts(artifact_uri: str, dst_path: str) -> None:
-        shutil.copytree(stored, dst_path, dirs_exist_ok=True)
-
-    return download_artifacts
+    with s3_bucket("models") as bucket:
+        experiment = mlflow_client.create_experiment(name, artifact_location="s3://models/mlflow")
+        crown(folders, name, mlflow_client.create_run(experiment).info.run_id, tags("aa"), "")
+        kept = registry.download(name)
+        assert kept.is_relative_to(home / "models" / name)
+        assert {path.name for path in kept.iterdir()} == FILES
+        bucket.objects.delete()
+        assert registry.download(name) == kept
+        (kept / "README.md").write_text("# another model")
+        with pytest.raises(UserError, match=r"altered README\.md"):
+            registry.download(name)
 
 
 def test_the_folders_are_left_as_they_were_and_the_later_ones_files_count(

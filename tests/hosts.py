@@ -37,14 +37,19 @@ class Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for host in self._numbers:
+            self.kill(host)
         for space in (*map(self.space, self._numbers), self._switch):
-            pids = subprocess.run(
-                ["ip", "netns", "pids", space], capture_output=True, text=True, check=False
-            ).stdout.split()
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)
+
+    def kill(self, host: int) -> None:
+        """End all processes of a host at once, as a power cut does."""
+        pids = subprocess.run(
+            ["ip", "netns", "pids", self.space(host)], capture_output=True, text=True, check=False
+        ).stdout.split()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def space(self, host: int) -> str:
         """The name of a host's network namespace."""

@@ -1,7 +1,7 @@
 """`penstock doctor`: what is wrong here, why it matters, and the mend."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,13 @@ _MARKS = {
 
 
 def doctor(
-    recipe: RecipeName = DEFAULT_RECIPE, overrides: Overrides = None, as_json: Json = False
+    recipe: RecipeName = DEFAULT_RECIPE,
+    overrides: Overrides = None,
+    s3: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Try all that we need of this bucket, and nothing else."),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """Check driver, GPUs, network, disk and services, on every node.
 
@@ -35,9 +41,10 @@ def doctor(
     from pipelines.core.recipe_files import load_recipe
     from pipelines.doctor.examination import examine
     from pipelines.doctor.findings import exit_code, worst
+    from pipelines.doctor.object_store import examine_store
 
     began = time.monotonic()
-    parts = examine(load_recipe(recipe, overrides or ()))
+    parts = {s3: examine_store(s3)} if s3 else examine(load_recipe(recipe, overrides or ()))
     findings = [finding for part in parts.values() for finding in part]
     if as_json:
         told = {

@@ -3,6 +3,17 @@
 EXIT_USER_ERROR = 2
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line; its cause where it says nothing itself.
+
+    Some object stores refuse without a message, which s3fs tells as the word "None".
+    """
+    said = " ".join(str(error).split())
+    if said in ("", "None"):
+        return one_line(error.__cause__) if error.__cause__ else type(error).__name__
+    return said
+
+
 class UserError(Exception):
     """Something a person got wrong: one line that says what, where and what to do.
 

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UserError, one_line
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_data import Source
 from pipelines.core.settings import DEFAULT_RECIPE
@@ -48,7 +48,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {_one_line(error)}") from error
+        raise UserError(f"{path}: not valid YAML: {one_line(error)}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text; a recipe is a YAML file") from error
     if not isinstance(values, dict):
@@ -167,7 +167,7 @@ def _split_override(override: str) -> tuple[str, Any]:
     try:
         return key.strip(), yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise UserError(f"--set {override!r}: {_one_line(error)}") from error
+        raise UserError(f"--set {override!r}: {one_line(error)}") from error
 
 
 def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
@@ -208,7 +208,3 @@ def _section_keys() -> Iterator[str]:
 def _nearest(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

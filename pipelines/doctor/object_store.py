@@ -3,24 +3,38 @@
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
+from pipelines.core.errors import UserError
 from pipelines.core.recipe import Recipe
 from pipelines.core.settings import load_settings
-from pipelines.doctor.findings import FaultError, NotHereError, Seen, ok, problem, warning
+from pipelines.doctor.findings import (
+    FaultError,
+    Finding,
+    NotHereError,
+    Seen,
+    State,
+    ok,
+    problem,
+    warning,
+)
 from pipelines.doctor.mounts import existing
+from pipelines.doctor.object_store_needs import NEEDS, REMOVAL, Need, Scratch
 
 _PREFIX = ".penstock-doctor"
 _CONTENT = b"penstock doctor"
 _REFUSED_S = 15 * 60  # S3 answers RequestTimeTooSkewed beyond (AWS, S3 error responses)
 _MUCH_S = 60.0
-_TIMEOUT_S = 3
+_TIMEOUT_S = 5
 _REMOTE = "PENSTOCK_DATASETS_REMOTE"
 _CLOCK = "let this machine's clock follow a time server: chrony"
 _ACCESS = "mend AWS_ENDPOINT_URL, the keys, or what their policy allows in this bucket"
+_CLOCK_NEED = Need("clock", "requests are signed by the time", lambda _: ok(""))
 T = TypeVar("T")
 
 
@@ -57,25 +71,51 @@ def s3(recipe: Recipe) -> Iterator[Seen]:
 
 
 def s3_remote(remote: str) -> Iterator[Seen]:
-    """Put, get, multipart upload and delete of a small object of our own, and the clock."""
-    bucket, _, prefix = remote.removeprefix("s3://").rstrip("/").partition("/")
-    key = "/".join(part for part in (prefix, _PREFIX, uuid.uuid4().hex) if part)
+    """All that we need of a bucket, in one line where it is well, and the clock."""
     began = time.perf_counter()
-    client = _tried(remote, "client", _client)
-    date = _tried(remote, "put", lambda: _put(client, bucket, key))
-    faults = []
-    for what, work in (
-        ("get", lambda: _get(client, bucket, key)),
-        ("multipart upload", lambda: _multipart(client, bucket, key)),
-        ("delete", lambda: client.delete_object(Bucket=bucket, Key=key)),
-    ):
-        try:
-            _tried(remote, what, work)
-        except FaultError as error:
-            faults.append(problem(str(error), error.mend))
+    tried = try_store(remote)
     seconds = time.perf_counter() - began
-    yield from faults or [ok(f"{remote}: put, get, multipart upload, delete in {seconds:.2f} s")]
-    yield judge_clock(parsedate_to_datetime(date).timestamp(), time.time())
+    bad = [seen for _, seen in tried if seen.state in (State.WARNING, State.PROBLEM)]
+    done = [need.name for need, seen in tried if seen.state is State.OK]
+    yield from bad or [ok(f"{remote}: {', '.join(done)} in {seconds:.2f} s")]
+
+
+def examine_store(remote: str) -> list[Finding]:
+    """The same, each need by itself: what `penstock doctor --s3` shows."""
+    if not remote.startswith("s3://") or remote == "s3://":
+        raise UserError(f"--s3 {remote}: give a bucket, such as s3://bucket/prefix")
+    try:
+        tried = try_store(remote)
+    except FaultError as error:
+        why = "every checkpoint, model and dataset version lies there"
+        return [Finding("client", State.PROBLEM, str(error), why, error.mend)]
+    return [Finding(n.name, seen.state, seen.saw, n.why, seen.mend) for n, seen in tried]
+
+
+def try_store(remote: str) -> list[tuple[Need, Seen]]:
+    """Try each need below a prefix, which is empty again afterwards.
+
+    Where nothing can be written or read, nothing more is tried.
+
+    Raises:
+        FaultError: endpoint or profile are of no use.
+    """
+    bucket, _, prefix = remote.removeprefix("s3://").rstrip("/").partition("/")
+    client = _tried(remote, "client", _client)
+    dates: list[str] = []
+    client.meta.events.register("after-call.s3", partial(_note_date, dates))
+    own = "/".join(part for part in (prefix, _PREFIX, uuid.uuid4().hex) if part)
+    store = Scratch(client, bucket, own)
+    tried: list[tuple[Need, Seen]] = []
+    try:
+        for need in NEEDS:
+            tried.append((need, _seen(remote, need, store)))
+            if tried[0][1].state is State.PROBLEM:
+                return tried
+    finally:
+        tried.append((REMOVAL, _seen(remote, REMOVAL, store)))
+    there = parsedate_to_datetime(dates[-1]).timestamp()
+    return [*tried, (_CLOCK_NEED, judge_clock(there, time.time()))]
 
 
 def judge_clock(there: float, here: float) -> Seen:
@@ -113,24 +153,13 @@ def _tried(remote: str, what: str, work: Callable[[], T]) -> T:
         raise FaultError(f"{remote}: {what}: {error}", _ACCESS) from None
 
 
-def _put(client: Any, bucket: str, key: str) -> str:
-    answer = client.put_object(Bucket=bucket, Key=key, Body=_CONTENT)
-    return str(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
-
-
-def _get(client: Any, bucket: str, key: str) -> None:
-    if client.get_object(Bucket=bucket, Key=key)["Body"].read() != _CONTENT:
-        raise FaultError(f"s3://{bucket}/{key} came back changed", "look at proxies and gateways")
-
-
-def _multipart(client: Any, bucket: str, key: str) -> None:
-    """One part, as the last may be of any size."""
-    place = {"Bucket": bucket, "Key": key}
-    upload = client.create_multipart_upload(**place)["UploadId"]
+def _seen(remote: str, need: Need, store: Scratch) -> Seen:
     try:
-        part = client.upload_part(**place, UploadId=upload, PartNumber=1, Body=_CONTENT)
-        parts = {"Parts": [{"ETag": part["ETag"], "PartNumber": 1}]}
-        client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload=parts)
-    except BaseException:
-        client.abort_multipart_upload(**place, UploadId=upload)
-        raise
+        seen = _tried(remote, need.name, lambda: need.work(store))
+    except FaultError as error:
+        return problem(str(error), error.mend)
+    return seen if seen.state is State.OK else replace(seen, saw=f"{remote}: {seen.saw}")
+
+
+def _note_date(dates: list[str], *, http_response: Any, **_: object) -> None:
+    dates.extend(filter(None, [http_response.headers.get("date")]))

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UserError, one_line
 from pipelines.core.storage import md5
 
 _CHUNK = 1 << 20
@@ -162,8 +162,8 @@ class ObjectStore:
 
     def _refused(self, error: Exception) -> UserError:
         return UserError(
-            f"{self.remote}: {error}; mend PENSTOCK_DATASETS_REMOTE, AWS_ENDPOINT_URL or the keys "
-            "that AWS's own variables and files give"
+            f"{self.remote}: {one_line(error)}; fix PENSTOCK_DATASETS_REMOTE, AWS_ENDPOINT_URL or "
+            "the keys that AWS's own variables and files give"
         )
 
     def _complaint(self, file: File, reason: str) -> str:

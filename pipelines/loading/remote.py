@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UserError, one_line
 
 _log = logging.getLogger(__name__)
 _TRIES = 8
@@ -149,7 +149,7 @@ class S3Objects:
                 _log.info("%s of %s, try %d: %s", file.name, self.url, tried, reason)
                 time.sleep(_FIRST_PAUSE * 2 ** (tried - 1))
         raise UserError(
-            f"{self._what(file)} can't be read in {_TRIES} tries: {_one_line(reason)}"
+            f"{self._what(file)} can't be read in {_TRIES} tries: {one_line(reason)}"
         ) from reason
 
     def _raise_if_final(self, file: Stored, error: Any) -> None:
@@ -160,7 +160,7 @@ class S3Objects:
         if status == 404:
             raise UserError(f"{what} is not there; {file.mend}") from error
         if 400 <= status < 500 and status not in (408, 429):
-            raise UserError(f"{what}: {_one_line(error)}") from error
+            raise UserError(f"{what}: {one_line(error)}") from error
 
     def _replaced(self, file: Stored) -> UserError:
         return UserError(f"{self._what(file)} was replaced while it was read; {file.mend}")
@@ -174,7 +174,3 @@ def folder_of(url: str) -> Path | None:
     if "://" in url and not url.startswith("file://"):
         return None
     return Path(url.removeprefix("file://"))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipelines.core.errors import UnreachableError, UserError
+from pipelines.core.errors import UnreachableError, UserError, one_line
 from pipelines.core.recipe import Recipe
 from pipelines.core.storage import MARKER, folder_bytes, write_text
 
@@ -247,9 +247,9 @@ class _Bucket:
         try:
             yield
         except (FileNotFoundError, PermissionError) as error:
-            raise UserError(f"{self._root}: {' '.join(str(error).split())}") from error
+            raise UserError(f"{self._root}: {one_line(error)}") from error
         except (OSError, BotoCoreError, ClientError) as error:
-            raise UnreachableError(f"{self._root}: {' '.join(str(error).split())}") from error
+            raise UnreachableError(f"{self._root}: {one_line(error)}") from error
 
 
 def _open(url: str) -> _Place:

@@ -1,5 +1,6 @@
 """The DVC remote: a folder, and a bucket of a real S3 API."""
 
+import re
 import socket
 import threading
 import time
@@ -9,10 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pipelines.core.errors import UserError, one_line
 from pipelines.core.recipe_files import load_recipe
 from pipelines.doctor.findings import FaultError, NotHereError
-from pipelines.doctor.object_store import datasets_remote, judge_clock, s3, s3_remote
-from tests.s3_server import s3_bucket
+from pipelines.doctor.object_store import datasets_remote, examine_store, judge_clock, s3, s3_remote
+from tests.s3_server import NEEDS_MOTO, s3_bucket
 from tests.unit.doctor.recordings import told
 
 
@@ -24,18 +26,46 @@ def bucket():
 
 @pytest.mark.parametrize("remote", ["s3://doctor", "s3://doctor/some/prefix/"])
 def test_a_bucket_is_written_read_and_left_clean(bucket, remote):
-    (state, saw), (clock_state, _) = told(s3_remote(remote))
-    assert state == clock_state == "ok"
-    assert saw.startswith(f"{remote}: put, get, multipart upload, delete in")
+    ((state, saw),) = told(s3_remote(remote))
+    assert state == "ok"
+    assert saw.startswith(f"{remote}: read and write, ranges, multipart upload, aborted upload, ")
+    assert re.search(r"removal, clock in \d+\.\d\d s$", saw)
     assert not list(bucket.objects.all())
     assert not list(bucket.multipart_uploads.all())
+
+
+def test_each_need_of_a_bucket_is_a_line_of_its_own(bucket):
+    found = {finding.check: finding for finding in examine_store("s3://doctor/some")}
+    assert [*found][:3] == ["read and write", "ranges", "multipart upload"]
+    assert {finding.state for finding in found.values()} == {"ok"}
+    assert not list(bucket.objects.all())
+
+
+@NEEDS_MOTO  # which takes any token
+def test_keys_that_end_and_are_not_renewed_are_told(bucket, monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-a-session")
+    keys = {finding.check: finding for finding in examine_store("s3://doctor")}["expiring keys"]
+    assert (keys.state, "credential_process" in keys.mend) == ("warning", True)
+
+
+@pytest.mark.parametrize("url", ["doctor/some", "http://doctor", "s3://"])
+def test_what_is_no_bucket_is_one_line(url):
+    with pytest.raises(UserError, match=f"--s3 {url}: give a bucket"):
+        examine_store(url)
+
+
+def test_a_refusal_without_a_message_is_told_by_its_cause():
+    refused = FileNotFoundError(None)
+    assert one_line(refused) == "FileNotFoundError"
+    refused.__cause__ = ValueError("An error occurred (NoSuchBucket)")
+    assert one_line(refused) == "An error occurred (NoSuchBucket)"
 
 
 def test_all_that_lies_in_s3_is_looked_at(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_DATASETS_REMOTE", "s3://doctor/datasets")
     assert told(datasets_remote()) == [("ok", "s3://doctor/datasets is a bucket: see S3")]
     found = told(s3(load_recipe("debug", ["train.checkpoints=s3://doctor/checkpoints"])))
-    places = [saw.split(":")[1] for _, saw in found if "put, get" in saw]
+    places = [saw.split(":")[1] for _, saw in found if "read and write" in saw]
     assert places == ["//doctor/checkpoints", "//doctor/datasets"]
     monkeypatch.setenv("PENSTOCK_DATASETS_REMOTE", str(tmp_path))
     with pytest.raises(NotHereError):
@@ -43,23 +73,25 @@ def test_all_that_lies_in_s3_is_looked_at(bucket, tmp_path, monkeypatch):
 
 
 def test_a_bucket_that_is_not_there_is_told(bucket):
-    with pytest.raises(FaultError, match="NoSuchBucket") as error:
-        list(s3_remote("s3://no-such-bucket"))
-    assert "AWS_ENDPOINT_URL" in error.value.mend
+    ((state, saw),) = told(s3_remote("s3://no-such-bucket"))
+    assert state == "problem"
+    assert "NoSuchBucket" in saw
+    (refused, *_) = s3_remote("s3://no-such-bucket")
+    assert "AWS_ENDPOINT_URL" in refused.mend
 
 
 def test_a_server_that_is_away_is_told(bucket, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(FaultError, match="Could not connect"):
-        list(s3_remote("s3://doctor"))
+    ((state, saw),) = told(s3_remote("s3://doctor"))
+    assert (state, "Could not connect" in saw) == ("problem", True)
 
 
 def test_a_server_that_swallows_all_is_given_up(bucket, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{deaf.getsockname()[1]}")
         monkeypatch.setattr("pipelines.doctor.object_store._TIMEOUT_S", 0.2)
-        with pytest.raises(FaultError, match="put: Read timeout"):
-            list(s3_remote("s3://doctor"))
+        ((state, saw),) = told(s3_remote("s3://doctor"))
+    assert (state, "read and write: Read timeout" in saw) == ("problem", True)
 
 
 @pytest.mark.parametrize(
@@ -103,16 +135,17 @@ def test_a_clock_that_s3_refuses_is_told(bucket, monkeypatch):
     with HTTPServer(("127.0.0.1", 0), Handler) as httpd:
         threading.Thread(target=httpd.serve_forever, daemon=True).start()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{httpd.server_port}")
-        with pytest.raises(FaultError, match="RequestTimeTooSkewed") as error:
-            list(s3_remote("s3://doctor"))
+        (refused, *_) = s3_remote("s3://doctor")
         httpd.shutdown()
-    assert "chrony" in error.value.mend
+    assert "RequestTimeTooSkewed" in refused.saw
+    assert "chrony" in refused.mend
 
 
+@NEEDS_MOTO
 def test_keys_that_s3_does_not_know_are_told(strict):
-    with pytest.raises(FaultError, match=r"put: .*InvalidAccessKeyId") as error:
-        list(s3_remote("s3://doctor"))
-    assert "keys" in error.value.mend
+    (refused, *_) = s3_remote("s3://doctor")
+    assert "InvalidAccessKeyId" in refused.saw
+    assert "keys" in refused.mend
 
 
 @pytest.mark.parametrize(("skew", "state"), [(2, "ok"), (-120, "warning"), (1000, "problem")])

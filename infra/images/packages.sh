@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fills $VIRTUAL_ENV for an image, in the Dockerfile:
+# Makes $VIRTUAL_ENV for an image, in the Dockerfile:
 #   packages.sh EXTRA [INDEX OF PYTORCH'S WHEELS]
 # What no process of the image loads is left out, and of the rest what they load has its bytecode: a process
 # that may not write there would compile some thousand modules at each start.
@@ -7,7 +7,9 @@ set -euo pipefail
 extra=$1 torch_index=${2:-}
 
 # uv does not read pip's configuration: hand on its indexes, links and certificates.
-eval "$(python pip_settings.py)"
+settings=$(python pip_settings.py)
+eval "$settings"
+python -m venv --without-pip "$VIRTUAL_ENV"
 if [ -n "$torch_index" ]; then
     # Alone and first: this index has other packages, too, and not in the lock's versions. Of two
     # builds of one version the one with a suffix, such as +cpu, counts as the newer.

@@ -31,6 +31,8 @@ def list_of(item: dict[str, Any]) -> dict[str, Any]:
 
 
 NAMED = fields({"name": STRING})
+HERE = fields({"namespaces": fields({"from": {"const": "Same"}})})
+PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
 GROUP = {"rayStartParams": {"type": "object", "additionalProperties": STRING}, "template": ANYTHING}
 SPECS = {
     "ray.io/v1 RayCluster": fields(
@@ -38,6 +40,7 @@ SPECS = {
             "rayVersion": STRING,
             "authOptions": fields({"mode": {"enum": ["token"]}, "secretName": STRING}),
             "tlsOptions": fields({"enabled": {"const": True}}),
+            "upgradeStrategy": fields({"type": {"enum": ["Recreate", "None"]}}),
             "headGroupSpec": fields(GROUP),
             "workerGroupSpecs": list_of(
                 fields(
@@ -64,6 +67,47 @@ SPECS = {
                 ),
             }
         ),
+    ),
+    "gateway.networking.k8s.io/v1 Gateway": fields(
+        {
+            "gatewayClassName": STRING,
+            "listeners": list_of(
+                fields(
+                    {
+                        "name": STRING,
+                        "port": PORT,
+                        "protocol": {"enum": ["HTTP", "HTTPS"]},
+                        "allowedRoutes": HERE,
+                    },
+                    hostname=STRING,
+                    tls=fields(
+                        {"mode": {"enum": ["Terminate"]}, "certificateRefs": list_of(NAMED)}
+                    ),
+                )
+            ),
+        }
+    ),
+    "gateway.networking.k8s.io/v1 HTTPRoute": fields(
+        {
+            "parentRefs": list_of(fields({"name": STRING, "sectionName": STRING})),
+            "rules": list_of(
+                fields(
+                    {},
+                    backendRefs=list_of(fields({"name": STRING, "port": PORT})),
+                    filters=list_of(
+                        fields(
+                            {
+                                "type": {"enum": ["RequestRedirect"]},
+                                "requestRedirect": fields(
+                                    {"scheme": {"const": "https"}, "statusCode": {"const": 301}}
+                                ),
+                            }
+                        )
+                    ),
+                )
+            ),
+        },
+        hostnames=list_of(STRING),
     ),
     "kueue.x-k8s.io/v1beta2 ResourceFlavor": fields({}),
     "kueue.x-k8s.io/v1beta2 ClusterQueue": fields(
@@ -133,6 +177,7 @@ SPECS = {
             ),
         },
         enablePDB={"type": "boolean"},
+        imageName=STRING,
         resources=ANYTHING,
         inheritedMetadata=fields({"labels": ANYTHING}),
     ),

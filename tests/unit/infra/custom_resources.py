@@ -33,6 +33,12 @@ def list_of(item: dict[str, Any]) -> dict[str, Any]:
 NAMED = fields({"name": STRING})
 HERE = fields({"namespaces": fields({"from": {"const": "Same"}})})
 PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
+OWNED = {"database": STRING, "owner": STRING, "secret": NAMED}
+PLUGIN = {
+    "name": {"const": "barman-cloud.cloudnative-pg.io"},
+    "parameters": fields({"barmanObjectName": STRING}, serverName=STRING),
+}
+KEY = fields({"name": STRING, "key": STRING})
 GROUP = {"rayStartParams": {"type": "object", "additionalProperties": STRING}, "template": ANYTHING}
 SPECS = {
     "ray.io/v1 RayCluster": fields(
@@ -172,14 +178,44 @@ SPECS = {
         {
             "instances": NUMBER,
             "storage": fields({"size": STRING}),
-            "bootstrap": fields(
-                {"initdb": fields({"database": STRING, "owner": STRING, "secret": NAMED})}
-            ),
+            "bootstrap": {
+                "oneOf": [
+                    fields({"initdb": fields(OWNED)}),
+                    fields({"recovery": fields(OWNED | {"source": STRING})}),
+                ]
+            },
         },
+        plugins=list_of(fields({"isWALArchiver": {"const": True}}, **PLUGIN)),
+        externalClusters=list_of(fields({"name": STRING, "plugin": fields(PLUGIN)})),
         enablePDB={"type": "boolean"},
         imageName=STRING,
         resources=ANYTHING,
         inheritedMetadata=fields({"labels": ANYTHING}),
+    ),
+    "postgresql.cnpg.io/v1 ScheduledBackup": fields(
+        {
+            "schedule": {"type": "string", "pattern": r"^(\S+ ){5}\S+$"},
+            "immediate": {"type": "boolean"},
+            "backupOwnerReference": {"enum": ["none", "self", "cluster"]},
+            "cluster": NAMED,
+            "method": {"const": "plugin"},
+            "pluginConfiguration": fields({"name": PLUGIN["name"]}),
+        }
+    ),
+    "barmancloud.cnpg.io/v1 ObjectStore": fields(
+        {
+            "retentionPolicy": {"type": "string", "pattern": "^[1-9][0-9]*[dwm]$"},
+            "configuration": fields(
+                {
+                    "destinationPath": {"type": "string", "pattern": "^s3://"},
+                    "s3Credentials": fields({"accessKeyId": KEY, "secretAccessKey": KEY}),
+                    "wal": fields({"compression": {"const": "gzip"}}),
+                    "data": fields({"compression": {"const": "gzip"}}),
+                },
+                endpointURL=STRING,
+                endpointCA=KEY,
+            ),
+        }
     ),
     "postgresql.cnpg.io/v1 Database": fields({"name": STRING, "owner": STRING, "cluster": NAMED}),
 }

@@ -38,7 +38,7 @@ def render(*components: str, overlay: str = OVERLAY.name, values: str = "") -> l
             kustomization["components"] = [*(f"../{name}" for name in components), *own]
         if "on-prem-s3" in components:
             (place / "s3-ca.crt").write_text("an authority\n")
-            kustomization["configMapGenerator"] = [
+            kustomization["secretGenerator"] = [
                 {
                     "name": "s3-ca",
                     "namespace": "penstock",

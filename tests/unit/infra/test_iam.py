@@ -28,6 +28,9 @@ MAY = {
     ("mlflow", "datasets"): set(),
     ("mlflow", "mlflow"): {"get"},
     ("mlflow", "checkpoints"): set(),
+    **{(part, "postgres"): set[str]() for part in ("airflow", "ray", "mlflow")},
+    ("postgres", "postgres"): {"get", "put", "delete"},
+    **{("postgres", folder): set() for folder in ("sources", "datasets", "mlflow", "checkpoints")},
 }
 
 

@@ -53,7 +53,7 @@ def server_variables(settings: Settings, runtime: Path) -> dict[str, str]:
         "PENSTOCK_CPUS": str(max(2, os.cpu_count() or 1)),  # training asks for two workers
         "RAY_START_HOOK": RAY_START_HOOK,
         "RAY_TMPDIR": str(runtime),
-        # Ray's own 15 s are too few for its agents where Python starts slowly: a cold, a busy machine.
+        # Ray's own 15 s are too few where Python starts slowly: on a cold or a busy machine.
         "RAY_raylet_start_wait_time_s": "240",
         # Fixed ports by default, which a second Ray on the machine would want too.
         "AUTOSCALER_METRIC_PORT": "0",

@@ -55,7 +55,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def podman(*arguments: str | Path, check: bool = True, input: str | None = None) -> str:
+def podman(*arguments: str | Path, check: bool = True, text: str | None = None) -> str:
     """What podman prints.
 
     Raises:
@@ -65,7 +65,7 @@ def podman(*arguments: str | Path, check: bool = True, input: str | None = None)
         ["podman", *map(str, arguments)],
         env=environment(),
         cwd=PROJECT,
-        input=input,
+        input=text,
         capture_output=True,
         text=True,
     )

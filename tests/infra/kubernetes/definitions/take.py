@@ -92,8 +92,7 @@ def without_descriptions(schema: Any) -> Any:
         else without_descriptions(value)
         for name, value in schema.items()
         if name not in ("description", "externalDocs", "example")
-        or name == "description"
-        and isinstance(value, dict)
+        or (name == "description" and isinstance(value, dict))
     }
 
 

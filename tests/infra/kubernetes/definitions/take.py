@@ -1,6 +1,6 @@
 """Takes the custom resources' definitions from their projects: python take.py FOLDER.
 
-FOLDER holds clones of the repositories named below, in folders OWNER+NAME/repo or NAME. Kept are the
+FOLDER holds a clone of each repository named below, by the second half of its name. Kept are the
 kinds that the manifests may use, in the version that they use, without descriptions: the rest is as
 the projects publish it. All of them are licensed under Apache-2.0.
 """
@@ -128,14 +128,13 @@ def definition(text: str, version: str) -> dict[str, Any]:
 
 def main(clones: Path) -> None:
     for repository, (release, files) in SOURCES.items():
-        owner, name = repository.split("/")
-        clone = next(p for p in (clones / f"{owner}+{name}/repo", clones / name) if p.is_dir())
+        name = repository.partition("/")[2]
         lines = [f"# {repository} {release}, Apache-2.0, without descriptions:"]
         lines += [f"#   {path} ({version})" for path, version in files.items()]
         taken = []
         for path, version in files.items():
             shown = subprocess.run(
-                ["git", "-C", clone, "show", f"{release}:{path}"],
+                ["git", "-C", clones / name, "show", f"{release}:{path}"],
                 check=True,
                 capture_output=True,
                 text=True,

@@ -150,6 +150,28 @@ SPECS = {
             "podMetricsEndpoints": list_of(fields({"port": STRING, "interval": STRING})),
         }
     ),
+    "monitoring.coreos.com/v1 PrometheusRule": fields(
+        {
+            "groups": list_of(
+                fields(
+                    {
+                        "name": STRING,
+                        "rules": list_of(
+                            fields(
+                                {
+                                    "alert": STRING,
+                                    "expr": STRING,
+                                    "for": STRING,
+                                    "labels": fields({"severity": {"enum": ["page", "ticket"]}}),
+                                    "annotations": fields({"summary": STRING}),
+                                }
+                            )
+                        ),
+                    }
+                )
+            )
+        }
+    ),
     "external-secrets.io/v1 ExternalSecret": fields(
         {
             "refreshInterval": STRING,

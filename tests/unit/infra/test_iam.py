@@ -20,6 +20,8 @@ MAY = {
     ("airflow", "datasets"): {"get", "put"},
     ("airflow", "mlflow"): {"get", "put", "delete"},
     ("airflow", "checkpoints"): set(),
+    ("airflow", "code"): {"get"},
+    **{(part, "code"): set[str]() for part in ("ray", "mlflow", "postgres")},
     ("ray", "sources"): {"get"},
     ("ray", "datasets"): {"get"},
     ("ray", "mlflow"): {"get", "put"},

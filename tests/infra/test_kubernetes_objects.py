@@ -35,9 +35,7 @@ def empty(plane: ControlPlane) -> Iterator[ControlPlane]:
 def lost(sent: Any, stored: Any, path: str = "") -> list[str]:
     """What was sent and isn't stored as it was, such as a field that the server doesn't know."""
     if isinstance(sent, dict) and isinstance(stored, dict):
-        return [
-            each for key in sent for each in lost(sent[key], stored.get(key), f"{path}.{key}")
-        ]
+        return [each for key in sent for each in lost(sent[key], stored.get(key), f"{path}.{key}")]
     if isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
         pairs = enumerate(zip(sent, stored, strict=True))
         return [each for number, pair in pairs for each in lost(*pair, f"{path}[{number}]")]

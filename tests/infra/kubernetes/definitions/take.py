@@ -1,8 +1,8 @@
 """Takes the custom resources' definitions from their projects: python take.py FOLDER.
 
-FOLDER holds clones of the repositories named below, in folders OWNER+NAME/repo or NAME. Kept are the
-kinds that the manifests may use, in the version that they use, without descriptions: the rest is as
-the projects publish it. All of them are licensed under Apache-2.0.
+FOLDER holds clones of the repositories named below, in folders OWNER+NAME/repo or NAME. Kept are
+the kinds that the manifests may use, in the version that they use, without descriptions: the rest
+is as the projects publish it. All of them are licensed under Apache-2.0.
 """
 
 import json
@@ -52,6 +52,10 @@ SOURCES = {
             for plural in ("backups", "clusters", "databases", "scheduledbackups")
         },
     ),
+    "cloudnative-pg/plugin-barman-cloud": (
+        "v0.14.0",
+        {"config/crd/bases/barmancloud.cnpg.io_objectstores.yaml": "v1"},
+    ),
     "external-secrets/external-secrets": (
         "v2.9.0",
         {"config/crds/bases/external-secrets.io_externalsecrets.yaml": "v1"},
@@ -92,8 +96,7 @@ def without_descriptions(schema: Any) -> Any:
         else without_descriptions(value)
         for name, value in schema.items()
         if name not in ("description", "externalDocs", "example")
-        or name == "description"
-        and isinstance(value, dict)
+        or (name == "description" and isinstance(value, dict))
     }
 
 

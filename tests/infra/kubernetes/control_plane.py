@@ -18,7 +18,7 @@ from tests.infra.machine import CACHE, needs
 Resource = dict[str, Any]
 PROGRAMS = CACHE / "kubernetes"
 _HERE = PROJECT / "tests" / "infra" / "kubernetes"
-# Once for all tests that start a control plane: each has a folder and a network of its own.
+# What newer versions have without asking.
 _GATES = "GenericEphemeralVolume=true,TTLAfterFinished=true"
 
 
@@ -80,6 +80,7 @@ class ControlPlane:
             f"--root-ca-file={pki}/ca.crt",
             "--use-service-account-credentials",
             "--leader-elect=false",
+            "--node-monitor-grace-period=1h",  # nodes without a kubelet stay
             f"--feature-gates={_GATES}",
         )
 
@@ -126,18 +127,18 @@ class ControlPlane:
         found: list[Resource] = json.loads(stored)["items"]
         return found
 
-    def apply(self, *resources: Resource) -> None:
-        """Apply these resources."""
-        self.kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(resources))
+    def apply(self, *resources: Resource) -> str:
+        """Apply these resources; what kubectl says of each."""
+        return self.kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(resources))
 
-    def set_status(self, kind: str, name: str, namespace: str | None, status: Resource) -> None:
-        """Say of a pod or a node how it is, as a kubelet would."""
-        collection = f"{kind.lower()}s/{name}/status"
-        prefix = f"/api/v1/namespaces/{namespace}" if namespace else "/api/v1"
-        stored = self.get(*([f"--namespace={namespace}"] if namespace else []), kind, name)
+    def say_ready(self, namespace: str, pod: str, ready: bool = True) -> None:
+        """Say of a pod that it runs, and whether it is ready, as a kubelet would."""
+        stored = self.get(f"--namespace={namespace}", "pod", pod)
+        condition = {"type": "Ready", "status": str(ready)}
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/status"
         self.kubectl(
-            *("replace", "--raw", f"{prefix}/{collection}", "--filename=-"),
-            stdin=json.dumps(stored | {"status": status}),
+            *("replace", "--raw", path, "--filename=-"),
+            stdin=json.dumps(stored | {"status": {"phase": "Running", "conditions": [condition]}}),
         )
 
     def wait_for(self, condition: Any, seconds: float = 60) -> None:

@@ -1,6 +1,7 @@
 """The manifests, rendered, and what is changed in them for an API server of 1.20."""
 
 import os
+import shutil
 import subprocess
 from copy import deepcopy
 from pathlib import Path
@@ -22,8 +23,11 @@ def overlays() -> list[Path]:
 
 
 def components() -> list[Path]:
-    """Each folder that an overlay takes on top."""
-    return [path for path in _kustomizations() if _kind(path) == "Component"]
+    """Each folder that an overlay may take on top, less what the fullest one has already."""
+    own = yaml.safe_load((FULLEST / "kustomization.yaml").read_text()).get("components", [])
+    taken = [(FULLEST / name).resolve() for name in own]
+    found = [path for path in _kustomizations() if _kind(path) == "Component"]
+    return [path for path in found if path.resolve() not in taken]
 
 
 def render(overlay: Path) -> list[Resource]:
@@ -35,15 +39,27 @@ def render(overlay: Path) -> list[Resource]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-def render_with(folder: Path, *components: Path, **more: Any) -> list[Resource]:
-    """The fullest overlay with these components and settings, as a site would write its own."""
+def render_with(
+    folder: Path, *components: Path, values: dict[str, str] | None = None, **changes: Any
+) -> list[Resource]:
+    """A copy of the fullest overlay, as a site makes its own: more components, its own values."""
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    own = {
-        "resources": [os.path.relpath(FULLEST, folder)],
-        "components": [os.path.relpath(path, folder) for path in components],
-    }
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(own | more))
+    own = yaml.safe_load((FULLEST / "kustomization.yaml").read_text())
+    for key in ("resources", "components"):
+        named = [FULLEST / name for name in own.get(key, [])]
+        # The values are put in place last, after what a component brings.
+        named = [*components, *named] if key == "components" else named
+        for file in (path for path in named if path.is_file()):
+            shutil.copy(file, folder)
+        own[key] = [
+            path.name if path.is_file() else os.path.relpath(path.resolve(), folder)
+            for path in dict.fromkeys(path.resolve() for path in named)
+        ]
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(own | changes))
+    settings = yaml.safe_load((folder / "values.yaml").read_text())
+    settings["data"] |= values or {}
+    (folder / "values.yaml").write_text(yaml.safe_dump(settings))
     return render(folder)
 
 

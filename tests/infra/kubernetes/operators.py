@@ -1,0 +1,129 @@
+"""The pods that operators and the scheduler would make and place, as no operator runs here."""
+
+import json
+from typing import Any
+
+from tests.infra.kubernetes.control_plane import ControlPlane, Resource
+from tests.infra.kubernetes.overlays import NAMESPACE
+
+NODE = "node-1"
+# What else runs in a cluster, by its namespace and its pods' labels.
+NEIGHBOURS = {
+    "gateway": ("envoy-gateway-system", {"app.kubernetes.io/name": "envoy"}),
+    "prometheus": ("monitoring", {"app.kubernetes.io/name": "prometheus"}),
+    "postgres-operator": ("cnpg-system", {"app.kubernetes.io/name": "cloudnative-pg"}),
+    "dns": ("kube-system", {"k8s-app": "kube-dns"}),
+    "stranger": (NAMESPACE, {"app.kubernetes.io/name": "stranger"}),
+    "other-team": ("other-team", {"app.kubernetes.io/name": "airflow"}),
+}
+
+
+def neighbours() -> list[Resource]:
+    """Pods of others, with their namespaces."""
+    found: list[Resource] = []
+    for name, (namespace, labels) in NEIGHBOURS.items():
+        if namespace != NAMESPACE:
+            metadata = {"name": namespace, "labels": {"kubernetes.io/metadata.name": namespace}}
+            found.append({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        found.append(_pod(name, namespace, labels, _something()))
+    return found
+
+
+def node(name: str = NODE) -> Resource:
+    """A node on which no kubelet runs."""
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+
+
+def ray_pods(cluster: Resource) -> list[Resource]:
+    """The head and one worker of each group, with the labels that KubeRay sets."""
+    groups = [("head", "headgroup", cluster["spec"]["headGroupSpec"])]
+    groups += [("worker", each["groupName"], each) for each in cluster["spec"]["workerGroupSpecs"]]
+    found = []
+    for kind, group, spec in groups:
+        template = spec["template"]
+        labels = template["metadata"]["labels"] | {
+            "ray.io/cluster": cluster["metadata"]["name"],
+            "ray.io/node-type": kind,
+            "ray.io/group": group,
+        }
+        name = "ray-head" if kind == "head" else f"ray-worker-{group}"
+        pod = _pod(name, NAMESPACE, labels, template["spec"])
+        found.append(pod | {"metadata": pod["metadata"] | _owned_by(cluster)})
+    return found
+
+
+def postgres_pods(cluster: Resource) -> list[Resource]:
+    """The instances of a Postgres, with the labels that CloudNativePG sets."""
+    labels = cluster["spec"].get("inheritedMetadata", {}).get("labels", {})
+    found = []
+    for number in range(1, cluster["spec"]["instances"] + 1):
+        own = labels | {"cnpg.io/cluster": cluster["metadata"]["name"]}
+        pod = _pod(f"{cluster['metadata']['name']}-{number}", NAMESPACE, own, _something())
+        found.append(pod | {"metadata": pod["metadata"] | _owned_by(cluster)})
+    return found
+
+
+def all_pods_made(plane: ControlPlane) -> bool:
+    """Whether each Deployment, StatefulSet and Job of ours has its pods."""
+    pods = [pod["metadata"] for pod in plane.get(f"--namespace={NAMESPACE}", "pods")]
+    wanted = 0
+    for each in plane.get(f"--namespace={NAMESPACE}", "deployments,statefulsets,jobs"):
+        wanted += each["spec"].get("replicas", each["spec"].get("completions", 0))
+    operators = ("RayCluster", "Cluster")
+    made = [
+        pod
+        for pod in pods
+        if any(owner["kind"] not in operators for owner in pod.get("ownerReferences", []))
+    ]
+    return len(made) >= wanted
+
+
+def remove_all(plane: ControlPlane) -> None:
+    """Delete the namespaces with all that is in them; pods at once, as no kubelet ends them."""
+    namespaces = [NAMESPACE, *{space for space, _ in NEIGHBOURS.values()} - {NAMESPACE}]
+    namespaces.remove("kube-system")
+    for namespace in ("kube-system", *namespaces):
+        plane.kubectl(
+            *("delete", "pods", "--all", f"--namespace={namespace}"),
+            *("--force", "--grace-period=0", "--ignore-not-found"),
+        )
+    plane.kubectl("delete", "namespace", *namespaces, "--ignore-not-found", "--timeout=180s")
+
+
+def place_all(plane: ControlPlane, node: str = NODE) -> None:
+    """Bind each pod that has no node to this one, and say that all run and are ready."""
+    for pod in plane.get("pods", "--all-namespaces"):
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        if "nodeName" not in pod["spec"]:
+            binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}}
+            binding |= {"target": {"apiVersion": "v1", "kind": "Node", "name": node}}
+            plane.kubectl(
+                "create", "--raw", f"{path}/binding", "--filename=-", stdin=json.dumps(binding)
+            )
+        plane.say_ready(namespace, name)
+
+
+def kind_of(pod: Resource) -> str:
+    """`scheduler` of the pod scheduler-5f6d-x7z, and so on."""
+    name = str(pod["metadata"]["name"])
+    owner = pod["metadata"].get("ownerReferences", [{}])[0]
+    if owner.get("kind") == "ReplicaSet":
+        return name.rsplit("-", 2)[0]
+    of_many = owner.get("kind") in ("Job", "StatefulSet", "Cluster")
+    return str(owner["name"]) if of_many else name
+
+
+def _owned_by(owner: Resource) -> dict[str, Any]:
+    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "controller": True}
+    reference |= {key: owner["metadata"][key] for key in ("name", "uid")}
+    return {"ownerReferences": [reference]}
+
+
+def _something() -> Resource:
+    return {"containers": [{"name": "main", "image": "any"}]}
+
+
+def _pod(name: str, namespace: str, labels: dict[str, str], spec: Resource) -> Resource:
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -182,15 +182,33 @@ def test_an_entrypoint_needs_no_rights(part: str, secrets: Path) -> None:
     assert holders == {"MLFLOW_TRACKING_PASSWORD"} | admin
 
 
-def test_a_node_has_a_certificate_for_all_of_its_names(secrets: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "tls"
-    subprocess.run(
-        [IMAGES / "node-certificate.sh", folder, "ray-head", "10.0.0.4"],
-        env=os.environ | {"RAY_CA": str(secrets)},
-        check=True,
-    )
-    for name in ("-verify_hostname ray-head", "-verify_ip 10.0.0.4", "-verify_ip 127.0.0.1"):
-        command = f"openssl verify -CAfile {folder}/ca.crt {name} {folder}/tls.crt"
-        subprocess.run(command.split(), check=True, capture_output=True)
-    assert sorted(path.name for path in folder.iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
-    assert (folder / "tls.key").stat().st_mode & 0o777 == 0o600
+def test_each_start_of_a_node_renews_its_certificate_for_all_of_its_names(secrets: Path) -> None:
+    """As a user without rights, where this one may become it: root may write to any file."""
+    with tempfile.TemporaryDirectory() as place:
+        code, authority, folder = (Path(place) / name for name in ("code", "authority", "tls"))
+        shutil.copytree(IMAGES, code)
+        shutil.copytree(secrets, authority)
+        folder.mkdir()
+        for path in (Path(place), authority):
+            path.chmod(0o755)
+        become = []
+        if os.geteuid() == 0:
+            os.chown(folder, 1000, 1000)
+            become = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"]
+        command = [*become, code / "node-certificate.sh", folder, "ray-head", "10.0.0.4"]
+        environment = {"PATH": os.defpath, "RAY_CA": str(authority)}
+        made = []
+        for _ in range(2):  # the second time the authority's file is there, and read-only
+            subprocess.run(command, env=environment, cwd=place, check=True)
+            made.append((folder / "tls.crt").read_bytes())
+        assert made[0] != made[1]
+        for name in ("-verify_hostname ray-head", "-verify_ip 10.0.0.4", "-verify_ip 127.0.0.1"):
+            verify = f"openssl verify -CAfile {folder}/ca.crt {name} {folder}/tls.crt"
+            subprocess.run(verify.split(), check=True, capture_output=True)
+        of_certificate = f"openssl x509 -in {folder}/tls.crt -noout -pubkey"
+        of_key = f"openssl pkey -in {folder}/tls.key -pubout"
+        assert subprocess.check_output(of_certificate.split()) == subprocess.check_output(
+            of_key.split()
+        )
+        assert sorted(path.name for path in folder.iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
+        assert (folder / "tls.key").stat().st_mode & 0o777 == 0o600

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One node of the Ray cluster of penstock.sbatch, until the job ends. Slurm starts it on each.
-# Where it fails by itself it ends the others, too, by a signal that lets them clean up.
+# Where it fails by itself the script is told, which ends the others, too.
 set -euo pipefail
 umask 077
 
@@ -10,7 +10,7 @@ asked=""
 leave() {
     code=$?
     trap '' TERM # which may come twice
-    [ -n "$asked" ] || scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID" || true
+    [ -n "$asked" ] || echo "$SLURMD_NODENAME" >>"$RAY_CA/failed" || true
     # shellcheck disable=SC2046  # several numbers
     kill $(jobs -p) 2>/dev/null || true
     wait
@@ -56,7 +56,10 @@ print(*(port.getsockname()[1] for port in ports))')
     head="$address:$gcs http://127.0.0.1:$dashboard"
 else
     # By a file, as a thousand nodes that ask a head which starts would keep it from starting.
-    until [ -e "$RAY_CA/head" ]; do sleep 1; done
+    until [ -e "$RAY_CA/head" ]; do
+        sleep 1 & # in the background, as a signal would wait for its end
+        wait $!
+    done
     read -r gcs _ <"$RAY_CA/head"
     options+=("--address=$gcs")
 fi

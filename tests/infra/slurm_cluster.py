@@ -154,8 +154,7 @@ class SlurmCluster:
         node = self._nodes.pop(name, None)
         if node is not None:
             with self._hosts.cut(number):
-                node.kill()  # and with the first process of its namespace all others
-                node.wait()
+                _kill(node)
 
     def left_on(self, name: str) -> list[str]:
         """Processes but the node's own, and files in its temporary folders."""
@@ -173,7 +172,7 @@ class SlurmCluster:
 
     def start_controller(self) -> None:
         """Start Slurm's controller."""
-        self._stack.callback(_end, self._host(CONTROLLER, "login", "slurmctld", "-D"))
+        self._stack.callback(_kill, self._host(CONTROLLER, "login", "slurmctld", "-D"))
 
     def _host(self, number: int, name: str, *command: str) -> subprocess.Popen[bytes]:
         new = ["unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -245,6 +244,12 @@ def _wait_for_nodes(cluster: SlurmCluster, folder: Path) -> None:
         logs = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("*.log")))
         assert time.monotonic() < deadline, logs
         time.sleep(0.5)
+
+
+def _kill(host: subprocess.Popen[bytes]) -> None:
+    """With the first process of its namespace all others go."""
+    host.kill()
+    host.wait()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

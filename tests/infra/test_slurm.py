@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from pipelines.core.settings import PROJECT
 from tests.infra.machine import needs
 from tests.infra.runbook import commands
 from tests.infra.slurm_cluster import NAMES, SlurmCluster, slurm_cluster
 
 pytestmark = [pytest.mark.infra, pytest.mark.timeout(1500)]
 START_S = 400  # at most, until a job trains, on a machine that is busy
-TRAIN = "infra/slurm/penstock.sbatch python -m ray_jobs.train --recipe debug --set train.log_every=1"
+TRAIN = (
+    "infra/slurm/penstock.sbatch python -m ray_jobs.train --recipe debug --set train.log_every=1"
+)
 WITHOUT_GPUS = {"SBATCH_GPUS_PER_NODE": "0"}
 
 
@@ -105,9 +106,9 @@ def test_a_first_run_as_the_runbook_tells(cluster: SlurmCluster) -> None:
     assert cluster.ended(job, START_S) == "COMPLETED", cluster.output(job)
     ((run, status),) = in_mlflow(cluster, job)
     assert status == "FINISHED"
-    assert steps_in_mlflow(cluster, run, "loss")[-1] == 20
-    for node in range(3):  # a worker on each, which tells of its node
-        assert steps_in_mlflow(cluster, run, f"system/node-{node}/%memory%")
+    assert steps_in_mlflow(cluster, run, "train/loss")[-1] == 20
+    (start,) = logbook(cluster, job, "start")
+    assert start["done"] == "trains on 3 workers"  # a node has one CPU
     nothing_left(cluster, job)
     logs = cluster.shared / "home" / "slurm" / "logs" / f"{job}.0"
     assert {path.name for path in logs.iterdir()} == {f"{name}.tar.gz" for name in NAMES}
@@ -143,7 +144,9 @@ def test_one_run_over_a_lost_node_the_time_limit_and_scancel(cluster: SlurmClust
     nothing_left(cluster, job)
     ((run, status),) = in_mlflow(cluster, job)  # all three lives are one run
     assert status == "FAILED"
-    steps = steps_in_mlflow(cluster, run, "loss")
+    for node in range(3):  # a worker on each, which tells of its node
+        assert steps_in_mlflow(cluster, run, f"system/node-{node}/%memory%")
+    steps = steps_in_mlflow(cluster, run, "train/loss")
     assert len(steps) == len(set(steps))
 
 
@@ -164,7 +167,13 @@ def test_two_jobs_on_one_node(cluster: SlurmCluster) -> None:
     assert not any(f"penstock-{jobs[0]}" in each for each in cluster.left_on("n1"))
     reached = step(cluster, jobs[1])
     cluster.until(lambda: step(cluster, jobs[1]) > reached, "step", jobs[1], 60)
-    cluster.command(f"scancel {jobs[1]}")
+
+    drain = commands("Slurm", "Day 2: drain a node")
+    cluster.command(drain, NODE="n1", JOB=jobs[1])
+    cluster.until(lambda: cluster.state(jobs[1])["Restarts"] == "1", "requeue", jobs[1], 120)
+    (noticed,) = logbook(cluster, jobs[1], "preemption")
+    assert noticed["step"] > reached
+    cluster.command(f"scancel {jobs[1]}; scontrol update nodename=n1 state=resume")
     assert cluster.ended(jobs[1], 60) == "CANCELLED"
     nothing_left(cluster, jobs[1])
 
@@ -185,9 +194,3 @@ def test_a_persons_error_ends_the_job_by_its_exit_code(cluster: SlurmCluster) ->
     assert cluster.ended(job, START_S) == "FAILED"
     assert cluster.state(job)["ExitCode"] == "2:0"
     assert "train.step" in cluster.output(job)
-
-
-def test_pyxis_runs_the_nodes_in_an_image(cluster: SlurmCluster) -> None:
-    """Nothing here runs Pyxis: the runbook's line holds what the script passes on to srun."""
-    assert "SRUN_CONTAINER_IMAGE" in commands("Slurm", "Containers by Pyxis and enroot")
-    assert "srun " in (PROJECT / "infra" / "slurm" / "penstock.sbatch").read_text()

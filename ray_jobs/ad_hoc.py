@@ -12,28 +12,39 @@ from pipelines.core.records import record_path
 from pipelines.stages import preprocess
 from pipelines.stages.run_tracking import close_tracking, open_tracking
 from pipelines.stages.standalone import open_workspace, parse_job
+from pipelines.training.preemption import EXIT_BY_SIGTERM, PreemptedError
 from ray_jobs.connection import connect
+from ray_jobs.notice import heeded
 from ray_jobs.ray_map import map_on_ray
 from ray_jobs.train import STAGE, train_on_ray
 
 
 def train_ad_hoc(arguments: Sequence[str]) -> None:
-    """Train a recipe; exits with 2 and one line where a person is to blame."""
+    """Train a recipe; exits with 2 and one line where a person is to blame.
+
+    It exits with 143 where it was asked to end and saved: started anew, it goes on.
+    """
     set_up_logging()
     try:
         job = parse_job("python -m ray_jobs.train", arguments)
         connect()
         with open_workspace(job) as workspace:
             print(f"workspace {workspace}\nMLflow run {open_tracking(workspace)}")  # noqa: T201
-            status = "FAILED"
             try:
-                _run(job.recipe, workspace)
-                status = "FINISHED"
-            finally:
-                close_tracking(workspace, status)
+                with heeded(workspace):
+                    _run(job.recipe, workspace)
+            except PreemptedError:
+                raise  # the same command goes on in the same MLflow run
+            except BaseException:
+                close_tracking(workspace, "FAILED")
+                raise
+            close_tracking(workspace, "FINISHED")
     except UserError as error:
         sys.stderr.write(f"{STAGE}: {error}\n")
         sys.exit(EXIT_USER_ERROR)
+    except PreemptedError as ended:
+        sys.stderr.write(f"{STAGE}: {ended}, by the same command\n")
+        sys.exit(EXIT_BY_SIGTERM)
 
 
 def _run(recipe: Recipe, workspace: Path) -> None:

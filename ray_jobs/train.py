@@ -26,6 +26,7 @@ from pipelines.stages.runner import (
     user_error,
 )
 from pipelines.stages.train_logbook import job
+from pipelines.training.preemption import PreemptedError
 from pipelines.training.supported import supported
 from ray_jobs.connection import connect
 from ray_jobs.elastic_scaling import FreeScalingPolicy
@@ -68,6 +69,7 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
     Raises:
         UserError: the stage's, on any worker; it is not tried again.
         FruitlessError: the run failed several times in a row without a new checkpoint.
+        PreemptedError: the job was asked to end, and the run has saved.
     """
     supported(recipe)
     elastic = recipe.resources.is_elastic
@@ -116,7 +118,7 @@ def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
     try:
         message: str | None = trainer.fit().return_value
     except ControllerError as error:
-        if isinstance(error.controller_failure, FruitlessError):
+        if isinstance(error.controller_failure, FruitlessError | PreemptedError):
             raise error.controller_failure from error
         raise
     return message

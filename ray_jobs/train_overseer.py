@@ -34,6 +34,7 @@ from pipelines.core.recipe import Recipe
 from pipelines.training import preemption
 from pipelines.training.checkpoint_store import CheckpointStore, checkpoints_of
 from pipelines.training.preemption import PreemptedError
+from ray_jobs import notice
 
 STAGE = "train"
 FRUITLESS = 3  # failures in a row without a new checkpoint
@@ -115,10 +116,16 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
 
         Raises:
             FruitlessError: the run fails without getting on.
+            PreemptedError: the job was asked to end, and the workers have saved.
         """
         errors: Mapping[int, Exception] = worker_group_status.errors
+        ends = notice.asked(self._workspace)
         if not errors:
+            if ends:  # told at each look, as a run that does not train yet pays no heed
+                self._workers[0].execute_async(preemption.ask, "the job's time ends")
             return
+        if ends and (saved := _preempted(errors)):
+            raise saved
         self._trains = False
         self._failures += 1
         if any(map(_is_out_of_device_memory, errors.values())):
@@ -209,6 +216,11 @@ def _answers(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
+
+
+def _preempted(errors: Mapping[int, Exception]) -> PreemptedError | None:
+    """What the workers say who saved and ended; any one speaks for all."""
+    return next((each for each in errors.values() if isinstance(each, PreemptedError)), None)
 
 
 def _is_out_of_device_memory(error: Exception) -> bool:

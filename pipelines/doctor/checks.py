@@ -4,6 +4,7 @@ from functools import partial
 
 from pipelines.core.recipe import Recipe
 from pipelines.doctor import (
+    certificate,
     clock,
     collective,
     container_toolkit,
@@ -92,6 +93,11 @@ def _host_checks(recipe: Recipe) -> list[Check]:
         Check("shared memory", "NCCL and Ray's object store live there", host.shared_memory),
         Check("open files", "Ray opens thousands of sockets and files", host.files),
         Check("clock", "S3 refuses a wrong time, and logs of nodes must agree", clock.clock),
+        Check(
+            "Ray certificate",
+            "no worker or node can join once it has ended",
+            certificate.certificate,
+        ),
         Check("memory and disk", "a full machine kills runs", host.memory),
         Check("disk mount", "what lies under PENSTOCK_HOME must last", disk.mounted),
         Check(

@@ -1,7 +1,7 @@
 """A training job from a command line, without Airflow: its recipe, and a workspace of its own.
 
 The workspace is named after what decides the result, so the same job again goes on where it was
-stopped, and begins anew where it had ended.
+stopped, as the same run, and begins anew where it had ended.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml, load_recipe, with_absolute_paths
-from pipelines.core.records import TrainRecord, record_path
+from pipelines.core.records import RUN_FILE, TrainRecord, record_path
 from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
 from pipelines.core.storage import write_json, write_text
 from pipelines.ledger.run_source import settle
@@ -66,17 +66,30 @@ def open_workspace(job: Job) -> Iterator[Path]:
     workspace = job.workspace or load_settings().runs / f"ad-hoc-{recipe.name}-{key}"
     workspace.mkdir(parents=True, exist_ok=True)
     with only_one(workspace):
-        if record_path(workspace, TrainRecord.stage).is_file():
+        ended = record_path(workspace, TrainRecord.stage).is_file()
+        if ended:
             _forget_checkpoints(recipe, workspace)
         write_text(workspace / "params.yaml", dump_yaml(recipe))
         write_json(workspace / "source.json", source)
-        Run(
-            dag_run_id=f"{workspace.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}",
-            git_commit="",  # an uploaded folder has no git
-            dirty=False,
-            recipe_fingerprint=recipe.fingerprint(),
-        ).write(workspace)
+        if ended or not _goes_on(recipe, workspace):
+            _begin(recipe, workspace)
         yield workspace
+
+
+def _goes_on(recipe: Recipe, workspace: Path) -> bool:
+    """Whether the workspace is of a run of this recipe, which stays that run, in MLflow as well."""
+    if not (workspace / RUN_FILE).is_file():
+        return False
+    return Run.read(workspace).recipe_fingerprint == recipe.fingerprint()
+
+
+def _begin(recipe: Recipe, workspace: Path) -> None:
+    Run(
+        dag_run_id=f"{workspace.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}",
+        git_commit="",  # an uploaded folder has no git
+        dirty=False,
+        recipe_fingerprint=recipe.fingerprint(),
+    ).write(workspace)
 
 
 def _forget_checkpoints(recipe: Recipe, workspace: Path) -> None:

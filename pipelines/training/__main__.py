@@ -13,7 +13,6 @@ With `--last-step N` it stops behind that step, where the clock had stopped the 
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,9 +25,8 @@ from pipelines.core.log import rank, set_up_logging
 from pipelines.core.records import record_path
 from pipelines.stages.standalone import Job, open_workspace, parse_job
 from pipelines.training import preemption
-from pipelines.training.preemption import PreemptedError
+from pipelines.training.preemption import EXIT_BY_SIGTERM, PreemptedError
 
-_EXIT_BY_SIGTERM = 128 + signal.SIGTERM
 _LAST_WORDS_S = 30  # at most; as a rule torchrun ends the wait at once
 _PREPARATION = timedelta(days=7)  # preprocessing may take longer than a collective is given
 
@@ -49,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     except PreemptedError as ended:
         if rank() == 0:
             sys.stderr.write(f"train: {ended}, by the same command\n")
-        sys.exit(_EXIT_BY_SIGTERM)
+        sys.exit(EXIT_BY_SIGTERM)
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Job, int | None]:

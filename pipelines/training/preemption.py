@@ -18,6 +18,7 @@ from typing import NamedTuple
 # Ray ends a process that it no longer wants by SIGTERM, and 0.1 s later by SIGKILL. That is no
 # notice: what is stopped on purpose saves nothing.
 _NOTICE_S = 0.5
+EXIT_BY_SIGTERM = 128 + signal.SIGTERM  # of a process that saved and may be started anew
 
 
 class PreemptedError(Exception):

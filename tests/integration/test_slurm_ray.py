@@ -1,6 +1,7 @@
 """The sbatch script with the real Ray: three nodes with token and TLS, one job, and nothing left.
 
-Slurm is the stub of the unit tests; the nodes are raylets of this machine, on the loopback.
+Slurm is the stub of the unit tests; the nodes are raylets of this machine, on the loopback. Under a
+real Slurm, with a network for each node: tests/infra/test_slurm.py.
 """
 
 import os
@@ -12,7 +13,6 @@ import psutil
 import pytest
 
 from pipelines.core.settings import PROJECT
-from pipelines.services.preflight import free_port
 from tests.integration.ray_cluster import RAY_ON_THE_LOOPBACK
 from tests.unit.infra.test_slurm import SLURM, STUBS
 
@@ -35,9 +35,9 @@ print("TLS:", os.environ["RAY_USE_TLS"], "computed on:", *sorted(found))
 def test_the_nodes_of_a_slurm_job_are_one_ray_cluster(tmp_path: Path) -> None:
     project = tmp_path / "project"
     stubs = tmp_path / "stubs"
-    for folder in (project, stubs):
+    for folder in (project, stubs, tmp_path / "notes"):
         folder.mkdir()
-    for name in ("scontrol", "srun"):
+    for name in ("scontrol", "squeue", "scancel", "srun"):
         (stubs / name).write_text(f"#!/usr/bin/env bash\n{STUBS[name]}\n")
     (tmp_path / "loopback.py").write_text(RAY_ON_THE_LOOPBACK)
     run_it = f"exec '{sys.executable}' '{tmp_path}/loopback.py'"
@@ -50,8 +50,7 @@ def test_the_nodes_of_a_slurm_job_are_one_ray_cluster(tmp_path: Path) -> None:
         "PATH": f"{stubs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(PROJECT),
         "PENSTOCK_HOME": str(tmp_path / "home"),
-        "PENSTOCK_RAY_PORT": str(free_port()),
-        "PENSTOCK_RAY_GCS_PORT": str(free_port()),
+        "NOTES": str(tmp_path / "notes"),
         "PENSTOCK_RAY_INTERFACE": "lo",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "SLURM_SUBMIT_DIR": str(project),
@@ -66,17 +65,18 @@ def test_the_nodes_of_a_slurm_job_are_one_ray_cluster(tmp_path: Path) -> None:
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("TLS:")]
     assert line.split()[1] == "1"
     assert len(set(line.partition("computed on:")[2].split())) == 3
-    _, alive = psutil.wait_procs(_of_ray(environment["PENSTOCK_RAY_GCS_PORT"]), timeout=20)
+    folder = f"/tmp/penstock-{environment['SLURM_JOB_ID']}"
+    _, alive = psutil.wait_procs(_of_ray(folder), timeout=20)
     assert not alive
     assert not (tmp_path / "home" / "slurm" / environment["SLURM_JOB_ID"]).exists()
-    assert not list(Path("/tmp").glob(f"penstock-{environment['SLURM_JOB_ID']}*"))
+    assert not list(Path("/tmp").glob(f"{Path(folder).name}*"))
 
 
-def _of_ray(gcs_port: str) -> list[psutil.Process]:
-    """What is left of the cluster, by the address that its processes are given."""
+def _of_ray(folder: str) -> list[psutil.Process]:
+    """What is left of the cluster, by the folder that its processes are given."""
     found = []
     for process in psutil.process_iter(["name", "cmdline"]):
         words = " ".join(process.info["cmdline"] or ())
-        if process.info["name"] in {"raylet", "gcs_server"} and gcs_port in words:
+        if process.info["name"] in {"raylet", "gcs_server"} and folder in words:
             found.append(process)
     return found

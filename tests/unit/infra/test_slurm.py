@@ -1,12 +1,14 @@
 """The sbatch script under a stub of Slurm: two nodes that are processes of this machine.
 
 `ray` is a stub as well: it notes how it was called, and asks the real guard whether it would start.
+A real Slurm runs it in tests/infra/test_slurm.py.
 """
 
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -15,10 +17,21 @@ import pytest
 from pipelines.core.settings import PROJECT
 
 SLURM = PROJECT / "infra" / "slurm"
-COMMAND = ["python", "-m", "ray_jobs.train", "--recipe", "a name"]
+COMMAND = ["train", "--recipe", "a name"]
 STUBS = {
-    "scontrol": 'printf "%s\\n" $3 | tr , "\\n"',
+    "scontrol": """
+        [ "$1" != requeue ] || { echo "$*" >>"$NOTES/slurm"; exit; }
+        printf "%s\\n" $3 | tr , "\\n" """,
+    "squeue": "echo ${JOB_STATE:-RUNNING}",
+    # A signal to the step goes to the nodes' scripts and to what they run.
+    "scancel": """
+        echo "$*" >>"$NOTES/slurm"
+        for node in $(cat "$PENSTOCK_HOME/srun-$SLURM_JOB_ID"); do
+            kill $(pgrep -P "$node") "$node" || true
+        done""",
     "srun": """
+        echo "$*" >>"$NOTES/srun"
+        mkdir -p "$PENSTOCK_HOME"
         for node in ${SLURM_JOB_NODELIST//,/ }; do
             SLURMD_NODENAME=$node bash -c '
                 # Each node has a /tmp of its own; here they share one.
@@ -29,14 +42,18 @@ STUBS = {
                 done
                 exec "$0"' "${@: -1}" &
         done
-        trap 'kill $(jobs -p); wait' TERM
-        for node in ${SLURM_JOB_NODELIST//,/ }; do
-            wait -n || { kill $(jobs -p) 2>/dev/null; wait; exit 1; }
-        done""",
+        jobs -p >"$PENSTOCK_HOME/srun-$SLURM_JOB_ID"
+        # As Slurm does when srun is killed by anybody else.
+        trap '[ "$JOB_STATE" = COMPLETING ] || kill -9 $(jobs -p)' TERM
+        code=0
+        while [ -n "$(jobs -pr)" ]; do wait -n || code=$?; done
+        exit $code""",
     "ray": """
         printf '%s\\n' "$*" >>"$NOTES/ray"
         case $1 in
         start)
+            own=${RAY_TLS_SERVER_CERT%/*}/ray
+            mkdir -p "$own/session_latest/logs" && touch "$own/session_latest/logs/raylet.out"
             [ -z "$BROKEN" ] || exit 1
             address=$(printf '%s\\n' "$@" | sed -n 's/--node-ip-address=//p')
             python -c 'import sys; from pipelines.services.ray_start import check_node
@@ -49,9 +66,15 @@ check_node("10.0.0.1", "127.0.0.1")' || exit 1
             exec sleep 60 ;;
         job)
             sed 's/^/known: /' "$NOTES/started" >>"$NOTES/ray"
-            [ -z "$ENDLESS" ] || sleep 60
-            exit "$JOB_EXIT" ;;
+            while [ "$1" != -- ]; do shift; done
+            shift
+            "$@" || exit 1 ;; # the command's own code is lost
         esac""",
+    "train": """
+        printf '%s\\n' "$*" >"$NOTES/train"
+        trap 'exit "$NOTICE_EXIT"' USR1
+        while [ -n "$ENDLESS" ]; do touch "$NOTES/trains"; sleep 0.1; done
+        exit "$JOB_EXIT" """,
 }
 
 
@@ -72,6 +95,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "BROKEN": "",
         "JOB_EXIT": "0",
         "ENDLESS": "",
+        "NOTICE_EXIT": "143",
+        "JOB_STATE": "RUNNING",
         "PENSTOCK_HOME": str(tmp_path / "home"),
         "SLURM_SUBMIT_DIR": str(tmp_path / "project"),
         "SLURM_JOB_ID": "42",
@@ -107,16 +132,26 @@ def submit(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def cancel_when_it_runs(environment: dict[str, str], calls: Path) -> None:
-    """As scancel does: it signals each process of the job."""
+def start(environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A job without end, as it trains."""
     command = ["bash", str(SLURM / "penstock.sbatch"), *COMMAND]
+    environment = environment | {"ENDLESS": "1"}
     job = subprocess.Popen(command, env=environment, start_new_session=True)
     deadline = time.monotonic() + 60
-    while not calls.exists() or "known: " not in calls.read_text():
+    while not (Path(environment["NOTES"]) / "trains").exists():
         assert time.monotonic() < deadline and job.poll() is None
         time.sleep(0.1)
-    os.killpg(job.pid, signal.SIGTERM)
-    assert job.wait(30) != 0
+    return job
+
+
+def nothing_left(environment: dict[str, str]) -> bool:
+    """Neither secrets nor a process that was started, nor a folder on a node."""
+    assert not (Path(environment["PENSTOCK_HOME"]) / "slurm" / "42").exists()
+    assert not list(Path("/tmp").glob("penstock-42*"))
+    started = Path(environment["NOTES"]) / "started"
+    pids = started.read_text().split() if started.exists() else []
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    return True
 
 
 def test_a_cluster_of_all_nodes_runs_the_command(
@@ -129,14 +164,23 @@ def test_a_cluster_of_all_nodes_runs_the_command(
     head, worker = sorted(line for line in calls.splitlines() if line.startswith("start"))[::-1]
     if "--head" not in head:
         head, worker = worker, head
-    for option in ("--head", "--port=6379", "--dashboard-host=127.0.0.1", "--num-gpus=8"):
+    for option in ("--head", "--dashboard-host=127.0.0.1", "--num-gpus=8"):
         assert option in head.split()
-    assert "--address=node-0:6379" in worker.split()
-    assert f"job submit --working-dir . -- {' '.join(COMMAND)}\nknown: " in calls
+    said = dict(word[2:].split("=", 1) for word in head.split() if "=" in word)
+    assert f"--address={said['node-ip-address']}:{said['port']}" in worker.split()
+    assert said["port"] != said["dashboard-port"]
+    assert (notes / "train").read_text() == "--recipe a name\n"
     assert calls.count("known: ") == 2  # a job that comes before its nodes finds nobody to take it
     assert (notes / "verified").read_text().count("OK") == 2
     assert set((notes / "modes").read_text().split()) == {"600", "700"}
     assert (notes / "token").read_text().strip() not in calls
+    assert nothing_left(environment)
+
+
+def test_options_for_srun_are_handed_on(environment: dict[str, str], tmp_path: Path) -> None:
+    options = "--container-image=/images/penstock.sqsh --container-workdir=/work"
+    assert submit(environment | {"PENSTOCK_SRUN_OPTIONS": options}).returncode == 0
+    assert f" {options} infra/slurm/node.sh\n" in (tmp_path / "notes" / "srun").read_text()
 
 
 def test_one_that_is_requeued_waits_for_its_own_nodes(
@@ -144,24 +188,41 @@ def test_one_that_is_requeued_waits_for_its_own_nodes(
 ) -> None:
     left = tmp_path / "home" / "slurm" / "42"  # by a first node that died
     left.mkdir(parents=True)
-    for node in ("node-0", "node-1"):
-        (left / f"up-{node}").touch()
+    for name in ("up-node-0", "up-node-1", "head", "failed"):
+        (left / name).write_text("10.0.0.1:1 http://127.0.0.1:2\n")
     assert submit(environment).returncode == 0
     assert (tmp_path / "notes" / "ray").read_text().count("known: ") == 2
 
 
-@pytest.mark.parametrize("cancelled", [False, True])
-def test_nothing_of_it_is_left(
-    cancelled: bool, environment: dict[str, str], tmp_path: Path
+def test_scancel_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+    """It signals each process of the job, and says so when it is asked."""
+    environment |= {"JOB_STATE": "COMPLETING"}
+    job = start(environment)
+    os.killpg(job.pid, signal.SIGTERM)
+    assert job.wait(30) == 143
+    assert nothing_left(environment)
+    assert not (tmp_path / "notes" / "slurm").exists()  # which Slurm would refuse by then
+
+
+@pytest.mark.parametrize(("ends", "requeued"), [(143, True), (138, False), (0, False)])
+def test_near_the_time_limit_only_what_saved_is_started_anew(
+    ends: int, requeued: bool, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    if cancelled:
-        cancel_when_it_runs(environment | {"ENDLESS": "1"}, tmp_path / "notes" / "ray")
-    else:
-        submit(environment)
-    assert not (tmp_path / "home" / "slurm" / "42").exists()
-    assert not list(Path("/tmp").glob("penstock-42-*"))
-    for pid in (tmp_path / "notes" / "started").read_text().split():
-        assert not Path(f"/proc/{pid}").exists()
+    job = start(environment | {"NOTICE_EXIT": str(ends)})
+    job.terminate()  # as --signal=B:TERM does: the script alone
+    assert job.wait(30) == ends
+    assert nothing_left(environment)
+    asked = (tmp_path / "notes" / "slurm").read_text().splitlines()
+    assert asked == ["--signal=TERM 42.0"] + ["requeue 42"] * requeued
+
+
+def test_rays_logs_outlive_their_node(environment: dict[str, str], tmp_path: Path) -> None:
+    assert submit(environment | {"BROKEN": "1"}).returncode == 1
+    kept = tmp_path / "home" / "slurm" / "logs" / "42.0"
+    for node in kept.iterdir():
+        with tarfile.open(node) as archive:
+            assert "session_latest/logs/raylet.out" in archive.getnames()
+    assert {path.name for path in kept.iterdir()} >= {"node-0.tar.gz"}
 
 
 def test_the_exit_code_is_the_commands(environment: dict[str, str]) -> None:
@@ -170,4 +231,6 @@ def test_the_exit_code_is_the_commands(environment: dict[str, str]) -> None:
 
 def test_a_node_that_fails_ends_the_job_with_one_line(environment: dict[str, str]) -> None:
     ended = submit(environment | {"BROKEN": "1"})
-    assert (ended.returncode, ended.stderr) == (1, "error: a Ray node did not start\n")
+    assert ended.returncode == 1
+    assert ended.stderr == "error: Ray failed on node-0\n"
+    assert nothing_left(environment)

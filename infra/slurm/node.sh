@@ -53,7 +53,8 @@ if [ "$SLURMD_NODENAME" = "$PENSTOCK_RAY_HEAD" ]; then
 ports = [socket.create_server(("", 0)) for _ in range(2)]
 print(*(port.getsockname()[1] for port in ports))')
     options+=(--head "--port=$gcs" --dashboard-host=127.0.0.1 "--dashboard-port=$dashboard")
-    head="$address:$gcs http://127.0.0.1:$dashboard"
+    gcs=$address:$gcs
+    head="$gcs http://127.0.0.1:$dashboard"
 else
     # By a file, as a thousand nodes that ask a head which starts would keep it from starting.
     until [ -e "$RAY_CA/head" ]; do
@@ -63,6 +64,7 @@ else
     read -r gcs _ <"$RAY_CA/head"
     options+=("--address=$gcs")
 fi
+export RAY_ADDRESS=$gcs # some of Ray's own actors look for any Ray on the node, and take another job's
 # Ray says so when the node is known, and its agent listens by then.
 tell() {
     while IFS= read -r line; do

@@ -19,8 +19,8 @@ from tests.infra.machine import needs
 from tests.infra.runbook import commands
 from tests.infra.slurm_cluster import NAMES, SlurmCluster, slurm_cluster
 
-pytestmark = [pytest.mark.infra, pytest.mark.timeout(1500)]
-START_S = 400  # at most, until a job trains, on a machine that is busy
+pytestmark = [pytest.mark.infra, pytest.mark.timeout(2400)]
+START_S = 600  # at most, until a job trains, on a machine that is busy
 TRAIN = (
     "infra/slurm/penstock.sbatch python -m ray_jobs.train --recipe debug --set train.log_every=1"
 )

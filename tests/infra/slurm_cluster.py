@@ -79,7 +79,6 @@ class SlurmCluster:
             "SLURM_CONF": str(folder / "slurm.conf"),
             "PENSTOCK_HOME": str(self.shared / "home"),
             "SBATCH_OUTPUT": str(self.shared / "%j.out"),
-            "SBATCH_OPEN_MODE": "append",  # a job that is requeued writes on
             "no_proxy": "*",
         }
 

@@ -55,6 +55,7 @@ STUBS = {
             own=${RAY_TLS_SERVER_CERT%/*}/ray
             mkdir -p "$own/session_latest/logs" && touch "$own/session_latest/logs/raylet.out"
             [ -z "$BROKEN" ] || exit 1
+            echo "$RAY_ADDRESS" >>"$NOTES/addresses"
             address=$(printf '%s\\n' "$@" | sed -n 's/--node-ip-address=//p')
             python -c 'import sys; from pipelines.services.ray_start import check_node
 check_node("10.0.0.1", "127.0.0.1")' || exit 1
@@ -169,6 +170,9 @@ def test_a_cluster_of_all_nodes_runs_the_command(
     said = dict(word[2:].split("=", 1) for word in head.split() if "=" in word)
     assert f"--address={said['node-ip-address']}:{said['port']}" in worker.split()
     assert said["port"] != said["dashboard-port"]
+    # What looks for a Ray on a node with several finds this one.
+    own = f"{said['node-ip-address']}:{said['port']}"
+    assert (notes / "addresses").read_text().split() == [own, own]
     assert (notes / "train").read_text() == "--recipe a name\n"
     assert calls.count("known: ") == 2  # a job that comes before its nodes finds nobody to take it
     assert (notes / "verified").read_text().count("OK") == 2

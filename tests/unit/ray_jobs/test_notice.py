@@ -1,0 +1,18 @@
+"""SIGUSR1 to a job's own process."""
+
+import os
+import signal
+from pathlib import Path
+
+from ray_jobs import notice
+
+
+def test_the_signal_is_a_notice_within_the_block_and_of_this_try_alone(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    for _ in range(2):  # started anew
+        with notice.heeded(tmp_path):
+            assert not notice.asked(tmp_path)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert notice.asked(tmp_path)
+    assert signal.getsignal(signal.SIGUSR1) == before
+    assert not notice.asked(tmp_path)

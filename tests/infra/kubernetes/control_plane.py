@@ -65,6 +65,7 @@ class ControlPlane:
             f"--client-ca-file={pki}/ca.crt",
             f"--kubelet-client-certificate={pki}/admin.crt",
             f"--kubelet-client-key={pki}/admin.key",
+            "--kubelet-preferred-address-types=InternalIP",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-signing-key-file={pki}/accounts.key",
             f"--service-account-key-file={pki}/accounts.key",

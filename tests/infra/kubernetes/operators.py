@@ -1,6 +1,7 @@
 """The pods that operators and the scheduler would make and place, as no operator runs here."""
 
 import json
+from copy import deepcopy
 from typing import Any
 
 from tests.infra.kubernetes.control_plane import ControlPlane, Resource
@@ -50,6 +51,47 @@ def ray_pods(cluster: Resource) -> list[Resource]:
         pod = _pod(name, NAMESPACE, labels, template["spec"])
         found.append(pod | {"metadata": pod["metadata"] | _owned_by(cluster)})
     return found
+
+
+def ray_head(cluster: Resource) -> Resource:
+    """The head with what KubeRay 1.7 adds to its first container: the command, token and TLS."""
+    pod, *_ = ray_pods(cluster)
+    parameters = cluster["spec"]["headGroupSpec"]["rayStartParams"] | {
+        "block": "true",
+        "metrics-export-port": "8080",
+        "dashboard-agent-listen-port": "52365",
+    }
+    flags = [
+        f"--{name}" if value == "true" else f"--{name}={value}"
+        for name, value in sorted(parameters.items())
+    ]
+    folder = "/etc/ray/tls"
+    settings = {
+        "KUBERAY_GEN_RAY_START_CMD": f"ray start --head {' '.join(flags)}",
+        "RAY_PORT": "6379",
+        "RAY_ADDRESS": "127.0.0.1:6379",
+        "RAY_CLUSTER_NAME": cluster["metadata"]["name"],
+        "RAY_CLUSTER_NAMESPACE": NAMESPACE,
+        "RAY_CLOUD_INSTANCE_ID": pod["metadata"]["name"],
+        "RAY_NODE_TYPE_NAME": "headgroup",
+        "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
+        "RAY_AUTH_MODE": "token",
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": f"{folder}/tls.crt",
+        "RAY_TLS_SERVER_KEY": f"{folder}/tls.key",
+        "RAY_TLS_CA_CERT": f"{folder}/ca.crt",
+    }
+    token = {"name": cluster["spec"]["authOptions"]["secretName"], "key": "auth_token"}
+    spec = deepcopy(pod["spec"])
+    ray = spec["containers"][0]
+    ray["env"] = [
+        *ray.get("env", []),
+        *({"name": name, "value": value} for name, value in settings.items()),
+        {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": token}},
+    ]
+    ray["volumeMounts"].append({"name": "ray-tls", "mountPath": folder, "readOnly": True})
+    spec["volumes"].append({"name": "ray-tls", "secret": {"secretName": "ray-tls"}})
+    return pod | {"spec": spec}
 
 
 def postgres_pods(cluster: Resource) -> list[Resource]:

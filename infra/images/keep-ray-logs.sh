@@ -1,7 +1,8 @@
 #!/bin/sh
 # Ray's logs outlive their node: what a session writes is appended to a copy in the shared home.
 #   keep-ray-logs.sh NAME-OF-THE-NODE
-# Told to end, it goes on until the logs have been still for a while, as Ray's processes end beside it.
+# Copies that nobody has written to for two weeks go. Told to end, it goes on until the logs have been
+# still for a while, as Ray's processes end beside it.
 set -eu
 umask 077
 
@@ -43,6 +44,9 @@ last_words() {
     keep_all
     exit 0
 }
+
+mkdir -p "$kept"
+find "${kept%/*}" -mindepth 1 \( -type f -mtime +14 -o -type d -empty -mtime +14 \) -delete
 
 trap last_words TERM
 while :; do

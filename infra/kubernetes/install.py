@@ -42,10 +42,15 @@ def say(text: str) -> None:
 
 
 def names(kind: str, namespace: str | None = None) -> set[str]:
-    """The cluster's objects of a kind."""
+    """The cluster's objects of a kind; of a kind that it doesn't know, none."""
     where = ["--namespace", namespace] if namespace else []
-    found = json.loads(kubectl("get", kind, *where, "--output=json"))
-    return {each["metadata"]["name"] for each in found["items"]}
+    command = ["kubectl", "get", kind, *where, "--output=json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "doesn't have a resource type" in done.stderr:
+        return set()
+    if done.returncode:
+        sys.exit(f"error: {' '.join(command)}: {done.stderr.strip()}")
+    return {each["metadata"]["name"] for each in json.loads(done.stdout)["items"]}
 
 
 def prerequisites(resources: list[Resource]) -> list[Resource]:
@@ -133,7 +138,7 @@ def missing_devices(resources: list[Resource]) -> Iterator[str]:
         yield f"device {name}: no node has one now; a pool that grows from none has to bring it"
 
 
-def missing_gate() -> Iterator[str]:
+def missing_gate(_: list[Resource]) -> Iterator[str]:
     """KubeRay without the certificates of Ray's processes would start no Ray."""
     found = json.loads(kubectl("get", "deployments", "--all-namespaces", "--output=json"))["items"]
     operators = [each for each in found if each["metadata"]["name"] == "kuberay-operator"]
@@ -142,11 +147,9 @@ def missing_gate() -> Iterator[str]:
 
 
 def check(resources: list[Resource]) -> list[str]:
-    """All that is missing; without the APIs nothing that is theirs can be looked for."""
-    found = [*left_of_the_example(resources), *not_pinned(resources), *missing_apis(resources)]
-    if not any(line.startswith("API ") for line in found):
-        found += [*missing_objects(resources), *missing_gate()]
-    return found
+    """All that is missing, one line each."""
+    looks = (left_of_the_example, not_pinned, missing_apis, missing_objects, missing_gate)
+    return [line for look in looks for line in look(resources)]
 
 
 def apply(overlay: Path, resources: list[Resource]) -> None:

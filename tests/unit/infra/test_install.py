@@ -65,20 +65,24 @@ def cluster() -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
+def site_overlay(folder: Path) -> Path:
     """A site's overlay: a copy of the example with its own values, registry and digests."""
-    if not shutil.which("kubectl"):
-        pytest.skip("no kubectl is installed, which renders the manifests")
-    for folder in ("kubernetes", "config", "monitoring"):
-        shutil.copytree(PROJECT / "infra" / folder, tmp_path / "infra" / folder)
-    place = tmp_path / "infra" / "kubernetes" / "site"
+    for each in ("kubernetes", "config", "monitoring"):
+        shutil.copytree(PROJECT / "infra" / each, folder / "infra" / each)
+    place = folder / "infra" / "kubernetes" / "site"
     shutil.copytree(OVERLAY, place)
     (place / "values.yaml").write_text(changed(OTHERS))
     file = place / "kustomization.yaml"
     text = file.read_text().replace("registry.example.com", "registry.site.example")
     file.write_text(re.sub("sha256:0{64}", DIGEST, text))
     return place
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    if not shutil.which("kubectl"):
+        pytest.skip("no kubectl is installed, which renders the manifests")
+    return site_overlay(tmp_path)
 
 
 def install(command: str, site: Path, cluster: dict[str, Any]) -> tuple[int, str, list[str]]:

@@ -66,7 +66,7 @@ def test_what_names_another_resource_finds_it(resources: list[Resource]) -> None
     for pod in pods(resources).values():
         for volume in pod["spec"]["volumes"]:
             for source in (volume, *volume.get("projected", {}).get("sources", [])):
-                if (secret := source.get("secret")) and secret.get("name") != "s3-ca":
+                if (secret := source.get("secret")) and not secret.get("optional"):
                     wanted.add(("Secret", secret.get("secretName", secret.get("name"))))
                 if files := source.get("configMap"):
                     wanted.add(("ConfigMap", files["name"]))

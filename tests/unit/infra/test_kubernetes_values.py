@@ -26,6 +26,11 @@ OTHERS = {
     "s3-port": "9000",
     "code-source": "s3://site-models/code/models.bundle",
     "code-ref": "v7",
+    "oidc-issuer": "https://id.site.example/realms/ml",
+    "oidc-client": "ml-platform",
+    "oidc-admins": "ml-admins",
+    "oidc-users": "ml-people",
+    "oidc-cidr": "10.4.0.0/28",
     "database": "penstock@db.site.example:6432",
     "database-cidr": "10.3.0.0/28",
     "postgres-image": f"registry.site.example/postgresql:17.6@{DIGEST}",
@@ -62,7 +67,7 @@ def changed(values: dict[str, str]) -> str:
 
 def test_each_value_arrives_and_nothing_of_the_example_stays() -> None:
     assert OTHERS.keys() == DATA.keys()
-    components = ("managed-postgres", "on-prem-s3", "code")
+    components = ("managed-postgres", "on-prem-s3", "code", "oidc")
     resources = render(*components, values=changed(OTHERS))
     assert [problem for each in resources for problem in problems(each)] == []
     text = yaml.safe_dump_all(resources)

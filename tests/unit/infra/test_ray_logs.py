@@ -69,6 +69,22 @@ def test_what_a_node_wrote_is_there_when_the_node_is_not(
     assert (kept / "raylet.out").read_text() == "anew\nlast words\n"
 
 
+def test_copies_of_long_ago_make_room(session: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "home" / "ray-logs"
+    for days, node in ((15, "long-ago"), (13, "lately")):
+        (kept / node).mkdir(parents=True)
+        (kept / node / "raylet.out").write_text("one\n")
+        then = time.time() - days * 86400
+        os.utime(kept / node / "raylet.out", (then, then))
+    settings = {"PENSTOCK_HOME": str(tmp_path / "home"), "STILL_S": "0", "EVERY_S": "0.2"}
+    (session / "raylet.out").write_text("now\n")
+    started = subprocess.Popen([tmp_path / "keep", "node-1"], env=os.environ | settings)
+    until(kept / "node-1" / "raylet.out", "now\n")
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(30) == 0
+    assert sorted(path.parent.name for path in kept.glob("*/raylet.out")) == ["lately", "node-1"]
+
+
 def test_each_ray_node_has_it_and_reads_what_ray_writes() -> None:
     for name in ("ray-head", "ray-cpu", "ray-gpu"):
         ray, logs = pods(render())[name]["spec"]["containers"][:2]

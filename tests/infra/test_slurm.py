@@ -40,7 +40,9 @@ def cluster() -> Iterator[SlurmCluster]:
         slurm.start_server(
             [*mlflow, f"--default-artifact-root={slurm.shared}/artifacts"], "mlflow.log"
         )
-        slurm.command(f"curl --silent --fail --retry 60 --retry-all-errors {url}/health")
+        slurm.command(
+            f"curl --silent --fail --retry 100 --retry-delay 1 --retry-all-errors {url}/health"
+        )
         yield slurm
 
 

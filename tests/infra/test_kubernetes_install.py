@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.infra.kubernetes.control_plane import PROGRAMS, ControlPlane
-from tests.infra.kubernetes.overlays import FOLDER, NAMESPACE
+from tests.infra.kubernetes.overlays import FOLDER, NAMESPACE, render
 from tests.unit.infra.test_install import site_overlay
 
 pytestmark = [pytest.mark.infra, pytest.mark.timeout(3600)]
@@ -63,3 +63,21 @@ def test_it_names_what_a_cluster_lacks_and_no_longer_what_it_has(
     finally:
         plane.kubectl("delete", "storageclass", "cephfs", "topolvm", "--ignore-not-found")
         plane.kubectl("delete", "clusterissuer", "site", "--ignore-not-found")
+
+
+def test_a_snapshot_of_the_home_is_one_and_a_claim_can_begin_from_it(plane: ControlPlane) -> None:
+    plane.kubectl("create", "namespace", NAMESPACE)
+    try:
+        for _ in range(2):  # as many as one likes
+            plane.kubectl("create", f"--filename={FOLDER / 'home-snapshot.yaml'}")
+        snapshots = plane.get(f"--namespace={NAMESPACE}", "volumesnapshots")
+        assert len(snapshots) == 2
+        (home,) = [r for r in render(FOLDER / "base") if r["kind"] == "PersistentVolumeClaim"]
+        for snapshot in snapshots:
+            source = snapshot["spec"]["source"]
+            assert source == {"persistentVolumeClaimName": home["metadata"]["name"]}
+        source = {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot"}
+        home["spec"]["dataSource"] = source | {"name": snapshots[0]["metadata"]["name"]}
+        plane.apply(home)
+    finally:
+        plane.kubectl("delete", "namespace", NAMESPACE, "--timeout=120s")

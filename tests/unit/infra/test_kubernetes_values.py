@@ -43,6 +43,7 @@ OTHERS = {
     "nvme-storage": "17Ti",
     "airflow-tasks": "333",
     "gpu-jobs": "13",
+    "scheduler-cpus": "7",
     "scheduler-memory": "47Gi",
     "head-cpus": "11",
     "head-memory": "43Gi",
@@ -89,6 +90,8 @@ def test_sizes_are_of_the_pool_that_they_name() -> None:
     wanted = {"cpu": "191", "memory": "1999Gi", "nvidia.com/gpu": 19, "rdma/hca": 29}
     gpu = pods(resources)["ray-gpu"]["spec"]["containers"][0]["resources"]
     assert gpu == {"requests": wanted, "limits": wanted}
+    scheduler = pods(resources)["scheduler"]["spec"]["containers"][0]["resources"]
+    assert scheduler == {"requests": {"cpu": "7", "memory": "47Gi"}, "limits": {"memory": "47Gi"}}
     cpu = pods(resources)["ray-cpu"]["spec"]["containers"][0]["resources"]
     assert cpu == {"requests": {"cpu": "61", "memory": "211Gi"}, "limits": {"memory": "211Gi"}}
 

@@ -12,7 +12,10 @@ from tests.infra.runbook import commands
 
 pytestmark = [pytest.mark.infra, pytest.mark.timeout(3600)]
 
-RUN = "penstock run --json --recipe debug --set train.checkpoints=s3://penstock/checkpoints"
+RUN = (
+    "penstock run --json --recipe debug --set data.name=debug"
+    " --set train.checkpoints=s3://penstock/checkpoints"
+)
 # Long enough to be hurt in the middle; checkpoints from which it goes on.
 LONG = "--set train.checkpoint_every=50 --set train.log_every=25 --set evaluate.sample_tokens=0"
 CHAMPION = """python - <<'PY'
@@ -65,9 +68,9 @@ def test_every_part_is_well_and_only_three_ports_are_open_on_the_host(platform):
 def test_a_run_makes_a_champion_and_all_of_it_lies_in_s3_and_postgres(platform, first_run):
     assert first_run["state"] == "success"
     assert first_run["verdict"] == "promoted"
-    version, source = platform.inside("triggerer", CHAMPION).split()
-    assert version == "1"
-    assert source.startswith("s3://penstock/mlflow/")
+    assert platform.inside("triggerer", CHAMPION).split()[0] == "1"
+    generate = "penstock models generate penstock-debug --prompt import --tokens 4"
+    assert platform.inside("triggerer", generate).startswith("import")
     assert any(key.endswith(".safetensors") for key in keys(platform, "mlflow/"))
     assert keys(platform, "datasets/")
     assert keys(platform, "checkpoints/")
@@ -83,12 +86,12 @@ def test_a_rerun_is_taken_from_the_cache(platform, first_run):
 
 
 def test_a_job_is_submitted_through_tls_with_the_token(platform):
-    said = platform.inside("ray-worker", commands("Compose", "Day 1: a job of your own"), timeout=600)
-    assert "succeeded" in said
-    status = "curl --silent --output /dev/null --write-out '%{http_code}' "
-    refused = platform.inside(
-        "ray-head", f"{status} --cacert /run/secrets/ca.crt https://ray-head:8443/api/jobs/ || true"
+    said = platform.inside(
+        "ray-worker", commands("Compose", "Day 1: a job of your own"), timeout=600
     )
+    assert "succeeded" in said
+    status = "curl --silent --output /dev/null --write-out %{http_code} --cacert /tls/ca.crt"
+    refused = platform.compose(f"exec -T ray-https {status} https://localhost:8443/api/jobs/")
     assert refused.strip() in ("401", "403")
 
 

@@ -55,7 +55,10 @@ uv=$(grep '^uv==' requirements.lock)
 eval "$("$VENV/bin/python" infra/pip_settings.py)"
 export VIRTUAL_ENV="$PWD/$VENV"
 # A plain sync of the lock would remove what a CUDA torch needs: the lock is from a CPU machine.
-"$VENV/bin/uv" pip compile --quiet --no-header "$LOCK" | "$VENV/bin/uv" pip sync -
+# Bytecode once here, not in a dozen processes at their first start, which on a slow disk or a busy
+# machine takes longer than Ray waits for its own.
+"$VENV/bin/uv" pip compile --quiet --no-header "$LOCK" |
+    "$VENV/bin/uv" pip sync --compile-bytecode -
 if [ "$VENV" = .venv ]; then
     "$VENV/bin/uv" pip install --no-deps --editable .
 fi

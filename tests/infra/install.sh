@@ -7,6 +7,7 @@ set -euo pipefail
 wanted="ip=iproute2 nft=nftables openssl=openssl
 podman=podman buildah=buildah runc=runc aardvark-dns=aardvark-dns netavark=netavark mmdebstrap=mmdebstrap
 slurmctld=slurmctld slurmd=slurmd sbatch=slurm-client munged=munge
+docker-registry=docker-registry
 etcd=etcd-server containerd=containerd bridge=containernetworking-plugins
 go=golang-1.19-go dpkg-source=dpkg-dev rsync=rsync
 radosgw=radosgw ceph-mon=ceph-mon ceph-osd=ceph-osd ceph-mgr=ceph-mgr

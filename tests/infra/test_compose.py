@@ -1,0 +1,176 @@
+"""The Compose file's platform, up for real: a run to a champion, faults, and all of it kept."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from tests.infra.compose_stack import PORTS, stack
+from tests.infra.machine import needs
+from tests.infra.runbook import commands
+
+pytestmark = [pytest.mark.infra, pytest.mark.timeout(3600)]
+
+RUN = (
+    "penstock run --json --recipe debug --set data.name=debug"
+    " --set train.checkpoints=s3://penstock/checkpoints"
+)
+# Long enough to be hurt in the middle; checkpoints from which it goes on.
+LONG = "--set train.checkpoint_every=50 --set train.log_every=25 --set evaluate.sample_tokens=0"
+CHAMPION = """python - <<'PY'
+from mlflow import MlflowClient
+version = MlflowClient().get_model_version_by_alias("penstock-debug", "champion")
+print(version.version, version.source)
+PY"""
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory):
+    needs("podman", "runc", "netavark", "aardvark-dns", "mmdebstrap", "ip")
+    with stack(tmp_path_factory.mktemp("compose") / "penstock") as made:
+        started = time.monotonic()
+        made.shell(commands("Compose", "Day 0: install"))
+        print(f"up and healthy in {time.monotonic() - started:.0f} s")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def first_run(platform):
+    started = time.monotonic()
+    summary = json.loads(platform.inside("triggerer", RUN, timeout=2400))
+    print(f"a run in {time.monotonic() - started:.0f} s")
+    return summary
+
+
+def keys(platform, prefix):
+    """The store's objects, as it lists them itself."""
+    url = f"http://127.0.0.1:{PORTS['S3_PORT']}/penstock?list-type=2&prefix={prefix}"
+    return platform.shell(f"curl --silent '{url}' | grep -o '<Key>[^<]*' || true").split()
+
+
+def rows(platform, database, query):
+    """What Postgres answers, asked in its own container."""
+    psql = (
+        f"PGPASSWORD=$(cat /run/secrets/postgres-password) psql -h 127.0.0.1 -U penstock {database}"
+    )
+    return platform.compose(f"exec -T postgres sh -c '{psql} -tAc \"{query}\"'").split()
+
+
+def test_every_part_is_well_and_only_three_ports_are_open_on_the_host(platform):
+    listed = [json.loads(line) for line in platform.compose("ps --format json").splitlines()]
+    assert {each["Health"] for each in listed} == {"healthy"}
+    listening = platform.shell("ss -Hltn | awk '{print $4}'").split()
+    published = {place for place in listening if not place.endswith(":53")}
+    assert published == {f"127.0.0.1:{port}" for port in PORTS.values()}
+
+
+def test_a_run_makes_a_champion_and_all_of_it_lies_in_s3_and_postgres(platform, first_run):
+    assert first_run["state"] == "success"
+    assert first_run["verdict"] == "promoted"
+    assert platform.inside("triggerer", CHAMPION).split()[0] == "1"
+    generate = "penstock models generate penstock-debug --prompt import --tokens 4"
+    assert platform.inside("triggerer", generate).startswith("import")
+    assert any(key.endswith(".safetensors") for key in keys(platform, "mlflow/"))
+    assert keys(platform, "datasets/")
+    assert keys(platform, "checkpoints/")
+    assert rows(platform, "mlflow", "select count(*) from model_versions") == ["1"]
+    assert rows(platform, "airflow", "select state from dag_run") == ["success"]
+
+
+def test_a_rerun_is_taken_from_the_cache(platform, first_run):
+    again = json.loads(platform.inside("triggerer", RUN, timeout=900))
+    assert again["state"] == "success"
+    heavy = {name: again["stages"][name]["cached"] for name in ("preprocess", "validate", "train")}
+    assert set(heavy.values()) == {True}
+
+
+def test_a_job_is_submitted_through_tls_with_the_token(platform):
+    said = platform.inside(
+        "ray-worker", commands("Compose", "Day 1: a job of your own"), timeout=600
+    )
+    assert "succeeded" in said
+    status = "curl --silent --output /dev/null --write-out %{http_code} --cacert /tls/ca.crt"
+    refused = platform.compose(f"exec -T ray-https {status} https://localhost:8443/api/jobs/")
+    assert refused.strip() in ("401", "403")
+
+
+def hurt(platform, name, steps, fault):
+    """A run with a fault while it trains: its summary."""
+    done = []
+    command = f"{RUN} {LONG} --set train.steps={steps} --set register.model_name=penstock-{name}"
+    before = set(keys(platform, "checkpoints/"))
+    run = threading.Thread(
+        target=lambda: done.append(platform.inside("triggerer", command, timeout=1800))
+    )
+    run.start()
+    platform.wait(
+        lambda: len(set(keys(platform, "checkpoints/")) - before) > 3 or not run.is_alive(),
+        "no checkpoint was written",
+        600,
+    )
+    assert run.is_alive(), "the run ended before the fault"
+    fault()
+    started = time.monotonic()
+    run.join()
+    assert done, "penstock run failed"
+    print(f"{name}: success {time.monotonic() - started:.0f} s after the fault")
+    return json.loads(done[0])
+
+
+def test_a_killed_worker_container(platform, first_run):
+    summary = hurt(platform, "worker", 1001, lambda: platform.kill("ray-worker"))
+    assert (summary["state"], summary["verdict"]) == ("success", "promoted")
+
+
+def test_a_killed_scheduler_container(platform, first_run):
+    summary = hurt(platform, "scheduler", 1002, lambda: platform.kill("scheduler"))
+    assert (summary["state"], summary["verdict"]) == ("success", "promoted")
+
+
+def test_a_restarted_ray_head(platform, first_run):
+    summary = hurt(platform, "head", 1003, lambda: platform.kill("ray-head"))
+    assert (summary["state"], summary["verdict"]) == ("success", "promoted")
+
+
+def test_a_stopped_postgres(platform, first_run):
+    def stop():
+        platform.compose("stop postgres")
+        time.sleep(30)
+        platform.compose("start postgres")
+
+    summary = hurt(platform, "postgres", 1004, stop)
+    assert (summary["state"], summary["verdict"]) == ("success", "promoted")
+
+
+def test_a_dead_raylet_shows(platform):
+    def state(wanted):
+        platform.wait(
+            lambda: platform.health("ray-worker").endswith(f" {wanted}"), f"not {wanted}", 300
+        )
+
+    state("healthy")
+    platform.inside("ray-worker", "pkill -STOP -x raylet")
+    state("unhealthy")
+    platform.inside("ray-worker", "pkill -CONT -x raylet")
+
+
+def test_down_and_up_lose_nothing(platform, first_run):
+    before = sorted(keys(platform, "")), rows(platform, "mlflow", "select run_uuid from runs")
+    platform.shell(commands("Compose", "Day 2: upgrade"))
+    assert (sorted(keys(platform, "")), rows(platform, "mlflow", "select run_uuid from runs")) == (
+        before
+    )
+    assert platform.inside("triggerer", CHAMPION).startswith("1 ")
+
+
+def test_what_was_backed_up_is_restored(platform, first_run):
+    before = sorted(keys(platform, "")), platform.inside("triggerer", CHAMPION)
+    platform.shell(commands("Compose", "Day 2: back up"))
+    platform.compose("down --volumes")
+    platform.shell(commands("Compose", "Day 2: restore"), timeout=1500)
+    assert sorted(keys(platform, "")) == before[0]
+    assert platform.inside("triggerer", CHAMPION) == before[1]
+    again = json.loads(platform.inside("triggerer", RUN, timeout=900))
+    assert again["state"] == "success"
+    assert again["stages"]["train"]["cached"]

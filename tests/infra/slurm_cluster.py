@@ -155,17 +155,16 @@ class SlurmCluster:
             with self._hosts.cut(number):
                 _kill(node)
 
-    def left_on(self, name: str) -> list[str]:
-        """Processes but the node's own, and files in its temporary folders."""
-        look = "ps -e -o args=; find /tmp /dev/shm -mindepth 1"
+    def on(self, name: str, line: str) -> str:
+        """What a line of shell prints on a node."""
         pid = self._nodes[name].pid
         (inner,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        lines = subprocess.run(
-            ["nsenter", "--mount", "--pid", f"--target={inner}", "bash", "-c", look],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
+        command = ["nsenter", "--mount", "--pid", f"--target={inner}", "bash", "-c", line]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def left_on(self, name: str) -> list[str]:
+        """Processes but the node's own, and files in its temporary folders."""
+        lines = self.on(name, "ps -e -o args=; find /tmp /dev/shm -mindepth 1").splitlines()
         own = ("bash -euc", "slurmd ", "ps -e", "bash -c", "find ")
         return [line for line in lines if not line.startswith(own)]
 

@@ -186,13 +186,15 @@ def test_two_jobs_on_one_node(cluster: SlurmCluster) -> None:
 
 
 def test_a_start_that_fails_leaves_rays_logs_and_nothing_else(cluster: SlurmCluster) -> None:
-    line = f"sbatch --nodes=3 {TRAIN}"
-    job = cluster.submit(line, PENSTOCK_START_LIMIT_S="8", **WITHOUT_GPUS)
+    job = cluster.submit(f"sbatch --nodes=3 {TRAIN}", **WITHOUT_GPUS)
+    logs = "ls /tmp/penstock-*/ray/session_latest/logs/gcs_server.out || true"
+    cluster.until(lambda: "gcs_server" in cluster.on("n1", logs), "Ray", job, START_S)
+    cluster.on("n1", "pkill --signal TERM --full 'ray start --block'")
     assert cluster.ended(job, 120) == "FAILED"
-    assert "error: no Ray after 8 s" in cluster.output(job)
+    assert "error: Ray failed on n1" in cluster.output(job)
     nothing_left(cluster, job)
-    logs = cluster.shared / "home" / "slurm" / "logs" / f"{job}.0" / "n1.tar.gz"
-    with tarfile.open(logs) as archive:
+    kept = cluster.shared / "home" / "slurm" / "logs" / f"{job}.0" / "n1.tar.gz"
+    with tarfile.open(kept) as archive:
         assert any(name.endswith("/gcs_server.out") for name in archive.getnames())
 
 

@@ -45,6 +45,7 @@ LEFT_OUT = {
         "datasets": "documents are read by preprocess, which runs on Ray",
         "kvikio": "taken where a machine has it",
         "lm_eval": "tasks are run by evaluate, on Ray",
+        "matplotlib": "curves are drawn by train and evaluate, on Ray; a plan's figure on a laptop",
         "onnx": "exports are made with the extra `laptop`",
         "onnxruntime": "exports are made with the extra `laptop`",
         "supervisor": "`penstock up` starts its own platform with it",

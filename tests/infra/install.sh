@@ -9,7 +9,7 @@ podman=podman buildah=buildah runc=runc aardvark-dns=aardvark-dns netavark=netav
 slurmctld=slurmctld slurmd=slurmd sbatch=slurm-client munged=munge
 docker-registry=docker-registry
 etcd=etcd-server containerd=containerd bridge=containernetworking-plugins
-go=golang-1.19-go dpkg-source=dpkg-dev rsync=rsync
+go=golang-1.19-go dpkg-source=dpkg-dev rsync=rsync jq=jq
 radosgw=radosgw ceph-mon=ceph-mon ceph-osd=ceph-osd ceph-mgr=ceph-mgr
 postgres=postgresql promtool=prometheus"
 places=/usr/lib/podman:/usr/lib/cni:/usr/lib/go-1.19/bin:$(echo /usr/lib/postgresql/*/bin)

@@ -1,6 +1,7 @@
 """MLflow, Postgres and a Ray head under a real kubelet, from the manifests, and a job of Ray's."""
 
 import base64
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -80,13 +81,14 @@ def cluster(
 def names_on_the_host(plane: ControlPlane) -> Iterator[None]:
     """Who enters the cluster's network by `ip netns exec` knows the services' names."""
     folder = Path("/etc/netns") / plane.space
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "resolv.conf").write_text(
         f"nameserver {plane.address}\nsearch {NAMESPACE}.svc.cluster.local\n"
     )
-    yield
-    (folder / "resolv.conf").unlink()
-    folder.rmdir()
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")

@@ -164,6 +164,7 @@ disabled_plugins = {unused}
             },
             "authorization": {"mode": "AlwaysAllow"},
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1Gi"},
+            "imageGCHighThresholdPercent": 100,  # however full this machine's disk is
             "featureGates": {"GenericEphemeralVolume": True},
         }
         (folder / "kubelet.yaml").write_text(yaml.safe_dump(config))

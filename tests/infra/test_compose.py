@@ -78,6 +78,11 @@ def test_a_run_makes_a_champion_and_all_of_it_lies_in_s3_and_postgres(platform, 
     assert rows(platform, "airflow", "select state from dag_run") == ["success"]
 
 
+def test_who_comes_by_exec_may_ask_every_part(platform, first_run):
+    assert "penstock-debug" in platform.compose("exec -T scheduler penstock models list")
+    platform.shell(commands("Compose", "Day 1: first run"), timeout=1500)
+
+
 def test_a_rerun_is_taken_from_the_cache(platform, first_run):
     again = json.loads(platform.inside("triggerer", RUN, timeout=900))
     assert again["state"] == "success"

@@ -17,6 +17,7 @@ import pytest
 from pipelines.core.settings import PROJECT
 
 SLURM = PROJECT / "infra" / "slurm"
+JOB = str(os.getpid())  # /tmp is shared with whoever else runs these tests
 COMMAND = ["train", "--recipe", "a name"]
 STUBS = {
     "scontrol": """
@@ -100,7 +101,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "JOB_STATE": "RUNNING",
         "PENSTOCK_HOME": str(tmp_path / "home"),
         "SLURM_SUBMIT_DIR": str(tmp_path / "project"),
-        "SLURM_JOB_ID": "42",
+        "SLURM_JOB_ID": JOB,
         "SLURM_JOB_NODELIST": "node-0,node-1",
         "SLURM_CPUS_ON_NODE": "64",
         "SLURM_GPUS_ON_NODE": "8",
@@ -147,8 +148,9 @@ def start(environment: dict[str, str]) -> subprocess.Popen[bytes]:
 
 def nothing_left(environment: dict[str, str]) -> bool:
     """Neither secrets nor a process that was started, nor a folder on a node."""
-    assert not (Path(environment["PENSTOCK_HOME"]) / "slurm" / "42").exists()
-    assert not list(Path("/tmp").glob("penstock-42*"))
+    assert not (Path(environment["PENSTOCK_HOME"]) / "slurm" / JOB).exists()
+    assert not list(Path("/tmp").glob(f"penstock-{JOB}-*"))
+    assert not Path(f"/tmp/penstock-{JOB}").exists()
     started = Path(environment["NOTES"]) / "started"
     pids = started.read_text().split() if started.exists() else []
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
@@ -190,7 +192,7 @@ def test_options_for_srun_are_handed_on(environment: dict[str, str], tmp_path: P
 def test_one_that_is_requeued_waits_for_its_own_nodes(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    left = tmp_path / "home" / "slurm" / "42"  # by a first node that died
+    left = tmp_path / "home" / "slurm" / JOB  # by a first node that died
     left.mkdir(parents=True)
     for name in ("up-node-0", "up-node-1", "head", "failed"):
         (left / name).write_text("10.0.0.1:1 http://127.0.0.1:2\n")
@@ -217,12 +219,12 @@ def test_near_the_time_limit_only_what_saved_is_started_anew(
     assert job.wait(30) == ends
     assert nothing_left(environment)
     asked = (tmp_path / "notes" / "slurm").read_text().splitlines()
-    assert asked == ["--signal=TERM 42.0"] + ["requeue 42"] * requeued
+    assert asked == [f"--signal=TERM {JOB}.0"] + [f"requeue {JOB}"] * requeued
 
 
 def test_rays_logs_outlive_their_node(environment: dict[str, str], tmp_path: Path) -> None:
     assert submit(environment | {"BROKEN": "1"}).returncode == 1
-    kept = tmp_path / "home" / "slurm" / "logs" / "42.0"
+    kept = tmp_path / "home" / "slurm" / "logs" / f"{JOB}.0"
     for node in kept.iterdir():
         with tarfile.open(node) as archive:
             assert "session_latest/logs/raylet.out" in archive.getnames()

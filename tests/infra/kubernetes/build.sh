@@ -17,12 +17,13 @@ all_built && exit 0
 work=$folder/.build
 tree=$work/go/src/k8s.io/kubernetes
 export PATH=/usr/lib/go-1.19/bin:$PATH
-export GOCACHE=$work/cache GOPATH=$work/go GO111MODULE=off GOFLAGS= CGO_ENABLED=0 HOME=$work/home
+export GOCACHE=$work/cache GOPATH=$work/go GO111MODULE=off GOFLAGS='' CGO_ENABLED=0 HOME=$work/home
 
 # Where this machine's own Debian comes from, asked for sources in lists that are not the machine's.
 fetch() {
     mkdir -p "$work/debian/lists/partial" "$HOME"
     cd "$work/debian"
+    # shellcheck disable=SC2016  # apt-get's own names
     mirror=$(apt-get indextargets --format '$(SITE)' 'Origin: Debian' 'Codename: bookworm' | head -n 1)
     key="[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
     for kind in deb deb-src; do

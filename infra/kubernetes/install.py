@@ -19,10 +19,8 @@ import yaml
 
 FOLDER = Path(__file__).resolve().parent
 NAMESPACE = "penstock"
-JOBS = (
-    "airflow-prepare",
-    "mlflow-prepare",
-)  # a job can't be changed: the next version's is another
+# A job can't be changed: the next version's is another.
+JOBS = ("airflow-prepare", "mlflow-prepare")
 EXAMPLES = ("example.com", "192.0.2.0/24", f"sha256:{'0' * 64}")  # of the overlay that is copied
 Resource = dict[str, Any]
 

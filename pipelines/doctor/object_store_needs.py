@@ -17,7 +17,6 @@ _PART = 5 << 20  # bytes; no part but the last may be smaller (AWS, multipart up
 _MIB = 1 << 20
 _LISTED = 5
 _STORE = "change the store's settings or version; Penstock can't work without it"
-_DAY_S = 24 * 3600.0
 
 
 @dataclass
@@ -103,7 +102,7 @@ def _multipart(store: Scratch) -> Seen:
             for number, body in enumerate((first, _CONTENT), start=1)
         ]
         if _refusal(lambda: store.client.head_object(**place)) != 404:
-            return problem("an object can be read before its upload is complete", _STORE)
+            raise FaultError("an object can be read before its upload is complete", _STORE)
         store.written.add(place["Key"])
         tags = [{"ETag": part["ETag"], "PartNumber": n} for n, part in enumerate(parts, start=1)]
         store.client.complete_multipart_upload(

@@ -86,6 +86,8 @@ def examine_store(remote: str) -> list[Finding]:
         raise UserError(f"--s3 {remote}: give a bucket, such as s3://bucket/prefix")
     try:
         tried = try_store(remote)
+    except NotHereError as error:
+        raise UserError(f"--s3 {remote}: {error}") from None
     except FaultError as error:
         why = "every checkpoint, model and dataset version lies there"
         return [Finding("client", State.PROBLEM, str(error), why, error.mend)]
@@ -114,12 +116,14 @@ def try_store(remote: str) -> list[tuple[Need, Seen]]:
                 return tried
     finally:
         tried.append((REMOVAL, _seen(remote, REMOVAL, store)))
+    return [*tried, (_CLOCK_NEED, judge_clock(dates, time.time()))]
+
+
+def judge_clock(dates: list[str], here: float) -> Seen:
+    """S3 signs requests by the time, and refuses those of another; `dates` is what it answered."""
+    if not dates:
+        return Seen(State.NOT_HERE, "the store does not tell its time in its answers")
     there = parsedate_to_datetime(dates[-1]).timestamp()
-    return [*tried, (_CLOCK_NEED, judge_clock(there, time.time()))]
-
-
-def judge_clock(there: float, here: float) -> Seen:
-    """S3 signs requests by the time, and refuses those of another."""
     skew = abs(there - here)
     saw = f"S3's clock and this one differ by {skew:.0f} s"
     if skew > _REFUSED_S:

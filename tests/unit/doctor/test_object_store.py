@@ -2,8 +2,10 @@
 
 import re
 import socket
+import sys
 import threading
 import time
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -150,8 +152,18 @@ def test_keys_that_s3_does_not_know_are_told(strict):
 
 @pytest.mark.parametrize(("skew", "state"), [(2, "ok"), (-120, "warning"), (1000, "problem")])
 def test_the_clocks_of_both(skew, state):
-    now = time.time()
-    assert told(judge_clock(now + skew, now))[0][0] == state
+    now = int(time.time())
+    assert told(judge_clock([formatdate(now + skew, usegmt=True)], now))[0][0] == state
+
+
+def test_a_store_that_does_not_tell_its_time():
+    assert told(judge_clock([], time.time()))[0][0] == "not here"
+
+
+def test_without_the_client_library_the_command_says_so_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(UserError, match=r"--s3 s3://doctor: boto3 is not installed"):
+        examine_store("s3://doctor")
 
 
 def test_a_folder_is_written_to_and_left_clean(tmp_path, monkeypatch):

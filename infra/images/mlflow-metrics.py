@@ -1,4 +1,7 @@
-"""Shows Prometheus what an MLflow server counts: mlflow-metrics.py PORT. Its own /metrics asks for a login."""
+"""Shows Prometheus what an MLflow server counts: mlflow-metrics.py PORT.
+
+The server's own /metrics asks for a login.
+"""
 
 import sys
 import threading

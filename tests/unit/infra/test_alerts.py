@@ -92,7 +92,10 @@ TRIED: dict[str, tuple[Series, Series]] = {
     "CertificateExpires": ({EXPIRES: "200000x300"}, {EXPIRES: "9000000x300"}),
 }
 # Told by others than Airflow, Ray and the trainer, by their documentation.
-OTHERS = re.compile(r"kube_\w+|kubelet_volume_stats_\w+|cnpg_\w+|mlflow_http_request_total|barman_cloud_\w+|certmanager_\w+")
+OTHERS = re.compile(
+    r"kube_\w+|kubelet_volume_stats_\w+|cnpg_\w+|mlflow_http_request_total"
+    r"|barman_cloud_\w+|certmanager_\w+"
+)
 
 
 def case(series: Series, alert: str, fires: bool) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from pipelines.core.settings import load_settings
 
 LIVE = ("PENDING", "RUNNING")
+ADDRESS_FILE = "ray-address"  # of a workspace whose run has a Ray cluster of its own
 _END_S = 60.0  # Ray kills what a stop has not ended after 3 seconds
 _TIMEOUT = httpx.Timeout(30.0)  # seconds; a submit waits for the job's supervisor to start
 
@@ -137,15 +138,21 @@ class JobsApi:
         return f"gcs://{name}"
 
 
-def jobs_api() -> JobsApi:
-    """The Jobs API of the settings' Ray cluster."""
-    settings = load_settings()
-    return JobsApi(settings.ray_url, settings.ray_token_path)
+def ray_address(workspace: Path | None) -> str:
+    """Where a run's jobs go: to its own cluster while it has one, else to the platform's."""
+    if workspace is not None and (file := workspace / ADDRESS_FILE).is_file():
+        return file.read_text(encoding="utf-8").strip()
+    return load_settings().ray_url
 
 
-async def stop_job(submission_id: str) -> None:
-    """Ask the settings' cluster to end a job."""
-    async with jobs_api() as jobs:
+def jobs_api(workspace: Path | None = None) -> JobsApi:
+    """The Jobs API of a run's cluster; without a workspace, of the platform's."""
+    return JobsApi(ray_address(workspace), load_settings().ray_token_path)
+
+
+async def stop_job(submission_id: str, workspace: Path) -> None:
+    """Ask the run's cluster to end a job."""
+    async with jobs_api(workspace) as jobs:
         await jobs.stop(submission_id)
 
 

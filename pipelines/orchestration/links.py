@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperatorLink
 
-from pipelines.core.settings import load_settings
-
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
@@ -33,9 +31,9 @@ class RayJobLink(_StageLink):
     name = "Ray job"
 
     @staticmethod
-    def address(submission_id: str) -> str:
-        """The page of a job."""
-        return f"{load_settings().ray_url}/#/jobs/{submission_id}"
+    def address(ray: str, submission_id: str) -> str:
+        """The page of a job of a cluster."""
+        return f"{ray}/#/jobs/{submission_id}"
 
 
 class RayJobLogLink(_StageLink):
@@ -44,10 +42,10 @@ class RayJobLogLink(_StageLink):
     name = "Ray job log"
 
     @staticmethod
-    def address(submission_id: str) -> str:
+    def address(ray: str, submission_id: str) -> str:
         """The driver's log; it grows while the job lives."""
         query = f"submission_id={submission_id}&lines=-1&download_filename={submission_id}.log"
-        return f"{load_settings().ray_url}/api/v0/logs/file?{query}"
+        return f"{ray}/api/v0/logs/file?{query}"
 
 
 class MlflowRunLink(_StageLink):

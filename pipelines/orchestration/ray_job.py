@@ -30,7 +30,7 @@ from pipelines.core.settings import load_settings
 from pipelines.orchestration.job_failure import failure_of
 from pipelines.orchestration.job_package import upload_code
 from pipelines.orchestration.job_state import Generation, JobState
-from pipelines.orchestration.jobs_api import Job, jobs_api, stop_job
+from pipelines.orchestration.jobs_api import Job, jobs_api, ray_address, stop_job
 from pipelines.orchestration.links import RayJobLink, RayJobLogLink
 from pipelines.orchestration.presence import map_index_of, task_process
 from pipelines.orchestration.ray_job_trigger import (
@@ -136,7 +136,7 @@ class RayJobOperator(BaseOperator):
                 submissions = state.read().submissions
                 if submissions and state_of(context["ti"]) in OVER:
                     state.close(submissions[-1])
-                    asyncio.run(stop_job(submissions[-1]))
+                    asyncio.run(stop_job(submissions[-1], workspace))
                 raise
 
     def _go_on(self, context: "Context", state: JobState, event: Job | None = None) -> Any:
@@ -163,7 +163,7 @@ class RayJobOperator(BaseOperator):
             submission_id = f"penstock-{_job_key(context, current.generation)}-{current.n}"
             if job is None or job.submission_id != submission_id:
                 former = None if current.former_over else current.former
-                job = asyncio.run(_look(submission_id, former))
+                job = asyncio.run(_look(Path(self.workspace), submission_id, former))
                 over = current.former_over or job.status != UNREACHABLE
                 current = state.update(former_over=over)
             absent = job.status == LOST and not current.submitted
@@ -216,7 +216,7 @@ class RayJobOperator(BaseOperator):
         workspace = Path(self.workspace)
         entrypoint, variables = job_command(workspace, self.entrypoint)
         variables[RAY_JOB_VARIABLE] = submission_id
-        async with jobs_api() as jobs:
+        async with jobs_api(workspace) as jobs:
             runtime_env: dict[str, Any] = {"env_vars": variables}
             if self.ship:
                 runtime_env |= {"working_dir": await upload_code(jobs, workspace, self.ship)}
@@ -226,8 +226,9 @@ class RayJobOperator(BaseOperator):
 
     def _show_job(self, context: "Context", submission_id: str) -> None:
         """In each process of the task, as Airflow stores what the last one shows."""
-        RayJobLink().show(self, context, RayJobLink.address(submission_id))
-        RayJobLogLink().show(self, context, RayJobLogLink.address(submission_id))
+        ray = ray_address(Path(self.workspace))
+        RayJobLink().show(self, context, RayJobLink.address(ray, submission_id))
+        RayJobLogLink().show(self, context, RayJobLogLink.address(ray, submission_id))
 
     def _deferral(self, context: "Context", state: JobState, job: Job) -> TaskDeferred:
         submission_id, offset = str(job.submission_id), state.read().offset
@@ -255,14 +256,14 @@ def job_command(workspace: Path, entrypoint: str) -> tuple[str, dict[str, str]]:
     return f"cd {shlex.quote(str(workspace))} && {entrypoint}", stage_variables(workspace)
 
 
-async def _look(submission_id: str, former: str | None) -> Job:
+async def _look(workspace: Path, submission_id: str, former: str | None) -> Job:
     """The job as Ray has it, or LOST or UNREACHABLE; a former one, which a person ended, is over.
 
     Raises:
         TimeoutError: the former one lives on.
     """
     try:
-        async with jobs_api() as jobs:
+        async with jobs_api(workspace) as jobs:
             if former:
                 await jobs.end(former)
             return await jobs.get(submission_id) or Job(submission_id=submission_id, status=LOST)

@@ -99,12 +99,13 @@ class RayJobTrigger(BaseTrigger):
             return
         JobState(Path(self.state_path)).close(self.submission_id)
         TriggererProcess(Path(self.state_path), self.submission_id).leave()
-        await stop_job(self.submission_id)
+        await stop_job(self.submission_id, Path(self.workspace))
 
     async def _follow(self, progress: ProgressReader) -> Job:
         """The job once it is over."""
         log, silence = _Thinned(), _Silence(self.patience_seconds)
-        async with jobs_api() as jobs:  # one for the whole time: opening it loads the trusted CAs
+        # One for the whole time: opening it loads the trusted CAs.
+        async with jobs_api(Path(self.workspace)) as jobs:
             while True:
                 try:
                     events = await asyncio.to_thread(lambda: list(progress.read()))

@@ -3,7 +3,9 @@
 `PENSTOCK_NODES` names a command of the site: `COMMAND up` has nodes join the platform's Ray cluster
 and returns when they have, `COMMAND down` ends them and returns when they are gone. Both may come
 twice, and a `down` without an `up`. In the environment they find PENSTOCK_RUN, the name of the
-run's workspace, and PENSTOCK_WORKERS, the most that its train may have.
+run's workspace, and PENSTOCK_WORKERS, the most that its train may have. An `up` that raises a whole
+Ray cluster for the run writes the address of its Jobs API to the file PENSTOCK_RAY_ADDRESS_FILE:
+the run's jobs go there until `down`.
 """
 
 import os
@@ -17,6 +19,7 @@ from airflow.sdk import BaseOperator
 
 from pipelines.core.settings import load_settings
 from pipelines.ledger.workspace import read_recipe
+from pipelines.orchestration.jobs_api import ADDRESS_FILE
 from pipelines.orchestration.opening import PREPARED
 from pipelines.orchestration.ray_job import TaskKilledError
 
@@ -61,10 +64,14 @@ class NodesOperator(BaseOperator):
         workspace = Path(self.workspace)
         command = [*shlex.split(load_settings().nodes_command), action]
         workers = read_recipe(workspace).resources.most_workers
+        address = workspace / ADDRESS_FILE
         names = {"PENSTOCK_RUN": workspace.name, "PENSTOCK_WORKERS": str(workers)}
+        names |= {"PENSTOCK_RAY_ADDRESS_FILE": str(address)}
         result = self._hook.run_command(command, env={**os.environ, **names}, cwd=self.workspace)
         if result.exit_code:
             raise RuntimeError(f"{shlex.join(command)} exited with code {result.exit_code}")
+        if action == "down":
+            address.unlink(missing_ok=True)
 
     def on_kill(self) -> None:
         """End the command and this process; Airflow calls it in a signal handler."""

@@ -20,7 +20,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.log import set_up_logging
 from pipelines.core.settings import Settings, bypass_proxy_on_loopback, load_settings
 from pipelines.orchestration.job_state import JobState
-from pipelines.orchestration.jobs_api import Job, JobsApi
+from pipelines.orchestration.jobs_api import ADDRESS_FILE, Job, JobsApi, ray_address
 from pipelines.orchestration.task_state import OVER
 from pipelines.services.airflow_api import AirflowApi
 from pipelines.services.parts import reconciled_path
@@ -71,7 +71,19 @@ def reconcile_once(
 
 async def _reconcile(settings: Settings, open_airflow: Callable[[], AirflowApi]) -> list[str]:
     stopped = []
-    async with JobsApi(settings.ray_url, settings.ray_token_path) as jobs:
+    for file in settings.runs.glob(f"*/{ADDRESS_FILE}"):
+        try:
+            stopped += await _reconcile_cluster(ray_address(file.parent), settings, open_airflow)
+        except httpx.HTTPError as error:  # of one run; the platform's own is looked at all the same
+            _log.warning("the cluster of %s gives no answer: %r", file.parent.name, error)
+    return stopped + await _reconcile_cluster(settings.ray_url, settings, open_airflow)
+
+
+async def _reconcile_cluster(
+    ray: str, settings: Settings, open_airflow: Callable[[], AirflowApi]
+) -> list[str]:
+    stopped = []
+    async with JobsApi(ray, settings.ray_token_path) as jobs:
         owned = [(job, _owner(job, settings)) for job in await jobs.jobs() if job.live]
         if not any(owner for _, owner in owned):
             return []

@@ -27,7 +27,10 @@ ASKED = (
     "delete pods",
     "create pods/exec",
     "create serviceaccounts/token",
+    "create services",
+    "patch services",
     "get rayclusters.ray.io",
+    "create rayclusters.ray.io",
     "patch rayclusters.ray.io",
     "delete rayclusters.ray.io",
     "get clusters.postgresql.cnpg.io",
@@ -37,13 +40,19 @@ ASKED = (
     "list namespaces",
 )
 ALLOWED = {
+    "airflow": {
+        "create services",
+        "get rayclusters.ray.io",
+        "create rayclusters.ray.io",
+        "delete rayclusters.ray.io",
+    },
     "ray": {
         "get pods",
         "list pods",
         "patch pods",
         "get rayclusters.ray.io",
         "patch rayclusters.ray.io",
-    }
+    },
 }
 
 
@@ -91,13 +100,13 @@ def test_what_an_account_may_do(with_kuberay: ControlPlane, account: str) -> Non
 def test_tokens_of_accounts_are_in_no_pod_that_needs_none(platform: ControlPlane) -> None:
     pods = platform.get(f"--namespace={NAMESPACE}", "pods")
     with_token = {
-        pod["metadata"]["name"]
+        kind_of(pod)
         for pod in pods
         for volume in pod["spec"]["volumes"]
         for source in volume.get("projected", {}).get("sources", [])
         if "serviceAccountToken" in source
     }
-    ours = {pod["metadata"]["name"]: pod["spec"] for pod in pods}
+    ours = {kind_of(pod): pod["spec"] for pod in pods}
     mounted = {
         name
         for name, spec in ours.items()
@@ -105,8 +114,8 @@ def test_tokens_of_accounts_are_in_no_pod_that_needs_none(platform: ControlPlane
         for mount in container.get("volumeMounts", [])
         if mount["mountPath"] == "/var/run/secrets/kubernetes.io/serviceaccount"
     }
-    assert with_token == {"ray-head"}  # where only KubeRay's autoscaler mounts it
-    assert "ray-head" not in mounted
+    assert with_token == {"ray-head", "scheduler"}
+    assert mounted == {"scheduler"}  # in the head only KubeRay's autoscaler mounts it
 
 
 # `mlflow-prepare` listens nowhere, and ends; the policy of MLflow is for both.
@@ -121,7 +130,7 @@ BEYOND = {
     "own-network": "10.99.0.1",
     "machine-metadata": "169.254.169.254",
 }
-PORTS = (22, 53, 80, 443, 5000, 5432, 6379, 6443, 8000, 8080, 8265, 8443, 9000, 9090, 10001)
+PORTS = (22, 53, 80, 443, 5000, 5432, 6379, 6443, 8000, 8080, 8265, 8443, 9000, 9090, 9101, 10001)
 ANY = frozenset(PORTS)
 DNS = {"dns": {53}}
 STORE = {"object-store": {9000}}
@@ -145,6 +154,7 @@ OF_MLFLOW = {"postgres": {5432}} | DNS | STORE | DATABASE
 # From whom to whom and on which ports; what isn't listed is closed.
 REACHED: dict[str, dict[str, set[int] | frozenset[int]]] = {
     **dict.fromkeys(AIRFLOW, OF_AIRFLOW),
+    "scheduler": OF_AIRFLOW | API,
     "mlflow": OF_MLFLOW,
     "mlflow-prepare": OF_MLFLOW,
     "ray-head": OF_RAY | API | {"redis": {6379}},
@@ -153,7 +163,7 @@ REACHED: dict[str, dict[str, set[int] | frozenset[int]]] = {
     "redis": DNS,
     "stranger": DNS,
     "gateway": {"api-server": {8080}, "mlflow": {5000}},
-    "prometheus": {name: {8080} for name in ("ray-head", *WORKERS)},
+    "prometheus": {name: {8080} for name in ("ray-head", *WORKERS)} | {"mlflow": {9101}},
     "postgres-operator": {"postgres": {8000}},
     "other-team": {},
     "dns": {},

@@ -1,12 +1,13 @@
 """The platform's reconciler against the real Ray: it stops what it knows for an orphan, only."""
 
 import asyncio
+import shutil
 import time
 
 import pytest
 
 from pipelines.orchestration.job_state import JobState
-from pipelines.orchestration.jobs_api import jobs_api
+from pipelines.orchestration.jobs_api import ADDRESS_FILE, jobs_api
 from pipelines.services.reconciler import reconcile_once
 
 pytestmark = pytest.mark.usefixtures("platform_variables")
@@ -43,6 +44,25 @@ async def stop(*names: str) -> None:
             await jobs.stop(name)
 
 
+def wait_for_end(orphan: str, began: float) -> None:
+    while asyncio.run(statuses(orphan)) != ["STOPPED"]:
+        assert time.monotonic() - began < 15
+        time.sleep(0.5)
+
+
+def test_a_runs_own_cluster_that_is_gone_keeps_no_other_from_being_looked_at(platform, tmp_path):
+    workspace, orphan = platform.settings.runs / "with-its-own", "penstock-orphan-1"
+    workspace.mkdir(parents=True)
+    (workspace / ADDRESS_FILE).write_text("http://127.0.0.1:1")
+    JobState.of(tmp_path, "train", -1).update(submissions=(orphan,))
+    try:
+        asyncio.run(submit(orphan, metadata(platform.settings.home, tmp_path)))
+        wait_for_end(orphan, time.monotonic())
+    finally:
+        asyncio.run(stop(orphan))
+        shutil.rmtree(workspace)
+
+
 def test_an_orphan_is_stopped_and_what_is_not_ours_is_left_alone(platform, tmp_path):
     home = platform.settings.home
     workspace = tmp_path / "workspace"
@@ -59,9 +79,7 @@ def test_an_orphan_is_stopped_and_what_is_not_ours_is_left_alone(platform, tmp_p
             asyncio.run(submit(name, said))
         asyncio.run(submit(orphan, metadata(home, workspace)))
         began = time.monotonic()
-        while asyncio.run(statuses(orphan)) != ["STOPPED"]:
-            assert time.monotonic() - began < 15
-            time.sleep(0.5)
+        wait_for_end(orphan, began)
         assert reconcile_once(platform.settings) == []
         assert not {"STOPPED", "FAILED"} & set(asyncio.run(statuses(*others)))
         assert JobState.of(workspace, "train", -1).read().closed

@@ -116,8 +116,11 @@ SPECS = {
         hostnames=list_of(STRING),
     ),
     "kueue.x-k8s.io/v1beta2 ResourceFlavor": fields({}),
+    "kueue.x-k8s.io/v1beta2 WorkloadPriorityClass": fields({}),
     "kueue.x-k8s.io/v1beta2 ClusterQueue": fields(
         {
+            "cohortName": STRING,
+            "preemption": fields({"withinClusterQueue": STRING, "reclaimWithinCohort": STRING}),
             "namespaceSelector": fields({"matchLabels": ANYTHING}),
             "resourceGroups": list_of(
                 fields(
@@ -153,7 +156,7 @@ SPECS = {
     ),
     "monitoring.coreos.com/v1 PodMonitor": fields(
         {
-            "selector": fields({"matchLabels": ANYTHING}),
+            "selector": fields({}, matchLabels=ANYTHING, matchExpressions=list_of(ANYTHING)),
             "podMetricsEndpoints": list_of(fields({"port": STRING, "interval": STRING})),
         }
     ),

@@ -16,7 +16,7 @@ from pipelines.services.parts import NAMES
 from tests.unit.infra.custom_resources import problems
 from tests.unit.infra.manifests import FOLDER, Resource, config, containers, one, pods, render
 
-COMPONENTS = ("monitoring", "kueue", "redis", "backup")
+COMPONENTS = ("monitoring", "kueue", "redis", "backup", "snapshots", "run-clusters")
 QUEUE = "kueue.x-k8s.io/queue-name"
 LOCKED = {
     "allowPrivilegeEscalation": False,
@@ -81,7 +81,11 @@ def test_what_names_another_resource_finds_it(resources: list[Resource]) -> None
         ("PersistentVolumeClaim", "parallel"),  # the site's own
         ("ConfigMap", "kube-root-ca.crt"),  # in each namespace, by Kubernetes
     }
-    labels = [pod["metadata"]["labels"] for pod in pods(resources).values()]
+    by_kuberay = {"ray.io/cluster": "ray"}
+    labels = [
+        pod["metadata"]["labels"] | (by_kuberay if name.startswith("ray-") else {})
+        for name, pod in pods(resources).items()
+    ]
     selecting = ("Service", "PodDisruptionBudget")
     for resource in (r for r in resources if r["kind"] in selecting):
         selector = resource["spec"]["selector"]
@@ -109,13 +113,14 @@ def test_every_pod_is_nobodys_and_has_only_what_it_needs(with_components: list[R
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert spec["automountServiceAccountToken"] is False
-        # The autoscaler's, whose container KubeRay adds, is mounted there and nowhere else.
+        # The autoscaler's, whose container KubeRay adds, is mounted there and nowhere else; the
+        # scheduler's tasks raise clusters of runs.
         accounts = {v["name"] for v in spec["volumes"] if "serviceAccountToken" in str(v)}
-        assert accounts == ({"account"} if name == "ray-head" else set())
+        assert accounts == ({"account"} if name in ("ray-head", "scheduler") else set())
         assert not any("hostPath" in volume for volume in spec["volumes"])
         for container in containers(pod):
             mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
-            assert not accounts & mounted
+            assert name == "scheduler" or not accounts & mounted
             assert container["securityContext"] == LOCKED
             assert container["resources"]["limits"]["memory"]
             pinned = re.fullmatch(r"[\w./-]+@sha256:[0-9a-f]{64}", container["image"])
@@ -149,7 +154,8 @@ def test_a_budget_can_be_counted(resources: list[Resource]) -> None:
             "maxUnavailable" if of_deployment else "minAvailable"
         }
     (head,) = one(resources, "PodDisruptionBudget", "ray-head")["spec"]["selector"].values()
-    assert head == {"app.kubernetes.io/name": "ray-head"}  # one pod, of which one has to be there
+    # One pod, of which one has to be there.
+    assert head == {"app.kubernetes.io/name": "ray-head", "ray.io/cluster": "ray"}
 
 
 def test_ray_can_not_be_open(resources: list[Resource]) -> None:

@@ -95,7 +95,8 @@ def test_names_are_asked_of_the_clusters_own_dns_only(resources: list[Resource])
 
 def test_into_ray_come_its_own_nodes_and_by_its_proxy_airflow(resources: list[Resource]) -> None:
     itself, airflow = one(resources, "NetworkPolicy", "ray")["spec"]["ingress"]
-    assert itself["from"] == [{"podSelector": {"matchLabels": {"ray.io/cluster": "ray"}}}]
+    of_a_cluster = [{"key": "ray.io/cluster", "operator": "Exists"}]
+    assert itself["from"] == [{"podSelector": {"matchExpressions": of_a_cluster}}]
     of_airflow = {"matchLabels": {"app.kubernetes.io/name": "airflow"}}
     assert airflow["from"] == [{"podSelector": of_airflow}]
     assert airflow["ports"] == [{"port": 8443}]

@@ -45,6 +45,8 @@ OTHERS = {
     "gpu-jobs": "13",
     "scheduler-cpus": "7",
     "scheduler-memory": "47Gi",
+    "run-group": "cpu",
+    "run-priority": "high",
     "head-cpus": "11",
     "head-memory": "43Gi",
     "cpu-nodes": "131",
@@ -68,7 +70,7 @@ def changed(values: dict[str, str]) -> str:
 
 def test_each_value_arrives_and_nothing_of_the_example_stays() -> None:
     assert OTHERS.keys() == DATA.keys()
-    components = ("managed-postgres", "on-prem-s3", "code", "oidc")
+    components = ("managed-postgres", "on-prem-s3", "code", "oidc", "run-clusters")
     resources = render(*components, values=changed(OTHERS))
     assert [problem for each in resources for problem in problems(each)] == []
     text = yaml.safe_dump_all(resources)

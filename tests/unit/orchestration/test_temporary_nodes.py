@@ -9,11 +9,13 @@ import pytest
 
 from pipelines.core.recipe_files import dump_yaml, load_recipe
 from pipelines.core.settings import PROJECT
+from pipelines.orchestration.jobs_api import ray_address
 from pipelines.orchestration.temporary_nodes import NodesOperator
 
 # Each call is a line; `up` fails where the folder says so.
 COMMAND = """#!/bin/sh
 echo "$1 $PENSTOCK_RUN $PENSTOCK_WORKERS" >> calls
+echo "http://127.0.0.1:1" > "$PENSTOCK_RAY_ADDRESS_FILE"
 [ "$1" != up ] || [ ! -e broken ]
 """
 TASKS = """
@@ -57,6 +59,15 @@ def test_what_came_up_in_part_goes_at_once(workspace):
     with pytest.raises(RuntimeError, match=r"up exited with code 1"):
         run("up", workspace)
     assert calls(workspace) == ["up run-1 3", "down run-1 3"]
+
+
+def test_jobs_go_to_the_clusters_address_while_it_is_up(workspace):
+    platform = ray_address(None)
+    assert ray_address(workspace) == platform
+    run("up", workspace)
+    assert ray_address(workspace) == "http://127.0.0.1:1"
+    run("down", workspace)
+    assert ray_address(workspace) == platform
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""A run has a Ray cluster of its own while it trains: the end of its head is no other run's."""
+
+import shlex
+import sys
+
+import httpx
+import psutil
+import pytest
+
+from pipelines.core.logbook import read_logbook
+from pipelines.core.settings import PROJECT
+from pipelines.orchestration.jobs_api import ADDRESS_FILE, TokenFile
+from tests.conftest import running_platform
+from tests.faults.pipeline_run import PipelineRun, until
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def site():
+    """A platform whose site has a command for clusters."""
+    command = f"{shlex.quote(sys.executable)} -m tests.e2e.site_clusters"
+    with running_platform(PENSTOCK_NODES=command, PYTHONPATH=str(PROJECT)) as platform:
+        yield platform
+
+
+def jobs(site, url: str) -> dict[str, str]:
+    """The status of each job that a cluster knows, by the task that submitted it."""
+    token = TokenFile(site.settings.ray_token_path)
+    answer = httpx.get(f"{url}/api/jobs/", auth=token, timeout=30, trust_env=False)
+    return {
+        f"{each['metadata']['dag_run_id']} {each['metadata']['task_id']}": each["status"]
+        for each in answer.raise_for_status().json()
+        if each.get("metadata", {}).get("task_id")
+    }
+
+
+def test_its_jobs_run_there_and_outlive_its_head(site):
+    platform = site.settings.ray_url
+    run = PipelineRun(site, "apart")
+    run.wait_for_step()
+    own = (run.workspace / ADDRESS_FILE).read_text().strip()
+    assert f"{run.run_id} train" in jobs(site, own)
+    assert f"{run.run_id} preprocess" in jobs(site, platform)
+    assert f"{run.run_id} train" not in jobs(site, platform)
+
+    port = own.rpartition(":")[2]
+    (gcs,) = [each for each in psutil.process_iter(["cmdline"]) if is_gcs_of(each, port)]
+    seen = run.step
+    gcs.kill()
+    run.wait(lambda: run.step > seen + 20, "steps after the fault", 300)
+    assert run.wait_for_end() == "success", run.logs()
+    assert [entry.stage for entry in read_logbook(run.workspace)] == ["train"]
+    assert not (run.workspace / ADDRESS_FILE).exists()
+    until(lambda: refused(own), "the end of the run's cluster", 60)
+    assert "FAILED" not in jobs(site, platform).values()
+
+
+def is_gcs_of(process: psutil.Process, port: str) -> bool:
+    """Whether it is the heart of the head whose sessions lie in the run's own folder."""
+    line = " ".join(process.info["cmdline"] or ())
+    return "gcs_server" in line and f"own-{port}" in line
+
+
+def refused(url: str) -> bool:
+    """Whether nobody listens there any more."""
+    try:
+        httpx.get(url, timeout=5, trust_env=False)
+    except httpx.ConnectError:
+        return True
+    return False

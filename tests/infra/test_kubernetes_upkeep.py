@@ -24,6 +24,7 @@ MAY_GO = {
     "api-server": True,
     "dag-processor": True,
     "mlflow": True,
+    "ray-dashboard": True,
     "ray-worker-cpu": True,
     "ray-worker-gpu": True,
     "reconciler": True,

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
-from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import RetryCallState, retry, retry_if_exception, stop_after_delay, wait_fixed
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UnreachableError, UserError, one_line
 from pipelines.core.settings import Settings
 from pipelines.services.secrets import AIRFLOW_USER
 
@@ -33,6 +33,21 @@ class DagRun:
     def live(self) -> bool:
         """Whether its tasks may still begin, or go on."""
         return self.state in _LIVE
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether asking again may help: an api-server whose database is away answers with 500."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.is_server_error
+    return isinstance(error, httpx.TransportError)
+
+
+def _give_up(state: RetryCallState) -> NoReturn:
+    error = state.outcome and state.outcome.exception()
+    raise UnreachableError(
+        f"Airflow has not answered for {_PATIENCE_S:.0f} s ({one_line(error or TimeoutError())}); "
+        "its runs go on: see `penstock status`"
+    )
 
 
 class AirflowApi:
@@ -157,10 +172,10 @@ class AirflowApi:
         return events
 
     @retry(
-        retry=retry_if_exception_type(httpx.TransportError),
+        retry=retry_if_exception(_may_pass),
         stop=stop_after_delay(_PATIENCE_S),
         wait=wait_fixed(1),
-        reraise=True,
+        retry_error_callback=_give_up,
     )
     def _get(self, path: str, **params: Any) -> httpx.Response:
         """Read, however busy the api-server is; a run that is followed goes on without us."""

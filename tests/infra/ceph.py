@@ -36,6 +36,7 @@ osd_objectstore = memstore
 memstore_device_bytes = 4294967296
 rgw_dynamic_resharding = false
 mon_data = {folder}/mon
+mon_data_avail_crit = 1
 osd_data = {folder}/osd
 rgw_data = {folder}/rgw
 run_dir = {folder}

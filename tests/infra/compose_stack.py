@@ -71,6 +71,17 @@ class Stack:
         assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
         return done.stdout
 
+    def kill(self, service: str) -> None:
+        """End a container's first process as a crash would, so that its restart policy acts."""
+        pid = containers.podman("inspect", "--format={{.State.Pid}}", f"compose-{service}-1")
+        assert int(pid) > 1, f"{service} does not run"
+        os.kill(int(pid), 9)
+
+    def health(self, service: str) -> str:
+        """What the service's probe has said."""
+        state = "{{.State.Status}} {{.State.Health.Status}}"
+        return containers.podman("inspect", f"--format={state}", f"compose-{service}-1")
+
     def wait(self, what: Callable[[], bool], why: str, seconds: float = 300) -> None:
         """Wait until something holds.
 

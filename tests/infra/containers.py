@@ -104,19 +104,24 @@ def stand_in(name: str) -> str:
 def our_image(target: str) -> str:
     """Build an image of the commit that is checked out, by the project's script; its name.
 
-    Layers of an earlier build are taken as they are, so that a changed file costs seconds.
+    Layers of an earlier build are taken as they are, so that a changed file costs seconds; the
+    images of earlier commits go, as each takes gigabytes.
     """
+    name = f"localhost/penstock-{target}"
     subprocess.run(
         [PROJECT / "infra" / "images" / "build.sh", target, "--", *build_options()],
         env=environment() | {"ENGINE": "podman", "TAG": tag(), "PYTHON_DIGEST": base_image()},
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    return f"localhost/penstock-{target}:{tag()}"
+    before = (f"--filter=reference={name}", f"--filter=before={name}:{tag()}")
+    if older := podman("images", "--quiet", *before).split():
+        podman("rmi", *older, check=False)  # one that a container of another checkout runs stays
+    return f"{name}:{tag()}"
 
 
 def tag() -> str:
-    """Of our images: the commit, as other checkouts of this machine keep theirs in the storage."""
+    """Of our images: the commit that is checked out."""
     command = ["git", "rev-parse", "--short=12", "HEAD"]
     done = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True)
     return done.stdout.strip()

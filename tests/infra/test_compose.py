@@ -1,6 +1,7 @@
-"""The Compose file's platform, up for real: a run to a champion, and all of it kept."""
+"""The Compose file's platform, up for real: a run to a champion, faults, and all of it kept."""
 
 import json
+import threading
 import time
 
 import pytest
@@ -12,10 +13,23 @@ from tests.infra.runbook import commands
 pytestmark = [pytest.mark.infra, pytest.mark.timeout(3600)]
 
 RUN = "penstock run --json --recipe debug --set train.checkpoints=s3://penstock/checkpoints"
+# Long enough to be hurt in the middle; checkpoints from which it goes on.
+LONG = "--set train.checkpoint_every=50 --set train.log_every=25 --set evaluate.sample_tokens=0"
 CHAMPION = """python - <<'PY'
 from mlflow import MlflowClient
 version = MlflowClient().get_model_version_by_alias("penstock-debug", "champion")
 print(version.version, version.source)
+PY"""
+
+PUBLISH = """python - <<'PY'
+from pipelines.core.recipe_files import RESOLVED, load_recipe
+from pipelines.core.settings import load_settings
+from pipelines.services.airflow_api import AirflowApi
+airflow = AirflowApi(load_settings())
+airflow.wait_for_dag("data_refresh")
+airflow.unpause("data_refresh")
+recipe = load_recipe("debug", ["register.model_name=penstock-published"])
+airflow.trigger("data_refresh", "published", {RESOLVED: recipe.to_dict()})
 PY"""
 
 
@@ -71,8 +85,24 @@ def test_a_run_makes_a_champion_and_all_of_it_lies_in_s3_and_postgres(platform, 
     assert rows(platform, "airflow", "select state from dag_run") == ["success"]
 
 
+def test_a_published_dataset_lies_in_s3_and_becomes_a_model(platform, first_run):
+    def runs():
+        """The state of the run that publishes, and of the one that its dataset starts."""
+        made = f"select dag_id || '=' || state from dag_run where run_id <> '{first}' order by 1"
+        return rows(platform, "airflow", made)
+
+    first = first_run["dag_run_id"]
+    platform.inside("triggerer", PUBLISH)
+    ends = ["data_refresh=success", "llm_pipeline=success"]
+    platform.wait(lambda: runs() == ends, "a dataset and a model of it", 600)
+    assert "penstock-published" in platform.inside("triggerer", "penstock data show debug@1")
+    platform.inside("triggerer", "penstock data verify debug@1")
+    assert keys(platform, "datasets/")
+
+
 def test_who_comes_by_exec_may_ask_every_part(platform, first_run):
     assert "penstock-debug" in platform.compose("exec -T scheduler penstock models list")
+    platform.shell(commands("Compose", "Day 1: first run"), timeout=1500)
 
 
 def test_a_rerun_is_taken_from_the_cache(platform, first_run):
@@ -90,6 +120,69 @@ def test_a_job_is_submitted_through_tls_with_the_token(platform):
     status = "curl --silent --output /dev/null --write-out %{http_code} --cacert /tls/ca.crt"
     refused = platform.compose(f"exec -T ray-https {status} https://localhost:8443/api/jobs/")
     assert refused.strip() in ("401", "403")
+
+
+def hurt(platform, name, steps, fault):
+    """A run with a fault while it trains: its summary."""
+    done = []
+    command = f"{RUN} {LONG} --set train.steps={steps} --set register.model_name=penstock-{name}"
+    before = set(keys(platform, "checkpoints/"))
+    run = threading.Thread(
+        # The reconciler's container is the one that no fault ends.
+        target=lambda: done.append(platform.inside("reconciler", command, timeout=1800))
+    )
+    run.start()
+    platform.wait(
+        lambda: len(set(keys(platform, "checkpoints/")) - before) > 3 or not run.is_alive(),
+        "no checkpoint was written",
+        600,
+    )
+    assert run.is_alive(), "the run ended before the fault"
+    fault()
+    started = time.monotonic()
+    run.join()
+    assert done, "penstock run failed"
+    print(f"{name}: success {time.monotonic() - started:.0f} s after the fault")
+    return json.loads(done[0])
+
+
+def test_a_killed_worker_container(platform, first_run):
+    summary = hurt(platform, "worker", 1001, lambda: platform.kill("ray-worker"))
+    assert (summary["state"], summary["verdict"]) == ("success", "promoted")
+
+
+def test_a_killed_scheduler_container(platform, first_run):
+    summary = hurt(platform, "scheduler", 1002, lambda: platform.kill("scheduler"))
+    assert (summary["state"], summary["verdict"]) == ("success", "promoted")
+
+
+def test_a_restarted_ray_head(platform, first_run):
+    summary = hurt(platform, "head", 1003, lambda: platform.kill("ray-head"))
+    assert (summary["state"], summary["verdict"]) == ("success", "promoted")
+
+
+def test_a_stopped_postgres(platform, first_run):
+    def stop():
+        platform.compose("stop postgres")
+        time.sleep(30)
+        platform.compose("start postgres")
+
+    summary = hurt(platform, "postgres", 1004, stop)
+    assert (summary["state"], summary["verdict"]) == ("success", "promoted")
+
+
+def test_a_dead_raylet_shows(platform):
+    def state(wanted):
+        platform.wait(
+            lambda: platform.health("ray-worker").endswith(f" {wanted}"), f"not {wanted}", 300
+        )
+
+    raylet = "$(grep -lx raylet /proc/[0-9]*/comm | cut -d / -f 3)"
+    state("healthy")
+    platform.inside("ray-worker", f"kill -STOP {raylet}")
+    state("unhealthy")
+    platform.inside("ray-worker", f"kill -CONT {raylet}")
+    state("healthy")
 
 
 def test_down_and_up_lose_nothing(platform, first_run):

@@ -11,6 +11,7 @@ import pytest
 from pipelines.core.settings import PROJECT
 from tests.conftest import PENSTOCK
 from tests.infra.ceph import Gateway, object_gateway
+from tests.infra.runbook import commands
 from tests.s3_server import STORE
 
 pytestmark = [pytest.mark.infra, pytest.mark.timeout(1200)]
@@ -88,3 +89,28 @@ def test_the_doctor_names_what_a_policy_forbids(client, gateway):
     for check in ("listing and removal", "removal"):
         assert told[check]["state"] == "problem"
         assert "policy" in told[check]["mend"]
+
+
+def test_what_was_removed_is_had_back(client, gateway, tmp_path):
+    client.create_bucket(Bucket="kept")
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "aws"], check=True)
+    subprocess.run([tmp_path / "aws" / "bin" / "pip", "install", "--quiet", "awscli"], check=True)
+    key = "mlflow/1/model.safetensors"
+
+    def run(*headings: str) -> None:
+        path = f"{tmp_path / 'aws' / 'bin'}:{os.environ['PATH']}"
+        names = {"PATH": path, "BUCKET": "kept", "KEY": key, "AWS_DEFAULT_REGION": "us-east-1"}
+        script = ["bash", "-euo", "pipefail", "-c", commands(*headings)]
+        subprocess.run(script, cwd=PROJECT, env=os.environ | names, check=True)
+
+    run("Object store", "Versions of what is removed")
+    kept = {
+        rule["Prefix"]: rule["NoncurrentVersionExpiration"]["NoncurrentDays"]
+        for rule in client.get_bucket_lifecycle_configuration(Bucket="kept")["Rules"]
+    }
+    assert kept == {"mlflow/": 30, "datasets/": 30, "checkpoints/": 1, "postgres/": 1}
+    client.put_object(Bucket="kept", Key=key, Body=b"weights")
+    client.delete_object(Bucket="kept", Key=key)
+    assert "Contents" not in client.list_objects_v2(Bucket="kept")
+    run("Object store", "Have a removed object back")
+    assert client.get_object(Bucket="kept", Key=key)["Body"].read() == b"weights"

@@ -8,11 +8,13 @@ import pwd
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,10 +159,10 @@ def test_mlflow_keeps_runs_and_people_there(
     command = [IMAGES / "entrypoint.sh", "mlflow", "server", "--app-name=basic-auth", "--workers=1"]
     command += [f"--port={url.rpartition(':')[2]}", "--no-serve-artifacts"]
     log = tmp_path / "server.log"
+    counted, metrics = tmp_path / "metrics", free_port()
+    environment |= {"PENSTOCK_PART": "mlflow", "prometheus_multiproc_dir": str(counted)}
     with log.open("w") as output:
-        process = psutil.Popen(
-            command, env=environment | {"PENSTOCK_PART": "mlflow"}, stdout=output, stderr=output
-        )
+        process = psutil.Popen(command, env=environment, stdout=output, stderr=output)
     try:
         _wait_for(f"{url}/health", process, log)
         with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -168,6 +170,8 @@ def test_mlflow_keeps_runs_and_people_there(
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
         run_id = open_client(url).create_run("0").info.run_id
+        with shows_metrics(counted, metrics) as answer:
+            assert 'mlflow_http_request_total{method="POST",status="200"} 1.0' in answer
         arguments = [
             " ".join(each.cmdline()) for each in (process, *process.children(recursive=True))
         ]
@@ -179,6 +183,23 @@ def test_mlflow_keeps_runs_and_people_there(
     assert server.rows("mlflow", "SELECT username FROM users") == [("admin",)]
     for secret in (server.password, PASSWORD):
         assert secret not in "".join(arguments) + log.read_text()
+
+
+@contextmanager
+def shows_metrics(counted: Path, port: int) -> Iterator[str]:
+    """What the container beside MLflow's shows to Prometheus."""
+    command = [sys.executable, IMAGES / "mlflow-metrics.py", str(port)]
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(counted)}
+    log = counted / "shown.log"
+    with log.open("w") as output:
+        process = psutil.Popen(command, env=environment, stderr=output)
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/metrics", process, log)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            yield answer.read().decode()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _wait_for(url: str, process: psutil.Popen, log: Path) -> None:

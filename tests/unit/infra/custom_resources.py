@@ -177,6 +177,13 @@ SPECS = {
         }
     ),
     "kueue.x-k8s.io/v1beta2 LocalQueue": fields({"clusterQueue": STRING}),
+    "snapscheduler.backube/v1 SnapshotSchedule": fields(
+        {
+            "claimSelector": fields({"matchLabels": ANYTHING}),
+            "schedule": STRING,
+            "retention": fields({"maxCount": NUMBER}),
+        }
+    ),
     "monitoring.coreos.com/v1 PodMonitor": fields(
         {
             "selector": fields({"matchLabels": ANYTHING}),

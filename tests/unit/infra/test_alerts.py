@@ -46,6 +46,12 @@ def part(name: str, replicas: int) -> Series:
     return {f'{AVAILABLE}{{{HERE}, deployment="{name}"}}': f"{replicas}x300"}
 
 
+def answers(good: int, bad: int) -> Series:
+    """MLflow's, so many in ten minutes."""
+    name = f"mlflow_http_request_total{{{HERE}, status="
+    return {f'{name}"200"}}': f"0+{good}x300", f'{name}"500"}}': f"0+{bad}x300"}
+
+
 # Alert: what Prometheus sees every ten minutes of 50 hours where it fires, and where it does not.
 # Time begins at 0.
 TRIED: dict[str, tuple[Series, Series]] = {
@@ -65,6 +71,7 @@ TRIED: dict[str, tuple[Series, Series]] = {
     ),
     "PostgresHasNoBackup": ({BACKUP: "0x300"}, {BACKUP: "0+600x300"}),
     "PostgresIsNotRedundant": (collectors(1, 0, 0), collectors(1, 1, 0)),
+    "MLflowFails": (answers(60, 6), answers(60, 1)),
     "DagsAreBroken": (
         {"airflow_dag_processing_import_errors": "1x300"},
         {"airflow_dag_processing_import_errors": "0x300"},
@@ -85,7 +92,10 @@ TRIED: dict[str, tuple[Series, Series]] = {
     "CertificateExpires": ({EXPIRES: "200000x300"}, {EXPIRES: "9000000x300"}),
 }
 # Told by others than Airflow, Ray and the trainer, by their documentation.
-OTHERS = re.compile(r"kube_\w+|kubelet_volume_stats_\w+|cnpg_\w+|barman_cloud_\w+|certmanager_\w+")
+OTHERS = re.compile(
+    r"kube_\w+|kubelet_volume_stats_\w+|cnpg_\w+|mlflow_http_request_total"
+    r"|barman_cloud_\w+|certmanager_\w+"
+)
 
 
 def case(series: Series, alert: str, fires: bool) -> dict[str, Any]:

@@ -28,13 +28,17 @@ airflow)
     python -m pipelines.services.airflow_config
     ;;
 mlflow)
+    login=mlflow.server.auth:authenticate_request_basic_auth unless_granted=NO_PERMISSIONS
+    if [ -n "${PENSTOCK_OIDC_ISSUER:-}" ]; then # people of two groups come, and all of them may read
+        login=infra.kubernetes.oidc.mlflow_login:authenticate unless_granted=READ
+    fi
     export MLFLOW_AUTH_CONFIG_PATH="$HOME/mlflow-auth.ini"
     {
         echo "[mlflow]"
         echo "database_uri = $MLFLOW_BACKEND_STORE_URI"
         echo "admin_username = admin"
-        echo "default_permission = NO_PERMISSIONS"
-        echo "authorization_function = mlflow.server.auth:authenticate_request_basic_auth"
+        echo "default_permission = $unless_granted"
+        echo "authorization_function = $login"
     } >"$MLFLOW_AUTH_CONFIG_PATH"
     MLFLOW_AUTH_ADMIN_PASSWORD=$(secret mlflow-password)
     MLFLOW_FLASK_SERVER_SECRET_KEY=$(secret mlflow-session)

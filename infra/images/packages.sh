@@ -50,7 +50,7 @@ ray)
     imported+=" transformers.models.auto.modeling_auto transformers.models.llama.modeling_llama"
     ;;
 mlflow)
-    imported+=" psycopg"
+    imported+=" jwt psycopg"
     ;;
 esac
 for package in "${compiled[@]}"; do

@@ -55,7 +55,7 @@ def prerequisites(resources: list[Resource]) -> list[Resource]:
     """Those of prerequisites.yaml whose API the overlay uses, in the order of that file."""
     used = {group(each) for each in resources}
     listed: list[Resource] = yaml.safe_load((FOLDER / "prerequisites.yaml").read_text())
-    return [each for each in listed if each["serves"] in used]
+    return [each for each in listed if used.intersection(each["serves"])]
 
 
 def group(resource: Resource) -> str:
@@ -96,7 +96,7 @@ def not_pinned(resources: list[Resource]) -> Iterator[str]:
 def missing_apis(resources: list[Resource]) -> Iterator[str]:
     """Kinds that the cluster doesn't know, with who brings them."""
     served = set(kubectl("api-versions").split())
-    brings = {each["serves"]: each for each in prerequisites(resources)}
+    brings = {api: each for each in prerequisites(resources) for api in each["serves"]}
     for api in sorted({each["apiVersion"] for each in resources} - served):
         needed = brings.get(api.rpartition("/")[0])
         yield f"API {api}: " + (

@@ -29,6 +29,7 @@ ADDRESSES = {
     "s3-port": "9000",
     "kubernetes-api-cidr": "10.2.0.0/28",
     "database-cidr": "10.3.0.0/28",
+    "oidc-cidr": "10.4.0.0/28",
 }
 
 

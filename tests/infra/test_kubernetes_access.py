@@ -126,11 +126,15 @@ BEYOND = {
     "object-store": "10.1.0.7",
     "kubernetes": "10.2.0.2",
     "database": "10.3.0.3",
+    "login": "10.4.0.4",
     "internet": "203.0.113.9",
     "own-network": "10.99.0.1",
     "machine-metadata": "169.254.169.254",
 }
-PORTS = (22, 53, 80, 443, 5000, 5432, 6379, 6443, 8000, 8080, 8265, 8443, 9000, 9090, 9101, 10001)
+PORTS = (
+    *(22, 53, 80, 443, 5000, 5432, 6379, 6443, 8000, 8080, 8265, 8443, 8444, 9000, 9090),
+    *(9101, 10001),
+)
 ANY = frozenset(PORTS)
 DNS = {"dns": {53}}
 STORE = {"object-store": {9000}}
@@ -139,6 +143,7 @@ DATABASE = {"database": {5432}}
 MLFLOW = {"mlflow": {5000}, "mlflow-prepare": {5000}}
 INTERNET = {"internet": {443}}
 API = {"kubernetes": {443, 6443}}
+LOGIN = {"login": {443}}
 TELEMETRY = {"prometheus": {9090}}
 OF_AIRFLOW = (
     {"api-server": {8080}, "ray-head": {8443}, "postgres": {5432}}
@@ -154,15 +159,17 @@ OF_MLFLOW = {"postgres": {5432}} | DNS | STORE | DATABASE
 # From whom to whom and on which ports; what isn't listed is closed.
 REACHED: dict[str, dict[str, set[int] | frozenset[int]]] = {
     **dict.fromkeys(AIRFLOW, OF_AIRFLOW),
+    "api-server": OF_AIRFLOW | LOGIN,
     "scheduler": OF_AIRFLOW | API,
-    "mlflow": OF_MLFLOW,
+    "mlflow": OF_MLFLOW | LOGIN,
     "mlflow-prepare": OF_MLFLOW,
     "ray-head": OF_RAY | API | {"redis": {6379}},
     **dict.fromkeys(WORKERS, OF_RAY),
+    "ray-dashboard": DNS | {"ray-head": {8443}, "mlflow": {5000}},
     "postgres": DNS | API | STORE | {"postgres": ANY},
     "redis": DNS,
     "stranger": DNS,
-    "gateway": {"api-server": {8080}, "mlflow": {5000}},
+    "gateway": {"api-server": {8080}, "mlflow": {5000}, "ray-dashboard": {8444}},
     "prometheus": {name: {8080} for name in ("ray-head", *WORKERS)} | {"mlflow": {9101}},
     "postgres-operator": {"postgres": {8000}},
     "other-team": {},

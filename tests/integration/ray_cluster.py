@@ -1,4 +1,4 @@
-"""A Ray of two nodes on the loopback, of one CPU each: token, and nothing else of the platform."""
+"""A Ray of few nodes on the loopback, of one CPU each: token, and nothing else of the platform."""
 
 import os
 import subprocess
@@ -41,8 +41,8 @@ class RayCluster:
 
 
 @contextmanager
-def ray_cluster(folder: Path) -> Iterator[RayCluster]:
-    """Two nodes, up; what they say goes to the folder, their sessions away with them."""
+def ray_cluster(folder: Path, names: Sequence[str] = NAMES) -> Iterator[RayCluster]:
+    """The nodes, up; what they say goes to the folder, their sessions away with them."""
     token = folder / "ray-token"
     token.write_text("a-token-of-the-tests")
     variables = {
@@ -65,13 +65,13 @@ def ray_cluster(folder: Path) -> Iterator[RayCluster]:
     gcs = settings.ray_gcs_port
     head = ["--head", f"--port={gcs}", "--dashboard-host=127.0.0.1"]
     head += [f"--dashboard-port={settings.ray_port}"]
-    ports = [free_port() for _ in NAMES]
+    ports = [free_port() for _ in names]
     with ExitStack() as stack:
         # A socket's path may have 107 bytes, and pytest's folders are deep.
         sessions = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-"))
         environment["RAY_TMPDIR"] = sessions
-        ways = (head, [f"--address=127.0.0.1:{gcs}"])
-        for number, (name, port, way) in enumerate(zip(NAMES, ports, ways, strict=True), start=1):
+        for number, (name, port) in enumerate(zip(names, ports, strict=True), start=1):
+            way = head if number == 1 else [f"--address=127.0.0.1:{gcs}"]
             options = [f"--node-name={name}", f"--metrics-export-port={port}", *way]
             stack.enter_context(_node(folder / f"{name}.log", environment, options))
             _wait_for_nodes(settings.ray_url, token, number, folder)

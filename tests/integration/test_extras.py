@@ -36,7 +36,7 @@ ENTRIES = {
 # What a container runs beside our modules.
 PROGRAMS = {
     "airflow": ("airflow", "psycopg"),
-    "mlflow": ("boto3", "mlflow.server.auth", "psycopg"),
+    "mlflow": ("boto3", "jwt", "mlflow.server.auth", "psycopg"),
     "ray": ("ray.dashboard.agent", "ray.data", "ray.train"),
 }
 # What an extra lacks on purpose, although a module that it reaches imports it in a function.

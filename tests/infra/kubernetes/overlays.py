@@ -87,7 +87,10 @@ def definitions() -> list[Resource]:
 
 
 def _older_schema(schema: Any) -> Any:
-    """Less what 1.20 can't read: rules in CEL, selectable fields, defaults of an empty string."""
+    """Less what 1.20 can't read: rules in CEL, selectable fields, defaults of an empty string.
+
+    Debian's build takes an empty string for none, and Kubernetes' first API has an empty name.
+    """
     if isinstance(schema, list):
         return [_older_schema(each) for each in schema]
     if not isinstance(schema, dict):
@@ -98,6 +101,9 @@ def _older_schema(schema: Any) -> Any:
         if key not in ("x-kubernetes-validations", "selectableFields")
         and not (key == "default" and value == "")
     }
+    group = older.get("properties", {}).get("group", {})
+    if group.get("maxLength") and not group.get("minLength"):
+        group["nullable"] = True
     for key in older.get("x-kubernetes-list-map-keys", []):
         if "default" not in older["items"]["properties"][key]:
             required = older["items"].setdefault("required", [])

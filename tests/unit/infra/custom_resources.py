@@ -2,7 +2,8 @@
 
 Only fields that are used are listed, and no others pass. All that is rendered was held against the
 operators' own definitions, in which an unknown field was an error: KubeRay 1.7.0, External Secrets
-2.9.0, cert-manager 1.21.1, CloudNativePG 1.30.0, Kueue 0.19.2, Prometheus' operator 0.93.0.
+2.9.0, cert-manager 1.21.1, CloudNativePG 1.30.0, Kueue 0.19.2, Prometheus' operator 0.93.0, Gateway
+API 1.6.1, Envoy Gateway 1.9.0.
 """
 
 from typing import Any
@@ -38,6 +39,9 @@ PLUGIN = {
     "name": {"const": "barman-cloud.cloudnative-pg.io"},
     "parameters": fields({"barmanObjectName": STRING}, serverName=STRING),
 }
+MATCH = ("type", "name", "value")
+ROUTE = fields({"group": STRING, "kind": {"const": "HTTPRoute"}, "name": STRING})
+IN_CORE = {"group": {"const": ""}, "name": STRING}  # Kubernetes' first API
 KEY = fields({"name": STRING, "key": STRING})
 GROUP = {"rayStartParams": {"type": "object", "additionalProperties": STRING}, "template": ANYTHING}
 SPECS = {
@@ -99,6 +103,9 @@ SPECS = {
             "rules": list_of(
                 fields(
                     {},
+                    matches=list_of(
+                        fields({"headers": list_of(fields(dict.fromkeys(MATCH, STRING)))})
+                    ),
                     backendRefs=list_of(fields({"name": STRING, "port": PORT})),
                     filters=list_of(
                         fields(
@@ -114,6 +121,32 @@ SPECS = {
             ),
         },
         hostnames=list_of(STRING),
+    ),
+    "gateway.networking.k8s.io/v1 BackendTLSPolicy": fields(
+        {
+            "targetRefs": list_of(fields(IN_CORE | {"kind": {"const": "Service"}})),
+            "validation": fields(
+                {
+                    "hostname": STRING,
+                    "caCertificateRefs": list_of(fields(IN_CORE | {"kind": {"const": "Secret"}})),
+                }
+            ),
+        }
+    ),
+    "gateway.envoyproxy.io/v1alpha1 SecurityPolicy": fields(
+        {
+            "targetRefs": list_of(ROUTE),
+            "oidc": fields(
+                {
+                    "provider": fields({"issuer": {"type": "string", "pattern": "^https://"}}),
+                    "clientID": STRING,
+                    "clientSecret": NAMED,
+                    "scopes": list_of(STRING),
+                    "forwardIDToken": fields({"header": STRING}),
+                    "cookieConfig": fields({"sameSite": {"enum": ["Lax", "Strict", "None"]}}),
+                }
+            ),
+        }
     ),
     "kueue.x-k8s.io/v1beta2 ResourceFlavor": fields({}),
     "kueue.x-k8s.io/v1beta2 WorkloadPriorityClass": fields({}),

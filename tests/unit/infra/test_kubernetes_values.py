@@ -31,6 +31,7 @@ OTHERS = {
     "oidc-admins": "ml-admins",
     "oidc-users": "ml-people",
     "oidc-cidr": "10.4.0.0/28",
+    "ray-host": "ray.site.example",
     "database": "penstock@db.site.example:6432",
     "database-cidr": "10.3.0.0/28",
     "postgres-image": f"registry.site.example/postgresql:17.6@{DIGEST}",

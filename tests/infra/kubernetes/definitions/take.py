@@ -67,7 +67,14 @@ SOURCES = {
         "v1.6.1",
         {
             f"config/crd/standard/gateway.networking.k8s.io_{plural}.yaml": "v1"
-            for plural in ("gateways", "httproutes")
+            for plural in ("backendtlspolicies", "gateways", "httproutes")
+        },
+    ),
+    "envoyproxy/gateway": (
+        "v1.9.0",
+        {
+            "charts/gateway-helm/charts/crds/crds/generated/"
+            "gateway.envoyproxy.io_securitypolicies.yaml": "v1alpha1"
         },
     ),
     "kubernetes-csi/external-snapshotter": (

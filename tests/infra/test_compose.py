@@ -1,6 +1,7 @@
 """The Compose file's platform, up for real: a run to a champion, faults, and all of it kept."""
 
 import json
+import shlex
 import threading
 import time
 
@@ -59,10 +60,10 @@ def keys(platform, prefix):
 
 def rows(platform, database, query):
     """What Postgres answers, asked in its own container."""
-    psql = (
-        f"PGPASSWORD=$(cat /run/secrets/postgres-password) psql -h 127.0.0.1 -U penstock {database}"
-    )
-    return platform.compose(f"exec -T postgres sh -c '{psql} -tAc \"{query}\"'").split()
+    login = "PGPASSWORD=$(cat /run/secrets/postgres-password)"
+    psql = f'{login} psql -h 127.0.0.1 -U penstock {database} -tAc "$QUERY"'
+    asked = f"-e QUERY={shlex.quote(query)} postgres sh -c {shlex.quote(psql)}"
+    return platform.compose(f"exec -T {asked}").split()
 
 
 def test_every_part_is_well_and_only_three_ports_are_open_on_the_host(platform):

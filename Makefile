@@ -59,7 +59,7 @@ test-faults: env
 PART =
 test-infra: env
 	@bash tests/infra/install.sh
-	.venv/bin/pytest -m infra tests/infra -k "$(PART)"
+	.venv/bin/pytest -n 2 -m infra tests/infra -k "$(PART)"
 
 clean:
 	@if [ -x .venv/bin/penstock ]; then .venv/bin/penstock down; fi

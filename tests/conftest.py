@@ -35,11 +35,22 @@ FOREIGN = ("MLFLOW_TRACKING_URI", "PENSTOCK_AIRFLOW_URL", "RAY_API_SERVER_ADDRES
 ON_THE_PLATFORM = ("tests/e2e/", "tests/platform/", "tests/faults/")
 
 
+# What shares a cluster or an engine of containers, by how its files begin.
+OF_INFRASTRUCTURE = {
+    "tests/infra/test_compose": "containers",
+    "tests/infra/test_images": "containers",
+    "tests/infra/test_kubernetes": "kubernetes",
+}
+
+
 class OnePlatform(LoadScopeScheduling):
-    """Of several processes one has all tests that need the platform; else a file's are together."""
+    """Of several processes one has all tests that share what is slow to raise, else a file's."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "platform" if nodeid.startswith(ON_THE_PLATFORM) else nodeid.partition("::")[0]
+        if nodeid.startswith(ON_THE_PLATFORM):
+            return "platform"
+        shared = (name for begin, name in OF_INFRASTRUCTURE.items() if nodeid.startswith(begin))
+        return next(shared, nodeid.partition("::")[0])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OnePlatform:

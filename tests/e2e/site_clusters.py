@@ -57,8 +57,10 @@ def start(port: int) -> subprocess.Popen[bytes]:
     environment |= {"RAY_ADDRESS": f"127.0.0.1:{gcs}", "RAY_TMPDIR": str(own)}
     with (settings.home / "services" / "run-cluster.log").open("a") as log:
         return subprocess.Popen(
-            ["bash", "-c", f"while true; do {ray}; done"],
+            ["sh", "-c", f"while true; do {ray}; done"],
             env=environment,
+            # A task's is a socket: bash, by which Ray starts jobs, would take it for a login.
+            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,

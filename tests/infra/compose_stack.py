@@ -1,5 +1,6 @@
 """The Compose file's platform by the commands of the runbook, on podman in a network of its own."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -81,6 +82,11 @@ class Stack:
         """What the service's probe has said."""
         state = "{{.State.Status}} {{.State.Health.Status}}"
         return containers.podman("inspect", f"--format={state}", f"compose-{service}-1")
+
+    def well(self) -> bool:
+        """Whether every part is there and says of itself that it is well."""
+        listed = [json.loads(line) for line in self.compose("ps --format json").splitlines()]
+        return len(listed) > 1 and {each["Health"] for each in listed} == {"healthy"}
 
     def wait(self, what: Callable[[], bool], why: str, seconds: float = 300) -> None:
         """Wait until something holds.

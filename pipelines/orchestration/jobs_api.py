@@ -5,6 +5,7 @@ An https address is trusted by the CAs of SSL_CERT_FILE, where that is set.
 
 import asyncio
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -140,8 +141,9 @@ class JobsApi:
 
 def ray_address(workspace: Path | None) -> str:
     """Where a run's jobs go: to its own cluster while it has one, else to the platform's."""
-    if workspace is not None and (file := workspace / ADDRESS_FILE).is_file():
-        return file.read_text(encoding="utf-8").strip()
+    if workspace is not None:
+        with suppress(FileNotFoundError):  # it may go at any time
+            return (workspace / ADDRESS_FILE).read_text(encoding="utf-8").strip()
     return load_settings().ray_url
 
 

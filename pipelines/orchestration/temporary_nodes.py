@@ -14,12 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import httpx
 from airflow.providers.standard.hooks.subprocess import SubprocessHook
 from airflow.sdk import BaseOperator
 
 from pipelines.core.settings import load_settings
 from pipelines.ledger.workspace import read_recipe
-from pipelines.orchestration.jobs_api import ADDRESS_FILE
+from pipelines.orchestration.jobs_api import ADDRESS_FILE, ray_address
 from pipelines.orchestration.opening import PREPARED
 from pipelines.orchestration.ray_job import TaskKilledError
 
@@ -50,10 +51,11 @@ class NodesOperator(BaseOperator):
         """Wait for the command's end.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: it failed, or what it wrote is no address.
         """
         try:
             self._run(self.action)
+            check_address(Path(self.workspace))
         except BaseException:
             # Of a setup that did not succeed Airflow runs no teardown.
             if self.action == "up":
@@ -78,6 +80,16 @@ class NodesOperator(BaseOperator):
         with suppress(ProcessLookupError):
             self._hook.send_sigterm()
         raise TaskKilledError("Airflow ends this process of the task")
+
+
+def check_address(workspace: Path) -> None:
+    """Raise RuntimeError where the address of the run's jobs is none: whoever asks there would."""
+    said = ray_address(workspace)
+    with suppress(httpx.InvalidURL):
+        url = httpx.URL(said)
+        if url.scheme in ("http", "https") and url.host:
+            return
+    raise RuntimeError(f"{workspace / ADDRESS_FILE}: {said!r} is no address such as https://head")
 
 
 def temporary_nodes(first: "DAGNode", last: "DAGNode", after: "DAGNode") -> None:

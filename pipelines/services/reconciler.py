@@ -74,9 +74,17 @@ async def _reconcile(settings: Settings, open_airflow: Callable[[], AirflowApi])
     for file in settings.runs.glob(f"*/{ADDRESS_FILE}"):
         try:
             stopped += await _reconcile_cluster(ray_address(file.parent), settings, open_airflow)
-        except httpx.HTTPError as error:  # of one run; the platform's own is looked at all the same
-            _log.warning("the cluster of %s gives no answer: %r", file.parent.name, error)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:  # of one run, and of no other
+            _tell_once(
+                f"the cluster of {file.parent.name} was not looked at: {type(error).__name__}"
+            )
     return stopped + await _reconcile_cluster(settings.ray_url, settings, open_airflow)
+
+
+@cache
+def _tell_once(message: str) -> None:
+    """A head that is away stays so for many looks."""
+    _log.warning("%s", message)
 
 
 async def _reconcile_cluster(

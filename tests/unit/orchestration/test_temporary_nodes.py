@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -68,6 +69,18 @@ def test_jobs_go_to_the_clusters_address_while_it_is_up(workspace):
     assert ray_address(workspace) == "http://127.0.0.1:1"
     run("down", workspace)
     assert ray_address(workspace) == platform
+
+
+@pytest.mark.parametrize("said", ["", "head:8443", "https://", "http://head:port"])
+def test_what_is_no_address_is_refused_and_what_came_up_goes(workspace, monkeypatch, said):
+    command = workspace.parent / "command"
+    command.write_text(f'#!/bin/sh\necho "$1" >> calls\necho "{said}" > ray-address\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PENSTOCK_NODES", str(command))
+    with pytest.raises(RuntimeError, match=re.escape(f"ray-address: '{said}' is no address")):
+        run("up", workspace)
+    assert calls(workspace) == ["up", "down"]
+    assert not (workspace / "ray-address").exists()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import os
 import ssl
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,10 +166,10 @@ def down(api: httpx.Client, run: str) -> None:
         wait(f"RayCluster {cluster_name(run)}", lambda: "it is ending" if get(api, path) else "")
 
 
-def wait(what: str, missing: Any) -> None:
+def wait(what: str, missing: Callable[[], str]) -> None:
     """Ask until nothing is missing, and say each minute what is; Airflow's own time limits hold."""
     told = float("-inf")
-    while lacking := missing():
+    while lacking := asked(missing):
         if time.monotonic() - told > TELL_EVERY_S:
             told = time.monotonic()
             sys.stdout.write(f"waiting for {what}: {lacking}\n")
@@ -176,6 +177,28 @@ def wait(what: str, missing: Any) -> None:
         time.sleep(ASK_EVERY_S)
 
 
+def asked(missing: Callable[[], str]) -> str:
+    """What is missing; it may be Kubernetes itself for a while, which costs no run its nodes."""
+    try:
+        return missing()
+    except httpx.HTTPError as error:
+        if isinstance(error, httpx.HTTPStatusError) and not error.response.is_server_error:
+            raise
+        return f"Kubernetes gives no answer ({error!r})"
+
+
+def main() -> None:
+    """Do what the command line asks; what Kubernetes refuses is one line."""
+    try:
+        with kubernetes() as client:
+            {"up": up, "down": down}[sys.argv[1]](client, os.environ["PENSTOCK_RUN"])
+    except httpx.HTTPStatusError as error:
+        asked_for = f"{error.request.method} {error.request.url.path}"
+        said = " ".join(error.response.text.split())
+        sys.exit(f"error: Kubernetes answered {error.response.status_code} to {asked_for}: {said}")
+    except httpx.TransportError as error:
+        sys.exit(f"error: Kubernetes gives no answer: {error!r}")
+
+
 if __name__ == "__main__":
-    with kubernetes() as client:
-        {"up": up, "down": down}[sys.argv[1]](client, os.environ["PENSTOCK_RUN"])
+    main()

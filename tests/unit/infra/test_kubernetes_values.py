@@ -55,6 +55,7 @@ OTHERS = {
     "cpu-node-memory": "211Gi",
     "gpu-nodes": "127",
     "gpu-node-gpus": "19",
+    "gpu-model": "h200",
     "gpu-node-adapters": "29",
     "gpu-networks": "rail-0,rail-1",
     "gpu-topology": "site.example/rack",

@@ -1,7 +1,9 @@
 """A run has a Ray cluster of its own while it trains: the end of its head is no other run's."""
 
+import asyncio
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 
 import httpx
 import psutil
@@ -9,8 +11,11 @@ import pytest
 
 from pipelines.core.logbook import read_logbook
 from pipelines.core.settings import PROJECT
-from pipelines.orchestration.jobs_api import ADDRESS_FILE, TokenFile
+from pipelines.orchestration.jobs_api import ADDRESS_FILE, Job, JobsApi, TokenFile
+from pipelines.services.airflow_api import AirflowApi
+from pipelines.services.dag_run import DAG
 from tests.conftest import running_platform
+from tests.e2e.airflow_runs import DagRun
 from tests.faults.pipeline_run import PipelineRun, until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
@@ -35,7 +40,21 @@ def jobs(site, url: str) -> dict[str, str]:
     }
 
 
-def test_its_jobs_run_there_and_outlive_its_head(site):
+@pytest.fixture
+def other(site) -> Iterator[Callable[[], str]]:
+    """The status of a job of somebody else, on the platform's cluster."""
+    name = "somebody-elses"
+
+    async def ask(action: str, *arguments: object) -> Job | None:
+        async with JobsApi(site.settings.ray_url, site.settings.ray_token_path) as jobs:
+            return await getattr(jobs, action)(name, *arguments)
+
+    asyncio.run(ask("submit", "sleep 3600", {}, {}))
+    yield lambda: asyncio.run(ask("get")).status
+    asyncio.run(ask("stop"))
+
+
+def test_its_jobs_run_there_and_outlive_its_head(site, other):
     platform = site.settings.ray_url
     run = PipelineRun(site, "apart")
     run.wait_for_step()
@@ -55,6 +74,27 @@ def test_its_jobs_run_there_and_outlive_its_head(site):
     assert not (run.workspace / ADDRESS_FILE).exists()
     until(lambda: refused(own), "the end of the run's cluster", 60)
     assert "FAILED" not in jobs(site, platform).values()
+    assert other() == "RUNNING"
+
+
+def test_it_comes_again_with_a_training_that_is_cleared(site):
+    run = PipelineRun(site, "again")
+    run.wait_for_step()
+    first = (run.workspace / ADDRESS_FILE).read_text().strip()
+    task = DagRun(AirflowApi(site.settings), DAG, run.run_id)
+    task._send("PATCH", "/taskInstances/train", {"new_state": "failed"})
+    until(lambda: refused(first), "the end of the run's cluster", 60)
+    assert run.wait_for_end() == "failed"
+    seen = run.step
+    assert not (run.workspace / ADDRESS_FILE).exists()
+
+    task.clear("train", "evaluate", "register")
+    run.wait(lambda: run.step > seen, "steps on another cluster", 300)
+    second = (run.workspace / ADDRESS_FILE).read_text().strip()
+    assert second != first
+    assert f"{run.run_id} train" in jobs(site, second)
+    assert run.wait_for_end() == "success", run.logs()
+    until(lambda: refused(second), "the end of the run's second cluster", 60)
 
 
 def is_gcs_of(process: psutil.Process, port: str) -> bool:

@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 
+from pipelines.planning.hardware_table import named
 from tests.unit.infra.custom_resources import problems
 from tests.unit.infra.manifests import OVERLAY, config, one, pods, render
 
@@ -82,6 +83,10 @@ def test_each_value_arrives_and_nothing_of_the_example_stays() -> None:
         left = [line for line in text.splitlines() if old in line]
         assert [line for line in left if "registry.example.com" not in line] == []
     assert "ConfigMap values" not in [f"{r['kind']} {r['metadata']['name']}" for r in resources]
+
+
+def test_runs_are_planned_by_a_gpu_that_the_planner_knows() -> None:
+    assert named(config(render(), "airflow")["PENSTOCK_GPU"]).memory_bytes
 
 
 def test_sizes_are_of_the_pool_that_they_name() -> None:

@@ -109,4 +109,6 @@ def refused(url: str) -> bool:
         httpx.get(url, timeout=5, trust_env=False)
     except httpx.ConnectError:
         return True
+    except httpx.TransportError:  # it is ending
+        return False
     return False

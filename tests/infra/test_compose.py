@@ -39,7 +39,10 @@ def platform(tmp_path_factory):
     needs("podman", "runc", "netavark", "aardvark-dns", "mmdebstrap", "ip")
     with stack(tmp_path_factory.mktemp("compose") / "penstock") as made:
         started = time.monotonic()
-        made.shell(commands("Compose", "Day 0: install"))
+        try:
+            made.shell(commands("Compose", "Day 0: install"))
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{made.compose('logs --tail 30')}") from None
         print(f"up and healthy in {time.monotonic() - started:.0f} s")
         yield made
 

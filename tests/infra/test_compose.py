@@ -178,7 +178,7 @@ FAULTS = {
 
 def test_one_run_that_is_hurt_four_times_ends_in_success(platform, first_run):
     ended = []
-    long = f"{RUN} --set train.steps=4000 --set train.checkpoint_every=100"
+    long = f"{RUN} --set train.steps=2500 --set train.checkpoint_every=100"
     command = f"{long} --set register.model_name=penstock-hurt --set evaluate.sample_tokens=0"
     run = threading.Thread(
         # The reconciler's container is the one that no fault ends.

@@ -4,6 +4,7 @@ An https address is trusted by the CAs of SSL_CERT_FILE, where that is set.
 """
 
 import asyncio
+import time
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ from pipelines.core.settings import load_settings
 LIVE = ("PENDING", "RUNNING")
 ADDRESS_FILE = "ray-address"  # of a workspace whose run has a Ray cluster of its own
 _END_S = 60.0  # Ray kills what a stop has not ended after 3 seconds
+_AGENT_S = 240.0  # as long as a raylet may take to start, see `services/environment.py`
+_NO_AGENT = "No available agent to submit job"
 _TIMEOUT = httpx.Timeout(30.0)  # seconds; a submit waits for the job's supervisor to start
 
 
@@ -97,17 +100,20 @@ class JobsApi:
     ) -> None:
         """Submit a job; one that exists by this id already is as good.
 
-        Ray refuses a known id atomically, so two callers can't make two jobs.
+        Ray refuses a known id atomically, so two callers can't make two jobs. A head that has just
+        started, or is busy, has no agent for a while: it is asked again, which costs no retry.
         """
-        response = await self._client.post(
-            "/api/jobs/",
-            json={
-                "submission_id": submission_id,
-                "entrypoint": entrypoint,
-                "runtime_env": runtime_env,
-                "metadata": metadata,
-            },
-        )
+        job = {
+            "submission_id": submission_id,
+            "entrypoint": entrypoint,
+            "runtime_env": runtime_env,
+            "metadata": metadata,
+        }
+        deadline = time.monotonic() + _AGENT_S
+        response = await self._client.post("/api/jobs/", json=job)
+        while _NO_AGENT in response.text and time.monotonic() < deadline:
+            await asyncio.sleep(1)
+            response = await self._client.post("/api/jobs/", json=job)
         if response.is_error and f"{submission_id} already exists" in response.text:
             return
         _raise_for_status(response)

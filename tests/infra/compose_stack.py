@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipelines.core.settings import PROJECT
@@ -82,6 +82,36 @@ class Stack:
         """What the service's probe has said."""
         state = "{{.State.Status}} {{.State.Health.Status}}"
         return containers.podman("inspect", f"--format={state}", f"compose-{service}-1")
+
+    def services(self) -> list[str]:
+        """The parts that run; the proxy that shares its network with Ray's head is one with it."""
+        names = self.compose("ps --services").split()
+        return sorted(name for name in names if name != "ray-https")
+
+    def listening(self, service: str) -> set[int]:
+        """The ports on which other containers reach a service."""
+        pid = containers.podman("inspect", "--format={{.State.Pid}}", f"compose-{service}-1")
+        command = ["nsenter", "-t", pid, "-n", "ss", "-Hltn"]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        places = [line.split()[3] for line in said.splitlines()]
+        own = ("127.", "[::1]")
+        return {int(each.rpartition(":")[2]) for each in places if not each.startswith(own)}
+
+    def processes_and_logs(self, service: str) -> bytes:
+        """Arguments and environments of a service's processes, and all that they have printed."""
+        name = f"compose-{service}-1"
+        printed = subprocess.run(
+            ["podman", "logs", name],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        found = [printed.stdout]
+        for pid in containers.podman("top", name, "hpid").split()[1:]:
+            for kind in ("cmdline", "environ"):
+                with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+                    found.append(Path("/proc", pid, kind).read_bytes())
+        return b"\n".join(found)
 
     def well(self) -> bool:
         """Whether every part is there and says of itself that it is well."""

@@ -1,12 +1,14 @@
 """The Compose file's platform, up for real: a run to a champion, faults, and all of it kept."""
 
 import json
+import re
 import shlex
 import threading
 import time
 
 import pytest
 
+from pipelines.core.settings import PROJECT
 from tests.infra.compose_stack import PORTS, stack
 from tests.infra.machine import needs
 from tests.infra.runbook import commands
@@ -37,7 +39,10 @@ def platform(tmp_path_factory):
     needs("podman", "runc", "netavark", "aardvark-dns", "mmdebstrap", "ip")
     with stack(tmp_path_factory.mktemp("compose") / "penstock") as made:
         started = time.monotonic()
-        made.shell(commands("Compose", "Day 0: install"))
+        try:
+            made.shell(commands("Compose", "Day 0: install"))
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{made.compose('logs --tail 30')}") from None
         print(f"up and healthy in {time.monotonic() - started:.0f} s")
         yield made
 
@@ -120,6 +125,42 @@ def test_a_job_is_submitted_through_tls_with_the_token(platform):
     assert refused.strip() in ("401", "403")
 
 
+def test_what_listens_in_the_network_is_what_the_page_says(platform):
+    page = (PROJECT / "docs" / "security.md").read_text().partition("## Ports of Compose")[2]
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\d, ]*)", page, re.MULTILINE)
+    told = {service: set(map(int, re.findall(r"\d+", ports))) for service, ports in rows}
+    for service, ports in told.items():
+        listening = platform.listening(service)
+        if service.startswith("ray-"):  # which takes others, as they are free, above 10000
+            listening = {port for port in listening if port in ports or port < 10000}
+        assert listening == ports, service
+    assert told.keys() == set(platform.services())
+
+
+def test_secrets_are_only_where_the_page_says(platform, first_run):
+    folder = platform.folder / "secrets"
+    names = [path.name for path in folder.iterdir() if not path.name.startswith(("ca.", "model-"))]
+    # Of a file with several words the last is the secret: `[default] … = KEY`, `id KEY`.
+    secrets = {name: (folder / name).read_text().split()[-1].encode() for name in names}
+    del secrets["s3.json"], secrets["pgpass"]  # of which others have the parts
+    seen = {
+        (service, name)
+        for service in platform.services()
+        for name, secret in secrets.items()
+        if secret in platform.processes_and_logs(service)
+    }
+    clients = [service for service in platform.services() if service not in ("postgres", "s3")]
+    allowed = {(service, "mlflow-password") for service in clients}
+    allowed |= {("mlflow", "mlflow-session")}
+    assert seen - allowed == set()
+    for database in ("airflow", "mlflow"):
+        rows_ = platform.compose(
+            "exec -T postgres sh -c 'PGPASSWORD=$(cat /run/secrets/postgres-password) "
+            f"pg_dump --host=127.0.0.1 --username=penstock {database}'"
+        ).encode()
+        assert [name for name, secret in secrets.items() if secret in rows_] == []
+
+
 def stop_postgres(platform):
     platform.compose("stop postgres")
     time.sleep(30)
@@ -137,7 +178,7 @@ FAULTS = {
 
 def test_one_run_that_is_hurt_four_times_ends_in_success(platform, first_run):
     ended = []
-    long = f"{RUN} --set train.steps=4000 --set train.checkpoint_every=100"
+    long = f"{RUN} --set train.steps=2500 --set train.checkpoint_every=100"
     command = f"{long} --set register.model_name=penstock-hurt --set evaluate.sample_tokens=0"
     run = threading.Thread(
         # The reconciler's container is the one that no fault ends.

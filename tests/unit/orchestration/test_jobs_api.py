@@ -32,6 +32,11 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.answer(200, {})
 
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        busy = sum(command == "POST" for command, _, _ in self.server.asked) < 2
+        self.answer(*((500, "No available agent to submit job, please") if busy else (200, {})))
+
     def answer(self, status, body):
         self.server.asked.append((self.command, self.path, self.headers.get("Authorization")))
         content = json.dumps(body).encode()
@@ -145,3 +150,12 @@ def test_a_package_that_is_there_is_not_sent_again(server, token):
     assert [asked[0] for asked in server.asked] == ["GET"]
     assert call(server, token, "upload", "new.zip", b"x") == "gcs://new.zip"
     assert [asked[0] for asked in server.asked] == ["GET", "GET", "PUT"]
+
+
+def test_a_head_without_an_agent_is_asked_again(server, tmp_path):
+    async def submit():
+        async with JobsApi(f"http://127.0.0.1:{server.server_port}", tmp_path / "none") as jobs:
+            await jobs.submit("some", "true", {}, {})
+
+    asyncio.run(submit())
+    assert [command for command, _, _ in server.asked] == ["POST"] * 3

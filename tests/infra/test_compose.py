@@ -151,7 +151,7 @@ def test_secrets_are_only_where_the_page_says(platform, first_run):
     }
     clients = [service for service in platform.services() if service not in ("postgres", "s3")]
     allowed = {(service, "mlflow-password") for service in clients}
-    allowed |= {("mlflow", "mlflow-session")}
+    allowed |= {("mlflow", "mlflow-session"), ("postgres", "postgres-password")}
     assert seen - allowed == set()
     for database in ("airflow", "mlflow"):
         rows_ = platform.compose(

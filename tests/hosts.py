@@ -6,11 +6,13 @@ They share the machine's files, as the hosts of a cluster share a storage.
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 
 class Hosts:
@@ -26,8 +28,11 @@ class Hosts:
         self._switch = f"{name}-switch"
 
     def __enter__(self) -> "Hosts":
+        self._lock = only_run(self._name)
+        self._remove()  # what a killed run has left
         done = subprocess.run(["ip", "netns", "add", self._switch], capture_output=True, text=True)
         if done.returncode:
+            self._lock.release()
             pytest.skip(f"no network namespaces can be made here: {done.stderr.strip()}")
         try:
             self._connect()
@@ -37,6 +42,10 @@ class Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._remove()
+        self._lock.release()
+
+    def _remove(self) -> None:
         for host in self._numbers:
             self.kill(host)
         for space in (*map(self.space, self._numbers), self._switch):
@@ -92,6 +101,16 @@ class Hosts:
             _ip("-n", space, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
             _ip("-n", space, "link", "set", "eth0", "up")
             _ip("-n", space, "link", "set", "lo", "up")
+
+
+def only_run(name: str) -> FileLock:
+    """The lock of names that a machine has once; skips the test where another run of it has it."""
+    lock = FileLock(Path(tempfile.gettempdir()) / f"{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        pytest.skip(f"another run of the tests on this machine has the name {name}")
+    return lock
 
 
 def _ip(*arguments: str) -> None:

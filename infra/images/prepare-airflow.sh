@@ -2,6 +2,8 @@
 # What Airflow needs once before its parts start: tables, the user admin and the pool of GPU jobs.
 # Each is left as it is where it is there already.
 set -eu
+# A database that starts, or a name that resolves a moment later, is waited for.
+airflow db check --retry 30 --retry-delay 2
 airflow db migrate
 
 # The password goes through a pipe: in an argument every process could read it.

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipelines.core.settings import PROJECT
+from tests.hosts import only_run
 from tests.infra import containers
 from tests.infra.machine import CACHE
 
@@ -134,6 +135,8 @@ class Stack:
 @contextmanager
 def stack(folder: Path) -> Iterator[Stack]:
     """A clone of the project with images.env still to be filled; nothing of it is left behind."""
+    lock = only_run(SPACE)
+    _remove_leftovers()
     subprocess.run(["git", "clone", "--quiet", PROJECT, folder], check=True)
     _tools(_images_env())
     subprocess.run(["ip", "netns", "add", SPACE], check=True)
@@ -158,6 +161,15 @@ def stack(folder: Path) -> Iterator[Stack]:
         engine.wait()
         subprocess.run(["ip", "netns", "delete", SPACE], check=True)
         shutil.rmtree(_RUN)
+        lock.release()
+
+
+def _remove_leftovers() -> None:
+    """Of a run that was killed."""
+    if left := containers.podman("ps", "--all", "--quiet", "--filter=name=^compose-").split():
+        containers.podman("rm", "--force", "--time=0", "--volumes", *left, check=False)
+    subprocess.run(["ip", "netns", "delete", SPACE], capture_output=True, check=False)
+    shutil.rmtree(_RUN, ignore_errors=True)
 
 
 def _images_env() -> str:

@@ -19,6 +19,7 @@ from tests.infra.machine import CACHE
 SPACE = "penstock-compose"
 PORTS = {"AIRFLOW_PORT": "18080", "MLFLOW_PORT": "15000", "S3_PORT": "18333"}
 _RUN = Path("/run/penstock-compose")
+_NAMES = Path("/run/containers/networks/aardvark-dns")  # of every network, by podman's own rule
 _TOOLS = CACHE / "compose"  # Docker Compose itself, which PyPI has as a wheel
 
 
@@ -165,11 +166,15 @@ def stack(folder: Path) -> Iterator[Stack]:
 
 
 def _remove_leftovers() -> None:
-    """Of a run that was killed."""
+    """Of a run that was killed: containers, and the name server of a network that is gone."""
     if left := containers.podman("ps", "--all", "--quiet", "--filter=name=^compose-").split():
         containers.podman("rm", "--force", "--time=0", "--volumes", *left, check=False)
     subprocess.run(["ip", "netns", "delete", SPACE], capture_output=True, check=False)
-    shutil.rmtree(_RUN, ignore_errors=True)
+    if (pid := _NAMES / "aardvark.pid").exists():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid.read_text()), 15)
+    for folder in (_NAMES, _RUN):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _images_env() -> str:

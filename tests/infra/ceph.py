@@ -44,7 +44,7 @@ keyring = {folder}/keyring
 log_file = {folder}/$name.log
 admin_socket = {folder}/$name.asok
 """
-START_LIMIT_S = 120
+START_LIMIT_S = 300  # beside Compose, which takes both cores, more than 120 s were seen
 
 
 class Gateway(NamedTuple):

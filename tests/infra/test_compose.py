@@ -180,7 +180,9 @@ def test_one_run_that_is_hurt_four_times_ends_in_success(platform, first_run):
     ended = []
     # Long enough for four faults; with few points of curves, which take half of the machine.
     steps = "--set train.steps=1600 --set train.checkpoint_every=100 --set train.log_every=20"
-    command = f"{RUN} {steps} --set register.model_name=penstock-hurt --set evaluate.sample_tokens=0"
+    command = (
+        f"{RUN} {steps} --set register.model_name=penstock-hurt --set evaluate.sample_tokens=0"
+    )
     run = threading.Thread(
         # The reconciler's container is the one that no fault ends.
         target=lambda: ended.append(platform.inside("reconciler", command, timeout=1800))

@@ -166,9 +166,11 @@ def stack(folder: Path) -> Iterator[Stack]:
 
 
 def _remove_leftovers() -> None:
-    """Of a run that was killed: containers, and the name server of a network that is gone."""
+    """Of a run that was killed: containers, volumes, the name server of a network that is gone."""
     if left := containers.podman("ps", "--all", "--quiet", "--filter=name=^compose-").split():
         containers.podman("rm", "--force", "--time=0", "--volumes", *left, check=False)
+    if left := containers.podman("volume", "ls", "--quiet", "--filter=name=^compose_").split():
+        containers.podman("volume", "rm", "--force", *left)
     subprocess.run(["ip", "netns", "delete", SPACE], capture_output=True, check=False)
     if (pid := _NAMES / "aardvark.pid").exists():
         with suppress(ProcessLookupError):

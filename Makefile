@@ -23,7 +23,8 @@ env:
 bench-env:
 	@bash infra/bootstrap.sh bench
 
-demo: env
+demo:
+	@bash infra/bootstrap.sh user
 	@.venv/bin/penstock up
 	@.venv/bin/penstock run
 

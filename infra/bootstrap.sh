@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Makes .venv with what requirements.lock names, what that needs on this machine (CUDA's libraries,
 # say), the project itself, editable, and nothing else. Does nothing when neither that nor pyproject.toml changed since.
+# With the argument `user`: without what only developers need, unless that is there already.
 # With the argument `bench`: .venv-bench from requirements-bench.lock, without the project.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 case "${1:-}" in
-"") VENV=.venv LOCK=requirements.lock ;;
+"" | user) VENV=.venv LOCK=requirements.lock ;;
 bench) VENV=.venv-bench LOCK=requirements-bench.lock ;;
-*) echo "usage: $0 [bench]" >&2 && exit 2 ;;
+*) echo "usage: $0 [user | bench]" >&2 && exit 2 ;;
 esac
 STAMP=$VENV/installed
 
@@ -19,7 +20,17 @@ die() {
 
 wanted() { # scripts of a virtual environment hold its path: a moved project is installed anew
     pwd
+    echo "${1:-all}"
     cat "$LOCK" pyproject.toml
+}
+
+packages() { # the versions to install, with what they need on this machine
+    if [ "${1:-}" = user ]; then
+        "$VENV/bin/uv" pip compile --quiet --no-header pyproject.toml --extra laptop --constraint "$LOCK"
+        echo "$uv"
+    else
+        "$VENV/bin/uv" pip compile --quiet --no-header "$LOCK"
+    fi
 }
 
 find_python() {
@@ -41,7 +52,7 @@ make_venv() {
     "$python" -m venv "$VENV" || die "python3 -m venv failed; on Debian: apt-get install python3-venv"
 }
 
-if [ -e "$STAMP" ] && cmp -s "$STAMP" <(wanted); then
+if [ -e "$STAMP" ] && { cmp -s "$STAMP" <(wanted) || cmp -s "$STAMP" <(wanted "$@"); }; then
     exit 0
 fi
 command -v c++ g++ clang++ >/dev/null ||
@@ -57,9 +68,8 @@ export VIRTUAL_ENV="$PWD/$VENV"
 # A plain sync of the lock would remove what a CUDA torch needs: the lock is from a CPU machine.
 # Bytecode once here, not in a dozen processes at their first start, which on a slow disk or a busy
 # machine takes longer than Ray waits for its own.
-"$VENV/bin/uv" pip compile --quiet --no-header "$LOCK" |
-    "$VENV/bin/uv" pip sync --compile-bytecode -
+packages "$@" | "$VENV/bin/uv" pip sync --compile-bytecode -
 if [ "$VENV" = .venv ]; then
     "$VENV/bin/uv" pip install --no-deps --editable .
 fi
-wanted >"$STAMP"
+wanted "$@" >"$STAMP"

@@ -11,6 +11,7 @@ from pipelines.commands import (
     bench,
     data,
     doctor,
+    explain,
     export,
     gc,
     models,
@@ -34,6 +35,7 @@ app = typer.Typer(
 
 app.command()(run.run)
 app.command()(run.stage)
+app.command()(explain.explain)
 app.command()(plan.plan)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")

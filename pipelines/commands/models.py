@@ -1,16 +1,13 @@
 """`penstock models list | show | promote | rollback | reproduce | generate`."""
 
 import dataclasses
-import getpass
 import json
-import os
-import socket
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.commands.options import Json
+from pipelines.commands.options import Json, who
 from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 
@@ -103,7 +100,7 @@ def promote(model: Model, why: Why = "", as_json: Json = False) -> None:
     before = registry.champion(name)
     wanted = registry.find(name, which)
     over = before.version if before else None
-    _tell(promotion.promote(wanted, over, _who(), why), before, as_json)
+    _tell(promotion.promote(wanted, over, who(), why), before, as_json)
 
 
 @app.command()
@@ -114,7 +111,7 @@ def rollback(name: Name, why: Why = "", as_json: Json = False) -> None:
 
     before = registry.champion(name)
     over = before.version if before else None
-    _tell(promotion.rollback(name, over, _who(), why), before, as_json)
+    _tell(promotion.rollback(name, over, who(), why), before, as_json)
 
 
 @app.command()
@@ -219,11 +216,3 @@ def _tell(champion: "ModelVersion", before: "ModelVersion | None", as_json: bool
         typer.echo(f"{champion.label} was champion already")
     else:
         typer.echo(f"{champion.label} is champion now; before: {was or 'none'}")
-
-
-def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # in a container, a user without a name
-        user = f"user {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"

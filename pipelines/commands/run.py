@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.commands.options import Json, Overrides, RecipeName
+from pipelines.commands.explain import explain_beforehand
+from pipelines.commands.options import Json, Overrides, RecipeName, who
 from pipelines.core.errors import UserError
 from pipelines.core.settings import DEFAULT_RECIPE, load_settings
 
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
 def run(
     recipe: RecipeName = DEFAULT_RECIPE,
     overrides: Overrides = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE", help="Take its last result although its key changed; repeatable."
+        ),
+    ] = None,
+    why: Annotated[str, typer.Option(help="Of --keep, for the lineage.")] = "",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Only say which stages would run, and why.")
+    ] = False,
     wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -34,6 +45,14 @@ def run(
 
     settings = load_settings()
     resolved = _resolve(recipe, overrides or [])
+    if keep and not why:
+        raise UserError(
+            '--keep needs the reason, which the model\'s lineage will have: --why "..."'
+        )
+    kept = {"names": keep, "who": who(), "why": why} if keep else None
+    if explain:
+        explain_beforehand(resolved, kept)
+        return
     airflow = AirflowApi(settings)
     if dag_run.make_ready(airflow):
         typer.echo(
@@ -41,7 +60,7 @@ def run(
             "data_refresh makes",
             err=True,
         )
-    run_id = dag_run.start(airflow, resolved)
+    run_id = dag_run.start(airflow, resolved, kept)
     if not wait:
         typer.echo(json.dumps({"dag_run_id": run_id}) if as_json else run_id)
         return

@@ -29,6 +29,7 @@ JOBS = "jobs"  # in a workspace: the Ray jobs of each task, and who waits for th
 MACHINE = "diagnostics/machine.json"  # in a workspace: what training ran on
 RUN_FILE = "run.json"  # in a workspace: which run it belongs to
 DATA_DOCS = "data_docs/index.html"  # among the outputs of validate, and the run's artifacts
+KEPT_FILE = "kept.json"  # in a workspace: results that a user keeps although their keys changed
 PATCH_FILE = "uncommitted.diff"  # in a workspace of uncommitted code
 
 

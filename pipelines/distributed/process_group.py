@@ -50,6 +50,11 @@ def _device() -> torch.device:
     return torch.device(accelerator.type, index)
 
 
+def rank() -> int:
+    """Return this process's number among those of its job; 0 where it is alone."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
 def from_all(mine: T) -> list[T]:
     """What every process gives, by rank; all call it."""
     if not dist.is_initialized():

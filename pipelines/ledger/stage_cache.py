@@ -11,15 +11,17 @@ entry is looked up and written under the lock of its stage, and `penstock gc` wa
 import fcntl
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pipelines.core.records import output_folder
-from pipelines.core.storage import md5
+from pipelines.core.errors import UserError
+from pipelines.core.records import KEPT_FILE, OUTPUTS, output_folder
+from pipelines.core.storage import md5, read_json
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -38,6 +40,9 @@ def restore(workspace: Path, stage: str) -> bool:
     """
     if _always_changes(workspace, stage):
         return False
+    if told := kept(workspace).get(stage):
+        _restore_kept(workspace, stage, told)
+        return True
     with _open(workspace) as repo:
         with locked(_folder(repo), stage, exclusive=False):
             cached = _lookup(repo, stage)
@@ -49,6 +54,29 @@ def restore(workspace: Path, stage: str) -> bool:
         return True
 
 
+def _restore_kept(workspace: Path, stage: str, told: Mapping[str, Any]) -> None:
+    """Check out what a user keeps. It is no entry under today's key: no other run finds it."""
+    with _open(workspace) as repo:
+        cached = repo.stage_cache._create_stage(told["entry"])
+        if not _sound(repo, cached):
+            raise UserError(
+                f"--keep {stage}: the result of {told['run']} is no longer in the cache"
+            )
+        shutil.rmtree(output_folder(workspace, stage), ignore_errors=True)
+        cached.checkout(force=True)
+        (named,) = repo.stage.collect(stage)
+        named.save(run_cache=False)
+        named.commit()
+        named.dump(update_pipeline=False)
+
+
+def kept(workspace: Path) -> dict[str, Any]:
+    """Return the stages whose results a user keeps, by name, with what `keep` noted."""
+    path = workspace / KEPT_FILE
+    found: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return found
+
+
 def commit(workspace: Path, stage: str) -> None:
     """Record a finished stage: its outputs go to the cache, its entry to `dvc.lock`."""
     if _always_changes(workspace, stage):
@@ -57,10 +85,42 @@ def commit(workspace: Path, stage: str) -> None:
         repo.commit(stage, force=True)
 
 
+def forecast(workspace: Path) -> dict[str, bool | None]:
+    """Return which stages' results would be restored; nothing is checked out, and none is hashed.
+
+    None stands where that rests on the output of a stage that runs before.
+    """
+    found: dict[str, bool | None] = {}
+    outputs: dict[str, Any] = {}  # of the stages that are cached, by path
+    with _open(workspace) as repo:
+        for name, said in stages(workspace).items():
+            made = {dep for dep in said["deps"] if dep.startswith(f"{OUTPUTS}/")}
+            if told := kept(workspace).get(name):
+                found[name] = True
+                stage = repo.stage_cache._create_stage(told["entry"])
+                outputs |= {out.def_path: out for out in stage.outs}
+            elif said.get("always_changed"):
+                found[name] = False
+            elif not made <= outputs.keys():
+                found[name] = None
+            else:
+                with locked(_folder(repo), name, exclusive=False):
+                    cached = _lookup(repo, name, outputs)
+                found[name] = cached is not None
+                outputs |= {out.def_path: out for out in cached.outs} if cached else {}
+    return found
+
+
+def stages(workspace: Path) -> dict[str, dict[str, Any]]:
+    """Return what `dvc.yaml` says of each stage, in their order."""
+    found: dict[str, dict[str, Any]]
+    found = yaml.safe_load((workspace / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    return found
+
+
 def _always_changes(workspace: Path, stage: str) -> bool:
     """Whether its result rests on more than a key can hold, by `dvc.yaml`."""
-    stages = yaml.safe_load((workspace / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    return bool(stages[stage].get("always_changed"))
+    return bool(stages(workspace)[stage].get("always_changed"))
 
 
 @contextmanager
@@ -91,22 +151,34 @@ def _folder(repo: "Repo") -> Path:
     return Path(repo.cache.local.path).parent.parent
 
 
-def _lookup(repo: "Repo", name: str) -> Any | None:
+def _lookup(
+    repo: "Repo", name: str, outputs: Mapping[str, Any] = MappingProxyType({})
+) -> Any | None:
+    """The cached stage, if there is one; `outputs` stand for what is not checked out, by path."""
     from dvc.dependency.base import DependencyDoesNotExistError
-    from dvc.stage.cache import _get_stage_hash
+    from dvc.stage.cache import _get_cache_hash
+    from dvc.stage.serialize import to_single_stage_lockfile
 
     # `Repo.stage_cache.restore` trusts an existing dvc.lock before it looks at the deps, and checks
     # no content; so the key is computed from the files, and the entry is loaded, here.
     (stage,) = repo.stage.collect(name)
     try:
-        stage.save_deps()
+        for dep in stage.deps:
+            if (made := outputs.get(dep.def_path)) is None:
+                dep.save()
+            else:
+                dep.hash_info, dep.meta = made.hash_info, made.meta
     except DependencyDoesNotExistError:
         return None
-    # DVC fails on a key whose only entry it found torn, and deleted.
-    folder = Path(repo.stage_cache._get_cache_dir(_get_stage_hash(stage)))
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return None
-    entry = repo.stage_cache._load(stage)
+    # As `StageCache._load` does, which hashes each dep anew, and fails where an entry was torn.
+    key = _get_cache_hash(to_single_stage_lockfile(stage), key=True)
+    folder = Path(repo.stage_cache._get_cache_dir(key))
+    entries = (
+        sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        if folder.is_dir()
+        else []
+    )
+    entry = repo.stage_cache._load_cache(key, entries[0].name) if entries else None
     if not entry:
         return None
     return repo.stage_cache._create_stage(entry, wdir=stage.wdir)

@@ -1,7 +1,7 @@
 """A workspace: a clone of the project at a run's commit, where its stages run and write.
 
 Everything that decides a stage's result lies in it as a file, so that DVC can key the stage cache:
-code, `params.yaml`, `source.json`, `previous.json`, `environment.json`.
+`code.json`, `params.yaml`, `source.json`, `previous.json`, `environment.json`.
 """
 
 import hashlib
@@ -28,6 +28,7 @@ from pipelines.core.storage import (
     write_json,
     write_text,
 )
+from pipelines.stage_cache.stage_code import write_code
 
 STAGE_CACHE = "dvc-cache"
 _NAME_LENGTH = 100  # of a workspace's folder
@@ -104,6 +105,7 @@ def open_workspace(
         write_json(folder / "source.json", source)
         write_json(folder / "previous.json", previous or {})
         write_json(folder / "environment.json", environment(folder, recipe))
+        write_code(folder)
         Run(
             dag_run_id=run_id,
             git_commit=commit,
@@ -146,7 +148,10 @@ def read_recipe(workspace: Path) -> Recipe:
 
 
 def environment(workspace: Path, recipe: Recipe) -> dict[str, Any]:
-    """What besides code, data and recipe decides a result, by content where it is a file."""
+    """What besides code, data and recipe decides a result, by content where it is a file.
+
+    The whole lock is there to be looked up later: a stage's key has its own packages only.
+    """
     lock = (workspace / "requirements.lock").read_bytes()
     return {
         "lock": hashlib.sha256(lock).hexdigest(),

@@ -2,8 +2,9 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,12 +16,25 @@ from pipelines.orchestration.jobs_api import TokenFile
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import CPU_CORES, DATASHEETS, ENTRIES, named
 from pipelines.planning.plan import Machine
+from pipelines.stages.run_plan import plan_run
 
 VARIABLE = "PENSTOCK_GPU"  # what each worker gets where nodes come and go, as `penstock plan --gpu`
 _TIMEOUT = httpx.Timeout(2.0)  # seconds; a run starts without a plan rather than late
 _MIB = 2**20
 
 _log = logging.getLogger(__name__)
+
+
+def plan_on_cluster(
+    settings: Settings, recipe: Recipe, source: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """What planning says of a run, `plan.json`; None where its machine can't be told.
+
+    Raises:
+        UserError: the run can't fit.
+    """
+    machine = training_machine(settings, recipe)
+    return plan_run(recipe, machine, source) if machine else None
 
 
 class _Said(BaseModel):

@@ -21,6 +21,8 @@ from pipelines.core.records import ValidateRecord, record_path
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.ledger import stage_cache
 from pipelines.ledger.datasets import find
+from pipelines.ledger.explain import explain
+from pipelines.ledger.keep import KEEP, keep
 from pipelines.ledger.run_source import recipe_of, settle
 from pipelines.ledger.workspace import Run, open_workspace
 from pipelines.orchestration.dataset_refresh import triggering_version
@@ -70,10 +72,21 @@ class PrepareOperator(BaseOperator):
         with mistakes_fail_the_task(self.task_id, run_id):
             recipe, source = settle(_recipe(context))
             supported(recipe)
-            planned = _plan(recipe, source)
-            workspace = open_workspace(PROJECT, load_settings().home, run_id, recipe, source)
+            # Not when the DAG file is parsed.
+            from pipelines.orchestration.cluster import plan_on_cluster
+
+            settings = load_settings()
+            planned = plan_on_cluster(settings, recipe, source)
+            workspace = open_workspace(PROJECT, settings.home, run_id, recipe, source)
+            if asked := (context["dag_run"].conf or {}).get(KEEP):
+                names, who, why = asked["names"], asked["who"], asked["why"]
+                for line in keep(workspace, settings.runs, names, who=who, why=why):
+                    self.log.info("%s", line)
         if planned:
             keep_plan(workspace, planned)
+        for forecast in explain(workspace, settings.runs, planned):
+            for line in forecast.lines():
+                self.log.info("%s", line)
         address = open_tracking(workspace)
         MlflowRunLink().show(self, context, address)
         self.log.info("workspace %s, MLflow run %s", workspace, address)
@@ -172,20 +185,6 @@ def _recipe(context: "Context") -> "Recipe":
     """What the dataset version that started the run was made with; else what is asked for."""
     version = triggering_version(context)
     return recipe_of(find(version)) if version else asked_recipe(context)
-
-
-def _plan(recipe: "Recipe", source: dict[str, Any]) -> dict[str, Any] | None:
-    """What planning says of the run; None where its machine can't be told.
-
-    Raises:
-        UserError: the run can't fit.
-    """
-    # Not when the DAG file is parsed.
-    from pipelines.orchestration.cluster import training_machine
-    from pipelines.stages.run_plan import plan_run
-
-    machine = training_machine(load_settings(), recipe)
-    return plan_run(recipe, machine, source) if machine else None
 
 
 def _restored(workspace: Path, stage: str) -> bool:

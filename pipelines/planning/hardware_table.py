@@ -20,7 +20,10 @@ Databricks' blog of January 2024 for Gaudi 2.
 
 import difflib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from pipelines.core.errors import UserError
 from pipelines.planning.hardware import Hardware, Precision
@@ -33,23 +36,10 @@ _PCIE = {3: 15.75, 4: 31.5, 5: 63.0}
 _GBIT = 1 / 8  # GB/s
 
 
-# US dollars for one device an hour on demand, by lender and day.
-_PRICES = {
-    "b200": 8.64,  # RunPod serverless, its documentation, read in 2026
-    "h200": 5.58,  # RunPod serverless, likewise
-    "h100": 3.78,  # Lambda, one SXM, 7 May 2026
-    "h100-pcie": 2.86,  # Lambda, 7 May 2026
-    "a100-80": 2.50,  # Modal, 7 May 2026
-    "a100-40": 1.48,  # Lambda, 7 May 2026
-    "l40s": 1.95,  # Modal, 7 May 2026
-    "l4": 0.80,  # Modal, 7 May 2026
-    "a10": 0.86,  # Lambda, 7 May 2026
-    "rtx4090": 1.12,  # RunPod serverless, its documentation, read in 2026
-    "v100-16": 3.06,  # AWS p3.2xlarge, us-east-1
-    "t4": 0.59,  # Modal, 7 May 2026
-    "mi300x": 1.85,  # Vultr, 18 May 2026
-    "tpu-v4": 3.22,  # Google Cloud, us-central2, 11 August 2022
-}
+# A file of its own: a price changes no layout, and so no model.
+_PRICES: dict[str, float] = yaml.safe_load(
+    Path(__file__).with_name("prices.yaml").read_text(encoding="utf-8")
+)
 # Of the peak in bf16 (fp16 on a V100), sequences of 2048 tokens; medium sizes of model and cluster.
 _MFU = {
     "h200": 0.42,  # H100's: the same chip with more memory

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from pipelines.core.records import (
     record_path,
 )
 from pipelines.core.settings import Settings
+from pipelines.ledger.keep import KEEP
 from pipelines.ledger.workspace import Run, workspace_path
 from pipelines.services.airflow_api import AirflowApi
 from pipelines.stages.runner import user_error
@@ -70,11 +71,19 @@ def make_ready(airflow: AirflowApi) -> bool:
     return airflow.unpause(DAG)
 
 
-def start(airflow: AirflowApi, recipe: Recipe) -> str:
-    """Trigger the DAG with a whole recipe and return the run's id."""
+def start(airflow: AirflowApi, recipe: Recipe, kept: Mapping[str, Any] | None = None) -> str:
+    """Trigger the DAG with a whole recipe and return the run's id.
+
+    Args:
+        airflow: Where.
+        recipe: What is run.
+        kept: The arguments `names`, `who` and `why` of `keep`, where results are to be kept.
+    """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     run_id = f"{recipe.name}-{stamp}-{secrets.token_hex(2)}"
-    airflow.trigger(DAG, run_id, {RESOLVED: recipe.to_dict()})
+    airflow.trigger(
+        DAG, run_id, {RESOLVED: recipe.to_dict()} | ({KEEP: dict(kept)} if kept else {})
+    )
     return run_id
 
 

@@ -63,11 +63,17 @@ class Origin:
     def differences(self) -> list[str]:
         """What may make the weights differ here, for a person to know beforehand."""
         then, now = self.facts["environment"] or {}, environment(PROJECT, self.recipe)
-        return [
+        found = [
             f"{key} was {then[key]}, here it is {now[key]}"
             for key in _DECIDES
             if key in then and then[key] != now[key]
         ]
+        for stage, kept in (self.facts.get("kept") or {}).items():
+            found.append(
+                f"{stage} is made anew here, but its result was kept from {kept['run']} although "
+                f"{'; '.join(kept['changed'])} ({kept['who']}: {kept['why']})"
+            )
+        return found
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_data import Data
 from pipelines.core.records import PreprocessRecord, Shard, output_folder
-from pipelines.core.storage import folder_hash, md5, read_json
+from pipelines.core.storage import folder_hash, read_json
 from pipelines.data.blocks import Block, extract
 from pipelines.data.cleaning.cleaner import EvaluationSets, gather_ngrams
 from pipelines.data.cleaning.decontaminate import set_names
@@ -42,6 +42,7 @@ from pipelines.data.tokens.tokenization import plan_text_blocks, tokenize, token
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.data.tokens.tokenizer_making import make_tokenizer
 from pipelines.ledger.dataset_stage import fetch_dataset
+from pipelines.stage_cache.stage_code import CODE_FILE
 
 STAGE = PreprocessRecord.stage
 WORK = "work"  # in a workspace, while preprocess runs
@@ -89,13 +90,11 @@ def run(
 
 
 def _key(data: Data, workspace: Path) -> str | None:
-    """What decides the passes' results; None where it is not known, as nothing names the input."""
-    source = workspace / "source.json"
-    if not source.is_file():
+    """What decides the passes' results; None where nothing names the input and the code."""
+    source, code = workspace / "source.json", workspace / CODE_FILE
+    if not (source.is_file() and code.is_file()):
         return None
-    package = Path(__file__).parent.parent
-    code = [Path(__file__), *sorted((package / "data").rglob("*.py"))]
-    facts = [data.model_dump(mode="json"), read_json(source), [md5(path) for path in code]]
+    facts = [data.model_dump(mode="json"), read_json(source), read_json(code)[STAGE]]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

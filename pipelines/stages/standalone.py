@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import dump_yaml, load_recipe, with_absolute_paths
-from pipelines.core.records import RUN_FILE, TrainRecord, record_path
+from pipelines.core.records import RUN_FILE, PreprocessRecord, TrainRecord, record_path
 from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
 from pipelines.core.storage import write_json, write_text
 from pipelines.ledger.run_source import settle
 from pipelines.ledger.workspace import Run
+from pipelines.stage_cache.stage_code import stage_codes
 from pipelines.stages.runner import only_one
 from pipelines.training.checkpoint_store import CheckpointStore, checkpoint_places
 from pipelines.training.supported import supported
@@ -61,7 +62,9 @@ def open_workspace(job: Job) -> Iterator[Path]:
     """The workspace of this recipe on this source; the same job elsewhere waits for its end."""
     recipe = job.recipe
     _, source = settle(recipe)
-    identity = f"{recipe.fingerprint()} {source} {_code_hash()}"
+    codes = stage_codes(PROJECT)
+    code = [codes[stage].fingerprints for stage in (PreprocessRecord.stage, TrainRecord.stage)]
+    identity = f"{recipe.fingerprint()} {source} {code}"
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     workspace = job.workspace or load_settings().runs / f"ad-hoc-{recipe.name}-{key}"
     workspace.mkdir(parents=True, exist_ok=True)
@@ -95,14 +98,3 @@ def _begin(recipe: Recipe, workspace: Path) -> None:
 def _forget_checkpoints(recipe: Recipe, workspace: Path) -> None:
     for place in checkpoint_places(recipe, workspace):
         CheckpointStore(place).clear()
-
-
-def _code_hash() -> str:
-    """Of the code and the lock that the job runs with."""
-    digest = hashlib.sha256()
-    code = (
-        path for folder in ("pipelines", "ray_jobs") for path in (PROJECT / folder).rglob("*.py")
-    )
-    for path in (*sorted(code), PROJECT / "requirements.lock"):
-        digest.update(path.relative_to(PROJECT).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()

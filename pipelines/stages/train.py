@@ -15,7 +15,6 @@ import torch
 
 from pipelines.core.errors import UserError
 from pipelines.core.line_file import LineFile
-from pipelines.core.log import rank
 from pipelines.core.progress import ProgressWriter
 from pipelines.core.recipe import Recipe
 from pipelines.core.records import DatasetRef, PreprocessRecord, TrainRecord, output_folder
@@ -23,7 +22,7 @@ from pipelines.core.storage import folder_hash
 from pipelines.core.usage import holds
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.distributed.mesh import Mesh, build_mesh
-from pipelines.distributed.process_group import one_for_all, process_group
+from pipelines.distributed.process_group import one_for_all, process_group, rank
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.adapters import adapt, fill_adapters

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from pipelines.core.log import rank
 from pipelines.core.records import MACHINE
 from pipelines.core.storage import write_json
+from pipelines.distributed.process_group import rank
 from pipelines.stages.forecast import PLAN, beside_measured, bound_beside_reported
 from pipelines.tracking.run import TrackedRun
 from pipelines.training import machine_report, metrics

@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 
 from pipelines.core.errors import UserError
-from pipelines.core.log import rank
 from pipelines.core.recipe import Recipe
 from pipelines.core.recipe_files import get_dotted, override_values
 from pipelines.core.storage import read_json, write_json
-from pipelines.distributed.process_group import one_for_all
+from pipelines.distributed.process_group import one_for_all, rank
 from pipelines.models.config import DecoderConfig
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import DATASHEETS

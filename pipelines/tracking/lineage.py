@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from pipelines.core.records import PATCH_FILE, STAGES, record_path
+from pipelines.core.records import KEPT_FILE, PATCH_FILE, STAGES, record_path
 from pipelines.core.storage import read_json
 
 # Long or binary inputs are named by their hash; the first is also kept beside the lineage.
@@ -26,6 +26,7 @@ def lineage(workspace: Path) -> dict[str, Any]:
         "run": _json(workspace / "run.json"),
         "recipe": yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.is_file() else None,
         "environment": _json(workspace / "environment.json"),
+        "kept": _json(workspace / KEPT_FILE),
         "image": os.environ.get("PENSTOCK_IMAGE"),
         "hardware": {"machine": platform.machine(), "processors": os.cpu_count()},
         "sha256": {name: sha256(workspace / name) for name in _HASHED},

@@ -21,8 +21,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from pipelines.core.errors import EXIT_USER_ERROR, SharedError, UserError
-from pipelines.core.log import rank, set_up_logging
+from pipelines.core.log import set_up_logging
 from pipelines.core.records import record_path
+from pipelines.distributed.process_group import rank
 from pipelines.stages.standalone import Job, open_workspace, parse_job
 from pipelines.training import preemption
 from pipelines.training.preemption import EXIT_BY_SIGTERM, PreemptedError

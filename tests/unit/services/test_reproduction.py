@@ -117,6 +117,16 @@ def test_another_environment_is_said_beforehand(registered):
     assert origin.differences()[0].startswith("python was 3.9.1, here it is 3.")
 
 
+def test_a_result_that_was_kept_is_said_beforehand(registered):
+    origin = reproduction.find_origin(registered())
+    kept = {"run": "debug-1", "changed": ["train.lr: 1 -> 2"], "who": "ann@host", "why": "rename"}
+    origin.facts["kept"] = {"train": kept}
+    assert origin.differences() == [
+        "train is made anew here, but its result was kept from debug-1 although train.lr: 1 -> 2 "
+        "(ann@host: rename)"
+    ]
+
+
 def test_every_file_that_differs_is_named(tmp_path):
     for folder in ("first", "second"):
         (tmp_path / folder).mkdir()

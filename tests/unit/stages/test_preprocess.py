@@ -23,6 +23,7 @@ from pipelines.data.reading.fingerprint import fingerprint_inputs
 from pipelines.data.tokens.token_shards import IndexedDataset
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.ledger.workspace import read_recipe
+from pipelines.stage_cache.stage_code import CODE_FILE
 from pipelines.stages import preprocess
 from pipelines.stages.preprocess import run
 from tests.forked import exit_codes, start
@@ -318,6 +319,12 @@ def run_killed(asked: Recipe, workspace: Path, task: str, blocks: int) -> None:
     assert exit_codes([dead]) == [-signal.SIGKILL]
 
 
+def write_key(workspace: Path, asked: Recipe, code: str = "1") -> None:
+    """What decides the passes' results beside the recipe."""
+    write_json(workspace / "source.json", fingerprint_inputs(asked.data))
+    write_json(workspace / CODE_FILE, {"preprocess": {"functions": code, "packages": "1"}})
+
+
 @pytest.mark.parametrize(
     ("task", "blocks"), [("extract", 3), ("select", 0), ("tokenize", 1), ("assemble", 1)]
 )
@@ -333,7 +340,7 @@ def test_a_killed_run_leaves_nothing_whole_and_the_next_goes_on(
     asked, undisturbed = recipe(corpus, "bpe", shard_tokens=1024), tmp_path / "undisturbed"
     undisturbed.mkdir()
     for path in (workspace, undisturbed):
-        write_json(path / "source.json", fingerprint_inputs(asked.data))
+        write_key(path, asked)
     run(asked, undisturbed)
     run(recipe(corpus), workspace)  # what is there already must not pass for this run's
 
@@ -356,12 +363,23 @@ def test_a_killed_run_leaves_nothing_whole_and_the_next_goes_on(
 
 def test_what_was_made_for_another_recipe_is_not_taken(corpus: Path, workspace: Path) -> None:
     asked = recipe(corpus)
-    write_json(workspace / "source.json", fingerprint_inputs(asked.data))
+    write_key(workspace, asked)
     run_killed(asked, workspace, "select", 0)
     assert list(workspace.glob("work/extract/*/result.json"))
     length = {"enabled": True, "min_characters": 38}  # of "Document 10…"
     record = run(recipe(corpus, filters={"length": length}), workspace)
     assert record.stats["documents"]["dropped"]["length:too_short"] == 11
+
+
+def test_what_other_code_made_is_not_taken(corpus: Path, workspace: Path) -> None:
+    asked = recipe(corpus)
+    times = []
+    for code in ("1", "1", "2"):
+        write_key(workspace, asked, code)
+        run_killed(asked, workspace, "select", 0)
+        made = workspace.glob("work/extract/*/result.json")
+        times.append(max(path.stat().st_mtime_ns for path in made))
+    assert times[0] == times[1] < times[2]
 
 
 def test_the_first_documents_of_several_blocks(

@@ -1,0 +1,1 @@
+"""Which results of a stage can be taken again, and why not."""

@@ -1,0 +1,250 @@
+"""The project's source files as definitions: what each one says, and which names it reads.
+
+Comments, docstrings, annotations of functions and formatting are left out, so that two texts with
+the same meaning are equal.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+PACKAGES = ("pipelines", "ray_jobs")
+# Their classes hold values only: those of a recipe are parameters of the stages, and those of the
+# settings say where services are. Of such a class a stage's code has the methods that it calls.
+VALUES = ("pipelines.core.recipe", "pipelines.core.settings")
+# Packages that know a class from the moment when it is defined, and find it by a string.
+_REGISTERING = frozenset({"great_expectations"})
+_VALIDATORS = frozenset({"field_validator", "model_validator"})
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a local name stands for: a module, or a name in it."""
+
+    module: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Definition:
+    """A statement that defines a name of a module, or does something when that is imported."""
+
+    module: "Module"
+    name: str
+    node: ast.stmt
+
+    def __str__(self) -> str:
+        return f"{self.module.name}:{self.name}"
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the syntax tree alone, whatever its names stand for."""
+        return hashlib.sha256(ast.dump(self.node).encode()).hexdigest()
+
+    @cached_property
+    def names(self) -> frozenset[tuple[str, ...]]:
+        """The names that it reads, each with its attributes: `np.random.rand` is three words."""
+        return frozenset(_names(self.node))
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """The names of attributes, and the strings, in it."""
+        nodes = list(ast.walk(self.node))
+        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        values = {node.value for node in nodes if isinstance(node, ast.Constant)}
+        return frozenset(attributes | {value for value in values if isinstance(value, str)})
+
+    @cached_property
+    def imports(self) -> dict[str, Imported]:
+        """What is imported inside of it, by local name."""
+        return dict(_imports(ast.walk(self.node)))
+
+    @cached_property
+    def imported_modules(self) -> frozenset[str]:
+        """The modules that are imported inside of it, or may be: `from a import b` has two."""
+        return frozenset(_imported_modules(ast.walk(self.node)))
+
+    @property
+    def lines(self) -> list[str]:
+        """Its source, with its decorators."""
+        first = [node.lineno for node in getattr(self.node, "decorator_list", [])]
+        whole = slice(min([*first, self.node.lineno]) - 1, self.node.end_lineno)
+        return self.module.text.splitlines(keepends=True)[whole]
+
+
+class Module:
+    """A source file: what it imports, defines and does."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self.imports: dict[str, Imported] = {}
+        self.imported_modules: set[str] = set()
+        self.definitions: dict[str, list[Definition]] = {}
+        # A function that is handed to another one by a decorator: `@decode.register_fake`.
+        self.handed: dict[str, list[Definition]] = {}
+        self.effects: list[Definition] = []
+        self.main: list[Definition] = []  # what `python -m` does with it
+        self.methods: dict[str, list[Definition]] = {}  # of classes that hold values only
+        tree = ast.parse(text)
+        _remove_words(tree)
+        for node in tree.body:
+            self._add(node)
+
+    @property
+    def all(self) -> list[Definition]:
+        """Everything that it defines and does."""
+        return [*(each for many in self.definitions.values() for each in many), *self.effects]
+
+    def _add(self, node: ast.stmt) -> None:
+        match node:
+            case ast.Pass() | ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                pass
+            case ast.Import() | ast.ImportFrom():
+                self.imports.update(_imports([node]))
+                self.imported_modules.update(_imported_modules([node]))
+            case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
+                self.main.append(Definition(self, "__main__", node))
+            case ast.ClassDef() if self.name.startswith(VALUES):
+                self._add_values(node)
+            case _:
+                self._add_definition(node)
+
+    def _add_definition(self, node: ast.stmt) -> None:
+        names = set(_defined(node))
+        if not names:
+            self.effects.append(Definition(self, f"line {node.lineno}", node))
+        for name in names:
+            definition = Definition(self, name, node)
+            self.definitions.setdefault(name, []).append(definition)
+            if isinstance(node, ast.ClassDef) and self._registers_itself(node):
+                self.effects.append(definition)
+            for decorator in getattr(node, "decorator_list", []):
+                for first, *_ in _names(decorator):
+                    self.handed.setdefault(first, []).append(definition)
+
+    def _registers_itself(self, node: ast.ClassDef) -> bool:
+        bases = (self.imports.get(first) for base in node.bases for first, *_ in _names(base))
+        return any(base and base.module.partition(".")[0] in _REGISTERING for base in bases)
+
+    def _add_values(self, node: ast.ClassDef) -> None:
+        """Add the methods one by one, without the fields and what checks their values."""
+        for each in node.body:
+            if isinstance(each, _FUNCTIONS) and not _is_validator(each):
+                method = Definition(self, f"{node.name}.{each.name}", each)
+                self.methods.setdefault(each.name, []).append(method)
+        node.body = [ast.Pass()]
+        self.definitions.setdefault(node.name, []).append(Definition(self, node.name, node))
+
+
+class Sources:
+    """The modules below a folder; each is read when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._modules: dict[str, Module | None] = {}
+
+    def module(self, name: str) -> Module | None:
+        """Return a module by its dotted name, or None where the project has none of this name."""
+        if name not in self._modules:
+            file = self.path(name)
+            self._modules[name] = Module(name, file.read_text(encoding="utf-8")) if file else None
+        return self._modules[name]
+
+    def of_values(self) -> list[Module]:
+        """Return the modules whose classes hold values only."""
+        names = []
+        for prefix in VALUES:
+            package, _, start = prefix.rpartition(".")
+            files = self._folder.joinpath(*package.split(".")).glob(f"{start}*.py")
+            names += [f"{package}.{file.stem}" for file in sorted(files)]
+        return [module for name in names if (module := self.module(name))]
+
+    def path(self, name: str) -> Path | None:
+        """Return the file of a module."""
+        if name.partition(".")[0] not in PACKAGES:
+            return None
+        place = self._folder.joinpath(*name.split("."))
+        files = (place.with_suffix(".py"), place / "__init__.py")
+        return next((file for file in files if file.is_file()), None)
+
+
+def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Imported]]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                first = each.name if each.asname else each.name.partition(".")[0]
+                yield each.asname or first, Imported(first)
+        elif isinstance(node, ast.ImportFrom):
+            for each in node.names:
+                yield each.asname or each.name, Imported(node.module or "", each.name)
+
+
+def _imported_modules(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def _defined(node: ast.AST) -> Iterator[str]:
+    """The names of its module that a statement defines."""
+    if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+        yield node.name
+        return
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    for child in ast.iter_child_nodes(node):
+        yield from _defined(child)
+
+
+def _names(node: ast.AST) -> Iterator[tuple[str, ...]]:
+    """Names that are read, each with the attributes that follow."""
+    chain: list[str] = []
+    inner = node
+    while isinstance(inner, ast.Attribute):
+        chain.insert(0, inner.attr)
+        inner = inner.value
+    if isinstance(inner, ast.Name):
+        yield (inner.id, *chain)
+        return
+    for child in ast.iter_child_nodes(inner if chain else node):
+        yield from _names(child)
+
+
+def _is_validator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    called = (each.func for each in function.decorator_list if isinstance(each, ast.Call))
+    return any(isinstance(each, ast.Name) and each.id in _VALIDATORS for each in called)
+
+
+def _remove_words(tree: ast.AST) -> None:
+    """Remove docstrings and annotations; those of a class's fields stay, as they do something."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Module))
+            and ast.get_docstring(node, clean=False) is not None
+        ):
+            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        if isinstance(node, _FUNCTIONS):
+            node.returns = None
+        if not isinstance(node, ast.ClassDef):
+            for field in ("body", "orelse", "finalbody"):
+                body = getattr(node, field, None)
+                if isinstance(body, list):
+                    setattr(node, field, [_without_annotation(each) for each in body])
+
+
+def _without_annotation(node: ast.stmt) -> ast.stmt:
+    if not isinstance(node, ast.AnnAssign):
+        return node
+    if node.value is None:
+        return ast.copy_location(ast.Pass(), node)
+    return ast.copy_location(ast.Assign(targets=[node.target], value=node.value), node)

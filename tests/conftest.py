@@ -15,9 +15,10 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT, Settings, load_settings
 from pipelines.services.environment import client_variables
-from pipelines.services.preflight import check_ports, free_port
+from pipelines.services.preflight import check_ports
 from pipelines.services.processes import processes_of
 
 PENSTOCK = Path(sys.prefix) / "bin" / "penstock"

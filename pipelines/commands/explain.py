@@ -37,8 +37,9 @@ def explain_beforehand(recipe: "Recipe", kept: Mapping[str, Any] | None = None) 
     """Print what a run of the recipe would do, and why; nothing runs."""
     from pipelines.ledger.explain import explain
     from pipelines.ledger.keep import keep
+    from pipelines.ledger.opening import open_workspace
     from pipelines.ledger.run_source import settle
-    from pipelines.ledger.workspace import open_workspace, workspace_path
+    from pipelines.ledger.workspace import workspace_path
     from pipelines.orchestration.cluster import plan_on_cluster
 
     settings = load_settings()

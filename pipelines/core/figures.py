@@ -1,11 +1,6 @@
 """Figures as a page shows them: as many digits as mean something, and words where there is none."""
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pipelines.core.verdict import HarnessScore
 
 UNKNOWN = "\N{EN DASH}"
 NO_NUMBER = "not a number"
@@ -96,19 +91,3 @@ def significant(value: object) -> object:
     if isinstance(value, list | tuple):
         return [significant(each) for each in value]
     return value
-
-
-HARNESS_COLUMNS = ("task", "documents", "value", "standard error")
-
-
-def harness_rows(scores: Sequence["HarnessScore"]) -> list[tuple[str, ...]]:
-    """What lm-evaluation-harness found, as it names it."""
-    return [
-        (
-            f"{each.task}: {each.metric}",
-            UNKNOWN if each.documents is None else f"{each.documents:,}",
-            decimals(each.value),
-            decimals(each.stderr),
-        )
-        for each in scores
-    ]

@@ -1,6 +1,7 @@
 """The part of a recipe that says where text comes from and how it becomes token shards."""
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Literal, Self
 
@@ -8,7 +9,6 @@ from pydantic import Field, field_validator, model_validator
 
 from pipelines.core.recipe_cleaning import Decontamination, Dedup, Filters, Pii
 from pipelines.core.recipe_section import Section, form_field, refuse_secret
-from pipelines.core.records import mixture_label
 
 DATASET_NAME = r"[a-z0-9](\.?[a-z0-9_-])*"  # also a folder's name and a part of a git tag's
 MAX_CYCLE = 10_000  # samples in which a mixture's proportions must come out even
@@ -175,3 +175,8 @@ class Data(Section):
     reader: Literal["auto", "mmap", "pinned", "gds", "object_store"] = Field(
         "auto", description="How token shards reach the device; auto: what a probe finds best"
     )
+
+
+def mixture_label(weights: Mapping[str, int]) -> str:
+    """What a mixture is called: `a@1=3, b@2=7`."""
+    return ", ".join(f"{label}={weight}" for label, weight in weights.items())

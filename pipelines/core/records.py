@@ -4,12 +4,12 @@ A record holds no times and no run ids, so that the same work gives the same byt
 cache of the next stage still hits.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.recipe_data import mixture_label
 from pipelines.core.storage import read_json, write_json
 from pipelines.core.verdict import (
     BehaviourScore,
@@ -148,11 +148,6 @@ class DatasetRef(BaseModel):
         """A quantity shared out among the `folders`, by weight."""
         whole = sum(self.folders.values())
         return {folder: total * weight // whole for folder, weight in self.folders.items()}
-
-
-def mixture_label(weights: Mapping[str, int]) -> str:
-    """What a mixture is called: `a@1=3, b@2=7`."""
-    return ", ".join(f"{label}={weight}" for label, weight in weights.items())
 
 
 class PreprocessRecord(Record):

@@ -1,9 +1,12 @@
 """What evaluation measures, what the gate decides of it, and why: small, frozen and JSON-able."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from pipelines.core.figures import UNKNOWN, decimals
 
 
 class _Figures(BaseModel):
@@ -248,6 +251,22 @@ class Verdict(_Figures):
             for name, value in figures.items()
             if value is not None and math.isfinite(value)
         }
+
+
+HARNESS_COLUMNS = ("task", "documents", "value", "standard error")
+
+
+def harness_rows(scores: Sequence[HarnessScore]) -> list[tuple[str, ...]]:
+    """What lm-evaluation-harness found, as it names it."""
+    return [
+        (
+            f"{each.task}: {each.metric}",
+            UNKNOWN if each.documents is None else f"{each.documents:,}",
+            decimals(each.value),
+            decimals(each.stderr),
+        )
+        for each in scores
+    ]
 
 
 def _short(bound: float | None) -> str:

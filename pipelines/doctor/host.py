@@ -72,7 +72,7 @@ def may_lock(status: str) -> bool:
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Iterator[Seen]:  # noqa: S108 (only looked at)
     """The file system of shared memory."""
-    from pipelines.services.preflight import memory_bytes
+    from pipelines.core.machine import memory_bytes
 
     total, _ = memory_bytes()
     yield judge_shared(os.statvfs(path).f_frsize * os.statvfs(path).f_blocks, total)
@@ -92,8 +92,9 @@ def judge_shared(size: int, memory: int) -> Seen:
 
 def memory() -> Iterator[Seen]:
     """Memory and disk, by the rule of `penstock up`."""
+    from pipelines.core.machine import memory_bytes
     from pipelines.core.settings import load_settings
-    from pipelines.services.preflight import memory_bytes, resource_warnings
+    from pipelines.services.preflight import resource_warnings
 
     place = existing(load_settings().home)
     lines = resource_warnings(place)

@@ -3,6 +3,7 @@
 import platform
 import time
 
+from pipelines.core.machine import free_port
 from pipelines.core.recipe import Recipe
 from pipelines.doctor.all_reduce import Group, Reduced, reduced
 from pipelines.doctor.checks import node_checks
@@ -13,7 +14,6 @@ from pipelines.doctor.smi import smi
 from pipelines.doctor.throughput import Sink, address_of, send
 from pipelines.doctor.tools import installed
 from pipelines.doctor.torch_probe import facts
-from pipelines.services.preflight import free_port
 
 _REDUCE_S = 60.0  # NCCL builds its rings over all nodes first
 _SEND_S = 1.0

@@ -4,17 +4,9 @@ import math
 from itertools import groupby
 from typing import Any
 
-from pipelines.core.figures import (
-    HARNESS_COLUMNS,
-    UNKNOWN,
-    baseline_label,
-    decimals,
-    harness_rows,
-    interval,
-    size,
-)
+from pipelines.core.figures import UNKNOWN, baseline_label, decimals, interval, size
 from pipelines.core.records import EvaluateRecord
-from pipelines.core.verdict import Estimate
+from pipelines.core.verdict import HARNESS_COLUMNS, Estimate, harness_rows
 from pipelines.evaluation.charts import Bar, Scale, extent
 from pipelines.evaluation.page import Table
 

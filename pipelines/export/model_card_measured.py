@@ -2,18 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from pipelines.core.figures import (
-    HARNESS_COLUMNS,
-    UNKNOWN,
-    baseline_label,
-    decimals,
-    harness_rows,
-    interval,
-    signed,
-    size,
-)
+from pipelines.core.figures import UNKNOWN, baseline_label, decimals, interval, signed, size
 from pipelines.core.records import EvaluateRecord
 from pipelines.core.verdict import (
+    HARNESS_COLUMNS,
     BiasScore,
     Comparison,
     Estimate,
@@ -22,6 +14,7 @@ from pipelines.core.verdict import (
     Probes,
     RightSize,
     Verdict,
+    harness_rows,
 )
 from pipelines.export.markdown import cell, table
 

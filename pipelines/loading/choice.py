@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from pipelines.loading import gds
+from pipelines.loading.gds import GdsReader, why_not
 from pipelines.loading.pinned import PinnedReader
 from pipelines.loading.readers import MmapReader, Reader
 
@@ -23,10 +23,10 @@ def open_reader(paths: Sequence[Path], device: torch.device, kind: LocalKind) ->
     machine share. GPUDirect Storage that can't be had falls back to pinned buffers.
     """
     if kind == "gds":
-        if reason := gds.why_not(paths[0], device):
+        if reason := why_not(paths[0], device):
             _log.warning("no GPUDirect Storage, so pinned buffers: %s", reason)
             return PinnedReader(paths, device)
-        return gds.GdsReader(paths, device)
+        return GdsReader(paths, device)
     return PinnedReader(paths, device) if kind == "pinned" else MmapReader(paths)
 
 
@@ -34,7 +34,7 @@ def open_for_bulk(paths: Sequence[Path], device: torch.device) -> Reader:
     """The best reader for gigabytes that are read once: a checkpoint, a model's weights."""
     if device.type != "cuda":
         return MmapReader(paths)
-    reason = gds.why_not(paths[0], device)
-    reader = PinnedReader(paths, device) if reason else gds.GdsReader(paths, device)
+    reason = why_not(paths[0], device)
+    reader = PinnedReader(paths, device) if reason else GdsReader(paths, device)
     _log.info("reading %s with %s%s", paths[0].parent, reader.name, f"; {reason}" * bool(reason))
     return reader

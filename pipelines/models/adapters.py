@@ -6,9 +6,9 @@ import torch
 
 from pipelines.core.recipe import Recipe
 from pipelines.models.lora import add_adapters, chosen_sizes, init_adapters
-from pipelines.models.parallelize import COMPUTE_DTYPES
 from pipelines.models.peft_format import load_adapter, stored_sizes
 from pipelines.models.transformer import Transformer
+from pipelines.models.weights import COMPUTE_DTYPES
 
 
 def adapt(model: Transformer, recipe: Recipe) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json
-from pipelines.distributed.process_group import rank
 from pipelines.models.config import DecoderConfig
 from pipelines.models.families import write_config
 from pipelines.models.family_weights import NO_WEIGHT, Shapes, Stored, base_prefix, stored_tensors
@@ -22,7 +21,7 @@ from pipelines.models.folder import CONFIG, INDEX, WEIGHTS, load_config, weight_
 from pipelines.models.lora import adapted_layers
 from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.models.transformer import Transformer
-from pipelines.models.weights import Place, canonical_name, fill, is_sharded, whole
+from pipelines.models.weights import Place, canonical_name, fill, is_sharded, whole, writes
 
 FILE_BYTES = 5 * 10**9  # of one file at most, unless a single tensor is larger
 _EMBEDDINGS, _HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -131,7 +130,7 @@ def save_pretrained(
     groups = _grouped(stored_tensors(config, shapes), dtype.itemsize)
     gather = _Gather(shapes, places)
     values = write_config(config, str(dtype).removeprefix("torch."))
-    if rank() == 0:
+    if writes():
         folder.mkdir(parents=True, exist_ok=True)
         special = {} if end_of_text is None else dict.fromkeys(_SPECIAL_TOKENS, end_of_text)
         write_json(folder / CONFIG, values | special)
@@ -186,7 +185,7 @@ def _grouped(tensors: Iterable[Stored], itemsize: int) -> list[list[Stored]]:
 
 
 def _write_index(folder: Path, files: Mapping[str, list[Stored]], itemsize: int) -> None:
-    if rank() == 0:
+    if writes():
         weight_map = {each.name: name for name, group in files.items() for each in group}
         size = sum(math.prod(each.shape) for group in files.values() for each in group) * itemsize
         write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
@@ -198,7 +197,7 @@ def _write(path: Path, group: list[Stored], gather: "_Gather") -> None:
     tensors = {}
     for stored in group:
         parts = [gather(name) for name in stored.parameters]
-        if rank() == 0:
+        if writes():
             tensor = parts[0] if stored.join is None else stored.join(parts)
             tensors[stored.name] = tensor.cpu().contiguous()
     if tensors:
@@ -223,9 +222,9 @@ class _Gather:
         # On all that share it, as it is a collective.
         tensor = torch.empty(0) if mine is None else whole(mine)
         holder = next(number for number, names in enumerate(self._holders) if name in names)
-        if holder and rank() == holder:
+        if holder and dist.get_rank() == holder:
             dist.send(tensor.contiguous(), 0)
-        elif holder and rank() == 0:
+        elif holder and writes():
             like = next(iter(self._places.values()))
             device = like.device_mesh.device_type if is_sharded(like) else like.device
             tensor = torch.empty(self._shapes[name], dtype=like.dtype, device=device)

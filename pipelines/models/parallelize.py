@@ -26,10 +26,8 @@ from pipelines.distributed.mesh import Mesh
 from pipelines.distributed.zero_one import ShardedUpdate
 from pipelines.models.compile import check_path, compile_blocks
 from pipelines.models.transformer import Transformer
-from pipelines.models.weights import canonical_name
+from pipelines.models.weights import COMPUTE_DTYPES, canonical_name
 
-# Matrix products are in this type; fp8's have what surrounds them in bf16.
-COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 _EMBEDDINGS = "embed_tokens.weight"
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from pipelines.core.errors import UserError
@@ -22,7 +21,7 @@ from pipelines.models.folder import read_object
 from pipelines.models.lora import LoRALinear, Size, adapted_layers
 from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.models.transformer import Transformer
-from pipelines.models.weights import fill, whole
+from pipelines.models.weights import fill, whole, writes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PLAIN = {"bias": "none", "use_dora": False, "modules_to_save": None, "lora_bias": False}
@@ -60,7 +59,7 @@ def save_adapter(model: Transformer, folder: Path) -> None:
             a, b, scale = _joined(module, adapted, transposed=_is_transposed(model.config))
             tensors |= {module.a: a, module.b: b}
             sizes[module.name] = Size(len(a), scale)
-    if dist.is_initialized() and dist.get_rank() != 0:
+    if not writes():
         return
     from safetensors.torch import save_file
 

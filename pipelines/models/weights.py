@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
@@ -16,6 +17,8 @@ from pipelines.models.config import DecoderConfig
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+# Matrix products are in this type; fp8's have what surrounds them in bf16.
+COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "base.")  # base: of an adapter
 _INTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
@@ -25,6 +28,11 @@ def canonical_name(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
+
+
+def writes() -> bool:
+    """Return whether this process writes for all of its job: rank 0, or one that is alone."""
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 class Substitute(Protocol):

@@ -12,8 +12,9 @@ from pipelines.core.settings import PROJECT, load_settings
 from pipelines.data.reading.sources import describe
 from pipelines.ledger import datasets
 from pipelines.ledger.dataset_publishing import dataset_name, make
+from pipelines.ledger.opening import open_workspace
 from pipelines.ledger.run_source import settle, unchanged
-from pipelines.ledger.workspace import Run, open_workspace
+from pipelines.ledger.workspace import Run
 from pipelines.orchestration.naming import workspace_name
 from pipelines.orchestration.opening import PREPARED, asked_recipe, mistakes_fail_the_task
 from pipelines.training.supported import supported

@@ -23,8 +23,9 @@ from pipelines.ledger import stage_cache
 from pipelines.ledger.datasets import find
 from pipelines.ledger.explain import explain
 from pipelines.ledger.keep import KEEP, keep
+from pipelines.ledger.opening import open_workspace
 from pipelines.ledger.run_source import recipe_of, settle
-from pipelines.ledger.workspace import Run, open_workspace
+from pipelines.ledger.workspace import Run
 from pipelines.orchestration.dataset_refresh import triggering_version
 from pipelines.orchestration.job_package import CODE
 from pipelines.orchestration.links import DataDocsLink, MlflowRunLink, RayJobLink, RayJobLogLink

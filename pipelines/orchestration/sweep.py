@@ -14,8 +14,9 @@ from pipelines.core.errors import UserError
 from pipelines.core.recipe_files import override_values, parse_overrides, with_absolute_paths
 from pipelines.core.records import EvaluateRecord, record_path
 from pipelines.core.settings import PROJECT, load_settings
+from pipelines.ledger.opening import open_workspace
 from pipelines.ledger.run_source import settle
-from pipelines.ledger.workspace import Run, open_workspace, read_recipe
+from pipelines.ledger.workspace import Run, read_recipe
 from pipelines.orchestration.links import MlflowRunLink
 from pipelines.orchestration.naming import keep_members, member_name, members
 from pipelines.orchestration.opening import PREPARED, mistakes_fail_the_task

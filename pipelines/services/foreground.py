@@ -11,8 +11,8 @@ from pipelines.core.recipe_files import override_values
 from pipelines.core.records import STAGES
 from pipelines.core.settings import PROJECT, Settings
 from pipelines.ledger import stage_cache
+from pipelines.ledger.opening import open_workspace, project_state
 from pipelines.ledger.run_source import settle
-from pipelines.ledger.workspace import open_workspace, project_state
 from pipelines.stages.runner import INPUTS, forget_error, stage_environment
 
 

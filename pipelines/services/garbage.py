@@ -22,8 +22,8 @@ from pipelines.core.records import RUN_FILE, TrainRecord, record_path
 from pipelines.core.settings import Settings
 from pipelines.core.storage import folder_bytes, read_json
 from pipelines.ledger import stage_cache_gc
+from pipelines.ledger.opening import STAGE_CACHE
 from pipelines.ledger.retention import DAY, SETTLES, Rules, RunFacts, State, decide
-from pipelines.ledger.workspace import STAGE_CACHE
 from pipelines.services.airflow_api import AirflowApi, DagRun
 from pipelines.services.serving_engine import SERVING, leftovers
 from pipelines.stages.runner import STAGE_LOCK

@@ -22,8 +22,8 @@ from pipelines.core.records import PATCH_FILE, EvaluateRecord, TrainRecord
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.core.storage import md5, read_json
 from pipelines.core.verdict import RightSize
+from pipelines.ledger.opening import environment, open_workspace
 from pipelines.ledger.run_source import settle
-from pipelines.ledger.workspace import environment, open_workspace
 from pipelines.stages.right_size import served_model
 from pipelines.stages.runner import forget_error, stage_environment, user_error
 from pipelines.tracking.lineage import SOURCE_FILE, sha256

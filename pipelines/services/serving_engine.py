@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from pipelines.core.errors import UserError
+from pipelines.core.machine import free_port
 from pipelines.core.storage import read_json, write_json
 from pipelines.data.tokens.chat_template import own_template
 from pipelines.export.huggingface import export_whole
 from pipelines.export.triton_server import triton_name
 from pipelines.models.folder import has_int4_kernels, is_int4, load_config
-from pipelines.services.preflight import free_port
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
-from pipelines.models.parallelize import COMPUTE_DTYPES
+from pipelines.models.weights import COMPUTE_DTYPES
 
 _FP8_CAPABILITY = (8, 9)  # NVIDIA's Ada; 9.0 is Hopper
 _TF32_CAPABILITY = (8, 0)  # Ampere

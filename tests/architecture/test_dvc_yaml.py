@@ -9,7 +9,7 @@ import yaml
 from pipelines.core.recipe_files import dump_yaml, get_dotted, leaves, load_recipe
 from pipelines.core.records import STAGES
 from pipelines.core.settings import DEFAULT_RECIPE, PROJECT
-from pipelines.ledger.workspace import environment
+from pipelines.ledger.opening import environment
 from pipelines.stages.runner import INPUTS
 
 DVC = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]

@@ -15,10 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT, Settings, load_settings
 from pipelines.services.airflow_api import AirflowApi
 from pipelines.services.environment import client_variables
-from pipelines.services.preflight import free_port
 
 DAGS = PROJECT / "tests" / "benchmarks" / "dags"
 PORTS = ("AIRFLOW", "MLFLOW", "RAY", "RAY_GCS")

@@ -190,7 +190,7 @@ def _mlflow_server() -> Iterator[None]:
     """On the loopback, as `penstock up` starts it; the environment names it."""
     import httpx
 
-    from pipelines.services.preflight import free_port
+    from pipelines.core.machine import free_port
 
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()

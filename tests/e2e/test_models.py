@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
+from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT
-from pipelines.services.preflight import free_port
 from pipelines.services.secrets import serve_token
 from pipelines.services.serving import MODEL_HEADER
 from pipelines.services.serving_engine import SERVING

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import httpx
 
-from pipelines.services.preflight import free_port
+from pipelines.core.machine import free_port
 from tests.infra.machine import needs
 
 CONFIGURATION = """[global]

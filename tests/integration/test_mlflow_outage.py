@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipelines.core.machine import free_port
 from pipelines.core.storage import write_json
-from pipelines.services.preflight import free_port
 from pipelines.tracking import curves
 from pipelines.tracking.client import PATIENT, open_client
 from pipelines.tracking.run import TrackedRun, open_run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.services.preflight import free_port
+from pipelines.core.machine import free_port
 from tests.conftest import FOREIGN, PORT_VARIABLES
 from tests.project_copy import copy_project
 

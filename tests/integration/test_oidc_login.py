@@ -13,10 +13,10 @@ import psutil
 import pytest
 from oidc_provider_mock import User, run_server_in_thread
 
+from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.services.airflow_config import write_airflow_config
 from pipelines.services.environment import BIN, platform_environment
-from pipelines.services.preflight import free_port
 from pipelines.services.secrets import ensure_secrets
 
 CONFIG = PROJECT / "infra" / "kubernetes" / "oidc" / "webserver_config.py"

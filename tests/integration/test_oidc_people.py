@@ -24,9 +24,9 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import rsa
 from oidc_provider_mock import User, run_server_in_thread
 
+from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.services.environment import platform_environment
-from pipelines.services.preflight import free_port
 from pipelines.services.secrets import ensure_secrets
 from tests.integration.ray_cluster import ray_cluster
 

@@ -22,9 +22,9 @@ import psutil
 import psycopg
 import pytest
 
+from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.services.environment import platform_environment, server_variables
-from pipelines.services.preflight import free_port
 from pipelines.services.secrets import ensure_secrets
 from pipelines.tracking.client import open_client
 

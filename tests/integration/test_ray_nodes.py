@@ -17,8 +17,8 @@ import httpx
 import pytest
 import yaml
 
+from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT
-from pipelines.services.preflight import free_port
 from tests.conftest import PENSTOCK
 from tests.integration.ray_cluster import NAMES, RayCluster, ray_cluster
 from tests.unit.infra.test_monitoring import QUERIES, metrics_in, metrics_of_gpus

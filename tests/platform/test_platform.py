@@ -11,9 +11,9 @@ from ipaddress import ip_address
 import psutil
 import pytest
 
+from pipelines.core.machine import free_port
 from pipelines.core.settings import GPU_POOL
 from pipelines.services.airflow_api import AirflowApi
-from pipelines.services.preflight import free_port
 from tests.conftest import PENSTOCK, Platform
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.core.recipe_files import load_recipe
 from pipelines.core.settings import PROJECT
-from pipelines.ledger.workspace import open_workspace
+from pipelines.ledger.opening import open_workspace
 from pipelines.orchestration.jobs_api import Job, JobsApi
 from pipelines.orchestration.ray_job import job_command
 from tests.conftest import Platform

@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.core.errors import UserError
+from pipelines.core.machine import free_port
 from pipelines.ledger import datasets
 from pipelines.ledger.dataset_publishing import make
-from pipelines.services.preflight import free_port
 from tests.unit.ledger.dataset_workspace import make_workspace
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.services.preflight import free_port
+from pipelines.core.machine import free_port
 
 PENSTOCK = Path(sys.prefix) / "bin" / "penstock"
 RECORDED = Path(__file__).parent.parent / "doctor" / "recorded"

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.core.errors import UserError
-from pipelines.services.preflight import free_port
+from pipelines.core.machine import free_port
 from pipelines.tracking.promotion import promote
 from pipelines.tracking.registration import register
 from pipelines.tracking.run import MODEL_HASH_TAG

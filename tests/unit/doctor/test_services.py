@@ -7,10 +7,10 @@ from threading import Thread
 
 import pytest
 
+from pipelines.core.machine import free_port
 from pipelines.core.settings import PORTS_FILE
 from pipelines.doctor import services
 from pipelines.doctor.findings import FaultError, NotHereError
-from pipelines.services.preflight import free_port
 from tests.unit.doctor.recordings import told
 
 BEAT = "2026-11-22T08:30:00+00:00"

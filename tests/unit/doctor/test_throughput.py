@@ -2,8 +2,8 @@
 
 import pytest
 
+from pipelines.core.machine import free_port
 from pipelines.doctor.throughput import Sink, address_of, send
-from pipelines.services.preflight import free_port
 
 
 def test_what_is_sent_in_a_moment_is_counted():

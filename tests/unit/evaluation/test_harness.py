@@ -18,7 +18,7 @@ from pipelines.core.verdict import HarnessScore
 from pipelines.evaluation import harness
 from pipelines.evaluation.harness import read_task, run_harness
 from pipelines.export.quantized import export_quantized
-from pipelines.ledger.workspace import environment
+from pipelines.ledger.opening import environment
 from pipelines.stages import evaluate
 from tests.unit.export.models import small, write_registered
 from tests.unit.stages.test_evaluate import make_workspace, recipe

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT
-from pipelines.services.preflight import free_port
 
 BAD = {
     "id": "PYSEC-0000-1",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipelines.core.recipe_files import load_recipe
 from pipelines.ledger import stage_cache
-from pipelines.ledger.workspace import open_workspace
+from pipelines.ledger.opening import open_workspace
 
 DVC_YAML = """
 stages:

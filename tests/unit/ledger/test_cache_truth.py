@@ -17,7 +17,7 @@ from pipelines.core.usage import cached, metered
 from pipelines.ledger import stage_cache
 from pipelines.ledger.explain import explain, explain_past
 from pipelines.ledger.keep import keep
-from pipelines.ledger.workspace import open_workspace
+from pipelines.ledger.opening import open_workspace
 from pipelines.stages.runner import INPUTS
 from tests.project_copy import copy_project
 

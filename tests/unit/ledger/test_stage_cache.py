@@ -8,7 +8,8 @@ from pipelines.core.errors import UserError
 from pipelines.core.recipe_files import load_recipe
 from pipelines.core.storage import read_json
 from pipelines.ledger import stage_cache
-from pipelines.ledger.workspace import Run, open_workspace, read_recipe, workspace_path
+from pipelines.ledger.opening import open_workspace
+from pipelines.ledger.workspace import Run, read_recipe, workspace_path
 from tests.faults.small_disk import small_disk
 from tests.unit.ledger.cached_project import git, make_project, open_run, run_stage
 

@@ -6,8 +6,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from pipelines.core.machine import free_port
 from pipelines.orchestration.webhook import FILE, VARIABLE, Notice, post
-from pipelines.services.preflight import free_port
 
 NOTICE = Notice(
     event="failed",

@@ -20,8 +20,9 @@ from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.config import DecoderConfig
 from pipelines.models.lora import add_adapters, chosen_sizes, init_adapters
-from pipelines.models.parallelize import COMPUTE_DTYPES, parallelize
+from pipelines.models.parallelize import parallelize
 from pipelines.models.transformer import Transformer
+from pipelines.models.weights import COMPUTE_DTYPES
 from pipelines.planning.memory_training import Training
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.profiling import StepProfiler

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from pipelines.core.errors import UserError
+from pipelines.core.machine import free_port, memory_bytes
 from pipelines.core.settings import load_settings
 from pipelines.services import preflight
 
@@ -17,7 +18,7 @@ def test_a_port_in_use_names_the_port_and_its_variable(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
     for variable in load_settings().ports:
-        monkeypatch.setenv(variable, str(preflight.free_port()))
+        monkeypatch.setenv(variable, str(free_port()))
     preflight.check_ports(load_settings())
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -75,6 +76,6 @@ def test_a_containers_share_of_the_memory_counts(
         (tmp_path / "memory.current").write_text(f"{2 << 30}\n")
         (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {1 << 30}\n")
     machine = psutil.virtual_memory()
-    in_all, left = preflight.memory_bytes(tmp_path)
+    in_all, left = memory_bytes(tmp_path)
     assert in_all == (total or machine.total)
     assert left == free if free else left == pytest.approx(machine.available, rel=0.3)

@@ -16,8 +16,8 @@ from pipelines.core.recipe_files import load_recipe
 from pipelines.core.records import PATCH_FILE, TrainRecord, ValidateRecord
 from pipelines.core.settings import PROJECT
 from pipelines.core.storage import read_json, write_json
+from pipelines.ledger.opening import open_workspace, project_state
 from pipelines.ledger.run_source import settle
-from pipelines.ledger.workspace import open_workspace, project_state
 from pipelines.services import reproduction
 from pipelines.stages import evaluate, preprocess, train
 from pipelines.stages.provenance import provenance

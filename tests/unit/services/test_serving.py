@@ -19,12 +19,12 @@ import torch
 import uvicorn
 
 from pipelines.core.errors import UserError
+from pipelines.core.machine import free_port
 from pipelines.core.recipe_data import Instruction
 from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
 from pipelines.services import serving
-from pipelines.services.preflight import free_port
 from pipelines.services.serving import MODEL_HEADER, Endpoint, ready_engine
 from pipelines.services.serving_engine import Engine, leftovers, start_engine
 from tests.unit.export.models import loud, small, write_registered

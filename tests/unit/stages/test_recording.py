@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pipelines.core.logbook import read_logbook
 from pipelines.ledger import stage_cache
-from pipelines.ledger.workspace import STAGE_CACHE
+from pipelines.ledger.opening import STAGE_CACHE
 from pipelines.stages import recording
 from pipelines.stages.recording import record
 from tests.faults.small_disk import full, small_disk

@@ -15,11 +15,11 @@ from pipelines.commands import (
     export,
     gc,
     models,
-    plan,
-    platform,
+    plan_command,
     recipes,
     run,
     serve,
+    up_and_down,
 )
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
 from pipelines.core.settings import bypass_proxy_on_loopback
@@ -36,13 +36,20 @@ app = typer.Typer(
 app.command()(run.run)
 app.command()(run.stage)
 app.command()(explain.explain)
-app.command()(plan.plan)
+app.command()(plan_command.plan)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 models.app.command()(export.export)
 app.add_typer(models.app, name="models")
 app.command()(serve.serve)
-for command in (platform.up, platform.down, platform.status, platform.env, platform.logs, gc.gc):
+for command in (
+    up_and_down.up,
+    up_and_down.down,
+    up_and_down.status,
+    up_and_down.env,
+    up_and_down.logs,
+    gc.gc,
+):
     app.command()(command)
 app.command()(doctor.doctor)
 app.command()(bench.bench)

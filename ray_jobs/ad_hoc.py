@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
 from pipelines.core.log import set_up_logging
-from pipelines.core.recipe import Recipe
-from pipelines.core.records import record_path
-from pipelines.stages import preprocess
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.records import record_path
+from pipelines.stages.preprocess import preprocessing
 from pipelines.stages.run_tracking import close_tracking, open_tracking
 from pipelines.stages.standalone import open_workspace, parse_job
 from pipelines.training.preemption import EXIT_BY_SIGTERM, PreemptedError
@@ -49,6 +49,6 @@ def train_ad_hoc(arguments: Sequence[str]) -> None:
 
 def _run(recipe: Recipe, workspace: Path) -> None:
     os.chdir(workspace)
-    if not record_path(workspace, preprocess.STAGE).is_file():
-        preprocess.run(recipe, workspace, map_on_ray)
+    if not record_path(workspace, preprocessing.STAGE).is_file():
+        preprocessing.run(recipe, workspace, map_on_ray)
     train_on_ray(recipe, workspace)

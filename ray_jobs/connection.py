@@ -12,7 +12,7 @@ def connect() -> None:
 
     Without an address Ray would start a cluster for this process: on every interface, in the clear,
     and open to anybody where RAY_AUTH_MODE says so, as only `ray start` asks our guard
-    (`pipelines/services/ray_start.py`).
+    (`pipelines/platform/ray_start.py`).
 
     Raises:
         UserError: there is no address.

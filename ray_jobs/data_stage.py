@@ -6,9 +6,9 @@ from pathlib import Path
 
 import ray
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.usage import holds
-from pipelines.data.mapping import MapOrdered
+from pipelines.data.passes import MapOrdered
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.usage import holds
 from ray_jobs.connection import connect
 from ray_jobs.ray_map import map_on_ray
 from ray_jobs.stage_job import run_stage_job

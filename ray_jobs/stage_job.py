@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from pipelines.stages.recording import record
-from pipelines.stages.runner import RAY_JOB_VARIABLE, StageFunction, run_stage
+from pipelines.stages.stage_process import RAY_JOB_VARIABLE, StageFunction, run_stage
 
 
 def run_stage_job(stage: str, run: StageFunction) -> None:

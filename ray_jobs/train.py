@@ -18,14 +18,14 @@ from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
-from pipelines.core.recipe import Recipe
-from pipelines.stages.runner import (
+from pipelines.recipe.recipe import Recipe
+from pipelines.stages.stage_process import (
     forget_error,
     keep_error,
     stage_variables,
     user_error,
 )
-from pipelines.stages.train_logbook import job
+from pipelines.stages.train.train_logbook import job
 from pipelines.training.preemption import PreemptedError
 from pipelines.training.supported import supported
 from ray_jobs.connection import connect
@@ -142,9 +142,9 @@ def _work(config: dict[str, Any]) -> str | None:
     os.environ.update(config["environment"])
 
     from pipelines.core.log import set_up_logging
-    from pipelines.core.recipe import Recipe
-    from pipelines.distributed.process_group import one_for_all, process_group
-    from pipelines.stages import train
+    from pipelines.parallel.process_group import one_for_all, process_group
+    from pipelines.recipe.recipe import Recipe
+    from pipelines.stages.train import train_stage
 
     set_up_logging()
     recipe, workspace = Recipe.model_validate(config["recipe"]), Path(config["workspace"])
@@ -153,7 +153,7 @@ def _work(config: dict[str, Any]) -> str | None:
             with one_for_all():
                 if line := user_error(workspace, STAGE):
                     raise UserError(line)
-            train.run(recipe, workspace, report=_reporter(workspace.name))
+            train_stage.run(recipe, workspace, report=_reporter(workspace.name))
     except UnreachableError:
         raise
     except SharedError as error:

@@ -29,10 +29,10 @@ from ray.train.v2._internal.execution.worker_group import (
 )
 
 from pipelines.core.errors import UnreachableError, UserError
-from pipelines.core.logbook import Entry, Kind, note
-from pipelines.core.recipe import Recipe
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.logbook import Entry, Kind, note
 from pipelines.training import preemption
-from pipelines.training.checkpoint_store import CheckpointStore, checkpoints_of
+from pipelines.training.checkpoint.store import CheckpointStore, checkpoints_of
 from pipelines.training.preemption import PreemptedError
 from ray_jobs import notice
 

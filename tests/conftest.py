@@ -17,9 +17,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT, Settings, load_settings
-from pipelines.services.environment import client_variables
-from pipelines.services.preflight import check_ports
-from pipelines.services.processes import processes_of
+from pipelines.platform.environment import client_variables
+from pipelines.platform.preflight import check_ports
+from pipelines.platform.supervisor import processes_of
 
 PENSTOCK = Path(sys.prefix) / "bin" / "penstock"
 PORT_VARIABLES = (

@@ -17,9 +17,9 @@ _PRELOADED = [
     "mlflow",
     "model_signing",
     "torch.distributed.fsdp",
-    "pipelines.stages.preprocess",
-    "pipelines.stages.register",
-    "pipelines.stages.train",
+    "pipelines.stages.preprocess.preprocessing",
+    "pipelines.stages.register.register_stage",
+    "pipelines.stages.train.train_stage",
     "pipelines.training.trainer",
 ]
 

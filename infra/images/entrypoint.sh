@@ -25,7 +25,7 @@ fi
 case ${PENSTOCK_PART:-} in
 airflow)
     mkdir -p "$PENSTOCK_HOME/services"
-    python -m pipelines.services.airflow_config
+    python -m pipelines.platform.airflow_config
     ;;
 mlflow)
     login=mlflow.server.auth:authenticate_request_basic_auth unless_granted=NO_PERMISSIONS

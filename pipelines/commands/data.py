@@ -7,10 +7,10 @@ import typer
 
 from pipelines.commands.options import Json
 from pipelines.core.errors import UserError
-from pipelines.core.figures import size
+from pipelines.core.formatting import size
 
 if TYPE_CHECKING:
-    from pipelines.ledger.datasets import DatasetVersion
+    from pipelines.datasets.versions import DatasetVersion
 
 app = typer.Typer(help="Dataset versions.", no_args_is_help=True)
 
@@ -25,15 +25,15 @@ def list_versions(
     as_json: Json = False,
 ) -> None:
     """Name every dataset version: rows, tokens, size, hash, recipe, what the data gate found."""
-    from pipelines.ledger import datasets
+    from pipelines.datasets import versions
 
-    versions = datasets.list_versions(name)
-    if name and not versions:
-        datasets.find(name)  # says what there is
+    found = versions.list_versions(name)
+    if name and not found:
+        versions.find(name)  # says what there is
     if as_json:
-        typer.echo(json.dumps([_facts(version) for version in versions], indent=2))
+        typer.echo(json.dumps([_facts(version) for version in found], indent=2))
         return
-    if not versions:
+    if not found:
         typer.echo("there is no dataset version yet; the DAG data_refresh makes them", err=True)
         return
     from rich.console import Console
@@ -42,7 +42,7 @@ def list_versions(
     table = Table(box=None, pad_edge=False)
     for title in ("version", "made (UTC)", "rows", "tokens", "size", "hash", "recipe", "data gate"):
         table.add_column(title, justify="right" if title in ("rows", "tokens", "size") else "left")
-    for version in versions:
+    for version in found:
         table.add_row(
             f"[bold]{version.label}[/]",
             _made(version),
@@ -61,9 +61,9 @@ def list_versions(
 @app.command()
 def show(version: Version, as_json: Json = False) -> None:
     """Print what a version is, how it was made, and which models were trained on it."""
-    from pipelines.ledger import datasets
+    from pipelines.datasets import versions
 
-    found = datasets.find(version)
+    found = versions.find(version)
     models, no_models = _models(found.label)
     if as_json:
         typer.echo(json.dumps({**_facts(found), "models": models}, indent=2))
@@ -92,10 +92,10 @@ def show(version: Version, as_json: Json = False) -> None:
 @app.command()
 def verify(version: Version, as_json: Json = False) -> None:
     """Hash every file of a version where it is stored; exit code 1 where one is not sound."""
-    from pipelines.ledger import datasets
+    from pipelines.datasets import versions
 
-    found = datasets.find(version)
-    damaged = {file.path: why for file, why in datasets.verify(found)}
+    found = versions.find(version)
+    damaged = {file.path: why for file, why in versions.verify(found)}
     if as_json:
         facts = {"version": found.label, "files": found.files, "damaged": damaged}
         typer.echo(json.dumps(facts, indent=2))
@@ -119,7 +119,7 @@ def _models(label: str) -> tuple[list[str] | None, str | None]:
         check_mlflow_answers()
     except UserError as error:
         return None, f"not known: {error}"
-    from pipelines.tracking.search import models_of_dataset
+    from pipelines.tracking.run_search import models_of_dataset
 
     return [f"{model.name} version {model.version}" for model in models_of_dataset(label)], None
 

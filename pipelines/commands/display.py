@@ -8,12 +8,12 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from pipelines.core.progress import Progress
-from pipelines.core.records import EvaluateRecord, RegisterRecord
 from pipelines.core.settings import Settings
-from pipelines.ledger.workspace import workspace_path
-from pipelines.services.dag_run import Summary, page
-from pipelines.services.secrets import AIRFLOW_USER
+from pipelines.platform.dag_runs import Summary, page
+from pipelines.platform.secrets import AIRFLOW_USER
+from pipelines.run.progress import Progress
+from pipelines.run.records import EvaluateRecord, RegisterRecord
+from pipelines.run.workspace import workspace_path
 
 _MARKS = {"success": "[green]✔[/]", "failed": "[red]✘[/]", "up_for_retry": "[yellow]↻[/]"}
 

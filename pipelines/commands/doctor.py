@@ -38,10 +38,10 @@ def doctor(
     import time
     from dataclasses import asdict
 
-    from pipelines.core.recipe_files import load_recipe
     from pipelines.doctor.examination import examine
     from pipelines.doctor.findings import exit_code, worst
-    from pipelines.doctor.object_store import examine_store
+    from pipelines.doctor.object_store_check import examine_store
+    from pipelines.recipe.recipe_files import load_recipe
 
     began = time.monotonic()
     parts = {s3: examine_store(s3)} if s3 else examine(load_recipe(recipe, overrides or ()))

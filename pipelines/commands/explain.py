@@ -8,11 +8,11 @@ from uuid import uuid4
 import typer
 
 from pipelines.core.errors import UserError
-from pipelines.core.records import RUN_FILE
 from pipelines.core.settings import PROJECT, load_settings
+from pipelines.run.records import RUN_FILE
 
 if TYPE_CHECKING:
-    from pipelines.core.recipe import Recipe
+    from pipelines.recipe.recipe import Recipe
 
 
 def explain(run: Annotated[str, typer.Argument(help="The id of a run.", metavar="RUN")]) -> None:
@@ -21,8 +21,8 @@ def explain(run: Annotated[str, typer.Argument(help="The id of a run.", metavar=
     Why is told against the newest earlier run: the function that changed with its diff, the
     parameter with both values, the file, the package.
     """
-    from pipelines.ledger.explain import explain_past
-    from pipelines.ledger.workspace import workspace_path
+    from pipelines.run.workspace import workspace_path
+    from pipelines.stage_cache.explanation import explain_past
 
     runs = load_settings().runs
     workspace = workspace_path(runs, run)
@@ -35,12 +35,11 @@ def explain(run: Annotated[str, typer.Argument(help="The id of a run.", metavar=
 
 def explain_beforehand(recipe: "Recipe", kept: Mapping[str, Any] | None = None) -> None:
     """Print what a run of the recipe would do, and why; nothing runs."""
-    from pipelines.ledger.explain import explain
-    from pipelines.ledger.keep import keep
-    from pipelines.ledger.opening import open_workspace
-    from pipelines.ledger.run_source import settle
-    from pipelines.ledger.workspace import workspace_path
-    from pipelines.orchestration.cluster import plan_on_cluster
+    from pipelines.datasets.run_source import settle
+    from pipelines.orchestration.cluster_plan import plan_on_cluster
+    from pipelines.run.workspace import workspace_path
+    from pipelines.stage_cache.explanation import explain, keep
+    from pipelines.stage_cache.open_workspace import open_workspace
 
     settings = load_settings()
     recipe, source = settle(recipe)

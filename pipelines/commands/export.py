@@ -13,7 +13,7 @@ import typer
 from pipelines.commands.models import Model, check_mlflow_answers
 from pipelines.commands.options import Json
 from pipelines.core.errors import UserError
-from pipelines.core.figures import size
+from pipelines.core.formatting import size
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import folder_bytes
 
@@ -116,7 +116,7 @@ def export(
     if form is not None and budget_gb is not None:
         raise UserError("--format and --budget-gb: give one; a budget chooses the format itself")
     check_mlflow_answers()
-    from pipelines.tracking import registry
+    from pipelines.registry import registry
 
     version = registry.named(model)
     source = registry.verified_folder(version)
@@ -143,17 +143,17 @@ def export(
 
 def _write(request: _Request, form: Format) -> dict[str, Any]:
     """Write one form; what was measured, by the names of `Exported`."""
-    from pipelines.export import huggingface
+    from pipelines.export import hf_folder
     from pipelines.export.source import new_folder
 
     with new_folder(request.to) as folder:
         match form:
             case Format.HUGGINGFACE:
-                huggingface.export_whole(request.source, folder)
+                hf_folder.export_whole(request.source, folder)
             case Format.BF16:
-                huggingface.export_bf16(request.source, folder)
+                hf_folder.export_bf16(request.source, folder)
             case Format.PEFT:
-                huggingface.export_adapter(request.source, folder)
+                hf_folder.export_adapter(request.source, folder)
             case Format.INT8 | Format.INT4:
                 return _write_quantized(request, folder, form)
             case Format.ONNX | Format.TORCH_EXPORT:
@@ -185,7 +185,7 @@ def _write_fitting(
     from pipelines.export.right_size import Budget, choose, judge
     from pipelines.export.source import new_folder
     from pipelines.export.variants import measure_variants
-    from pipelines.models.folder import load_config
+    from pipelines.models.model_folder import load_config
     from pipelines.stages.held_out import read_held_out, score_export
 
     config = load_config(request.source)

@@ -8,12 +8,12 @@ import typer
 
 from pipelines.commands.models import check_mlflow_answers
 from pipelines.commands.options import Json
-from pipelines.core.figures import size
+from pipelines.core.formatting import size
 from pipelines.core.settings import load_settings
 
 if TYPE_CHECKING:
     from pipelines.core.settings import Settings
-    from pipelines.services.airflow_api import AirflowApi
+    from pipelines.platform.airflow_api import AirflowApi
 
 
 def gc(
@@ -37,18 +37,18 @@ def gc(
     Kept are what lives or changed within the hour, the last runs of each recipe, and all of a run
     whose model an alias names. Without --delete nothing is touched.
     """
-    from pipelines.ledger.retention import Rules
-    from pipelines.services import garbage
-    from pipelines.services.airflow_api import AirflowApi
+    from pipelines.platform import garbage_collection
+    from pipelines.platform.airflow_api import AirflowApi
+    from pipelines.platform.garbage_collection import Rules
 
     settings = load_settings()
     airflow = AirflowApi(settings)
     check_mlflow_answers()
     stopped = _stop_orphans(settings, airflow) if delete else []
     rules = Rules(days, failed_days, checkpoint_days, keep_last)
-    aliased = garbage.aliased_models()
+    aliased = garbage_collection.aliased_models()
     found = []
-    for each in garbage.collect(settings, airflow, rules, aliased, delete=delete):
+    for each in garbage_collection.collect(settings, airflow, rules, aliased, delete=delete):
         found.append(each)
         if not as_json:
             typer.echo(f"{size(each.bytes):>9}  {each.what:<12} {each.name}: {each.why}")
@@ -69,7 +69,7 @@ def _stop_orphans(settings: "Settings", airflow: "AirflowApi") -> list[str]:
     """Jobs that nobody waits for would keep what they write to."""
     import httpx
 
-    from pipelines.services.reconciler import reconcile_once
+    from pipelines.platform.reconciler import reconcile_once
 
     try:
         stopped = reconcile_once(settings, lambda: airflow)

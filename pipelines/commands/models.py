@@ -12,7 +12,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 
 if TYPE_CHECKING:
-    from pipelines.tracking.registry import ModelVersion
+    from pipelines.registry.registry import ModelVersion
 
 app = typer.Typer(help="Registered models.", no_args_is_help=True)
 
@@ -30,7 +30,7 @@ _ANSWER_WITHIN_S = 3.0
 def list_models(as_json: Json = False) -> None:
     """Name every registered model, its newest version and those that its aliases name."""
     check_mlflow_answers()
-    from pipelines.tracking import registry
+    from pipelines.registry import registry
 
     models = registry.list_models()
     if as_json:
@@ -58,7 +58,7 @@ def show(
     With --lineage: what one version was made from, by which code and run, and at what cost.
     """
     check_mlflow_answers()
-    from pipelines.tracking import registry
+    from pipelines.registry import registry
 
     name, _, which = model.partition("@")
     if lineage:
@@ -92,7 +92,7 @@ def show(
 def promote(model: Model, why: Why = "", as_json: Json = False) -> None:
     """Make a version the champion, whatever the gate said; its files are verified first."""
     check_mlflow_answers()
-    from pipelines.tracking import promotion, registry
+    from pipelines.registry import promotion, registry
 
     name, _, which = model.partition("@")
     if not which:
@@ -107,7 +107,7 @@ def promote(model: Model, why: Why = "", as_json: Json = False) -> None:
 def rollback(name: Name, why: Why = "", as_json: Json = False) -> None:
     """Make the champion before this one champion again; once more goes further back."""
     check_mlflow_answers()
-    from pipelines.tracking import promotion, registry
+    from pipelines.registry import promotion, registry
 
     before = registry.champion(name)
     over = before.version if before else None
@@ -121,8 +121,8 @@ def reproduce(model: Model, as_json: Json = False) -> None:
     Exit code 0 where they are equal, byte for byte; 1 where they are not.
     """
     check_mlflow_answers()
-    from pipelines.services import reproduction
-    from pipelines.tracking import registry
+    from pipelines.platform import reproduction
+    from pipelines.registry import registry
 
     origin = reproduction.find_origin(registry.named(model))
     differences = origin.differences()
@@ -155,7 +155,7 @@ def generate(
     """Let a registered model continue a text."""
     check_mlflow_answers()
     from pipelines.evaluation.generate import generate as continue_text
-    from pipelines.tracking import registry
+    from pipelines.registry import registry
 
     folder = registry.verified_folder(registry.named(model))
     (text,) = continue_text(folder, [prompt], tokens, temperature=temperature, seed=seed)
@@ -180,7 +180,7 @@ def check_mlflow_answers() -> None:
 
 def _show_lineage(version: "ModelVersion", as_json: bool) -> None:
     from pipelines.core.storage import read_json
-    from pipelines.tracking import registry
+    from pipelines.registry import registry
 
     path = registry.verified_folder(version) / registry.LINEAGE
     if not path.is_file():

@@ -12,7 +12,7 @@ app = typer.Typer(help="The shipped recipes.", no_args_is_help=True)
 @app.command("list")
 def list_recipes(as_json: Json = False) -> None:
     """Name every shipped recipe and say what it is for."""
-    from pipelines.core.recipe_files import load_recipe, shipped_recipes
+    from pipelines.recipe.recipe_files import load_recipe, shipped_recipes
 
     recipes = {name: load_recipe(name).description for name in shipped_recipes()}
     if as_json:
@@ -26,7 +26,7 @@ def list_recipes(as_json: Json = False) -> None:
 @app.command()
 def show(recipe: str, overrides: Overrides = None, as_json: Json = False) -> None:
     """Print the whole resolved recipe; RECIPE is a shipped name or a YAML file."""
-    from pipelines.core.recipe_files import dump_yaml, load_recipe
+    from pipelines.recipe.recipe_files import dump_yaml, load_recipe
 
     resolved = load_recipe(recipe, overrides or [])
     text = json.dumps(resolved.to_dict(), indent=2) if as_json else dump_yaml(resolved).rstrip()

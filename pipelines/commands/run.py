@@ -12,8 +12,8 @@ from pipelines.core.errors import UserError
 from pipelines.core.settings import DEFAULT_RECIPE, load_settings
 
 if TYPE_CHECKING:
-    from pipelines.core.recipe import Recipe
-    from pipelines.services.dag_run import Summary
+    from pipelines.platform.dag_runs import Summary
+    from pipelines.recipe.recipe import Recipe
 
 
 def run(
@@ -40,8 +40,8 @@ def run(
     is wrong; 1 for everything else.
     """
     from pipelines.commands.display import print_summary, show_progress
-    from pipelines.services import dag_run
-    from pipelines.services.airflow_api import AirflowApi
+    from pipelines.platform import dag_runs
+    from pipelines.platform.airflow_api import AirflowApi
 
     settings = load_settings()
     resolved = _resolve(recipe, overrides or [])
@@ -54,20 +54,20 @@ def run(
         explain_beforehand(resolved, kept)
         return
     airflow = AirflowApi(settings)
-    if dag_run.make_ready(airflow):
+    if dag_runs.make_ready(airflow):
         typer.echo(
             "llm_pipeline is no longer paused: it also runs on Sundays, and on each version that "
             "data_refresh makes",
             err=True,
         )
-    run_id = dag_run.start(airflow, resolved, kept)
+    run_id = dag_runs.start(airflow, resolved, kept)
     if not wait:
         typer.echo(json.dumps({"dag_run_id": run_id}) if as_json else run_id)
         return
     typer.echo(f"run {run_id}", err=as_json)
-    run_page = dag_run.page(settings, run_id)
-    show_progress(dag_run.follow(airflow, settings, run_id), run_page, to_stderr=as_json)
-    summary = dag_run.summarize(airflow, settings, run_id)
+    run_page = dag_runs.page(settings, run_id)
+    show_progress(dag_runs.follow(airflow, settings, run_id), run_page, to_stderr=as_json)
+    summary = dag_runs.summarize(airflow, settings, run_id)
     if as_json:
         typer.echo(json.dumps(summary.to_dict(), indent=2))
     if summary.state != "success":
@@ -85,8 +85,8 @@ def stage(
 
     Earlier stages come out of the stage cache; the result goes into it.
     """
-    from pipelines.core.records import STAGES
-    from pipelines.services.foreground import run_foreground
+    from pipelines.platform.dag_runs import run_foreground
+    from pipelines.run.records import STAGES
 
     if name not in STAGES:
         raise UserError(f"no stage is named {name!r}; the stages are {', '.join(STAGES)}")
@@ -97,9 +97,9 @@ def stage(
 
 
 def _resolve(name: str, overrides: list[str]) -> "Recipe":
-    from pipelines.core.recipe_files import load_recipe, with_absolute_paths
     from pipelines.data.reading.sources import list_inputs
-    from pipelines.ledger.run_source import settle
+    from pipelines.datasets.run_source import settle
+    from pipelines.recipe.recipe_files import load_recipe, with_absolute_paths
     from pipelines.training.supported import supported
 
     recipe = with_absolute_paths(load_recipe(name, overrides), Path.cwd())
@@ -112,7 +112,7 @@ def _resolve(name: str, overrides: list[str]) -> "Recipe":
 
 
 def _failure(summary: "Summary") -> Exception:
-    from pipelines.services.dag_run import page
+    from pipelines.platform.dag_runs import page
 
     if summary.error:
         return UserError(summary.error)

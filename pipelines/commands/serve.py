@@ -33,11 +33,11 @@ def serve(
 
     import uvicorn
 
-    from pipelines.services.secrets import serve_token, serve_token_path
-    from pipelines.services.serving import Endpoint, ready_engine
-    from pipelines.services.serving_engine import SERVING, start_engine
-    from pipelines.services.serving_engine import Engine as Running
-    from pipelines.tracking import registry
+    from pipelines.platform.secrets import serve_token, serve_token_path
+    from pipelines.registry import registry
+    from pipelines.serving.endpoint import Endpoint, ready_engine
+    from pipelines.serving.serving_engine import SERVING, start_engine
+    from pipelines.serving.serving_engine import Engine as Running
 
     settings = load_settings()
     name, _, which = model.partition("@")

@@ -4,16 +4,15 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from pipelines.core.recipe_data import Data
 from pipelines.data.cleaning.cleaner import Cleaner, EvaluationSets
 from pipelines.data.documents import DocumentWriter, row_groups
-from pipelines.data.duplicates.dedup import KEYS_FILE
-from pipelines.data.duplicates.near_duplicates import write_keys
+from pipelines.data.duplicates.deduplication import KEYS_FILE, write_keys
 from pipelines.data.normalize import Document
+from pipelines.data.reading.file_formats import Read
 from pipelines.data.reading.instruction import Fields
-from pipelines.data.reading.readers import read_batch
-from pipelines.data.reading.reads import Read
+from pipelines.data.reading.text_readers import read_batch
 from pipelines.data.tally import Tally
+from pipelines.recipe.data_section import Data
 
 Block = Sequence[Read]
 DOCUMENTS_FILE = "documents.parquet"

@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.recipe_data import Data
-from pipelines.core.records import DatasetRef, Shard, Split
 from pipelines.core.storage import write_json, write_text
 from pipelines.data.cleaning.cleaner import NGRAMS_FILE, EvaluationSets
 from pipelines.data.cleaning.decontaminate import EVALUATION_SETS
 from pipelines.data.documents import documents_folder, split_file
 from pipelines.data.passes import RESULT
 from pipelines.data.selection import Selected, part_files
-from pipelines.data.splitting import SPLITS
 from pipelines.data.tally import REJECTS, STATS, Tally
 from pipelines.data.tokens.assembly import TOKENS
-from pipelines.data.tokens.lengths import LENGTH_HISTOGRAM, dataset_histogram
+from pipelines.data.tokens.token_shards import LENGTH_HISTOGRAM, dataset_histogram
+from pipelines.recipe.data_section import Data
+from pipelines.run.records import SPLITS, DatasetRef, Shard, Split
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,11 @@
 A task writes its bulk data into a folder of its own and returns a small result. The folder appears
 under its final name, whole and with the result in it, once the task has returned: a task that is
 tried twice does no harm, and a later run of the same work takes the folder as it is.
+
+The seam between what a stage does and where it runs: an ordered map.
+
+A stage asks for `map_ordered(function, items)` and never learns whether the calls ran here or on a
+cluster. `ray_jobs.ray_map` gives the same results in the same order from any number of workers.
 """
 
 import logging
@@ -17,9 +22,25 @@ from typing import Generic, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
-from pipelines.core.progress import ProgressWriter
 from pipelines.core.storage import read_json, write_json
-from pipelines.data.mapping import MapOrdered
+from pipelines.run.progress import ProgressWriter
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class MapOrdered(Protocol):
+    """Calls a picklable function on each item and yields the results in the items' order."""
+
+    def __call__(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """Results may be computed ahead; a caller that stops early cancels the rest."""
+        ...
+
+
+def map_in_process(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """Run each call here, when its result is asked for."""
+    return map(function, items)
+
 
 LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 1 << 20, 64 << 20
 _BLOCKS = 64  # that a corpus between these limits is cut into
@@ -28,8 +49,6 @@ _KEY = "key.json"  # of the work, in the folder that holds the passes
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-R = TypeVar("R")
 # What a pass does with an item: fill the empty folder, return what the driver must know. It depends
 # on the item alone, so that any try gives the same bytes.
 Task = Callable[[T, Path], R]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pipelines.data.blocks import DOCUMENTS_FILE
 from pipelines.data.documents import SCHEMA, DocumentWriter, row_groups
-from pipelines.data.duplicates.dedup import read_duplicates, reasons
-from pipelines.data.splitting import SPLITS, TRAIN, VALIDATION, split_of
+from pipelines.data.duplicates.deduplication import read_duplicates, reasons
 from pipelines.data.tally import Tally
+from pipelines.run.records import SPLITS, TRAIN, VALIDATION, split_of
 
 # A part is a task's work and a file of each split: for a large corpus few large files.
 _PARTS = 16

@@ -19,8 +19,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.settings import PROJECT
-from pipelines.doctor.driver_words import mend_of
 from pipelines.doctor.findings import FaultError, NoAnswerError
+from pipelines.doctor.nvidia_smi import mend_of
 from pipelines.doctor.tools import run_in_time
 
 _BYTES = {"gloo": 1 << 22, "nccl": 1 << 28}

@@ -2,11 +2,8 @@
 
 from functools import partial
 
-from pipelines.core.recipe import Recipe
 from pipelines.doctor import (
-    certificate,
     clock,
-    collective,
     container_toolkit,
     disk,
     driver_and_cuda,
@@ -16,12 +13,14 @@ from pipelines.doctor import (
     kernel_log,
     network,
     numa,
-    object_store,
+    object_store_check,
     planes,
     services,
+    throughput,
     topology,
 )
 from pipelines.doctor.findings import Check
+from pipelines.recipe.recipe import Recipe
 
 
 def node_checks(recipe: Recipe) -> list[Check]:
@@ -38,9 +37,9 @@ def service_checks(recipe: Recipe) -> list[Check]:
         Check(
             "S3",
             "checkpoints and dataset versions are written there",
-            partial(object_store.s3, recipe),
+            partial(object_store_check.s3, recipe),
         ),
-        Check("DVC remote", "dataset versions lie there", object_store.datasets_remote),
+        Check("DVC remote", "dataset versions lie there", object_store_check.datasets_remote),
     ]
 
 
@@ -61,7 +60,7 @@ def _gpu_checks() -> list[Check]:
             "the driver is the host's, the CUDA the image's: it joins them",
             container_toolkit.container_toolkit,
         ),
-        Check("all-reduce", "gradients are summed by it each step", collective.collective),
+        Check("all-reduce", "gradients are summed by it each step", throughput.collective),
     ]
 
 
@@ -96,7 +95,7 @@ def _host_checks(recipe: Recipe) -> list[Check]:
         Check(
             "Ray certificate",
             "no worker or node can join once it has ended",
-            certificate.certificate,
+            clock.certificate,
         ),
         Check("memory and disk", "a full machine kills runs", host.memory),
         Check("disk mount", "what lies under PENSTOCK_HOME must last", disk.mounted),

@@ -1,6 +1,6 @@
 """A cluster: every node's own checks as a Ray job, and what only shows between nodes.
 
-`ray_jobs/doctor.py` is the job; this module asks for it, and judges what it reports.
+`ray_jobs/cluster_doctor.py` is the job; this module asks for it, and judges what it reports.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Recipe
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.doctor.all_reduce import Reduced
 from pipelines.doctor.findings import FaultError, Finding, Seen, ok, problem, warning
 from pipelines.doctor.planes import CLASSES
 from pipelines.doctor.planes import VARIABLE as PLANES
 from pipelines.doctor.tools import read
+from pipelines.recipe.recipe import Recipe
 
 REPORT = "penstock doctor: "  # begins the line of the job's log that holds its report
 RECIPE = "PENSTOCK_DOCTOR_RECIPE"  # the recipe, for the job
@@ -104,14 +104,13 @@ def report_of(recipe: Recipe) -> ClusterReport:
 
 
 async def _run_job(recipe: Recipe) -> ClusterReport:
-    from pipelines.orchestration.job_package import CODE, upload_code
-    from pipelines.orchestration.jobs_api import jobs_api
+    from pipelines.orchestration.jobs_api import CODE, jobs_api, upload_code
 
     name = f"doctor-{uuid.uuid4().hex[:12]}"
     async with jobs_api() as jobs:
         code = await upload_code(jobs, PROJECT, CODE)
         environment = {"working_dir": code, "env_vars": _variables(recipe)}
-        await jobs.submit(name, "python -m ray_jobs.doctor", environment, {})
+        await jobs.submit(name, "python -m ray_jobs.cluster_doctor", environment, {})
         try:
             async with asyncio.timeout(_LIMIT_S):
                 while (job := await jobs.get(name)) and job.live:

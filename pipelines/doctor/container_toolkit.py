@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipelines.doctor.driver_words import mend_of
 from pipelines.doctor.findings import FaultError, NotHereError, Seen, ok, problem, warning
-from pipelines.doctor.smi import smi
+from pipelines.doctor.nvidia_smi import mend_of, smi
 from pipelines.doctor.tools import in_container, output_of, read
 
 _CDI = re.compile(r"^nvidia\.com/gpu=(?!all$)\S+$", re.MULTILINE)

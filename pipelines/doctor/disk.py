@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from pipelines.core.figures import duration, size
-from pipelines.core.recipe import Recipe
+from pipelines.core.formatting import duration, size
 from pipelines.core.settings import load_settings
 from pipelines.doctor.findings import Seen, ok, problem, warning
-from pipelines.doctor.mounts import NETWORK, Mount, data_mount, existing
+from pipelines.doctor.host import NETWORK, Mount, data_mount, existing
+from pipelines.recipe.recipe import Recipe
 
 _CHUNK = 8 << 20
 _HALF_S = 0.4  # for writing, and again for reading

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
-from pipelines.doctor.smi import Smi, ask_driver
+from pipelines.doctor.nvidia_smi import Smi, ask_driver
 from pipelines.doctor.tools import in_container
 
 Version = tuple[int, ...]

@@ -1,13 +1,85 @@
-"""The whole examination: this machine, the services, and each node where there are several."""
+"""Checks run at once, as most of them wait; one that hangs is told, and holds nobody up.
 
+The whole examination: this machine, the services, and each node where there are several.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from pipelines.core.recipe import Recipe
+from pipelines.core.errors import UserError
 from pipelines.doctor import cluster
 from pipelines.doctor.checks import node_checks, service_checks
-from pipelines.doctor.findings import FaultError, Finding, State
-from pipelines.doctor.running import run_checks
+from pipelines.doctor.findings import (
+    Check,
+    FaultError,
+    Finding,
+    NoAnswerError,
+    NotHereError,
+    Seen,
+    State,
+    problem,
+    warning,
+)
 from pipelines.doctor.services import ray_nodes
+from pipelines.doctor.tools import limit_s
+from pipelines.recipe.recipe import Recipe
+
+
+def run_checks(checks: Sequence[Check]) -> list[Finding]:
+    """What all of them found, in their order, after `limit_s()` seconds at most.
+
+    A thread that hangs, say in a network file system, is left behind: it ends with the process.
+    """
+    limit = limit_s()
+    seen: dict[int, list[Seen]] = {}
+
+    def run(number: int) -> None:
+        seen[number] = _look(checks[number])
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(checks))]
+    deadline = time.monotonic() + limit
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    hung = _late(
+        f"no answer in {limit:g} s",
+        "run the doctor again; where it stays so, a tool, a file system or a server hangs",
+    )
+    return [
+        Finding(check.name, each.state, each.saw, check.why, each.mend)
+        for number, check in enumerate(checks)
+        for each in seen.get(number, [hung])
+    ]
+
+
+def _look(check: Check) -> list[Seen]:
+    try:
+        return list(check.look())
+    except NotHereError as reason:
+        return [Seen(State.NOT_HERE, str(reason))]
+    except NoAnswerError as error:
+        return [_late(str(error), error.mend)]
+    except FaultError as error:
+        return [problem(str(error), error.mend)]
+    except UserError as error:
+        return [problem(str(error), "mend it, and run the doctor again")]
+    except Exception as error:  # one check that fails must not take the others with it
+        saw = f"the check itself failed: {type(error).__name__}: {error}"
+        return [problem(saw, "this is a fault of the doctor or of what it asked; please report it")]
+
+
+def _late(saw: str, mend: str) -> Seen:
+    """A problem, unless more runs here than there are cores, so that it may only be slow."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cores:
+        return problem(saw, mend)
+    busy = f"{saw}; the machine is busy (load {load:.1f} on {cores} cores)"
+    return warning(busy, f"set PENSTOCK_DOCTOR_SECONDS=60 and run it again; else {mend}")
+
 
 _WHY = "every node must be fit for what any of them may be given"
 

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from pipelines.doctor import torch_probe
 from pipelines.doctor.findings import NotHereError, Seen, ok, warning
-from pipelines.doctor.host import may_lock_all
-from pipelines.doctor.mounts import Mount, data_mount
+from pipelines.doctor.host import Mount, data_mount, may_lock_all
 from pipelines.doctor.network import DEVICES as RDMA_DEVICES
-from pipelines.doctor.smi import smi
+from pipelines.doctor.nvidia_smi import smi
 from pipelines.doctor.tools import output_of, read, text_of
 
 _PEERMEM = {"nvidia_peermem", "nv_peer_mem"}

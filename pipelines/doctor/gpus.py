@@ -3,11 +3,9 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipelines.doctor.driver_words import mend_of
 from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
-from pipelines.doctor.pci import has_nvswitch
-from pipelines.doctor.smi import Gpu, Smi, bound_gpus, smi
-from pipelines.doctor.tools import in_container
+from pipelines.doctor.nvidia_smi import Gpu, Smi, bound_gpus, mend_of, smi
+from pipelines.doctor.tools import has_nvswitch, in_container
 
 _HARDWARE = {
     "hw_slowdown": "hardware slowdown, which halves clocks or more",

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pipelines.doctor.findings import NotHereError, Seen, ToolFailedError, ok, warning
-from pipelines.doctor.pci import nvidia_devices
-from pipelines.doctor.smi import bound_gpus
-from pipelines.doctor.tools import output_of
+from pipelines.doctor.nvidia_smi import bound_gpus
+from pipelines.doctor.tools import nvidia_devices, output_of
 
 # As drivers of all ages write it: `NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, …`.
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): ([0-9]{1,4}),? ?(.*)")

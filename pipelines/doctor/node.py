@@ -4,16 +4,16 @@ import platform
 import time
 
 from pipelines.core.machine import free_port
-from pipelines.core.recipe import Recipe
 from pipelines.doctor.all_reduce import Group, Reduced, reduced
 from pipelines.doctor.checks import node_checks
 from pipelines.doctor.driver_and_cuda import torch_build
+from pipelines.doctor.examination import run_checks
 from pipelines.doctor.findings import FaultError, Finding, NotHereError
-from pipelines.doctor.running import run_checks
-from pipelines.doctor.smi import smi
+from pipelines.doctor.nvidia_smi import smi
 from pipelines.doctor.throughput import Sink, address_of, send
 from pipelines.doctor.tools import installed
 from pipelines.doctor.torch_probe import facts
+from pipelines.recipe.recipe import Recipe
 
 _REDUCE_S = 60.0  # NCCL builds its rings over all nodes first
 _SEND_S = 1.0

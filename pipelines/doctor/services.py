@@ -98,7 +98,7 @@ def judge_mlflow(url: str, there: str, here: str | None) -> Iterator[Seen]:
 
 def _mlflow_version() -> str:
     """After a search, as the version is told to anybody."""
-    from pipelines.tracking.transport import call, server_version
+    from pipelines.tracking.mlflow_client import call, server_version
 
     call("GET", "experiments/search", {"max_results": 1}, again=lambda _: False)
     version = server_version()
@@ -108,7 +108,7 @@ def _mlflow_version() -> str:
 
 
 def _import_errors(settings: Settings) -> dict[str, str]:
-    from pipelines.services.airflow_api import AirflowApi
+    from pipelines.platform.airflow_api import AirflowApi
 
     return AirflowApi(settings).import_errors()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
-from pipelines.doctor.smi import smi
+from pipelines.doctor.nvidia_smi import smi
 from pipelines.doctor.tools import output_of, read
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")  # drivers underline the header, also into a pipe

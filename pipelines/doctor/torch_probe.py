@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from pipelines.core.settings import load_settings
 from pipelines.doctor.all_reduce import Group, Reduced, run, run_bounded
 from pipelines.doctor.findings import NotHereError
-from pipelines.doctor.mounts import existing
+from pipelines.doctor.host import existing
 from pipelines.doctor.tools import limit_s, once
 
 _CPU_PROCESSES = 2
@@ -124,7 +124,7 @@ def _gds(file: Path | None) -> str | None:
     import torch
 
     from pipelines.core.errors import UserError
-    from pipelines.loading.gds import why_not
+    from pipelines.loading.sources.gpu_readers import why_not
 
     if file is None:
         return "no file can be written there to be read"

@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.core.bias_templates import BiasSet, Sentence
-from pipelines.core.verdict import BiasScore, Estimate
+from pipelines.evaluation.behaviour import continuation_bits
 from pipelines.evaluation.bootstrap import Floats, bootstrap
-from pipelines.evaluation.continuations import continuation_bits
 from pipelines.evaluation.perplexity import STRIDE
+from pipelines.recipe.bias_templates import BiasSet, Sentence
+from pipelines.run.verdict import BiasScore, Estimate
 
 _Pair = tuple[Sentence, Sentence]  # of the first group's term and of the second's
 

@@ -13,15 +13,56 @@ A long document pulls the figure towards itself and so hides its own deviation. 
 takes that back: each residual is divided by one less the document's share of the denominator, as
 in HC3 (MacKinnon and White, 1985), of which the ratio, a regression through the origin, is a case.
 Where one document is nearly all there is, the bounds are accordingly wide.
+
+A share of successes, and within what it lies for more trials of their kind.
+
+One figure from a table of per-document scores (doc_id, bytes, tokens, nats).
 """
 
 import hashlib
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+
+from pipelines.run.verdict import Estimate
+
+
+def proportion(successes: int, trials: int, confidence: float) -> Estimate:
+    """The share of at least one trial; each bound of its interval holds with this confidence.
+
+    The interval is Wilson's ("Probable inference, the law of succession, and statistical
+    inference", 1927), which has a width also where all trials or none succeed.
+    """
+    z = NormalDist().inv_cdf(confidence)
+    share, squared = successes / trials, z * z / trials
+    middle = (share + squared / 2) / (1 + squared)
+    reach = z / (1 + squared) * math.sqrt((share * (1 - share) + squared / 4) / trials)
+    # At the ends the sums come out as 0 and 1 but for rounding.
+    return Estimate.of(share, max(0.0, middle - reach), min(1.0, middle + reach))
+
+
+_MOST = 709  # exp overflows beyond; a diverged model gets there, or to nan
+
+
+def bits_per_byte(scores: pa.Table) -> float:
+    """Over all documents; comparable between tokenizers."""
+    return _total(scores, "nats") / math.log(2) / _total(scores, "bytes")
+
+
+def token_perplexity(scores: pa.Table) -> float:
+    """Over all tokens; comparable only where the tokenizer is the same."""
+    nats = _total(scores, "nats") / _total(scores, "tokens")
+    return math.exp(nats) if nats < _MOST else math.inf
+
+
+def _total(scores: pa.Table, column: str) -> float:
+    return math.fsum(scores[column].to_pylist())
+
 
 Floats = npt.NDArray[np.float64]
 Groups = npt.NDArray[np.bool_]

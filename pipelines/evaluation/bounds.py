@@ -8,8 +8,8 @@ is a reason.
 
 from collections.abc import Iterator
 
-from pipelines.core.recipe import Register
-from pipelines.core.verdict import Estimate, Memorisation, Probes
+from pipelines.recipe.recipe import Register
+from pipelines.run.verdict import Estimate, Memorisation, Probes
 
 
 def broken_bounds(probes: Probes, demands: Register) -> list[str]:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from pipelines.core.verdict import ExactMatch
 from pipelines.data.reading.instruction import ASSISTANT, USER
-from pipelines.evaluation.documents import conversations
-from pipelines.evaluation.proportions import proportion
+from pipelines.evaluation.bootstrap import proportion
+from pipelines.evaluation.held_out_documents import conversations
+from pipelines.run.verdict import ExactMatch
 
 _NUMBER = re.compile(r"(-)?(\d*)(?:\.(\d+))?(?<=\d)")  # ends with a digit, so has one
 

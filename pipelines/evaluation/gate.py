@@ -25,8 +25,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from pipelines.core.recipe import Register
-from pipelines.core.verdict import (
+from pipelines.evaluation.bootstrap import (
+    LEAST_DOCUMENTS,
+    RESAMPLES,
+    Floats,
+    bits_per_byte,
+    bootstrap,
+)
+from pipelines.evaluation.bounds import broken_bounds
+from pipelines.evaluation.slices import Slices, slices_of
+from pipelines.recipe.recipe import Register
+from pipelines.run.verdict import (
     BehaviourChange,
     BehaviourScore,
     Comparison,
@@ -35,10 +44,6 @@ from pipelines.core.verdict import (
     SliceChange,
     Verdict,
 )
-from pipelines.evaluation.bootstrap import LEAST_DOCUMENTS, RESAMPLES, Floats, bootstrap
-from pipelines.evaluation.bounds import broken_bounds
-from pipelines.evaluation.scores import bits_per_byte
-from pipelines.evaluation.slices import Slices, slices_of
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from pipelines.evaluation.text_codec import TextCodec
-from pipelines.models.held import held_model
-from pipelines.models.served import Model
+from pipelines.models.served import Model, held_model
 
 
 def generate(

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
-from pipelines.core.recipe import Harness
 from pipelines.core.settings import PROJECT
 from pipelines.core.storage import read_json, write_json
-from pipelines.core.verdict import HarnessScore
+from pipelines.recipe.recipe import Harness
+from pipelines.run.verdict import HarnessScore
 
 LOCAL_FORMATS = ("json", "csv", "parquet", "text")  # of a task file's data
 _BATCH = 16
@@ -52,7 +52,7 @@ def run_harness(model_folder: Path, wanted: Harness, *, chat: bool) -> tuple[Har
     """
     if not (wanted.tasks or wanted.files):
         return ()
-    from pipelines.models.held import let_go  # imports torch, which the process has as a rule
+    from pipelines.models.served import let_go  # imports torch, which the process has as a rule
 
     let_go()
     with tempfile.TemporaryDirectory() as scratch:
@@ -127,8 +127,7 @@ def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
         raise UserError(_line(error)) from error
     from lm_eval.models.huggingface import HFLM  # by now worth the seconds that it takes
 
-    from pipelines.models.held import inference_device
-    from pipelines.models.served import load_served
+    from pipelines.models.served import inference_device, load_served
 
     folder = request["model"]
     model = HFLM(

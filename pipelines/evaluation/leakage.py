@@ -18,14 +18,14 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.recipe_cleaning import Pii
-from pipelines.core.verdict import Leakage
 from pipelines.data.cleaning.pii import Scrubber
 from pipelines.data.documents import row_groups
 from pipelines.data.reading.instruction import ASSISTANT, USER
-from pipelines.evaluation.documents import conversations
+from pipelines.evaluation.bootstrap import proportion
 from pipelines.evaluation.generate import generate
-from pipelines.evaluation.proportions import proportion
+from pipelines.evaluation.held_out_documents import conversations
+from pipelines.recipe.cleaning_section import Pii
+from pipelines.run.verdict import Leakage
 
 MAX_TOKENS = 64  # of a continuation: an address or a key is far shorter
 _PROMPT_CHARACTERS = 200  # some 50 tokens

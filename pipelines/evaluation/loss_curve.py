@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines.core.records import Split
 from pipelines.core.storage import write_text
+from pipelines.run.records import Split
 
 CURVE = "loss_curve.csv"  # in evaluate's output, and among the run's artifacts
 _INK, _LINE = "#7d8590", "#3b82c4"  # both readable on white and on black

@@ -20,13 +20,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from pipelines.core.recipe_probes import Safety
-from pipelines.core.verdict import Extraction, Memorisation
+from pipelines.evaluation.bootstrap import proportion
 from pipelines.evaluation.perplexity import batch_tokens, encode_documents
-from pipelines.evaluation.proportions import proportion
 from pipelines.evaluation.text_codec import EncodedText, TextCodec
-from pipelines.models.held import held_model
-from pipelines.models.served import Model
+from pipelines.models.served import Model, held_model
+from pipelines.recipe.evaluation_section import Safety
+from pipelines.run.verdict import Extraction, Memorisation
 
 Ids = npt.NDArray[np.int64]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.data.tokens.chat_template import own_template
 from pipelines.evaluation.generate import generate
-from pipelines.tracking.integrity import check_folder
-from pipelines.tracking.signing import verify
+from pipelines.registry.integrity import check_folder
+from pipelines.registry.signing import verify
 
 if TYPE_CHECKING:
     import pandas as pd

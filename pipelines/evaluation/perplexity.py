@@ -17,11 +17,10 @@ import pyarrow as pa
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from pipelines.evaluation.documents import conversations, scored_texts
+from pipelines.evaluation.held_out_documents import conversations, scored_texts
 from pipelines.evaluation.text_codec import EncodedText, TextCodec
 from pipelines.loading.dataloader import IGNORED
-from pipelines.models.held import held_model
-from pipelines.models.served import Model
+from pipelines.models.served import Model, held_model
 
 STRIDE = 0.75
 _CPU_BATCH_TOKENS = 1024  # more falls out of a core's cache; measured with 1M and 10M parameters

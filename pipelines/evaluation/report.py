@@ -9,14 +9,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.core.figures import decimals, interval, short, size
-from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord
+from pipelines.core.formatting import decimals, interval, short, size
 from pipelines.core.storage import write_text
-from pipelines.evaluation.page import Table, render
-from pipelines.evaluation.probe_charts import probe_charts
+from pipelines.evaluation.html_page import Table, render
+from pipelines.evaluation.probe_charts import (
+    harness_table,
+    probe_charts,
+    slice_chart,
+    yardstick_chart,
+)
 from pipelines.evaluation.report_template import REPORT
-from pipelines.evaluation.score_charts import harness_table, slice_chart, yardstick_chart
 from pipelines.evaluation.slices import LEAST_DOCUMENTS
+from pipelines.run.records import EvaluateRecord, PreprocessRecord, TrainRecord
 
 _EXTREMES = 5  # best and worst documents shown, each
 

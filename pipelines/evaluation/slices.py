@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.core.storage import write_text
-from pipelines.core.verdict import Estimate, Slice, SliceScore
 from pipelines.evaluation.bootstrap import bootstrap
+from pipelines.run.verdict import Estimate, Slice, SliceScore
 
 Dimension = Literal["source", "language", "length"]
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)  # columns of a table of scores

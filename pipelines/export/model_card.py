@@ -4,15 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.figures import UNKNOWN, amount, duration
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import dump_yaml
-from pipelines.core.records import EvaluateRecord, PreprocessRecord, TrainRecord
-from pipelines.core.verdict import Verdict
-from pipelines.export.markdown import cell, table
-from pipelines.export.model_card_measured import measured, verdict_text
+from pipelines.core.formatting import UNKNOWN, amount, duration
+from pipelines.export.model_card_measured import cell, measured, table, verdict_text
 from pipelines.export.model_card_metadata import data_name, metadata
 from pipelines.export.model_card_template import TEMPLATE
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import dump_yaml
+from pipelines.run.records import EvaluateRecord, PreprocessRecord, TrainRecord
+from pipelines.run.verdict import Verdict
 
 _TEXT = "It continues text like its training data and nothing else: it follows no instructions."
 _CHAT = "It answers prompts like those of its training data, by the tokenizer's chat template."

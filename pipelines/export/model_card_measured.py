@@ -1,10 +1,13 @@
-"""The figures of a model card: what evaluation measured, and what the gate made of it."""
+"""The figures of a model card: what evaluation measured, and what the gate made of it.
+
+Markdown of a model card.
+"""
 
 from collections.abc import Iterator, Sequence
 
-from pipelines.core.figures import UNKNOWN, baseline_label, decimals, interval, signed, size
-from pipelines.core.records import EvaluateRecord
-from pipelines.core.verdict import (
+from pipelines.core.formatting import UNKNOWN, baseline_label, decimals, interval, signed, size
+from pipelines.run.records import EvaluateRecord
+from pipelines.run.verdict import (
     HARNESS_COLUMNS,
     BiasScore,
     Comparison,
@@ -16,7 +19,18 @@ from pipelines.core.verdict import (
     Verdict,
     harness_rows,
 )
-from pipelines.export.markdown import cell, table
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown; figures stand in all columns but the first."""
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(cell, cells))} |" for cells in lines)
+
+
+def cell(text: str) -> str:
+    """Text of data as Markdown shows it: no markup, and no end of the cell."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    return " ".join(escaped.split())
 
 
 def measured(evaluate: EvaluateRecord) -> dict[str, str]:

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.records import DatasetRef, EvaluateRecord
-from pipelines.core.verdict import Estimate, Probes
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.records import DatasetRef, EvaluateRecord
+from pipelines.run.verdict import Estimate, Probes
 
 CONFIDENCE = 0.95  # of both bounds of an interval together, as the evaluate stage takes it
 _LANGUAGE = re.compile(r"[a-z]{2,3}")  # ISO 639, and not `uncertain` or `other`

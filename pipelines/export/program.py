@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from pipelines.export.source import check_whole, companion_files
-from pipelines.models.folder import load_config
+from pipelines.models.model_folder import load_config
 from pipelines.models.served import PLAIN
 
 Kind = Literal["torch-export", "onnx"]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
 from pipelines.export.source import check_whole, companion_files
-from pipelines.models.folder import CONFIG
+from pipelines.models.model_folder import CONFIG
 from pipelines.models.served import PLAIN, block_linears
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import fresh_folder
-from pipelines.models.folder import CONFIG, is_quantized, read_object, weight_files
-from pipelines.tracking.integrity import check_folder
+from pipelines.models.model_folder import CONFIG, is_quantized, read_object, weight_files
+from pipelines.registry.integrity import check_folder
 
 _DATA = (".json", ".jinja", ".txt", ".md")  # beside the weights
 

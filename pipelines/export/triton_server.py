@@ -16,7 +16,7 @@ from typing import Literal
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json, write_text
-from pipelines.export.huggingface import export_whole
+from pipelines.export.hf_folder import export_whole
 from pipelines.export.source import new_folder
 
 Backend = Literal["python", "vllm"]

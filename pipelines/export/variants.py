@@ -9,13 +9,12 @@ from typing import Literal
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.export.huggingface import export_bf16
+from pipelines.export.hf_folder import export_bf16
 from pipelines.export.quantized import export_quantized
 from pipelines.export.right_size import Variant
-from pipelines.models.folder import weight_files
-from pipelines.models.held import inference_device, let_go
+from pipelines.models.model_folder import weight_files
 from pipelines.models.safetensors_files import weight_bytes
-from pipelines.models.served import OFFLINE, load_served
+from pipelines.models.served import OFFLINE, inference_device, let_go, load_served
 
 Form = Literal["bf16", "int8", "int4"]
 FORMS: tuple[Form, ...] = ("bf16", "int8", "int4")

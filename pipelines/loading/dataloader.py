@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pipelines.core.errors import UserError
-from pipelines.loading.readers import Numbers, Ranges, Wait
 from pipelines.loading.sampler import mixed_samples, samples
+from pipelines.loading.sources.readers import Numbers, Ranges, Wait
 from pipelines.loading.token_dataset import TokenDataset
 
 _log = logging.getLogger(__name__)

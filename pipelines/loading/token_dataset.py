@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.core.records import MixturePart, Split
 from pipelines.data.tokens.token_shards import ShardIndex
-from pipelines.loading.readers import Numbers, Ranges, Reader
 from pipelines.loading.sampler import Mixture
-from pipelines.loading.shard_files import ReaderKind, find
+from pipelines.loading.sources.readers import Numbers, Ranges, Reader
+from pipelines.loading.sources.shard_files import ReaderKind, find
+from pipelines.run.records import MixturePart, Split
 
 
 class TokenDataset:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_training import Adapter
 from pipelines.models.quantization import NF4Linear
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import canonical_name, fill, named_generator, whole
+from pipelines.recipe.training_section import Adapter
 
 
 class Size(NamedTuple):

@@ -2,6 +2,8 @@
 
 peft names the layers as the model's family does, and so does a family that holds queries, keys and
 values in one matrix: there, A of the three lie one below the other, and B in blocks beside zeros.
+
+The adapters that a recipe asks for: new ones, or those of a folder in peft's format.
 """
 
 import re
@@ -17,11 +19,19 @@ from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json
 from pipelines.models.config import DecoderConfig
 from pipelines.models.family_weights import Stored, stored_tensors
-from pipelines.models.folder import read_object
-from pipelines.models.lora import LoRALinear, Size, adapted_layers
+from pipelines.models.lora import (
+    LoRALinear,
+    Size,
+    adapted_layers,
+    add_adapters,
+    chosen_sizes,
+    init_adapters,
+)
+from pipelines.models.model_folder import read_object
 from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.models.transformer import Transformer
-from pipelines.models.weights import fill, whole, writes
+from pipelines.models.weights import COMPUTE_DTYPES, fill, whole, writes
+from pipelines.recipe.recipe import Recipe
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PLAIN = {"bias": "none", "use_dora": False, "modules_to_save": None, "lora_bias": False}
@@ -214,3 +224,29 @@ def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> f
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
     return default
+
+
+def adapt(model: Transformer, recipe: Recipe) -> None:
+    """Freeze a model and add the recipe's adapters, if any, in place; best on the meta device.
+
+    What is frozen lies in the type that it is computed in.
+
+    Raises:
+        UserError: a target is no layer of this model, or `adapter.init_from` is of another one.
+    """
+    adapter = recipe.adapter
+    if adapter.kind == "none":
+        return
+    if adapter.init_from is None:
+        sizes = chosen_sizes(model, adapter)
+    else:
+        sizes = stored_sizes(Path(adapter.init_from), model.config)
+    add_adapters(model, sizes, adapter, COMPUTE_DTYPES.get(recipe.train.precision, torch.float32))
+
+
+def fill_adapters(model: Transformer, recipe: Recipe) -> None:
+    """Give the adapters, if any, their first values: from the seed, or from the folder."""
+    if recipe.adapter.init_from is None:
+        init_adapters(model, recipe.seed)
+    else:
+        load_adapter(model, Path(recipe.adapter.init_from))

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pipelines.core.errors import UserError
-from pipelines.loading.choice import open_for_bulk
-from pipelines.loading.readers import Wait, read_whole
+from pipelines.loading.sources.gpu_readers import open_for_bulk
+from pipelines.loading.sources.readers import Wait, read_whole
 
 _LONGEST_HEADER = 100_000_000  # the format's own limit
 _DTYPES = {

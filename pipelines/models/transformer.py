@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipelines.models.attention import Attention, Mask, attention_mask
+from pipelines.models.attention import Attention, Mask, attention_mask, positions, rotary_table
 from pipelines.models.config import DecoderConfig
 from pipelines.models.loss import CrossEntropy, next_token_loss
-from pipelines.models.positions import positions, rotary_table
 from pipelines.models.weights import draw
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

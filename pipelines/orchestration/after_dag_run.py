@@ -14,11 +14,11 @@ from pydantic import BaseModel, ConfigDict
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pipelines.core.log import set_up_logging
-from pipelines.core.records import RUN_FILE, EvaluateRecord, record_path
 from pipelines.core.settings import load_settings
-from pipelines.ledger.workspace import Run, workspace_path
 from pipelines.orchestration.naming import members, workspace_name
 from pipelines.orchestration.webhook import Notice, failure_line, post
+from pipelines.run.records import RUN_FILE, EvaluateRecord, record_path
+from pipelines.run.workspace import Run, workspace_path
 from pipelines.tracking.rest import RUNNING, run_status, set_run_status
 
 _PATIENCE_S = 300  # for an MLflow server that is down

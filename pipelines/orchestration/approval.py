@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 
-from pipelines.core.logbook import Entry, note
-from pipelines.core.records import (
+from pipelines.core.settings import load_settings
+from pipelines.orchestration.stage_task import StageOperator, outcome
+from pipelines.run.logbook import Entry, note
+from pipelines.run.records import (
     EvaluateRecord,
     ModelRef,
     RegisterRecord,
     TrainRecord,
 )
-from pipelines.core.settings import load_settings
-from pipelines.ledger.workspace import Run, read_recipe
-from pipelines.orchestration.stage_task import StageOperator, outcome
-from pipelines.stages.approval import Answer, forget_answer
-from pipelines.tracking.run import data_docs_address
+from pipelines.run.workspace import Run, read_recipe
+from pipelines.stages.register.answer import Answer, forget_answer
+from pipelines.tracking.tracked_run import data_docs_address
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -10,19 +10,19 @@ from airflow.sdk.exceptions import AirflowSkipException
 from pipelines.core.errors import UserError
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.data.reading.sources import describe
-from pipelines.ledger import datasets
-from pipelines.ledger.dataset_publishing import dataset_name, make
-from pipelines.ledger.opening import open_workspace
-from pipelines.ledger.run_source import settle, unchanged
-from pipelines.ledger.workspace import Run
+from pipelines.datasets import versions
+from pipelines.datasets.dataset_publishing import dataset_name, make
+from pipelines.datasets.run_source import settle, unchanged
 from pipelines.orchestration.naming import workspace_name
-from pipelines.orchestration.opening import PREPARED, asked_recipe, mistakes_fail_the_task
+from pipelines.orchestration.trigger_form import PREPARED, asked_recipe, mistakes_fail_the_task
+from pipelines.run.workspace import Run
+from pipelines.stage_cache.open_workspace import open_workspace
 from pipelines.training.supported import supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from pipelines.core.recipe import Recipe
+    from pipelines.recipe.recipe import Recipe
 
 _log = logging.getLogger(__name__)
 DATASET_VERSION = Asset("dataset_version")  # an event's `extra` says which: {"dataset": "name@N"}
@@ -46,7 +46,7 @@ class LookOperator(BaseOperator):
                 "data_refresh makes them of text: stdlib, files or huggingface"
             )
         recipe, source = settle(recipe)
-        newest = datasets.newest(dataset_name(recipe))
+        newest = versions.newest(dataset_name(recipe))
         if newest and unchanged(newest, recipe, source, PROJECT / "dvc.yaml"):
             raise AirflowSkipException(
                 f"{newest.label} was made of {describe(recipe.data.source)} as it is now"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from pipelines.core.records import JOBS
 from pipelines.core.storage import one_at_a_time, read_json, write_json
+from pipelines.run.records import JOBS
 
 
 class Generation(BaseModel):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import read_json, write_json
-from pipelines.ledger.workspace import Run, workspace_path
+from pipelines.run.workspace import Run, workspace_path
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -9,7 +9,7 @@ A job that succeeded ends its task from the triggerer, with no other process of 
 came further than all before it is followed by the next one within the same try, however
 often; only one that made no progress costs one of Airflow's retries. An end of Airflow's processes
 neither stops nor doubles a job. It is stopped where a person acts on the task: by the trigger or
-the operator that sees it, and by `pipelines.services.reconciler` where neither could.
+the operator that sees it, and by `pipelines.platform.reconciler` where neither could.
 """
 
 import asyncio
@@ -24,23 +24,21 @@ import httpx
 from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from pipelines.core.logbook import Entry, note
-from pipelines.core.progress import ProgressReader
 from pipelines.core.settings import load_settings
-from pipelines.orchestration.job_failure import failure_of
-from pipelines.orchestration.job_package import upload_code
 from pipelines.orchestration.job_state import Generation, JobState
-from pipelines.orchestration.jobs_api import Job, jobs_api, ray_address, stop_job
+from pipelines.orchestration.jobs_api import Job, jobs_api, ray_address, stop_job, upload_code
 from pipelines.orchestration.links import RayJobLink, RayJobLogLink
-from pipelines.orchestration.presence import map_index_of, task_process
 from pipelines.orchestration.ray_job_trigger import (
     LOST,
     UNREACHABLE,
     RayJobTrigger,
+    failure_of,
     has_result,
 )
-from pipelines.orchestration.task_state import OVER, state_of
-from pipelines.stages.runner import (
+from pipelines.orchestration.task_liveness import OVER, map_index_of, state_of, task_process
+from pipelines.run.logbook import Entry, note
+from pipelines.run.progress import ProgressReader
+from pipelines.stages.stage_process import (
     RAY_JOB_VARIABLE,
     forget_error,
     stage_variables,

@@ -16,37 +16,36 @@ from airflow.providers.standard.hooks.subprocess import SubprocessHook
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipelines.core import usage
-from pipelines.core.records import ValidateRecord, record_path
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.ledger import stage_cache
-from pipelines.ledger.datasets import find
-from pipelines.ledger.explain import explain
-from pipelines.ledger.keep import KEEP, keep
-from pipelines.ledger.opening import open_workspace
-from pipelines.ledger.run_source import recipe_of, settle
-from pipelines.ledger.workspace import Run
+from pipelines.datasets.run_source import recipe_of, settle
+from pipelines.datasets.versions import find
 from pipelines.orchestration.dataset_refresh import triggering_version
-from pipelines.orchestration.job_package import CODE
+from pipelines.orchestration.jobs_api import CODE
 from pipelines.orchestration.links import DataDocsLink, MlflowRunLink, RayJobLink, RayJobLogLink
 from pipelines.orchestration.naming import workspace_name
-from pipelines.orchestration.opening import PREPARED, asked_recipe, mistakes_fail_the_task
-from pipelines.orchestration.presence import task_process
 from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
+from pipelines.orchestration.task_liveness import task_process
+from pipelines.orchestration.trigger_form import PREPARED, asked_recipe, mistakes_fail_the_task
 from pipelines.orchestration.webhook import keep_failure
+from pipelines.run import usage
+from pipelines.run.records import ValidateRecord, record_path
+from pipelines.run.workspace import Run
+from pipelines.stage_cache import dvc_cache
+from pipelines.stage_cache.explanation import KEEP, explain, keep
+from pipelines.stage_cache.open_workspace import open_workspace
 from pipelines.stages.costs import report_costs
-from pipelines.stages.forecast import keep_plan
+from pipelines.stages.plan_check import keep_plan
 from pipelines.stages.publishing import PUBLISHED
 from pipelines.stages.recording import record
 from pipelines.stages.run_tracking import open_tracking
-from pipelines.stages.runner import forget_error, stage_environment, user_error
-from pipelines.tracking.run import data_docs_address
+from pipelines.stages.stage_process import forget_error, stage_environment, user_error
+from pipelines.tracking.tracked_run import data_docs_address
 from pipelines.training.supported import supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from pipelines.core.recipe import Recipe
+    from pipelines.recipe.recipe import Recipe
 
 # Every task's: what the world got wrong is tried again, what a person got wrong fails at once.
 RETRIES = {
@@ -74,7 +73,7 @@ class PrepareOperator(BaseOperator):
             recipe, source = settle(_recipe(context))
             supported(recipe)
             # Not when the DAG file is parsed.
-            from pipelines.orchestration.cluster import plan_on_cluster
+            from pipelines.orchestration.cluster_plan import plan_on_cluster
 
             settings = load_settings()
             planned = plan_on_cluster(settings, recipe, source)
@@ -189,7 +188,7 @@ def _recipe(context: "Context") -> "Recipe":
 
 
 def _restored(workspace: Path, stage: str) -> bool:
-    if not stage_cache.restore(workspace, stage):
+    if not dvc_cache.restore(workspace, stage):
         return False
     if stage in PUBLISHED:
         subprocess.run(

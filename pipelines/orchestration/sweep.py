@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, Param
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_files import override_values, parse_overrides, with_absolute_paths
-from pipelines.core.records import EvaluateRecord, record_path
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.ledger.opening import open_workspace
-from pipelines.ledger.run_source import settle
-from pipelines.ledger.workspace import Run, read_recipe
+from pipelines.datasets.run_source import settle
 from pipelines.orchestration.links import MlflowRunLink
 from pipelines.orchestration.naming import keep_members, member_name, members
-from pipelines.orchestration.opening import PREPARED, mistakes_fail_the_task
-from pipelines.orchestration.presence import map_index_of
+from pipelines.orchestration.task_liveness import map_index_of
+from pipelines.orchestration.trigger_form import PREPARED, mistakes_fail_the_task
+from pipelines.recipe.recipe_files import override_values, parse_overrides, with_absolute_paths
+from pipelines.run.records import EvaluateRecord, record_path
+from pipelines.run.workspace import Run, read_recipe
+from pipelines.stage_cache.open_workspace import open_workspace
 from pipelines.stages.run_tracking import open_tracking
 from pipelines.tracking.rest import set_tags
 from pipelines.training.supported import supported
@@ -28,7 +28,7 @@ from pipelines.training.supported import supported
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from pipelines.core.recipe import Recipe
+    from pipelines.recipe.recipe import Recipe
 
 SWEEP = "sweep"  # the form's field
 # Templates and no XComArgs, as in `opening`: the graph shows a chain.

@@ -19,10 +19,10 @@ from airflow.providers.standard.hooks.subprocess import SubprocessHook
 from airflow.sdk import BaseOperator
 
 from pipelines.core.settings import load_settings
-from pipelines.ledger.workspace import read_recipe
 from pipelines.orchestration.jobs_api import ADDRESS_FILE, ray_address
-from pipelines.orchestration.opening import PREPARED
 from pipelines.orchestration.ray_job import TaskKilledError
+from pipelines.orchestration.trigger_form import PREPARED
+from pipelines.run.workspace import read_recipe
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -2,15 +2,21 @@
 
 Airflow draws no `anyOf` and submits every field, so each leaf is one nullable field under its
 dotted name, and empty means "as the recipe says".
+
+What the first task of each DAG does alike: which recipe is asked for, and how a mistake ends.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Param
+from airflow.sdk.exceptions import AirflowFailException
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import (
+from pipelines.core.errors import UnreachableError, UserError
+from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import (
     RESOLVED,
     leaves,
     load_recipe,
@@ -18,8 +24,15 @@ from pipelines.core.recipe_files import (
     parse_overrides,
     parse_recipe,
     shipped_recipes,
+    with_absolute_paths,
 )
-from pipelines.core.settings import DEFAULT_RECIPE
+from pipelines.run.workspace import workspace_path
+from pipelines.stages.stage_process import keep_error
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from pipelines.recipe.recipe import Recipe
 
 _KEPT = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
@@ -84,3 +97,28 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     if "enum" in kept:
         kept["enum"] = [*kept["enum"], None]
     return kept
+
+
+# A template and no XComArg: the graph shows a chain, not an edge from `prepare` to every stage.
+PREPARED = "{{ ti.xcom_pull(task_ids='prepare') }}"
+
+
+def asked_recipe(context: "Context") -> "Recipe":
+    """The recipe of the trigger form or of `conf`; raises UserError with one line."""
+    conf: Mapping[str, Any] = context["dag_run"].conf or {}
+    return with_absolute_paths(recipe_from(context["params"], conf), PROJECT)
+
+
+@contextmanager
+def mistakes_fail_the_task(task_id: str, run_id: str) -> Iterator[None]:
+    """A person's error fails the task at once, as a retry would not mend it; an outage may pass.
+
+    Its line is kept in the run's workspace, where the stages keep theirs.
+    """
+    try:
+        yield
+    except UserError as error:
+        keep_error(workspace_path(load_settings().runs, run_id), task_id, error)
+        if isinstance(error, UnreachableError):
+            raise
+        raise AirflowFailException(str(error)) from None

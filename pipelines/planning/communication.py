@@ -11,8 +11,8 @@ al. 2022 (tensor and sequence parallelism); Jacobs et al. 2023 (DeepSpeed Ulysse
 
 from dataclasses import dataclass
 
-from pipelines.distributed.stages import stage_count
 from pipelines.models.config import DecoderConfig
+from pipelines.parallel.layout import stage_count
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.memory_state import NF4
 from pipelines.planning.memory_training import FP32, Training

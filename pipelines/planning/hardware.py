@@ -36,7 +36,7 @@ class Hardware:
         mfu: Model FLOPs utilisation that well-tuned training reaches in bf16 by publication;
             None where no source was found.
         attention: Whose figures hold for attention, as a part of the peak; see
-            `attention_time.py`.
+            `step_time.py`.
     """
 
     name: str

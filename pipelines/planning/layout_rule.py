@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import override_values
-from pipelines.distributed.layout import Layout, resolve_layout
-from pipelines.distributed.stages import check_micro_batches
 from pipelines.models.config import DecoderConfig
-from pipelines.models.division import check_division
+from pipelines.parallel.division import check_division
+from pipelines.parallel.layout import Layout, check_micro_batches, resolve_layout
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.memory import Memory, estimate
 from pipelines.planning.memory_training import SHARDINGS, Training
 from pipelines.planning.step_time import step_time
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import override_values
 
 MOST_TOKENS = 16_384  # a micro-batch on one process; beyond it matrix products gain nothing
 AS_FAST = 1.05  # of the least time: predictions are no finer, and the earlier layout is the simpler

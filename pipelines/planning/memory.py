@@ -19,7 +19,7 @@ from pipelines.planning.memory_training import FP32, Training
 
 HEADROOM = 0.9  # of a device's memory that tensors may take; see `Memory.margin`
 _BATCH = 8 + 8 + 4  # of a token: its id, the next one's and its document's number
-_BATCHES = 17  # in use, and as many as `loading/readers.py` reads ahead
+_BATCHES = 17  # in use, and as many as `loading/sources/readers.py` reads ahead
 
 
 @dataclass(frozen=True)

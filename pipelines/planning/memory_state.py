@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from pipelines.core.recipe_training import Adapter
 from pipelines.models.config import DecoderConfig
 from pipelines.planning.memory_training import FP32, SHARDINGS, Sharding, Training, layers_by_rank
+from pipelines.recipe.training_section import Adapter
 
 NF4 = 0.516  # QLoRA's 4 bits, with the scales of blocks of 64 quantised once more
 MOMENTS = 8  # two of AdamW a weight
 _BY_ROWS = ("o_proj", "down_proj")  # what tensor parallelism divides so
-_GATHERED_TOGETHER = 1 << 26  # bytes, in `distributed/zero_one.py`
-_MUON_TOGETHER = 1 << 27  # numbers, in `training/muon.py`
+_GATHERED_TOGETHER = 1 << 26  # bytes, in `parallel/data_parallel.py`
+_MUON_TOGETHER = 1 << 27  # numbers, in `training/optimizer.py`
 _MUON_BYTES = 8  # of each of them while it is orthogonalised: four copies in bf16
 
 

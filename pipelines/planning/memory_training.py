@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from pipelines.core.recipe_training import Adapter
-from pipelines.distributed.layout import Layout
-from pipelines.distributed.stages import Schedule, stage_count, stage_numbers
 from pipelines.models.config import DecoderConfig
-from pipelines.models.division import stage_layers
+from pipelines.parallel.division import stage_layers
+from pipelines.parallel.layout import Layout, Schedule, stage_count, stage_numbers
+from pipelines.recipe.training_section import Adapter
 
 FP32 = 4
 Sharding = Literal["none", "optimizer", "gradients", "full"]
@@ -45,7 +44,7 @@ class Training:
 
     @property
     def whole_gradients_wait(self) -> bool:
-        """Whether they do so before processes divide them; see `distributed/data_parallel.py`."""
+        """Whether they do so before processes divide them; see `parallel/data_parallel.py`."""
         return self.accumulates and (self.layout.pp > 1 or not self.is_fully_sharded)
 
     @property
@@ -55,7 +54,7 @@ class Training:
 
     @property
     def is_fully_sharded(self) -> bool:
-        """Whether FSDP2 has the weights; see `distributed/data_parallel.py`."""
+        """Whether FSDP2 has the weights; see `parallel/data_parallel.py`."""
         replicas = self.layout.tp * self.layout.pp > 1 and self.layout.dp_cp > 1
         return self.sharding in ("gradients", "full") or replicas
 

@@ -1,24 +1,29 @@
-"""Everything that planning says of a run on a machine, joined; no torch here."""
+"""Everything that planning says of a run on a machine, joined; no torch here.
 
-from dataclasses import dataclass
+A plan as plain values: what `penstock plan --json` prints, and `plan.json` of a run.
+"""
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.records import STAGES
+from dataclasses import asdict, dataclass
+from typing import Any
+
 from pipelines.models.config import DecoderConfig
 from pipelines.planning.cost import PREPROCESS_RATE, StageCost, energy_kwh, model_flops
-from pipelines.planning.failures import Failures, failures
 from pipelines.planning.hardware import Hardware, Precision
 from pipelines.planning.layout_rule import Choice
-from pipelines.planning.search import Candidate, own, search
+from pipelines.planning.layout_search import GIB, Candidate, own, search
 from pipelines.planning.step_time import StepTime, trainable
-from pipelines.planning.storage import (
+from pipelines.planning.storage_needs import (
     CheckpointSize,
     Demand,
+    Failures,
     Storage,
     checkpoint_size,
     demands,
+    failures,
     stall_seconds,
 )
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.records import STAGES
 
 # Of English text, with vocabularies of tens of thousands; of the simplest tokenizers one.
 _BYTES_A_TOKEN = {"bpe": 4, "pretrained": 4}
@@ -219,3 +224,59 @@ def _stages(
     }
     light = StageCost(None, cpu, "compute", "its speed was not measured: one CPU, a few minutes")
     return {stage: known.get(stage, light) for stage in STAGES}
+
+
+def plan_json(found: Plan, limit: int | None = None) -> dict[str, Any]:
+    """One object of plain values.
+
+    Args:
+        found: The plan.
+        limit: Layouts at most; None: all.
+    """
+    machine, forecast = found.machine, found.forecast
+    result: dict[str, Any] = {
+        "fits": found.fits,
+        "gpu": machine.hardware.name,
+        "gpus": machine.gpus,
+        "nodes": machine.nodes,
+        "parameters": found.parameters,
+        "mfu_is_assumed": machine.hardware.mfu is None,
+        "asked": _candidate_json(found.asked[0]),
+        "layouts": [_candidate_json(each) for each in found.layouts[:limit]],
+        "flops": None,
+        "hours": None,
+        "cost": None,
+    }
+    if forecast is None:
+        return result
+    values = asdict(forecast)
+    values["checkpoint"]["total"] = forecast.checkpoint.total
+    for each, demand in zip(values["demands"], forecast.demands, strict=True):
+        each["holds"] = demand.holds
+    for name, stage in forecast.stages.items():
+        values["stages"][name]["cost"] = stage.cost
+    return result | values | {"hours": forecast.hours, "cost": forecast.cost}
+
+
+def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+    choice, step = candidate.choice, candidate.step
+    result: dict[str, Any] = {
+        "name": candidate.name,
+        "fits": candidate.fits,
+        "why_not": candidate.why_not,
+        "step_seconds": None,
+        "memory_gib": None,
+    }
+    if choice is None or step is None:
+        return result
+    training = choice.training
+    memory = {part: size / GIB for part, size in choice.memory.parts.items()}
+    return result | {
+        **vars(training.layout),
+        "sharding": training.sharding,
+        "micro_batch_size": training.micro_batch,
+        "activation_checkpoint": training.activation_checkpoint,
+        "step_seconds": step.total,
+        "step_parts": {key: value for key, value in asdict(step).items() if key != "memory"},
+        "memory_gib": memory | {"total": choice.memory.total / GIB},
+    }

@@ -4,24 +4,153 @@ Speeds are bounds, as in the roofline model (Williams et al. 2009), and not fore
 every sequence takes one reading of all weights and of all keys and values, or their FLOPs at the
 device's peak, whichever is longer (Pope et al. 2022, "Efficiently Scaling Transformer Inference",
 section 2). What devices say to each other, and gaps between kernels, are not in it.
+
+What serving costs, on rented devices and on one's own.
+
+How many bytes serving a model needs on one device, by formula; no torch here.
+
+Weights as they lie in their files, keys and values of all sequences that are answered at once, and
+what one step of the largest kind, a piece of a prompt, computes with. What the allocator and the
+engine lose is not in it: see `HEADROOM` in `memory.py`.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.memory import HEADROOM
+from pipelines.planning.memory_state import linear_shapes
 from pipelines.planning.roofs import matrix_parameters
-from pipelines.planning.serving import (
-    BF16,
-    ServedWeights,
-    ServingMemory,
-    kv_cache_bytes,
-    served_weight_bytes,
-    serving_memory,
-)
-from pipelines.planning.serving_cost import Costs, Owned, costs, rented_month
+
+_HOURS_A_MONTH = 365.25 * 24 / 12
+_MONTHS_A_YEAR = 12
+_MILLION = 1e6
+
+
+@dataclass(frozen=True)
+class Owned:
+    """What a device of one's own costs; the first two figures are the owner's.
+
+    Attributes:
+        price: US dollars for a device, with its share of the machine and its network.
+        kwh_price: US dollars for a kWh.
+        years: Over which the price is written off.
+        overhead: Power drawn by the site over that of its devices (PUE), and by the machine around
+            them. 1.56 is the mean of Uptime Institute's survey of 2024.
+        rack_kw_month: US dollars a month for a place in a rack, by the kW that a device draws.
+            184 is the mean asking rent of 250 to 500 kW in CBRE's North America Data Center Trends
+            of the second half of 2024.
+    """
+
+    price: float
+    kwh_price: float
+    years: float = 4.0
+    overhead: float = 1.56
+    rack_kw_month: float = 184.0
+
+    def month(self, hardware: Hardware) -> float:
+        """US dollars a month for one device at full load."""
+        kw = hardware.watts / 1000
+        power = kw * self.overhead * self.kwh_price * _HOURS_A_MONTH
+        return self.price / (self.years * _MONTHS_A_YEAR) + power + kw * self.rack_kw_month
+
+
+@dataclass(frozen=True)
+class Costs:
+    """US dollars for one replica that is always there.
+
+    Attributes:
+        instance_month: For a month.
+        user_month: For a month and each sequence that it answers at once.
+        million_tokens: For a million tokens of answers, at full load.
+    """
+
+    instance_month: float
+    user_month: float
+    million_tokens: float
+
+
+def rented_month(hardware: Hardware, hourly_price: float | None) -> float | None:
+    """US dollars a month for one device; None where no price is known."""
+    hourly = hardware.hourly_price if hourly_price is None else hourly_price
+    return None if hourly is None else hourly * _HOURS_A_MONTH
+
+
+def costs(device_month: float, devices: int, users: int, tokens_per_second: float) -> Costs:
+    """Of a replica of so many devices with so many users at once."""
+    month = device_month * devices
+    tokens = tokens_per_second * 3600 * _HOURS_A_MONTH
+    return Costs(month, month / users, month / tokens * _MILLION)
+
+
+BF16, FP32 = 2, 4
+ServedWeights = Literal["bf16", "int8", "int4"]
+_GROUP = 128  # weights that share a scale and a zero in int4, see `export/quantized.py`
+PREFILL = 2048  # tokens of a prompt at once; engines cut longer ones
+
+
+@dataclass(frozen=True)
+class ServingMemory:
+    """Bytes on the device."""
+
+    weights: int
+    kv_cache: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.kv_cache + self.activations
+
+
+def serving_memory(
+    config: DecoderConfig, weight_bytes: int, sequences: int, tokens: int
+) -> ServingMemory:
+    """What answering needs.
+
+    Args:
+        config: The model's shape.
+        weight_bytes: Of its tensors, however they are quantised.
+        sequences: Answered at once.
+        tokens: Of each, prompt and answer.
+    """
+    return ServingMemory(
+        weights=weight_bytes,
+        kv_cache=kv_cache_bytes(config, sequences, tokens),
+        activations=_activations(config, sequences, min(PREFILL, tokens)),
+    )
+
+
+def served_weight_bytes(config: DecoderConfig, weights: ServedWeights) -> int:
+    """Of a whole model as `export/quantized.py` writes it: quantised are the blocks' matrices.
+
+    int8 has a scale for each row, int4 a scale and a zero for each group of a row.
+    """
+    whole = config.parameters * BF16
+    shapes = linear_shapes(config).values()
+    numbers = config.layers * sum(rows * columns for rows, columns in shapes)
+    if weights == "int8":
+        return whole - numbers * (BF16 - 1) + config.layers * sum(rows for rows, _ in shapes) * BF16
+    if weights == "int4":
+        return whole - numbers * BF16 + numbers // 2 + numbers // _GROUP * 2 * BF16
+    return whole
+
+
+def kv_cache_bytes(config: DecoderConfig, sequences: int, tokens: int) -> int:
+    """Keys and values of every layer in bf16; a sliding window keeps no more than itself."""
+    kept = min(tokens, config.sliding_window or tokens)
+    return 2 * config.layers * config.kv_heads * config.head_width * BF16 * sequences * kept
+
+
+def _activations(config: DecoderConfig, sequences: int, tokens: int) -> int:
+    """Of the layer that holds most at once, and the logits of each sequence's last token."""
+    feed_forward = (3 if config.gated else 2) * config.hidden
+    attention = (2 * config.heads + 2 * config.kv_heads) * config.head_width
+    layer = tokens * (2 * config.width + max(feed_forward, attention)) * BF16
+    return layer + sequences * config.vocab_size * (BF16 + FP32)
+
 
 _GIB = 2**30
 

@@ -14,7 +14,16 @@ from pathlib import Path
 PACKAGES = ("pipelines", "ray_jobs")
 # Their classes hold values only: those of a recipe are parameters of the stages, and those of the
 # settings say where services are. Of such a class a stage's code has the methods that it calls.
-VALUES = ("pipelines.core.recipe", "pipelines.core.settings")
+VALUES = (
+    "pipelines.core.settings",
+    "pipelines.recipe.cleaning_section",
+    "pipelines.recipe.data_section",
+    "pipelines.recipe.evaluation_section",
+    "pipelines.recipe.recipe",
+    "pipelines.recipe.recipe_files",
+    "pipelines.recipe.section",
+    "pipelines.recipe.training_section",
+)
 # Packages that know a class from the moment when it is defined, and find it by a string.
 _REGISTERING = frozenset({"great_expectations"})
 _VALIDATORS = frozenset({"field_validator", "model_validator"})
@@ -109,7 +118,7 @@ class Module:
                 self.imported_modules.update(_imported_modules([node]))
             case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
                 self.main.append(Definition(self, "__main__", node))
-            case ast.ClassDef() if self.name.startswith(VALUES):
+            case ast.ClassDef() if self.name in VALUES:
                 self._add_values(node)
             case _:
                 self._add_definition(node)
@@ -157,12 +166,7 @@ class Sources:
 
     def of_values(self) -> list[Module]:
         """Return the modules whose classes hold values only."""
-        names = []
-        for prefix in VALUES:
-            package, _, start = prefix.rpartition(".")
-            files = self._folder.joinpath(*package.split(".")).glob(f"{start}*.py")
-            names += [f"{package}.{file.stem}" for file in sorted(files)]
-        return [module for name in names if (module := self.module(name))]
+        return [module for name in VALUES if (module := self.module(name))]
 
     def path(self, name: str) -> Path | None:
         """Return the file of a module."""

@@ -6,9 +6,9 @@ import signal
 import sys
 from pathlib import Path
 
-from pipelines.core.records import STAGES, RegisterRecord
+from pipelines.run.records import STAGES, RegisterRecord
 from pipelines.stages.run_tracking import close_tracking
-from pipelines.stages.runner import run_stage
+from pipelines.stages.stage_process import run_stage
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
@@ -17,25 +17,25 @@ def main(stage: str) -> None:
     """Run one stage in the working directory; each imports only what it needs."""
     match stage:
         case "preprocess":
-            from pipelines.stages import preprocess
+            from pipelines.stages.preprocess import preprocessing
 
-            run_stage(stage, preprocess.run)
+            run_stage(stage, preprocessing.run)
         case "validate":
-            from pipelines.stages import validate
+            from pipelines.stages.validate import data_gate
 
-            run_stage(stage, validate.run)
+            run_stage(stage, data_gate.run)
         case "train":
-            from pipelines.stages import train
+            from pipelines.stages.train import train_stage
 
-            run_stage(stage, train.run)
+            run_stage(stage, train_stage.run)
         case "evaluate":
-            from pipelines.stages import evaluate
+            from pipelines.stages.evaluate import evaluation
 
-            run_stage(stage, evaluate.run)
+            run_stage(stage, evaluation.run)
         case "register":
-            from pipelines.stages import register
+            from pipelines.stages.register import register_stage
 
-            run_stage(stage, register.run)
+            run_stage(stage, register_stage.run)
             if not RegisterRecord.read(Path.cwd()).needs_approval:
                 close_tracking(Path.cwd(), "FINISHED")
         case _:

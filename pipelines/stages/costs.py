@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.recipe import Resources
-from pipelines.core.records import STAGES
-from pipelines.core.usage import Usage, usage_of
-from pipelines.ledger.workspace import Run, read_recipe
-from pipelines.stages.forecast import stage_beside_measured
-from pipelines.tracking.points import Point
+from pipelines.recipe.recipe import Resources
+from pipelines.run.records import STAGES
+from pipelines.run.usage import Usage, usage_of
+from pipelines.run.workspace import Run, read_recipe
+from pipelines.stages.plan_check import stage_beside_measured
+from pipelines.tracking.curves import Point
 from pipelines.tracking.rest import log_points, run_if_any
 
 _METRICS = ("seconds", "worker_hours", "gpu_hours")

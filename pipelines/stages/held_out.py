@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.core.errors import UserError
-from pipelines.core.records import EvaluateRecord, PreprocessRecord, output_folder, record_path
-from pipelines.data.splitting import VALIDATION
-from pipelines.ledger.workspace import Run, read_recipe, workspace_path
-from pipelines.models.folder import read_object
-from pipelines.tracking.registry import LINEAGE
+from pipelines.models.model_folder import read_object
+from pipelines.registry.registry import LINEAGE
+from pipelines.run.records import (
+    VALIDATION,
+    EvaluateRecord,
+    PreprocessRecord,
+    output_folder,
+    record_path,
+)
+from pipelines.run.workspace import Run, read_recipe, workspace_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,14 +68,14 @@ def read_held_out(model: Path, runs: Path, workspace: Path | None = None) -> Hel
 
 def score_export(folder: Path, held_out: HeldOut) -> float:
     """Bits per byte of an exported folder, loaded as a server will."""
+    from pipelines.evaluation.bootstrap import bits_per_byte
     from pipelines.evaluation.perplexity import score_documents
-    from pipelines.evaluation.scores import bits_per_byte
 
     return bits_per_byte(score_documents(folder, held_out.documents, held_out.stride))
 
 
 def _documents(workspace: Path) -> "pa.Table":
-    from pipelines.evaluation.documents import each_once, read_shares
+    from pipelines.evaluation.held_out_documents import each_once, read_shares
 
     dataset = PreprocessRecord.read(workspace).dataset
     shares = dataset.shares(read_recipe(workspace).evaluate.max_bytes)

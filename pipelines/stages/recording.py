@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.core.logbook import Entry, note
 from pipelines.core.storage import may_pass
-from pipelines.ledger import stage_cache
+from pipelines.run.logbook import Entry, note
+from pipelines.stage_cache import dvc_cache
 from pipelines.stages.costs import report_costs
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def record(workspace: Path, stage: str) -> None:
         before_sleep=partial(_tell, workspace, stage),
         reraise=True,
     )
-    retrying(stage_cache.commit, workspace, stage)
+    retrying(dvc_cache.commit, workspace, stage)
     report_costs(workspace, stage)
 
 

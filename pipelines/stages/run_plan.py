@@ -1,14 +1,42 @@
-"""What planning says of a run before it begins."""
+"""What planning says of a run before it begins.
+
+The shape of a recipe's model before its data are there.
+"""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Recipe
-from pipelines.planning.plan import Machine, Plan, plan
-from pipelines.planning.plan_json import plan_json
-from pipelines.planning.search import GIB, Candidate
-from pipelines.stages.run_shape import shape_beforehand
+from pipelines.models.config import DecoderConfig
+from pipelines.models.model_folder import load_config
+from pipelines.models.presets import preset
+from pipelines.planning.layout_search import GIB, Candidate
+from pipelines.planning.plan import Machine, Plan, plan, plan_json
+from pipelines.recipe.recipe import Recipe
+
+_BYTES = 257  # ids of single bytes, and one that ends a document; characters are fewer as a rule
+
+
+def shape_beforehand(recipe: Recipe) -> DecoderConfig:
+    """What `stages/train/train_stage.py` will train, as far as a recipe tells.
+
+    Raises:
+        UserError: no such preset, or no folder to start from.
+    """
+    tokenizer, base = recipe.data.tokenizer, recipe.model.init_from
+    if base is not None:
+        if not Path(base).is_dir():
+            raise UserError(
+                f"model.init_from = {base}: no such folder; planning reads its config.json, or "
+                "takes the shape of a preset: --model"
+            )
+        return load_config(Path(base))
+    shape = preset(recipe.model.preset)
+    vocabulary = {"bpe": tokenizer.vocab_size, "pretrained": shape.vocab_size}
+    size = vocabulary.get(tokenizer.kind) or _BYTES
+    return shape.sized(size, recipe.data.sequence_length)
+
 
 _NEAREST = 3
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipelines.ledger.workspace import Run, read_recipe
+from pipelines.run.workspace import Run, read_recipe
 
 
 def open_tracking(
@@ -14,8 +14,8 @@ def open_tracking(
     A second call finds the same run by its `penstock.dag_run_id` tag. MLflow shows the run below
     that of the workspace `parent`, where one is given.
     """
-    from pipelines.tracking.run import DAG_RUN_TAG, DATASET_TAG, PARENT_TAG, start_run
-    from pipelines.tracking.search import addresses
+    from pipelines.tracking.run_search import addresses
+    from pipelines.tracking.tracked_run import DAG_RUN_TAG, DATASET_TAG, PARENT_TAG, start_run
 
     run, recipe = Run.read(workspace), read_recipe(workspace)
     tags = {
@@ -39,7 +39,7 @@ def open_tracking(
 
 def close_tracking(workspace: Path, status: str) -> None:
     """End the workspace's MLflow run as `FINISHED` or `FAILED`; one without a run is left alone."""
-    from pipelines.tracking.run import end_run
+    from pipelines.tracking.tracked_run import end_run
 
     if run_id := Run.read(workspace).mlflow_run_id:
         end_run(run_id, status)

@@ -12,16 +12,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import dump_yaml, load_recipe, with_absolute_paths
-from pipelines.core.records import RUN_FILE, PreprocessRecord, TrainRecord, record_path
 from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
 from pipelines.core.storage import write_json, write_text
-from pipelines.ledger.run_source import settle
-from pipelines.ledger.workspace import Run
-from pipelines.stage_cache.stage_code import stage_codes
-from pipelines.stages.runner import only_one
-from pipelines.training.checkpoint_store import CheckpointStore, checkpoint_places
+from pipelines.datasets.run_source import settle
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import dump_yaml, load_recipe, with_absolute_paths
+from pipelines.run.records import RUN_FILE, PreprocessRecord, TrainRecord, record_path
+from pipelines.run.workspace import Run
+from pipelines.stage_cache.fingerprint import stage_codes
+from pipelines.stages.stage_process import only_one
+from pipelines.training.checkpoint.store import CheckpointStore, checkpoint_places
 from pipelines.training.supported import supported
 
 

@@ -3,6 +3,8 @@
 A point is kept in a file, with its time, before a thread sends it. The process that goes on after
 another one was killed asks MLflow which steps arrived, and sends those that did not. A step that is
 made a second time, after a failure or a rollback, is not sent again.
+
+One value of one metric, as MLflow keeps it.
 """
 
 import json
@@ -10,13 +12,36 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipelines.core.line_file import LineFile
+from pipelines.core.storage import LineFile
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value at a step and a time."""
+
+    key: str
+    value: float
+    milliseconds: int  # since 1970
+    step: int
+
+
+def points_now(metrics: Mapping[str, float], step: int) -> list[Point]:
+    """A point of each metric."""
+    now = int(time.time() * 1000)
+    return [Point(allowed_name(key), float(value), now, step) for key, value in metrics.items()]
+
+
+def allowed_name(key: str) -> str:
+    """A dataset version in it as `name:N`: MLflow allows no `@` in a metric's or param's name."""
+    return key.replace("@", ":")
+
 
 _METRICS_A_BATCH = 1000  # MLflow's limit
 _RETRY_S = 5.0  # from a failed try to the next; the client has retried by itself before that

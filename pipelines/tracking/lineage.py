@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from pipelines.core.records import KEPT_FILE, PATCH_FILE, STAGES, record_path
 from pipelines.core.storage import read_json
+from pipelines.run.records import KEPT_FILE, PATCH_FILE, STAGES, record_path
 
 # Long or binary inputs are named by their hash; the first is also kept beside the lineage.
 SOURCE_FILE = "source.json"

@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipelines.tracking.points import Point
-from pipelines.tracking.transport import call, call_unless_missing, not_sent, pages
+from pipelines.tracking.curves import Point
+from pipelines.tracking.mlflow_client import call, call_unless_missing, not_sent, pages
 
 _POINTS_A_BATCH = 1000  # MLflow's limits
 _PARAMS_A_BATCH = 100

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from pipelines.core.errors import EXIT_USER_ERROR, SharedError, UserError
 from pipelines.core.log import set_up_logging
-from pipelines.core.records import record_path
-from pipelines.distributed.process_group import rank
+from pipelines.parallel.process_group import rank
+from pipelines.run.records import record_path
 from pipelines.stages.standalone import Job, open_workspace, parse_job
 from pipelines.training import preemption
 from pipelines.training.preemption import EXIT_BY_SIGTERM, PreemptedError
@@ -66,8 +66,8 @@ def _parse(arguments: Sequence[str]) -> tuple[Job, int | None]:
 
 
 def _train(job: Job, last_step: int | None) -> None:
-    from pipelines.distributed.process_group import process_group
-    from pipelines.stages import train
+    from pipelines.parallel.process_group import process_group
+    from pipelines.stages.train import train_stage
 
     with process_group(), ExitStack() as held:
 
@@ -77,16 +77,16 @@ def _train(job: Job, last_step: int | None) -> None:
             return str(workspace)
 
         workspace = Path(_from_first(prepare))
-        record = train.run(job.recipe, workspace, last_step=last_step)
+        record = train_stage.run(job.recipe, workspace, last_step=last_step)
         if record is not None:
             print(f"loss {record.metrics['loss']:.4f}, {workspace}")  # noqa: T201
 
 
 def _preprocess(job: Job, workspace: Path) -> None:
-    from pipelines.stages import preprocess
+    from pipelines.stages.preprocess import preprocessing
 
-    if not record_path(workspace, preprocess.STAGE).is_file():
-        preprocess.run(job.recipe, workspace)
+    if not record_path(workspace, preprocessing.STAGE).is_file():
+        preprocessing.run(job.recipe, workspace)
 
 
 def _from_first(prepare: Callable[[], str]) -> str:

@@ -1,6 +1,6 @@
 """What befalls a training run, for whoever keeps its logbook."""
 
-from pipelines.core.logbook import Kind
+from pipelines.run.logbook import Kind
 
 
 class Events:

@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipelines.core.recipe import Recipe
 from pipelines.loading.dataloader import Batch
-from pipelines.models.parallelize import Parallelized
+from pipelines.parallel.parallelize import Parallelized
 from pipelines.planning.roofs import Share, Utilisation, step_work, utilisation
-from pipelines.training.measured_hardware import hardware_of
+from pipelines.recipe.recipe import Recipe
+from pipelines.training.machine_report import hardware_of
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,121 @@
-"""The optimizer and its learning rate."""
+"""Muon: hidden matrices move along the orthogonalised momentum, all other weights by AdamW.
+
+Sources: Jordan et al. 2024, "Muon"; Liu et al. 2025, "Muon is Scalable for LLM Training", whose
+scale of the update lets both parts share AdamW's learning rate and weight decay. `torch.optim.Muon`
+takes one matrix at a time, and a DTensor's shards one product at a time; here matrices of one shape
+go through the products together, and each is gathered once.
+
+The optimizer and its learning rate.
+"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import AdamW, Optimizer
 
-from pipelines.core.recipe_training import Train
-from pipelines.models.parallelize import Parallelized
-from pipelines.training.muon import Muon
+from pipelines.models.weights import whole
+from pipelines.parallel.parallelize import Parallelized
+from pipelines.recipe.training_section import Train
+
+MOMENTUM = 0.95
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's quintic: steepest at zero
+_ITERATIONS = 5
+_RMS = 0.2  # of AdamW's usual update
+_TOGETHER = 1 << 27  # numbers that are orthogonalised at once: 256 MiB of bf16 for each copy
+
+
+class Muon(Optimizer):
+    """One optimizer for both kinds; `param_groups` and `state` are those of both."""
+
+    def __init__(
+        self, matrices: Iterable[nn.Parameter], others: AdamW, *, lr: float, weight_decay: float
+    ) -> None:
+        """Take what each part updates.
+
+        Args:
+            matrices: Of two dimensions, whole or DTensors.
+            others: Has the other parameters; it is this optimizer's part from now on.
+            lr: Of the matrices; comparable to AdamW's.
+            weight_decay: Of the matrices.
+        """
+        hidden = {"params": list(matrices), "lr": lr, "weight_decay": weight_decay, "muon": True}
+        super().__init__([hidden, *others.param_groups], {"muon": False})
+        self._others = others
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient; a closure is not supported."""
+        if closure is not None:
+            raise ValueError("Muon.step takes no closure")
+        self._others.state = self.state
+        self._others.param_groups = [group for group in self.param_groups if not group["muon"]]
+        self._others.step()
+        for group in self.param_groups:
+            if group["muon"]:
+                for matrices in _alike(group["params"]):
+                    self._update(matrices, group["lr"], group["weight_decay"])
+
+    def _update(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
+        gradients = [(each, each.grad) for each in matrices if each.grad is not None]
+        directions = torch.stack([_wide(self._direction(*each)) for each in gradients])
+        scale = _RMS * math.sqrt(max(matrices[0].shape))
+        for matrix, update in zip(matrices, orthogonalised(directions), strict=True):
+            matrix.mul_(1 - lr * weight_decay)
+            lying = update.T if matrix.shape[0] > matrix.shape[1] else update
+            matrix.add_(_laid_like(lying.to(matrix.dtype), matrix), alpha=-lr * scale)
+
+    def _direction(self, matrix: nn.Parameter, gradient: Tensor) -> Tensor:
+        """Nesterov's momentum, whole and in bf16."""
+        state = self.state[matrix]
+        if not state:
+            state["momentum"] = torch.zeros_like(matrix)
+        state["momentum"].lerp_(gradient, 1 - MOMENTUM)
+        direction = gradient.lerp(state["momentum"], MOMENTUM).bfloat16()
+        return whole(direction)
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """Singular values brought near 1 (0.7 to 1.2) by Newton and Schulz's iteration.
+
+    Args:
+        matrices: [number, rows, columns], rows at most columns.
+    """
+    a, b, c = _COEFFICIENTS
+    x: Tensor = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(_ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def _alike(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Those with gradients by shape, standing or lying, as many as are orthogonalised at once."""
+    shapes: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            shapes.setdefault(tuple(sorted(parameter.shape)), []).append(parameter)
+    for shape, matrices in shapes.items():
+        together = max(1, _TOGETHER // math.prod(shape))
+        for start in range(0, len(matrices), together):
+            yield matrices[start : start + together]
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+def _laid_like(matrix: Tensor, parameter: Tensor) -> Tensor:
+    """The part of `matrix`, which all processes have alike, that belongs to this one."""
+    if not isinstance(parameter, DTensor):
+        return matrix
+    mesh = parameter.device_mesh
+    everywhere = DTensor.from_local(matrix, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    # Offloaded weights are on the CPU, and not on the mesh's device.
+    return everywhere.redistribute(placements=parameter.placements).to(parameter.device)
 
 
 def build_optimizer(model: Parallelized, train: Train) -> Optimizer:

@@ -1,5 +1,9 @@
-"""In which precision matrix products are computed; weights and moments stay in fp32."""
+"""In which precision matrix products are computed; weights and moments stay in fp32.
 
+The same bits from the same step, also on a GPU.
+"""
+
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -8,6 +12,19 @@ from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
 from pipelines.models.weights import COMPUTE_DTYPES
+
+
+def set_deterministic(wanted: bool) -> None:
+    """Use only algorithms that give the same bits each time; some are slower.
+
+    On the CPU they all do. An operation without such an algorithm raises RuntimeError.
+    """
+    if wanted:
+        # cuBLAS's own condition; it must stand before the first matrix product on the GPU.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)
+    torch.backends.cudnn.benchmark = False
+
 
 _FP8_CAPABILITY = (8, 9)  # NVIDIA's Ada; 9.0 is Hopper
 _TF32_CAPABILITY = (8, 0)  # Ampere

@@ -3,10 +3,19 @@
 How long collectives run, and whether anything else runs meanwhile, can't be told without stopping
 the device at each of them; so it is measured in a window of steps and holds for the run. The same
 goes for the memory of a CPU, where torch counts no allocations unless it is profiled.
+
+Python's garbage is collected between steps, and at no other time.
+
+Left alone, Python collects it in whichever thread has just made enough of it: on each process at
+another time, while all others wait for its gradients; and in the midst of a backward pass, when
+another thread saves a checkpoint. PyTorch tells the collector what a tensor's graph holds by
+counts that change while autograd works, so that a collection then may take a live node for garbage.
 """
 
+import gc
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -14,6 +23,28 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
+
+
+@contextmanager
+def only_between_steps() -> Iterator[None]:
+    """In the block nothing is collected but by `collect`."""
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
+    gc.disable()
+    gc.collect()
+    gc.freeze()  # what is left stays: it is not looked through each time
+    try:
+        yield
+    finally:
+        if not was_frozen:
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def collect() -> None:
+    """Call it where no graph is at work; it takes a few milliseconds."""
+    gc.collect()
+
 
 _MEASURED = (2, 4)  # of this process's steps: compiled and warm by then
 _ALLOCATING = (1, 2)  # of a process alone: moments are there from the first step on

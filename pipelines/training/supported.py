@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Recipe
-from pipelines.distributed.layout import Layout, resolve_layout
 from pipelines.models.config import DecoderConfig
-from pipelines.models.division import check_division
-from pipelines.models.folder import load_config, weight_files
+from pipelines.models.model_folder import load_config, weight_files
 from pipelines.models.presets import preset
+from pipelines.parallel.division import check_division
+from pipelines.parallel.layout import Layout, resolve_layout
+from pipelines.recipe.recipe import Recipe
 
 
 def supported(recipe: Recipe) -> None:

@@ -9,28 +9,26 @@ import torch
 import torch.distributed as dist
 
 from pipelines.core.errors import SharedError
-from pipelines.core.recipe import Recipe
-from pipelines.distributed.gradients import clip_factor, gradient_norm, scale_gradients
-from pipelines.distributed.process_group import from_all
 from pipelines.loading.dataloader import TokenLoader
-from pipelines.models.parallelize import Parallelized
-from pipelines.training import garbage, preemption
-from pipelines.training.attention import Attention
-from pipelines.training.checkpoint import Checkpoints, Position
-from pipelines.training.checkpoint_patience import Patience
-from pipelines.training.checkpoint_store import CheckpointStore
-from pipelines.training.determinism import set_deterministic
+from pipelines.parallel.gradients import clip_factor, gradient_norm, scale_gradients
+from pipelines.parallel.parallelize import Parallelized
+from pipelines.parallel.process_group import from_all
+from pipelines.recipe.recipe import Recipe
+from pipelines.training import preemption, profiling
+from pipelines.training.checkpoint.checkpointer import Checkpoints, Position
+from pipelines.training.checkpoint.patience import Patience
+from pipelines.training.checkpoint.store import CheckpointStore
 from pipelines.training.events import Events
-from pipelines.training.forward_backward import forward_backward
+from pipelines.training.forward_backward import StepBatches, forward_backward, micro_batches
 from pipelines.training.guard import Guard, Verdict, step_unless
-from pipelines.training.memory_in_use import memory_in_use
+from pipelines.training.machine_report import memory_in_use
 from pipelines.training.meter import Meter, Window
 from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.optimizer import build_optimizer, learning_rate, set_learning_rate
-from pipelines.training.precision import LossScale, set_precision
+from pipelines.training.precision import LossScale, set_deterministic, set_precision
 from pipelines.training.preemption import Notice, PreemptedError
 from pipelines.training.profiling import StepProfiler
-from pipelines.training.step_batches import StepBatches, micro_batches
+from pipelines.training.step_consensus import Attention
 from pipelines.training.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -110,7 +108,7 @@ class Trainer:
             PreemptedError: a process was told that it will be taken away, and the run was saved.
         """
         with (
-            garbage.only_between_steps(),
+            profiling.only_between_steps(),
             self.checkpoints,
             self.watchdog,
             self.profiler,
@@ -148,7 +146,7 @@ class Trainer:
         self.watchdog.beat(position.step, "report")
         samples = self.batches.digest(position.step)  # the device is busy still
         verdict = self.guard.verdict()  # the one place where the host waits for the device
-        garbage.collect()
+        profiling.collect()
         position = Position(position.step, position.seconds + self.meter.elapsed)
         if verdict.worst_run >= self.train.max_bad_steps:
             return self._go_back(position, verdict), False

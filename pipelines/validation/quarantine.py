@@ -6,10 +6,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.recipe_cleaning import Pii
 from pipelines.core.storage import write_text
 from pipelines.data.cleaning.pii import Scrubber
 from pipelines.data.documents import RowGroup
+from pipelines.recipe.cleaning_section import Pii
 from pipelines.validation.runner import Finding
 
 QUARANTINE = "quarantine.jsonl"

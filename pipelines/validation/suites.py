@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.core.recipe import Recipe, Validation
 from pipelines.data.cleaning.decontaminate import set_files
+from pipelines.recipe.recipe import Recipe, Validation
 
 if TYPE_CHECKING:
     from great_expectations.expectations import Expectation

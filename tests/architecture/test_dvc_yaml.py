@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.core.recipe_files import dump_yaml, get_dotted, leaves, load_recipe
-from pipelines.core.records import STAGES
 from pipelines.core.settings import DEFAULT_RECIPE, PROJECT
-from pipelines.ledger.opening import environment
-from pipelines.stages.runner import INPUTS
+from pipelines.recipe.recipe_files import dump_yaml, get_dotted, leaves, load_recipe
+from pipelines.run.records import STAGES
+from pipelines.stage_cache.open_workspace import environment
+from pipelines.stages.stage_process import INPUTS
 
 DVC = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]
 

@@ -36,7 +36,7 @@ def printed_by(code: str, *arguments: str) -> list[str]:
     "code",
     [
         "import pipelines.cli",
-        "import pipelines.core.recipe_files",
+        "import pipelines.recipe.recipe_files",
         "import pipelines.models.presets, pipelines.training.supported",
     ],
     ids=["cli", "recipe", "checks"],

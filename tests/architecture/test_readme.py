@@ -6,8 +6,8 @@ import pytest
 import typer
 
 from pipelines.cli import app
-from pipelines.core.recipe_files import shipped_recipes
 from pipelines.core.settings import PROJECT
+from pipelines.recipe.recipe_files import shipped_recipes
 
 README = (PROJECT / "README.md").read_text()
 COMMANDS = typer.main.get_command(app).commands

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from pipelines.core.settings import PROJECT
+from pipelines.stage_cache.fingerprint import LOCK, Lock, neutral_modules, stage_codes
 from pipelines.stage_cache.reach import Reached, reach
-from pipelines.stage_cache.stage_code import LOCK, Lock, neutral_modules, stage_codes
 from pipelines.stage_cache.syntax import VALUES, Definition, Module, Sources
 
 DVC = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]
@@ -23,7 +23,7 @@ MUTANTS = 200
 NOT_READ = {
     "planning/prices.yaml",
     "recipes/*.yaml",
-    "services/supervisord.conf",
+    "platform/supervisord.conf",
     "stage_cache/neutral.yaml",
 }
 

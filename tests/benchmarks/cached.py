@@ -5,7 +5,7 @@ cache but *register*, which compares again. A stage's own work is its task's dur
 median duration of those tasks: both begin with a process, and with the reading of a DAG file.
 """
 
-from pipelines.core.records import STAGES
+from pipelines.run.records import STAGES
 from tests.benchmarks.harness import Benchmark, Contender, Limit
 from tests.benchmarks.local_platform import local_platform
 from tests.benchmarks.startup import make_data

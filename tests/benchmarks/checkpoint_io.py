@@ -30,8 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def make_data(folder: Path) -> dict[str, Any]:
     """A checkpoint of 0.8 GB."""
-    from pipelines.training.checkpoint import Checkpoints, Position
-    from pipelines.training.checkpoint_store import CheckpointStore
+    from pipelines.training.checkpoint.checkpointer import Checkpoints, Position
+    from pipelines.training.checkpoint.store import CheckpointStore
     from tests.benchmarks.contenders.small_training import Training
 
     training = Training({"shape": SHAPE})

@@ -28,8 +28,8 @@ TRAINING_CHARACTERS = 4_000_000  # of the tokenizers
 def make_data(folder: Path) -> dict[str, Any]:
     """Write the models, untrained, with tokenizers that were trained on Python's library."""
     from pipelines.data.tokens.tokenizer import save_tokenizer, train_bpe
-    from pipelines.models.huggingface import save_pretrained
     from pipelines.models.presets import preset
+    from pipelines.models.pretrained import save_pretrained
     from pipelines.models.transformer import Transformer
 
     library = Path(sysconfig.get_paths()["stdlib"])

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.core.records import Split
 from pipelines.models.presets import preset
+from pipelines.run.records import Split
 from tests.benchmarks.harness import Benchmark, Contender, Demand
 from tests.benchmarks.loader import VOCABULARY, write_shard
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.core.records import Split
+from pipelines.run.records import Split
 from tests.benchmarks.harness import Benchmark, Contender, Demand
 from tests.benchmarks.loader import write_shard
 

@@ -26,7 +26,7 @@ def make_data(folder: Path) -> dict[str, Any]:
     import torch
 
     from pipelines.models.config import DecoderConfig
-    from pipelines.models.huggingface import save_pretrained
+    from pipelines.models.pretrained import save_pretrained
     from pipelines.models.transformer import Transformer
 
     model = Transformer(DecoderConfig(**SHAPE))

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.core.records import Shard, Split
 from pipelines.data.tokens.token_shards import ShardWriter
+from pipelines.run.records import Shard, Split
 from tests.benchmarks.harness import Benchmark, Contender, Demand
 from tests.benchmarks.page_cache import empty_cache
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.core.records import Split
-from pipelines.loading.remote import object_path
+from pipelines.loading.sources.s3_objects import object_path
+from pipelines.run.records import Split
 from tests.benchmarks.harness import Benchmark, Contender, Demand
 from tests.benchmarks.loader import BATCH, DOCUMENT_TOKENS, SEQUENCE, VOCABULARY, write_shard
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT, Settings, load_settings
-from pipelines.services.airflow_api import AirflowApi
-from pipelines.services.environment import client_variables
+from pipelines.platform.airflow_api import AirflowApi
+from pipelines.platform.environment import client_variables
 
 DAGS = PROJECT / "tests" / "benchmarks" / "dags"
 PORTS = ("AIRFLOW", "MLFLOW", "RAY", "RAY_GCS")

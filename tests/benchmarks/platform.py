@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.recipe_files import dump_yaml, parse_recipe
 from pipelines.core.storage import write_text
+from pipelines.recipe.recipe_files import dump_yaml, parse_recipe
 from tests.benchmarks.harness import Benchmark, Contender, Demand
 
 RECIPE = {

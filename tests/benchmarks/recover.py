@@ -8,8 +8,8 @@ driver's start to the first step's line.
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.recipe_files import dump_yaml, override_values, parse_recipe
 from pipelines.core.storage import write_text
+from pipelines.recipe.recipe_files import dump_yaml, override_values, parse_recipe
 from tests.benchmarks.harness import Benchmark, Contender, Demand
 from tests.benchmarks.local_platform import local_platform
 from tests.benchmarks.startup import RECIPE

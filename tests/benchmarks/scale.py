@@ -151,7 +151,7 @@ def _plan(rank: int, ranks: int) -> Any:
 
 def mlflow() -> Iterator[Row]:
     """A server on SQLite: how many batches of a node's system metrics it takes a second."""
-    from pipelines.tracking.transport import call
+    from pipelines.tracking.mlflow_client import call
 
     with _mlflow_server():
         experiment = call("POST", "experiments/create", {"name": "scale"})["experiment_id"]
@@ -237,7 +237,7 @@ def _answers(url: str, httpx: Any) -> bool:
 
 def dvc() -> Iterator[Row]:
     """A dataset version of so many shards: hashed, and pushed to a remote that has none of it."""
-    from pipelines.ledger.dataset_objects import ObjectStore, hash_folder
+    from pipelines.datasets.dvc_objects import ObjectStore, hash_folder
 
     for shards in (1_000, 10_000, 100_000):
         with tempfile.TemporaryDirectory() as folder:
@@ -263,8 +263,8 @@ def dedup() -> Iterator[Row]:
     All partitions take so long each, and each opens every block's file: their number grows with the
     documents, and so does that of the blocks.
     """
-    from pipelines.core.recipe_cleaning import Dedup
-    from pipelines.data.duplicates.near_duplicates import match_partition, partitions_for
+    from pipelines.data.duplicates.deduplication import match_partition, partitions_for
+    from pipelines.recipe.cleaning_section import Dedup
 
     dedup = Dedup(kind="minhash")
     for blocks in (10, 50, 200):
@@ -286,7 +286,6 @@ def _key_file(path: Path, block: int) -> Path:
     """Of documents that have nothing in common, as most have."""
     import numpy as np
 
-    from pipelines.core.recipe_cleaning import Dedup
     from pipelines.data.duplicates.key_files import (
         EXACT,
         ID_BYTES,
@@ -295,6 +294,7 @@ def _key_file(path: Path, block: int) -> Path:
         write_tables,
     )
     from pipelines.data.duplicates.minhash import bands, sketches
+    from pipelines.recipe.cleaning_section import Dedup
 
     shape = Dedup(kind="minhash")
     rng = np.random.default_rng(block)

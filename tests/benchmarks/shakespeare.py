@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.core.records import Split
 from pipelines.data.tokens.token_shards import ShardWriter
+from pipelines.run.records import Split
 from tests.benchmarks.harness import Benchmark, Contender, Demand
 
 VARIABLE = "SHAKESPEARE_TEXT"

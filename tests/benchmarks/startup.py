@@ -11,8 +11,8 @@ gate then run to their end, untimed, so that the next round finds the machine id
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.recipe_files import dump_yaml, parse_recipe
 from pipelines.core.storage import write_text
+from pipelines.recipe.recipe_files import dump_yaml, parse_recipe
 from tests.benchmarks.harness import Benchmark, Contender, Demand, Limit
 from tests.benchmarks.local_platform import local_platform
 

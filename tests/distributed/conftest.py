@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.core.records import Split
+from pipelines.run.records import Split
 from tests.distributed.pool import Pool
 from tests.distributed.training import make_data
 

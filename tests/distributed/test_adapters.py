@@ -10,19 +10,18 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.records import Split
-from pipelines.distributed.layout import resolve_layout
-from pipelines.distributed.mesh import build_mesh
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
-from pipelines.models.adapters import adapt, fill_adapters
 from pipelines.models.config import DecoderConfig
-from pipelines.models.huggingface import load_weights, save_pretrained
-from pipelines.models.parallelize import parallelize
-from pipelines.models.peft_format import save_adapter
+from pipelines.models.peft_format import adapt, fill_adapters, save_adapter
+from pipelines.models.pretrained import load_weights, save_pretrained
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import whole
+from pipelines.parallel.layout import resolve_layout
+from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.parallelize import parallelize
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.records import Split
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.profiling import StepProfiler
 from pipelines.training.trainer import Trainer

@@ -7,11 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipelines.distributed.context_parallel import to_heads, to_sequence
-from pipelines.distributed.layout import Layout
-from pipelines.distributed.mesh import build_mesh
 from pipelines.models import loss
-from pipelines.models.context_plan import context_parallel
+from pipelines.parallel.context_parallel import context_parallel, to_heads, to_sequence
+from pipelines.parallel.layout import Layout
+from pipelines.parallel.mesh import build_mesh
 from tests.distributed.pool import Pool
 from tests.distributed.test_tensor_parallel import MODELS, built, passes
 from tests.distributed.training import Case, losses, make_data

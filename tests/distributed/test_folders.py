@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines.core.recipe import Recipe
-from pipelines.distributed.layout import resolve_layout
-from pipelines.distributed.mesh import build_mesh
 from pipelines.models.config import DecoderConfig
 from pipelines.models.families import flags
-from pipelines.models.huggingface import load_weights, save_pretrained
-from pipelines.models.parallelize import parallelize
+from pipelines.models.pretrained import load_weights, save_pretrained
 from pipelines.models.transformer import Transformer
+from pipelines.parallel.layout import resolve_layout
+from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.parallelize import parallelize
+from pipelines.recipe.recipe import Recipe
 from tests.distributed.pool import Pool
 
 SIZE = {

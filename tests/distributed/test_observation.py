@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipelines.core.records import Split
+from pipelines.run.records import Split
 from pipelines.training.machine_report import machine_report
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.profiling import StepProfiler

@@ -9,10 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipelines.distributed.layout import Layout
-from pipelines.distributed.mesh import build_mesh
-from pipelines.distributed.pipeline_parallel import Pipeline
-from pipelines.distributed.stages import Schedule, stage_numbers
+from pipelines.parallel.layout import Layout, Schedule, stage_numbers
+from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.pipeline_parallel import Pipeline
 from tests.distributed.pool import Pool
 
 MICRO_BATCHES = 4

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipelines.core.records import Split
+from pipelines.run.records import Split
 from pipelines.training import preemption
-from pipelines.training.checkpoint_store import CheckpointStore
+from pipelines.training.checkpoint.store import CheckpointStore
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.preemption import PreemptedError
 from tests.distributed.pool import Pool

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipelines.core.records import Split
+from pipelines.run.records import Split
 from pipelines.training.metrics import StepMetrics
 from tests.distributed.pool import Pool
 from tests.distributed.training import Case, build_trainer, make_data

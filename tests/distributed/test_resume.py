@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from pipelines.core.records import Split
-from pipelines.training.checkpoint_state import state_of
+from pipelines.run.records import Split
+from pipelines.training.checkpoint.state import state_of
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.trainer import Trainer
 from tests.distributed.pool import Pool

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipelines.core.records import Split
-from pipelines.distributed.gradients import local
 from pipelines.models.config import DecoderConfig
+from pipelines.parallel.gradients import local
+from pipelines.run.records import Split
 from tests.distributed.pool import Pool
 from tests.distributed.training import SHAPE, Case, build_trainer
 

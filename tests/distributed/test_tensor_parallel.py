@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipelines.distributed.layout import Layout
-from pipelines.distributed.mesh import build_mesh
 from pipelines.loading.dataloader import IGNORED
 from pipelines.models import loss
 from pipelines.models.config import DecoderConfig
 from pipelines.models.families import flags
-from pipelines.models.tensor_plan import tensor_parallel
 from pipelines.models.transformer import Transformer
+from pipelines.parallel.layout import Layout
+from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.tensor_parallel import tensor_parallel
 from tests.distributed.pool import Pool
 
 SIZE = {

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from pipelines.distributed import zero_one
-from pipelines.distributed.zero_one import ShardedUpdate
+from pipelines.parallel import data_parallel
+from pipelines.parallel.data_parallel import ShardedUpdate
 from tests.distributed.pool import Pool
 
 SHAPES = {"odd": (5, 3), "one-row": (1, 4), "vector": (7,), "double": (6, 2)}
@@ -29,7 +29,7 @@ def step(whole: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> No
 
 def differences(bucket: int) -> list[float]:
     """How far each parameter is from the update of one process, after some steps."""
-    zero_one._BUCKET = bucket
+    data_parallel._BUCKET = bucket
     whole, expected = parameters(), parameters()
     update = ShardedUpdate(whole, init_device_mesh("cpu", (dist.get_world_size(),)))
     sharded = torch.optim.AdamW(update.shards.values(), fused=True)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pipelines.services.airflow_api import AirflowApi
+from pipelines.platform.airflow_api import AirflowApi
 
 T = TypeVar("T")
 PATIENCE_S = 600

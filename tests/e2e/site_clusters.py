@@ -16,7 +16,7 @@ import psutil
 from pipelines.core.machine import free_port
 from pipelines.core.settings import load_settings
 from pipelines.orchestration.jobs_api import TokenFile
-from pipelines.services.environment import platform_environment, server_variables
+from pipelines.platform.environment import platform_environment, server_variables
 from tests.faults.pipeline_run import until
 from tests.faults.processes import kill_tree
 

@@ -14,7 +14,7 @@ ray job submit --working-dir . -- python -m ray_jobs.train --recipe debug {sets}
 
 
 def test_a_ray_job_trains_and_logs_to_mlflow(platform, platform_variables):
-    from pipelines.tracking.client import open_client
+    from pipelines.tracking.mlflow_client import open_client
 
     done = subprocess.run(
         ["bash", "-c", COMMAND.format(penstock=shlex.quote(str(PENSTOCK)), sets=SETS)],

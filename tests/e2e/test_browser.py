@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from pipelines.core.records import STAGES
+from pipelines.run.records import STAGES
 
 BAD_DOCUMENTS = 10_000_000  # more than the standard library has
 

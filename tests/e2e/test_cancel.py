@@ -7,14 +7,14 @@ import httpx
 import psutil
 import pytest
 
-from pipelines.core.logbook import read_logbook
-from pipelines.core.recipe_files import load_recipe
-from pipelines.ledger.workspace import workspace_path
 from pipelines.orchestration.job_state import JobState
-from pipelines.services.airflow_api import AirflowApi
-from pipelines.services.dag_run import DAG, make_ready, start
-from pipelines.services.supervisor import GROUP, Supervisor
-from pipelines.stages.runner import RAY_JOB_VARIABLE
+from pipelines.platform.airflow_api import AirflowApi
+from pipelines.platform.dag_runs import DAG, make_ready, start
+from pipelines.platform.supervisor import GROUP, Supervisor
+from pipelines.recipe.recipe_files import load_recipe
+from pipelines.run.logbook import read_logbook
+from pipelines.run.workspace import workspace_path
+from pipelines.stages.stage_process import RAY_JOB_VARIABLE
 from tests.conftest import Platform
 
 WITHIN_S = 15

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from pipelines.core.records import STAGES
 from pipelines.core.storage import read_json
-from pipelines.ledger.workspace import Run, workspace_path
 from pipelines.orchestration.trigger_form import trigger_form
-from pipelines.services.airflow_api import AirflowApi
-from pipelines.services.dag_run import DAG, summarize
+from pipelines.platform.airflow_api import AirflowApi
+from pipelines.platform.dag_runs import DAG, summarize
+from pipelines.run.records import STAGES
+from pipelines.run.workspace import Run, workspace_path
 from tests.e2e.conftest import STEPS
 
 MODEL = "penstock-stdlib-code"
@@ -67,7 +67,7 @@ def test_one_ray_job_for_each_heavy_stage(platform, first_run):
 
 
 def test_the_mlflow_run_tells_the_whole_story(platform_variables, first_run):
-    from pipelines.tracking.client import open_client
+    from pipelines.tracking.mlflow_client import open_client
 
     client = open_client()
     run = client.get_run(first_run["mlflow_run_id"])
@@ -90,7 +90,7 @@ def test_the_mlflow_run_tells_the_whole_story(platform_variables, first_run):
 def test_the_champion_loads_in_transformers_and_writes(platform_variables, first_run):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from pipelines.tracking import registry
+    from pipelines.registry import registry
 
     folder = registry.download(MODEL)
     assert not [path for path in folder.rglob("*") if path.suffix in {".bin", ".pt", ".pkl"}]
@@ -127,7 +127,7 @@ def test_a_second_run_comes_out_of_the_cache(cached_run, first_run):
 def test_a_cached_training_points_to_the_run_that_trained(
     platform_variables, first_run, cached_run
 ):
-    from pipelines.tracking.client import open_client
+    from pipelines.tracking.mlflow_client import open_client
 
     summary, _, _ = cached_run
     run = open_client().get_run(summary["mlflow_run_id"])

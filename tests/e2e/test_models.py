@@ -15,10 +15,10 @@ import pytest
 
 from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT
-from pipelines.services.secrets import serve_token
-from pipelines.services.serving import MODEL_HEADER
-from pipelines.services.serving_engine import SERVING
-from pipelines.tracking.run import MODEL_HASH_TAG
+from pipelines.platform.secrets import serve_token
+from pipelines.serving.endpoint import MODEL_HEADER
+from pipelines.serving.serving_engine import SERVING
+from pipelines.tracking.tracked_run import MODEL_HASH_TAG
 from tests.conftest import PENSTOCK
 from tests.e2e.airflow_runs import wait_for
 from tests.e2e.test_llm_pipeline import MODEL
@@ -35,8 +35,8 @@ def said(platform, *arguments, timeout=120):
 @pytest.fixture
 def second(platform_variables, first_run):
     """A second version of the same content; it is champion as long as the test runs."""
-    from pipelines.tracking import registry
-    from pipelines.tracking.registration import register
+    from pipelines.registry import registry
+    from pipelines.registry.registration import register
 
     first = registry.find(MODEL, "1")
     tags = {MODEL_HASH_TAG: first.model_hash}
@@ -93,7 +93,7 @@ def serving(platform, model):
 
 
 def test_a_rollback_changes_what_is_served_and_refuses_no_request(platform, second):
-    from pipelines.tracking import registry
+    from pipelines.registry import registry
 
     text = greedy(registry.verified_folder(second))
     with serving(platform, f"{MODEL}@champion") as ask:
@@ -113,8 +113,8 @@ def test_a_rollback_changes_what_is_served_and_refuses_no_request(platform, seco
 def test_what_somebody_was_at_is_one_line_from_every_command(
     platform, platform_variables, first_run, tmp_path
 ):
-    from pipelines.tracking import registry
-    from pipelines.tracking.registration import register
+    from pipelines.registry import registry
+    from pipelines.registry.registration import register
 
     first = registry.find(MODEL, "1")
     folder = registry.verified_folder(first)

@@ -9,11 +9,11 @@ import httpx
 import psutil
 import pytest
 
-from pipelines.core.logbook import read_logbook
 from pipelines.core.settings import PROJECT
 from pipelines.orchestration.jobs_api import ADDRESS_FILE, Job, JobsApi, TokenFile
-from pipelines.services.airflow_api import AirflowApi
-from pipelines.services.dag_run import DAG
+from pipelines.platform.airflow_api import AirflowApi
+from pipelines.platform.dag_runs import DAG
+from pipelines.run.logbook import read_logbook
 from tests.conftest import running_platform
 from tests.e2e.airflow_runs import DagRun
 from tests.faults.pipeline_run import PipelineRun, until

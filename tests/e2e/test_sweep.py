@@ -5,13 +5,13 @@ from datetime import datetime
 
 import pytest
 
-from pipelines.core.logbook import read_logbook
-from pipelines.core.recipe_files import RESOLVED, load_recipe
-from pipelines.core.records import RegisterRecord
-from pipelines.ledger.workspace import Run, workspace_path
 from pipelines.orchestration.naming import member_workspace, workspace_name
-from pipelines.services.airflow_api import AirflowApi
-from pipelines.services.supervisor import GROUP, Supervisor
+from pipelines.platform.airflow_api import AirflowApi
+from pipelines.platform.supervisor import GROUP, Supervisor
+from pipelines.recipe.recipe_files import RESOLVED, load_recipe
+from pipelines.run.logbook import read_logbook
+from pipelines.run.records import RegisterRecord
+from pipelines.run.workspace import Run, workspace_path
 from tests.e2e.airflow_runs import DagRun, wait_for
 
 MODEL = "penstock-swept"
@@ -44,7 +44,7 @@ def workspace(platform, sweep):
 
 @pytest.fixture
 def mlflow(platform_variables):
-    from pipelines.tracking.client import open_client
+    from pipelines.tracking.mlflow_client import open_client
 
     return open_client()
 

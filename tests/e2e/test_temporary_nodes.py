@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from pipelines.core.settings import PROJECT
-from pipelines.services.airflow_api import AirflowApi
-from pipelines.services.dag_run import DAG
+from pipelines.platform.airflow_api import AirflowApi
+from pipelines.platform.dag_runs import DAG
 from tests.conftest import running_platform
 from tests.e2e.airflow_runs import DagRun, wait_for
 from tests.faults.nodes import alive

@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 
-from pipelines.core.logbook import PAGE, Kind, read_logbook
-from pipelines.core.records import RegisterRecord
 from pipelines.core.settings import Settings
-from pipelines.services.dag_run import DAG
-from pipelines.tracking.run import DAG_RUN_TAG
+from pipelines.platform.dag_runs import DAG
+from pipelines.run.logbook import PAGE, Kind, read_logbook
+from pipelines.run.records import RegisterRecord
+from pipelines.tracking.tracked_run import DAG_RUN_TAG
 from tests.faults.pipeline_run import LOG_EVERY, PipelineRun
 
 LIVE = ("PENDING", "RUNNING")
@@ -125,7 +125,7 @@ def one_job_at_a_time(run: PipelineRun, watch: JobsWatch) -> str:
 
 def one_mlflow_run(run: PipelineRun) -> str:
     """For the DAG run, and ended well; each step of each curve is in it once."""
-    from pipelines.tracking.client import open_client
+    from pipelines.tracking.mlflow_client import open_client
 
     client = open_client(run.platform.settings.mlflow_url)
     experiments = [each.experiment_id for each in client.search_experiments()]
@@ -145,7 +145,7 @@ def one_mlflow_run(run: PipelineRun) -> str:
 
 def one_version(run: PipelineRun) -> str:
     """Of the run's own model name: its gate decided once."""
-    from pipelines.tracking.client import open_client
+    from pipelines.tracking.mlflow_client import open_client
 
     client = open_client(run.platform.settings.mlflow_url)
     versions = client.search_model_versions(f"name = '{run.model}'")
@@ -159,7 +159,7 @@ def one_version(run: PipelineRun) -> str:
 
 def told_once(run: PipelineRun) -> str:
     """Each fault, and no other, is in the logbook, and in its page among the artifacts."""
-    from pipelines.tracking.client import open_client
+    from pipelines.tracking.mlflow_client import open_client
 
     entries = read_logbook(run.workspace)
     counts = Counter(entry.kind for entry in entries)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pipelines.services.dag_run import DAG
+from pipelines.platform.dag_runs import DAG
 from tests.conftest import Platform
 from tests.faults import checks
 from tests.faults.checks import JobsWatch

@@ -4,7 +4,7 @@ import sys
 
 import ray
 
-from pipelines.stages import preprocess
+from pipelines.stages.preprocess import preprocessing
 from pipelines.stages.standalone import open_workspace, parse_job
 from ray_jobs import train
 
@@ -13,7 +13,7 @@ def main() -> None:
     """Preprocess here, train on the cluster."""
     job = parse_job("network_job", sys.argv[1:])
     with open_workspace(job) as workspace:
-        preprocess.run(job.recipe, workspace)
+        preprocessing.run(job.recipe, workspace)
         ray.init()
         train.train_on_ray(job.recipe, workspace)
 

@@ -11,7 +11,7 @@ import psutil
 
 from pipelines.core.settings import Settings
 from pipelines.orchestration.jobs_api import TokenFile
-from pipelines.services.environment import platform_environment, server_variables
+from pipelines.platform.environment import platform_environment, server_variables
 from tests.conftest import Platform
 from tests.faults.pipeline_run import until
 from tests.faults.processes import FIND_LIMIT_S, find, kill_tree

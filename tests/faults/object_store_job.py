@@ -9,17 +9,19 @@ import sys
 from pathlib import Path
 
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import dump_yaml, load_recipe
-from pipelines.core.records import PreprocessRecord
 from pipelines.core.storage import write_json, write_text
-from pipelines.data.reading.fingerprint import fingerprint_inputs
-from pipelines.ledger.dataset_publishing import make
-from pipelines.ledger.run_source import settle
-from pipelines.ledger.workspace import Run
-from pipelines.loading.remote import object_path
-from pipelines.stages import preprocess, train, validate
-from tests.unit.ledger.dataset_workspace import validate as pass_gate
+from pipelines.data.reading.source_fingerprint import fingerprint_inputs
+from pipelines.datasets.dataset_publishing import make
+from pipelines.datasets.run_source import settle
+from pipelines.loading.sources.s3_objects import object_path
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import dump_yaml, load_recipe
+from pipelines.run.records import PreprocessRecord
+from pipelines.run.workspace import Run
+from pipelines.stages.preprocess import preprocessing
+from pipelines.stages.train import train_stage
+from pipelines.stages.validate import data_gate
+from tests.unit.datasets.dataset_workspace import validate as pass_gate
 
 STEPS = "train.steps=12"
 
@@ -34,7 +36,7 @@ def _make(folder: Path) -> dict[str, str]:
     texts = ["data.source.kind=files", "data.source.path=s3://texts", "data.name=texts"]
     recipe = load_recipe("debug", texts)
     workspace = _open(folder / "made", recipe, fingerprint_inputs(recipe.data))
-    preprocess.run(recipe, workspace)
+    preprocessing.run(recipe, workspace)
     pass_gate(workspace)
     version = make(workspace)
     shard = PreprocessRecord.read(workspace).dataset.train.shards[0]
@@ -50,9 +52,9 @@ def _train(folder: Path, bucket: str) -> dict[str, str]:
     changes = [STEPS, f"train.checkpoints=s3://{bucket}/checkpoints", "train.checkpoint_every=4"]
     recipe, source = settle(load_recipe("debug", [*dataset, *changes]))
     workspace = _open(folder / "trained", recipe, source)
-    preprocess.run(recipe, workspace)
-    validate.run(recipe, workspace)
-    record = train.run(recipe, workspace)
+    preprocessing.run(recipe, workspace)
+    data_gate.run(recipe, workspace)
+    record = train_stage.run(recipe, workspace)
     assert record is not None
     return {"model": record.model_hash}
 

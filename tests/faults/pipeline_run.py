@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipelines.core.logbook import Kind
-from pipelines.core.records import RUN_FILE, TrainRecord, record_path
-from pipelines.ledger.workspace import Run, workspace_path
-from pipelines.services.airflow_api import AirflowApi
-from pipelines.services.dag_run import DAG
-from pipelines.stages.train import HISTORY
-from pipelines.training.checkpoint_store import CHECKPOINTS
+from pipelines.platform.airflow_api import AirflowApi
+from pipelines.platform.dag_runs import DAG
+from pipelines.run.logbook import Kind
+from pipelines.run.records import RUN_FILE, TrainRecord, record_path
+from pipelines.run.workspace import Run, workspace_path
+from pipelines.stages.train.train_stage import HISTORY
+from pipelines.training.checkpoint.store import CHECKPOINTS
 from tests.conftest import Platform
 
 T = TypeVar("T")

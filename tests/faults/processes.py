@@ -9,12 +9,12 @@ from pathlib import Path
 
 import psutil
 
-from pipelines.core.records import JOBS
 from pipelines.core.storage import MARKER, read_json
 from pipelines.orchestration.job_state import JobState, instance_name
-from pipelines.services.supervisor import GROUP, Supervisor
-from pipelines.stages.train_diagnostics import DIAGNOSTICS
-from pipelines.training.checkpoint_store import CHECKPOINTS
+from pipelines.platform.supervisor import GROUP, Supervisor
+from pipelines.run.records import JOBS
+from pipelines.stages.train.train_diagnostics import DIAGNOSTICS
+from pipelines.training.checkpoint.store import CHECKPOINTS
 from tests.conftest import Platform
 from tests.faults.pipeline_run import START_LIMIT_S, PipelineRun, until
 

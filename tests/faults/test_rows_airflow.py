@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pipelines.services.parts import AIRFLOW
+from pipelines.platform.parts import AIRFLOW
 from tests.faults.pipeline_run import PipelineRun
 from tests.faults.processes import airflow_task, handing_over, kept_down, kill, service
 

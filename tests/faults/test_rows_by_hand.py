@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from pipelines.orchestration.job_state import JobState
-from pipelines.services.dag_run import DAG
+from pipelines.platform.dag_runs import DAG
 from tests.faults.pipeline_run import PipelineRun
 from tests.faults.processes import handing_over, has_ended, kept_down, train_worker
 

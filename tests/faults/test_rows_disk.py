@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from pipelines.ledger.opening import STAGE_CACHE
+from pipelines.stage_cache.open_workspace import STAGE_CACHE
 from tests.faults.pipeline_run import START_LIMIT_S
 from tests.faults.small_disk import full, small_disk
 

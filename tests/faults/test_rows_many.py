@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pipelines.core.recipe_files import RESOLVED, load_recipe
-from pipelines.ledger.workspace import Run, read_recipe
+from pipelines.recipe.recipe_files import RESOLVED, load_recipe
+from pipelines.run.workspace import Run, read_recipe
 from tests.faults.pipeline_run import END_LIMIT_S
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]

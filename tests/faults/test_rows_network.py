@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.records import TrainRecord
 from pipelines.core.settings import PROJECT
-from pipelines.stages.train import HISTORY
-from pipelines.training.checkpoint_store import CHECKPOINTS
+from pipelines.run.records import TrainRecord
+from pipelines.stages.train.train_stage import HISTORY
+from pipelines.training.checkpoint.store import CHECKPOINTS
 from tests.faults.pipeline_run import END_LIMIT_S, START_LIMIT_S, until
 from tests.hosts import Hosts
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.core.records import EvaluateRecord
+from pipelines.run.records import EvaluateRecord
 from tests.faults.nodes import second_node
 from tests.faults.pipeline_run import PipelineRun
 from tests.faults.processes import kill, kill_tree, service

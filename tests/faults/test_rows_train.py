@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipelines.core.storage import MARKER, read_json
-from pipelines.training.checkpoint_store import CHECKPOINTS
+from pipelines.training.checkpoint.store import CHECKPOINTS
 from tests.faults.processes import (
     job_driver,
     kill,

@@ -16,20 +16,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import load_recipe, override_values, shipped_recipes
-from pipelines.core.records import Split
 from pipelines.data.tokens.token_shards import ShardWriter
-from pipelines.distributed.layout import Layout
-from pipelines.distributed.mesh import build_mesh
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
-from pipelines.models.adapters import adapt, fill_adapters
 from pipelines.models.config import DecoderConfig
-from pipelines.models.huggingface import load_weights, save_pretrained
-from pipelines.models.parallelize import parallelize
+from pipelines.models.peft_format import adapt, fill_adapters
 from pipelines.models.presets import preset
+from pipelines.models.pretrained import load_weights, save_pretrained
 from pipelines.models.transformer import Transformer
+from pipelines.parallel.layout import Layout
+from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.parallelize import parallelize
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import load_recipe, override_values, shipped_recipes
+from pipelines.run.records import Split
 from pipelines.training.trainer import Trainer
 
 FOLDER = Path(__file__).parent

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.core.recipe_files import load_recipe, shipped_recipes
+from pipelines.recipe.recipe_files import load_recipe, shipped_recipes
 from tests.golden.losses import FOLDER, golden, losses
 
 REWRITE = "if that was meant: .venv/bin/python -m tests.golden.losses"

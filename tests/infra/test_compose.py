@@ -23,9 +23,9 @@ print(version.version, version.source)
 PY"""
 
 PUBLISH = """python - <<'PY'
-from pipelines.core.recipe_files import RESOLVED, load_recipe
+from pipelines.recipe.recipe_files import RESOLVED, load_recipe
 from pipelines.core.settings import load_settings
-from pipelines.services.airflow_api import AirflowApi
+from pipelines.platform.airflow_api import AirflowApi
 airflow = AirflowApi(load_settings())
 airflow.wait_for_dag("data_refresh")
 airflow.unpause("data_refresh")

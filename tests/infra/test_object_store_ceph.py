@@ -20,11 +20,11 @@ pytestmark = [pytest.mark.infra, pytest.mark.timeout(1200)]
 SAME_TESTS = (
     "tests/unit/data/reading/test_sources_s3.py",
     "tests/unit/doctor/test_object_store.py",
-    "tests/unit/ledger/test_datasets_s3.py",
-    "tests/unit/loading/test_object_store.py",
+    "tests/unit/datasets/test_datasets_s3.py",
+    "tests/unit/loading/sources/test_object_store.py",
     "tests/unit/tracking/test_artifacts.py",
-    "tests/unit/tracking/test_registry.py",
-    "tests/unit/training/test_checkpoint.py",
+    "tests/unit/registry/test_registry.py",
+    "tests/unit/training/checkpoint/test_checkpointer.py",
 )
 
 

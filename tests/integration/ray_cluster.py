@@ -16,7 +16,7 @@ import psutil
 from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.orchestration.jobs_api import TokenFile
-from pipelines.services.environment import RAY_START_HOOK, client_variables
+from pipelines.platform.environment import RAY_START_HOOK, client_variables
 
 # A Ray that may have several nodes looks for 127.0.0.1 at the host's address: a job's agent would
 # wait there for a GCS that listens on the loopback only. So every process but the one that joins a

@@ -5,17 +5,19 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import dump_yaml, load_recipe
-from pipelines.core.records import PreprocessRecord, output_folder
 from pipelines.core.storage import write_json, write_text
-from pipelines.data.reading.fingerprint import fingerprint_inputs
-from pipelines.ledger.dataset_publishing import make
-from pipelines.ledger.datasets import DatasetVersion
-from pipelines.ledger.run_source import settle
-from pipelines.ledger.workspace import Run
-from pipelines.stages import preprocess, train, validate
-from tests.unit.ledger.dataset_workspace import validate as pass_gate
+from pipelines.data.reading.source_fingerprint import fingerprint_inputs
+from pipelines.datasets.dataset_publishing import make
+from pipelines.datasets.run_source import settle
+from pipelines.datasets.versions import DatasetVersion
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import dump_yaml, load_recipe
+from pipelines.run.records import PreprocessRecord, output_folder
+from pipelines.run.workspace import Run
+from pipelines.stages.preprocess import preprocessing
+from pipelines.stages.train import train_stage
+from pipelines.stages.validate import data_gate
+from tests.unit.datasets.dataset_workspace import validate as pass_gate
 
 
 def open_folder(folder: Path, recipe: Recipe, source: dict) -> Path:
@@ -47,7 +49,7 @@ def publish(home: Path, name: str, texts: list[str], *overrides: str) -> Dataset
     source = ["data.source.kind=files", f"data.source.path={corpus}", f"data.name={name}"]
     recipe = load_recipe("debug", [*source, *overrides])
     workspace = open_folder(home / "made" / name, recipe, fingerprint_inputs(recipe.data))
-    preprocess.run(recipe, workspace)
+    preprocessing.run(recipe, workspace)
     pass_gate(workspace)
     return make(workspace)
 
@@ -69,8 +71,8 @@ def open_training(folder: Path, *overrides: str) -> tuple[Recipe, Path]:
     on = ["data.source.kind=dataset", "data.source.path=tiny"]
     recipe, source = settle(load_recipe("debug", [*on, "train.steps=4", *overrides]))
     workspace = open_folder(folder, recipe, source)
-    preprocess.run(recipe, workspace)
-    validate.run(recipe, workspace)
+    preprocessing.run(recipe, workspace)
+    data_gate.run(recipe, workspace)
     return recipe, workspace
 
 
@@ -80,7 +82,7 @@ def test_streamed_and_fetched_shards_train_the_same_model(version, tmp_path):
         recipe, workspace = open_training(tmp_path / reader, f"data.reader={reader}")
         dataset = PreprocessRecord.read(workspace).dataset
         assert f"{dataset.name}@{dataset.version}" == version.label
-        models.append(train.run(recipe, workspace).model_hash)
+        models.append(train_stage.run(recipe, workspace).model_hash)
     assert not list((tmp_path / "object_store/outputs").rglob("*.bin"))
     assert models[0] == models[1]
 
@@ -97,7 +99,7 @@ def test_one_flipped_byte_of_a_fetched_shard_stops_training_before_a_step(versio
     shard = PreprocessRecord.read(workspace).dataset.train.shards[0]
     flip_a_byte(output_folder(workspace, "preprocess") / shard.path)
     with pytest.raises(UserError, match=f"{shard.path}.*damaged"):
-        train.run(recipe, workspace)
+        train_stage.run(recipe, workspace)
     assert not (workspace / "outputs/train").exists()
     assert not list((workspace / "checkpoints").glob("step*"))
 
@@ -110,7 +112,7 @@ def test_one_flipped_byte_of_a_streamed_shard_stops_training(version, home, tmp_
     flip_a_byte(stored)
     try:
         with pytest.raises(UserError, match="tokens/train"):
-            train.run(recipe, workspace)
+            train_stage.run(recipe, workspace)
     finally:
         stored.write_bytes(sound)
     assert not (workspace / "outputs/train").exists()

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.core.logbook import read_logbook
-from pipelines.core.recipe_files import load_recipe, override_values
-from pipelines.core.records import PreprocessRecord
 from pipelines.core.settings import PROJECT
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
+from pipelines.recipe.recipe_files import load_recipe, override_values
+from pipelines.run.logbook import read_logbook
+from pipelines.run.records import PreprocessRecord
 
 # A cluster of its own, in a process of its own; its second node dies under the training, and later
 # there is another one.
@@ -26,14 +26,14 @@ import ray
 from ray.cluster_utils import Cluster
 
 from pipelines.core.storage import read_json
-from pipelines.stages import preprocess
+from pipelines.stages.preprocess import preprocessing
 from pipelines.stages.standalone import open_workspace, parse_job
 from ray_jobs import train
 
 job = parse_job("test", sys.argv[1:])
 held = contextlib.ExitStack()
 workspace = held.enter_context(open_workspace(job))
-preprocess.run(job.recipe, workspace)
+preprocessing.run(job.recipe, workspace)
 # Its own hooks at exit are signal handlers, which a thread can't set as it adds a node.
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1}, shutdown_at_exit=False)
 held.callback(cluster.shutdown)

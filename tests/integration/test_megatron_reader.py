@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipelines.core.settings import PROJECT
-from pipelines.data.tokens.packing import best_fit, write_packed
+from pipelines.data.tokens.assembly import best_fit, write_packed
 from pipelines.data.tokens.token_shards import IndexedDataset, ShardWriter, bin_path, idx_path
 
 PYTHON = PROJECT / ".venv-bench" / "bin" / "python"

@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import load_recipe
-from pipelines.core.records import PreprocessRecord, TrainRecord, output_folder
 from pipelines.core.storage import folder_hash, read_json
-from pipelines.ledger.dataset_publishing import make
-from pipelines.ledger.run_source import settle
+from pipelines.datasets.dataset_publishing import make
+from pipelines.datasets.run_source import settle
 from pipelines.loading.sampler import mixed_samples
 from pipelines.loading.token_dataset import TokenDataset
-from pipelines.stages import evaluate, preprocess, train, validate
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import load_recipe
+from pipelines.run.records import PreprocessRecord, TrainRecord, output_folder
+from pipelines.stages.evaluate import evaluation
+from pipelines.stages.preprocess import preprocessing
+from pipelines.stages.train import train_stage
+from pipelines.stages.validate import data_gate
 from pipelines.tracking.lineage import lineage
 from tests.integration.test_dataset_stages import home, lines_about, open_folder, publish
 
@@ -39,16 +42,16 @@ def open_mixture(folder: Path, *overrides: str) -> tuple[Recipe, Path]:
     """A run on the mixture up to its training."""
     recipe, source = settle(ask("{web: 0.7, code: 0.3}", *overrides))
     workspace = open_folder(folder, recipe, source)
-    preprocess.run(recipe, workspace)
-    validate.run(recipe, workspace)
+    preprocessing.run(recipe, workspace)
+    data_gate.run(recipe, workspace)
     return recipe, workspace
 
 
 @pytest.fixture(scope="module")
 def run(versions, tmp_path_factory):
     recipe, workspace = open_mixture(tmp_path_factory.mktemp("runs") / "whole")
-    train.run(recipe, workspace)
-    evaluate.run(recipe, workspace)
+    train_stage.run(recipe, workspace)
+    evaluation.run(recipe, workspace)
     return recipe, workspace
 
 
@@ -112,8 +115,8 @@ def test_a_run_cut_midway_and_one_that_streams_end_in_the_same_model(run, tmp_pa
     """The last checkpoint is after step 3: inside a cycle of ten samples."""
     recipe, workspace = open_mixture(tmp_path / "again", f"data.reader={reader}")
     with pytest.raises(InterruptedError):
-        train.run(recipe, workspace, cut)
-    again = train.run(recipe, workspace)
+        train_stage.run(recipe, workspace, cut)
+    again = train_stage.run(recipe, workspace)
     assert again.model_hash == TrainRecord.read(run[1]).model_hash
     shards = list((workspace / "outputs/preprocess").rglob("*.bin"))
     assert bool(shards) == (reader == "auto")
@@ -162,9 +165,9 @@ def test_a_leak_from_one_training_split_to_the_other_held_out_is_named(home, ver
     publish(home, "leaky", lines_about("page"), "data.validation_fraction=0.5")
     recipe, source = settle(ask("{web: 1, leaky: 1}"))
     workspace = open_folder(tmp_path / "run", recipe, source)
-    preprocess.run(recipe, workspace)
+    preprocessing.run(recipe, workspace)
     with pytest.raises(UserError, match=r"mixture: .*doc_id.*the same as an earlier row"):
-        validate.run(recipe, workspace)
+        data_gate.run(recipe, workspace)
     lines = (workspace / "outputs/validate/quarantine.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert {row["check"] for row in rows} == {"mixture"}

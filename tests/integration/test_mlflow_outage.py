@@ -13,8 +13,8 @@ import pytest
 from pipelines.core.machine import free_port
 from pipelines.core.storage import write_json
 from pipelines.tracking import curves
-from pipelines.tracking.client import PATIENT, open_client
-from pipelines.tracking.run import TrackedRun, open_run
+from pipelines.tracking.mlflow_client import PATIENT, open_client
+from pipelines.tracking.tracked_run import TrackedRun, open_run
 
 AWAY_S = 15.0  # more than what a person's command waits
 NODE_METRIC = "system/node-0/cpu_utilization_percentage"

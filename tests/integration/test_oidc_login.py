@@ -15,9 +15,9 @@ from oidc_provider_mock import User, run_server_in_thread
 
 from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.services.airflow_config import write_airflow_config
-from pipelines.services.environment import BIN, platform_environment
-from pipelines.services.secrets import ensure_secrets
+from pipelines.platform.airflow_config import write_airflow_config
+from pipelines.platform.environment import BIN, platform_environment
+from pipelines.platform.secrets import ensure_secrets
 
 CONFIG = PROJECT / "infra" / "kubernetes" / "oidc" / "webserver_config.py"
 FAB = "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"

@@ -26,8 +26,8 @@ from oidc_provider_mock import User, run_server_in_thread
 
 from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.services.environment import platform_environment
-from pipelines.services.secrets import ensure_secrets
+from pipelines.platform.environment import platform_environment
+from pipelines.platform.secrets import ensure_secrets
 from tests.integration.ray_cluster import ray_cluster
 
 OIDC = PROJECT / "infra" / "kubernetes" / "oidc"

@@ -24,9 +24,9 @@ import pytest
 
 from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.services.environment import platform_environment, server_variables
-from pipelines.services.secrets import ensure_secrets
-from pipelines.tracking.client import open_client
+from pipelines.platform.environment import platform_environment, server_variables
+from pipelines.platform.secrets import ensure_secrets
+from pipelines.tracking.mlflow_client import open_client
 
 FAB = "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"
 DATABASES = ("airflow", "mlflow")

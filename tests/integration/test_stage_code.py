@@ -15,22 +15,25 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import load_recipe
-from pipelines.core.records import output_folder
 from pipelines.core.settings import PROJECT
 from pipelines.core.storage import folder_hash
-from pipelines.data.reading.fingerprint import fingerprint_inputs
-from pipelines.stage_cache.stage_code import neutral_modules, stage_codes
+from pipelines.data.reading.source_fingerprint import fingerprint_inputs
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import load_recipe
+from pipelines.run.records import output_folder
+from pipelines.stage_cache.fingerprint import neutral_modules, stage_codes
 from pipelines.stage_cache.syntax import VALUES, Definition
-from pipelines.stages import evaluate, preprocess, train, validate
+from pipelines.stages.evaluate import evaluation
+from pipelines.stages.preprocess import preprocessing
+from pipelines.stages.train import train_stage
+from pipelines.stages.validate import data_gate
 from tests.integration.test_dataset_stages import open_folder
 
 STAGES: dict[str, Callable[[Recipe, Path], Any]] = {
-    "preprocess": preprocess.run,
-    "validate": validate.run,
-    "train": train.run,
-    "evaluate": evaluate.run,
+    "preprocess": preprocessing.run,
+    "validate": data_gate.run,
+    "train": train_stage.run,
+    "evaluate": evaluation.run,
 }
 # Much of what a recipe may ask for at once, so that much of the code runs.
 OVERRIDES = [
@@ -162,9 +165,9 @@ def test_neutral_modules_can_say_anything_and_outputs_stay(done, stage):
 
 def test_a_module_that_is_not_neutral_is_noticed(done):
     with wrong(["pipelines.data.normalize"]):
-        preprocess.run(done.recipe, done.workspace)
+        preprocessing.run(done.recipe, done.workspace)
     assert done.output("preprocess") != done.outputs["preprocess"]
-    preprocess.run(done.recipe, done.workspace)
+    preprocessing.run(done.recipe, done.workspace)
 
 
 @contextmanager

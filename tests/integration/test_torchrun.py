@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.core.logbook import read_logbook
-from pipelines.core.records import TrainRecord
 from pipelines.core.settings import PROJECT
+from pipelines.run.logbook import read_logbook
+from pipelines.run.records import TrainRecord
 
 OVERRIDES = [
     "data.source.max_documents=12",

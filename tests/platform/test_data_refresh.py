@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.recipe_files import RESOLVED, load_recipe
-from pipelines.core.records import PreprocessRecord
 from pipelines.core.storage import read_json
-from pipelines.ledger.workspace import Run, read_recipe, workspace_path
-from pipelines.services.airflow_api import AirflowApi
-from pipelines.services.dag_run import DAG
+from pipelines.platform.airflow_api import AirflowApi
+from pipelines.platform.dag_runs import DAG
+from pipelines.recipe.recipe_files import RESOLVED, load_recipe
+from pipelines.run.records import PreprocessRecord
+from pipelines.run.workspace import Run, read_recipe, workspace_path
 from tests.conftest import Platform
 
 REFRESH = "data_refresh"
@@ -130,7 +130,7 @@ def test_its_event_starts_a_training_on_exactly_that_version(platform, first):
 
 
 def test_the_mlflow_run_names_the_version(platform_variables, first):
-    from pipelines.tracking.client import open_client
+    from pipelines.tracking.mlflow_client import open_client
 
     _, run_id = first
     run = Run.read(workspace_path(platform_variables.settings.runs, run_id))

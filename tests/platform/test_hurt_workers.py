@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.core.logbook import read_logbook
-from pipelines.core.records import TrainRecord
 from pipelines.core.settings import PROJECT
+from pipelines.run.logbook import read_logbook
+from pipelines.run.records import TrainRecord
 from tests.conftest import Platform
 
 STEPS, LOG_EVERY = 600, 5
@@ -133,7 +133,7 @@ def gone(process: psutil.Process) -> bool:
 def test_the_same_bits_whatever_is_killed(
     start: Callable[[str], Training], platform_variables: Platform
 ) -> None:
-    from pipelines.tracking.client import open_client
+    from pipelines.tracking.mlflow_client import open_client
 
     reference = start("unhurt").end()
     hurt = start("hurt")

@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.core.machine import free_port
 from pipelines.core.settings import GPU_POOL
-from pipelines.services.airflow_api import AirflowApi
+from pipelines.platform.airflow_api import AirflowApi
 from tests.conftest import PENSTOCK, Platform
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import dump_yaml
 from pipelines.core.settings import PROJECT
 from pipelines.core.storage import folder_hash
-from pipelines.stages.preprocess import run
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import dump_yaml
+from pipelines.stages.preprocess.preprocessing import run
 
 # Other tasks than in one process, the same documents; so many of them at once.
 SMALL_BLOCKS = """
@@ -34,9 +34,9 @@ KILL_ONE = """
 import os, signal
 from pathlib import Path
 
-from pipelines.stages import preprocess
+from pipelines.stages.preprocess import preprocessing
 
-extract, begun = preprocess.extract, Path("begun.txt").absolute()
+extract, begun = preprocessing.extract, Path("begun.txt").absolute()
 
 def killed_once(block, folder, **arguments):
     number = folder.name.split(".")[1]
@@ -47,7 +47,7 @@ def killed_once(block, folder, **arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return extract(block, folder, **arguments)
 
-preprocess.extract = killed_once
+preprocessing.extract = killed_once
 """
 
 

@@ -14,11 +14,11 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
-from pipelines.core.logbook import read_logbook
 from pipelines.orchestration import ray_job
 from pipelines.orchestration.jobs_api import jobs_api
 from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
-from pipelines.stages.runner import RAY_JOB_VARIABLE
+from pipelines.run.logbook import read_logbook
+from pipelines.stages.stage_process import RAY_JOB_VARIABLE
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.orchestration.job_state import JobState
 from pipelines.orchestration.jobs_api import ADDRESS_FILE, jobs_api
-from pipelines.services.reconciler import reconcile_once
+from pipelines.platform.reconciler import reconcile_once
 
 pytestmark = pytest.mark.usefixtures("platform_variables")
 

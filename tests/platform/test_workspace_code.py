@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from pipelines.core.recipe_files import load_recipe
 from pipelines.core.settings import PROJECT
-from pipelines.ledger.opening import open_workspace
 from pipelines.orchestration.jobs_api import Job, JobsApi
 from pipelines.orchestration.ray_job import job_command
+from pipelines.recipe.recipe_files import load_recipe
+from pipelines.stage_cache.open_workspace import open_workspace
 from tests.conftest import Platform
 
 PROBE = """
@@ -23,7 +23,7 @@ from ray.train.torch import TorchTrainer
 
 
 def constant(*_):
-    from pipelines.core.progress import PROGRESS_FILE
+    from pipelines.run.progress import PROGRESS_FILE
 
     return PROGRESS_FILE
 
@@ -65,7 +65,7 @@ def workspace(platform_variables):
 
 
 def test_driver_data_tasks_and_train_workers_import_from_the_clone(platform_variables, workspace):
-    module = workspace / "pipelines/core/progress.py"
+    module = workspace / "pipelines/run/progress.py"
     module.write_text(module.read_text().replace("progress.jsonl", "changed.jsonl"))
     (workspace / "probe.py").write_text(PROBE)
 

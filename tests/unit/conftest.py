@@ -22,7 +22,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session")
 def mlflow_uri(tmp_path_factory):
-    from pipelines.tracking.client import open_client
+    from pipelines.tracking.mlflow_client import open_client
 
     folder = tmp_path_factory.mktemp("mlflow")
     with _mlflow_server(f"sqlite:///{folder / 'mlflow.db'}", folder / "artifacts") as uri:
@@ -52,7 +52,7 @@ def _mlflow_server(store: str, artifacts: Path) -> Iterator[str]:
 
 @pytest.fixture
 def mlflow_client(mlflow_uri, monkeypatch):
-    from pipelines.tracking.client import open_client
+    from pipelines.tracking.mlflow_client import open_client
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)
     return open_client()
@@ -69,7 +69,7 @@ def mlflow_run(mlflow_client):
 def home(tmp_path, mlflow_client, monkeypatch):
     """A home with a key pair, as `penstock up` makes it."""
     from pipelines.core.settings import load_settings
-    from pipelines.tracking.signing import ensure_key_pair
+    from pipelines.registry.signing import ensure_key_pair
 
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
     ensure_key_pair(load_settings().signing_key)

@@ -1,6 +1,6 @@
 """A model that a memory budget made int8 of."""
 
-from pipelines.core.verdict import FormScore, RightSize
+from pipelines.run.verdict import FormScore, RightSize
 
 
 def served_as_int8(bits_per_byte: float, model_hash: str) -> RightSize:

@@ -5,17 +5,17 @@ from functools import cached_property
 from pathlib import Path
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_cleaning import Pii
-from pipelines.core.recipe_data import Data, Source
 from pipelines.data.cleaning.decontaminate import EvaluationNgrams
 from pipelines.data.cleaning.filters import build_filters, first_rejection
 from pipelines.data.cleaning.pii import Scrubber
 from pipelines.data.normalize import CONTAMINATED, PII, Document, conversation, document
-from pipelines.data.reading.fingerprint import evaluation_source
 from pipelines.data.reading.instruction import Fields
-from pipelines.data.reading.readers import plan_reads, read_batch
+from pipelines.data.reading.source_fingerprint import evaluation_source
 from pipelines.data.reading.sources import list_inputs
+from pipelines.data.reading.text_readers import plan_reads, read_batch
 from pipelines.data.tally import Reject, Tally
+from pipelines.recipe.cleaning_section import Pii
+from pipelines.recipe.data_section import Data, Source
 
 NGRAMS_FILE = "ngrams.npy"  # of an evaluation set, in its folder
 _EXCERPT = 200  # characters of a rejected document that a person is shown

@@ -22,8 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import UserError
-from pipelines.data.cleaning.characters import Kind, code_points, kinds
-from pipelines.data.cleaning.words import Hashes, find_words, hash_ngrams, hash_words
+from pipelines.data.cleaning.words import (
+    Hashes,
+    Kind,
+    code_points,
+    find_words,
+    hash_ngrams,
+    hash_words,
+    kinds,
+)
 
 EVALUATION_SETS = "evaluation_sets"  # in preprocess's output: the n-grams of each, by its name
 _BITS_PER_NGRAM = 8  # of the bit set in front of the search, which one n-gram in eight then passes

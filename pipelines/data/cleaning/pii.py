@@ -11,10 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from pipelines.core.recipe_cleaning import Pii
-from pipelines.data.cleaning.pii_numbers import NumberRules
-from pipelines.data.cleaning.pii_secrets import find_secrets
-from pipelines.data.cleaning.pii_spans import Span
+from pipelines.data.cleaning.pii_finders import NumberRules, Span, find_secrets
+from pipelines.recipe.cleaning_section import Pii
 
 _EMAIL_NAME = re.compile(r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9_%+][A-Za-z0-9._%+-]*$")
 _EMAIL_DOMAIN = re.compile(

@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Any
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_data import Data, Instruction
 from pipelines.data.normalize import MALFORMED, Document, Messages, conversation, document, drop
+from pipelines.recipe.data_section import Data, Instruction
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 _MOST_SHOWN = 8  # field names in a message

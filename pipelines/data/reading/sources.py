@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_data import Source
-from pipelines.data.reading import huggingface
+from pipelines.data.reading import hub_datasets
 from pipelines.data.reading.inputs import LOCAL, Input, is_url
-from pipelines.data.reading.remote import WILDCARDS, list_remote, open_remote
+from pipelines.data.reading.remote_files import WILDCARDS, list_remote, open_remote
+from pipelines.recipe.data_section import Source
 
 _HASHING_THREADS = 4
 # Installed packages are not the standard library, and compiled files are not text.
@@ -37,7 +37,7 @@ def list_inputs(source: Source) -> list[Input]:
         return _library_files()
     path = str(source.path).removeprefix(LOCAL)
     if source.kind == "huggingface" and not Path(path).expanduser().is_dir():
-        return [huggingface.hub_input(path, source.revision)]
+        return [hub_datasets.hub_input(path, source.revision)]
     inputs = list_remote(path) if is_url(path) else _local_files(path)
     return sorted(inputs, key=lambda found: found.path)
 

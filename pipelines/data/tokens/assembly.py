@@ -1,16 +1,175 @@
-"""Pass 5: token blocks become shards, in document order."""
+"""Best-fit packing: whole documents side by side in samples of one length.
 
+Documents laid end to end and cut at every sample's end (`concat`) waste nothing, but cut through
+many documents. Best fit cuts only those that are longer than a sample, and pads what is left over:
+"Fewer Truncations Improve Language Modeling" (Ding et al., 2024, arXiv:2404.10830), section 3.
+
+Pass 5: token blocks become shards, in document order.
+"""
+
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from pipelines.core.records import Shard
-from pipelines.data.tokens.packing import best_fit, write_packed
 from pipelines.data.tokens.token_shards import Counts, Ids, Mask, ShardWriter, token_dtype
 from pipelines.data.tokens.tokenization import IDS_FILE, MASK_FILE, SIZES_FILE
+from pipelines.run.records import Shard
+
+Numbers = npt.NDArray[np.int64]
+_CHUNK = 1 << 22  # tokens brought into their new order together
+_PADDING = -1  # instead of the place where a piece begins
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Which piece of which document lies where.
+
+    Pieces stand in the order of their samples, within a sample in that of the documents.
+    """
+
+    capacity: int  # tokens a sample
+    documents: Numbers  # of each piece, [pieces]
+    starts: Numbers  # of each piece within its document, in tokens
+    lengths: Numbers  # of each piece, in tokens
+    samples: Numbers  # pieces in each sample, [samples]
+
+    @property
+    def fill(self) -> float:
+        """The fraction of the samples that is text; the rest is padding."""
+        return float(self.lengths.sum()) / max(1, self.capacity * len(self.samples))
+
+
+def best_fit(sizes: Counts, capacity: int) -> Packing:
+    """Pack documents of `sizes` tokens, [documents], into samples of `capacity` tokens.
+
+    A document longer than a sample is first cut into pieces of that length and a rest. The longest
+    piece comes first, into the sample that it fills best. A million documents take a second.
+    """
+    count = -(-sizes.astype(np.int64) // capacity)  # pieces of each document
+    documents = np.repeat(np.arange(len(sizes)), count)
+    first = np.repeat(np.cumsum(count) - count, count)
+    starts = (np.arange(len(documents)) - first) * capacity
+    lengths = np.minimum(capacity, sizes[documents] - starts)
+    sample = _samples(lengths, capacity)
+    # Number samples by the first piece in them, so that they come in the order of the documents.
+    _, leaders, sample = np.unique(sample, return_index=True, return_inverse=True)
+    order = np.argsort(leaders[sample], kind="stable")
+    pieces = np.bincount(sample)[np.argsort(leaders)]
+    return Packing(capacity, documents[order], starts[order], lengths[order], pieces)
+
+
+def _samples(lengths: Numbers, capacity: int) -> Numbers:
+    """The sample of each piece, [pieces], numbered as they are opened.
+
+    Pieces of one length are placed together: the fullest sample that has room takes as many of
+    them as fit, as it would if they came one by one, and then the next such sample.
+    """
+    placed = np.empty(len(lengths), np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    samples = _OpenSamples(capacity)
+    at = 0
+    for length, left in zip(*_runs(lengths[order]), strict=True):
+        while left:
+            chosen, room = samples.take(length, left)
+            each = room // length
+            taken = min(left, each * len(chosen))
+            placed[order[at : at + taken]] = np.repeat(chosen, each)[:taken]
+            full, last = divmod(taken, each)
+            samples.put_back(chosen[:full], room - each * length)
+            samples.put_back(chosen[full:], room - last * length)
+            at += taken
+            left -= taken
+    return placed
+
+
+class _OpenSamples:
+    """Samples by the room that is left in them, in tokens."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._with_room: dict[int, list[int]] = defaultdict(list)
+        self._rooms = 0  # bit r is set where a sample has room for r tokens
+        self._opened = 0
+
+    def take(self, length: int, pieces: int) -> tuple[list[int], int]:
+        """The fullest samples with room for a piece, as many as `pieces` need, and their room.
+
+        There may be fewer of them; where there are none, new ones are opened.
+        """
+        fitting = self._rooms >> length
+        if not fitting:
+            first = self._opened
+            self._opened += -(-pieces // (self._capacity // length))
+            return list(range(first, self._opened)), self._capacity
+        room = length + (fitting & -fitting).bit_length() - 1
+        samples = self._with_room[room]
+        chosen = samples[-pieces // (room // length) :]
+        del samples[-len(chosen) :]
+        if not samples:
+            self._rooms ^= 1 << room
+        return chosen, room
+
+    def put_back(self, samples: list[int], room: int) -> None:
+        """Samples that have this much room now."""
+        if samples and room:
+            self._with_room[room] += samples
+            self._rooms |= 1 << room
+
+
+def _runs(values: Numbers) -> tuple[list[int], list[int]]:
+    """Each value of a descending sequence, and how often it occurs."""
+    found, counts = np.unique(values, return_counts=True)
+    return found[::-1].tolist(), counts[::-1].tolist()
+
+
+def write_packed(
+    writer: ShardWriter, packing: Packing, ids: Ids, sizes: Counts, mask: Mask | None, end_id: int
+) -> None:
+    """Write the samples of a packing as documents of a masked shard.
+
+    The sequences of each are its pieces, then its padding: `end_id`, which isn't to be predicted.
+
+    Args:
+        writer: of a masked shard.
+        packing: of the documents.
+        ids: of the documents end to end, [tokens].
+        sizes: of the documents.
+        mask: what is to be predicted of them, [tokens]; None for all.
+        end_id: the end-of-document token.
+    """
+    offsets = np.cumsum(sizes, dtype=np.int64) - sizes
+    sequences = np.cumsum(packing.samples)
+    text = np.diff(np.cumsum(packing.lengths)[sequences - 1], prepend=0)
+    # Padding is a last piece, from nowhere; a full sample has none.
+    padded = text < packing.capacity
+    behind = sequences[padded]
+    lengths = np.insert(packing.lengths, behind, packing.capacity - text[padded])
+    begins = np.insert(offsets[packing.documents] + packing.starts, behind, _PADDING)
+    samples = packing.samples + padded
+    ends = np.cumsum(samples)
+    step = max(1, _CHUNK // packing.capacity)
+    for first in range(0, len(samples), step):
+        some = samples[first : first + step]
+        last = ends[first : first + step][-1]
+        pieces = slice(last - some.sum(), last)
+        source = _tokens_of(begins[pieces], lengths[pieces])
+        is_text = source >= 0
+        packed = np.where(is_text, ids[source], ids.dtype.type(end_id))
+        predicted = is_text if mask is None else np.where(is_text, mask[source], 0)
+        writer.add(packed, lengths[pieces], predicted.astype(np.uint8), some)
+
+
+def _tokens_of(begins: Numbers, lengths: Numbers) -> Numbers:
+    """The place of each token of pieces that follow each other; `_PADDING` for padding."""
+    steps = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    from_where = np.repeat(begins, lengths)
+    return np.where(from_where == _PADDING, _PADDING, from_where + steps)
+
 
 TOKENS = "tokens"  # where the shards lie in preprocess's output
 

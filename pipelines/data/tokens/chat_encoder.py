@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_data import Instruction
 from pipelines.data.normalize import Messages
 from pipelines.data.reading.instruction import ASSISTANT
 from pipelines.data.tokens.chat_template import (
@@ -30,6 +29,7 @@ from pipelines.data.tokens.chat_template import (
 )
 from pipelines.data.tokens.token_shards import Ids, Mask, token_dtype
 from pipelines.data.tokens.tokenizer import TOKENIZER_FILE, Encoder
+from pipelines.recipe.data_section import Instruction
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

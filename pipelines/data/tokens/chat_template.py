@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_data import Instruction
 from pipelines.core.storage import read_json, write_text
 from pipelines.data.normalize import Messages
 from pipelines.data.reading.instruction import ASSISTANT, ROLES
+from pipelines.recipe.data_section import Instruction
 
 TEMPLATE_FILE = "chat_template.jinja"
 IM_START, IM_END = CHATML_MARKERS = ("<|im_start|>", "<|im_end|>")

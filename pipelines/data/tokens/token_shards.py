@@ -17,17 +17,20 @@ is that of `megatron/core/datasets/indexed_dataset.py`; NeMo reads and datatrove
 
 Where some tokens are not to be predicted, a loss mask lies beside them, `.mask`: one byte a token,
 1 where it is. Megatron does not know that file.
+
+How long documents are in tokens: the histogram that a dataset version is compared by.
 """
 
 import hashlib
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.core.records import Shard
+from pipelines.run.records import SPLITS, DatasetRef, Shard
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -253,3 +256,32 @@ def _map(path: Path, dtype: np.dtype[Any], tokens: int) -> npt.NDArray[Any]:
     if not tokens:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")
+
+
+LENGTH_HISTOGRAM = "length_histogram"  # its key in a dataset's statistics
+
+
+def document_lengths(folder: Path, dataset: DatasetRef) -> Iterator[npt.NDArray[np.int64]]:
+    """Tokens of each document, end-of-document token included: [documents], a shard at a time.
+
+    Of packed samples, each piece and each padding counts as one. Only the shards' indexes are read;
+    they lie below `folder`, the output of preprocess.
+    """
+    for shard in (shard for name in SPLITS for shard in getattr(dataset, name).shards):
+        index = ShardIndex(idx_path(shard_prefix(folder / shard.path)))
+        yield np.diff(index.sequence_offsets())
+
+
+def dataset_histogram(folder: Path, dataset: DatasetRef) -> list[int]:
+    """`length_histogram` of all documents of both splits."""
+    counts = np.zeros(64, np.int64)
+    for lengths in document_lengths(folder, dataset):
+        found = length_histogram(lengths)
+        counts[: len(found)] += found
+    return [int(count) for count in np.trim_zeros(counts, "b")]
+
+
+def length_histogram(lengths: npt.ArrayLike) -> list[int]:
+    """Documents of 1, 2 to 3, 4 to 7, … tokens: entry k counts those of 2^k up to 2^(k+1) - 1."""
+    _, exponents = np.frexp(np.maximum(np.asarray(lengths, np.float64), 1))
+    return [int(count) for count in np.bincount(exponents - 1)]

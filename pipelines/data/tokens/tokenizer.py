@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_data import Tokenizer as TokenizerRecipe
 from pipelines.core.storage import md5, read_json, write_json
 from pipelines.data.tokens.fast_encoder import TiktokenBpe, UnsuitedError, byte_alphabet
 from pipelines.data.tokens.token_shards import Ids, token_dtype
+from pipelines.recipe.data_section import Tokenizer as TokenizerRecipe
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -67,7 +67,7 @@ class ExpectColumnValuesToNotBeNearDuplicates(ReasonedRows):
         )
 
     All rows are compared, through locality-sensitive hashing: some 10 MB of text a second. Of a
-    corpus too large for that, choose documents by `pipelines.validation.sampling.content_draws`,
+    corpus too large for that, choose documents by `pipelines.validation.frames.content_draws`,
     which takes or leaves near-duplicates together; of rows chosen at random most would lack their
     partner.
 

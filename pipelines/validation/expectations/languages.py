@@ -10,7 +10,7 @@ from great_expectations.expectations.metrics import (
     column_aggregate_value,
 )
 
-from pipelines.data.cleaning.language import detect_language
+from pipelines.data.cleaning.text_statistics import detect_language
 from pipelines.validation.expectations.sentence import Judged, percent
 
 _SHOWN = 5  # languages of an observed mix

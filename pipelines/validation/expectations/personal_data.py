@@ -9,8 +9,8 @@ from great_expectations.expectations.metrics.map_metric_provider import (
     column_condition_partial,
 )
 
-from pipelines.core.recipe_cleaning import Pii
 from pipelines.data.cleaning.pii import Scrubber
+from pipelines.recipe.cleaning_section import Pii
 from pipelines.validation.expectations.sentence import ReasonedRows
 
 _ALL = Pii()

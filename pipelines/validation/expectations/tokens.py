@@ -17,7 +17,7 @@ from great_expectations.expectations.metrics import (
 )
 from scipy.stats import chi2
 
-from pipelines.data.tokens.lengths import length_histogram
+from pipelines.data.tokens.token_shards import length_histogram
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.validation.expectations.sentence import Judged, Sentence
 
@@ -153,7 +153,7 @@ class ExpectColumnLengthDriftToBeAtMost(Judged, ColumnAggregateExpectation):
 
     Args:
         column: of lengths, one a document.
-        reference: `pipelines.data.tokens.lengths.length_histogram` of the earlier version.
+        reference: `pipelines.data.tokens.token_shards.length_histogram` of the earlier version.
         max_value: the largest index that is no drift.
     """
 

@@ -6,18 +6,18 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.recipe_files import load_recipe
-from pipelines.core.records import STAGES
-from pipelines.services import dag_run
+from pipelines.platform import dag_runs
+from pipelines.recipe.recipe_files import load_recipe
+from pipelines.run.records import STAGES
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.contenders.dag_nothing import DAG as NOTHING
 from tests.benchmarks.local_platform import connect, wait_for_run
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Round:
-    settings, airflow = connect(dag_run.DAG, NOTHING)
+    settings, airflow = connect(dag_runs.DAG, NOTHING)
     recipe = load_recipe(str(folder / "recipe.yaml"))
-    wait_for_run(airflow, dag_run.DAG, dag_run.start(airflow, recipe))  # fills the cache
+    wait_for_run(airflow, dag_runs.DAG, dag_runs.start(airflow, recipe))  # fills the cache
     numbers = itertools.count()
 
     def run_round() -> tuple[float, dict[str, Any]]:
@@ -26,9 +26,9 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
         wait_for_run(airflow, NOTHING, nothing)
         durations = [each["duration"] for each in airflow.tasks(NOTHING, nothing).values()]
         stock = statistics.median(durations)
-        run_id = dag_run.start(airflow, recipe)
-        wait_for_run(airflow, dag_run.DAG, run_id)
-        stages = dag_run.summarize(airflow, settings, run_id).stages
+        run_id = dag_runs.start(airflow, recipe)
+        wait_for_run(airflow, dag_runs.DAG, run_id)
+        stages = dag_runs.summarize(airflow, settings, run_id).stages
         if fresh := [name for name in STAGES[:-1] if not stages[name].cached]:
             raise SystemExit(f"not out of the cache: {fresh}")
         own = {name: (stages[name].seconds or 0.0) - stock for name in STAGES}

@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pipelines.loading.choice import open_reader
-from pipelines.training import checkpoint_reader
-from pipelines.training.checkpoint import Checkpoints, Position
-from pipelines.training.checkpoint_store import CheckpointStore
+from pipelines.loading.sources.gpu_readers import open_reader
+from pipelines.training.checkpoint import dcp_files
+from pipelines.training.checkpoint.checkpointer import Checkpoints, Position
+from pipelines.training.checkpoint.store import CheckpointStore
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.contenders.small_training import Training
 
@@ -22,7 +22,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
         readers.append(reader.name)
         return reader
 
-    checkpoint_reader.open_for_bulk = open_for_bulk
+    dcp_files.open_for_bulk = open_for_bulk
 
     def restore() -> tuple[float, dict[str, Any]]:
         store = CheckpointStore(folder / "checkpoints")

@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipelines.training.checkpoint import Checkpoints, Position
-from pipelines.training.checkpoint_store import CheckpointStore
+from pipelines.training.checkpoint.checkpointer import Checkpoints, Position
+from pipelines.training.checkpoint.store import CheckpointStore
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.contenders.small_training import Training
 

@@ -9,10 +9,10 @@ from typing import Any, Self
 import httpx
 import psutil
 
-from pipelines.core.recipe_files import load_recipe
-from pipelines.core.records import STAGES
 from pipelines.core.settings import Settings
-from pipelines.services import dag_run
+from pipelines.platform import dag_runs
+from pipelines.recipe.recipe_files import load_recipe
+from pipelines.run.records import STAGES
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.local_platform import connect, seconds_of_run
 
@@ -72,7 +72,7 @@ def seconds_of_jobs(settings: Settings, run_id: str) -> dict[str, float]:
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Round:
-    settings, airflow = connect(dag_run.DAG)
+    settings, airflow = connect(dag_runs.DAG)
     numbers = itertools.count(60)
 
     def run_round() -> tuple[float, dict[str, Any]]:
@@ -81,8 +81,8 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
             [f"data.source.max_documents={next(numbers)}"],
         )
         with StageProcesses() as stages:
-            run_id = dag_run.start(airflow, recipe)
-            whole = seconds_of_run(airflow, dag_run.DAG, run_id)
+            run_id = dag_runs.start(airflow, recipe)
+            whole = seconds_of_run(airflow, dag_runs.DAG, run_id)
         lasted = stages.seconds | seconds_of_jobs(settings, run_id)
         if missing := set(STAGES) - set(lasted):
             raise SystemExit(f"nothing ran {missing}")

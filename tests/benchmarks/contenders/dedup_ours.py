@@ -9,14 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipelines.core.recipe_cleaning import Dedup
-from pipelines.data.duplicates.near_duplicates import (
+from pipelines.data.duplicates.deduplication import (
     Duplicates,
     find_duplicates,
     match_partition,
     partitions_for,
     write_keys,
 )
+from pipelines.recipe.cleaning_section import Dedup
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.contenders.dedup_truth import read_planted, read_texts, score
 

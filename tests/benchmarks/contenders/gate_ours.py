@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.core.recipe import Register
 from pipelines.evaluation.gate import Measured, decide
+from pipelines.recipe.recipe import Register
 from tests.benchmarks.contender import Round, serve
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from pipelines.loading.choice import open_reader
-from pipelines.loading.readers import Wait, read_whole
+from pipelines.loading.sources.gpu_readers import open_reader
+from pipelines.loading.sources.readers import Wait, read_whole
 from tests.benchmarks.contender import Round, serve
 
 _AHEAD = 4

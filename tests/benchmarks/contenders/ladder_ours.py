@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from pipelines.core.records import Split
 from pipelines.models.config import DecoderConfig
+from pipelines.run.records import Split
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.contenders.our_trainer import Built, build_trainer
 

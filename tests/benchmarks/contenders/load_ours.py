@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from pipelines.models.huggingface import load_pretrained
+from pipelines.models.pretrained import load_pretrained
 from tests.benchmarks.contender import Round, serve
 
 

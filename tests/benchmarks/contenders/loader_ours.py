@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from pipelines.core.records import Split
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
+from pipelines.run.records import Split
 from tests.benchmarks.contender import Round, serve
 
 GLOBAL_BATCH = 512

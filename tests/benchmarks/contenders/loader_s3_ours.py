@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from pipelines.core.records import Split
 from pipelines.loading.dataloader import TokenLoader
-from pipelines.loading.shard_cache import FOLDER_VARIABLE, SIZE_VARIABLE
+from pipelines.loading.sources.shard_cache import FOLDER_VARIABLE, SIZE_VARIABLE
 from pipelines.loading.token_dataset import TokenDataset
+from pipelines.run.records import Split
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.contenders.loader_s3_boto3 import CREDENTIALS
 

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.records import Split
-from pipelines.distributed.layout import resolve_layout
-from pipelines.distributed.mesh import build_mesh
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
-from pipelines.models.adapters import adapt
 from pipelines.models.config import DecoderConfig
-from pipelines.models.huggingface import named_places
 from pipelines.models.lora import init_adapters
-from pipelines.models.parallelize import parallelize
+from pipelines.models.peft_format import adapt
+from pipelines.models.pretrained import named_places
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import fill
+from pipelines.parallel.layout import resolve_layout
+from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.parallelize import parallelize
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.records import Split
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.precision import set_precision, to_fp8
 from pipelines.training.trainer import Trainer

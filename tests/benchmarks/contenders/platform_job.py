@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.progress import PROGRESS_FILE, Progress
+from pipelines.run.progress import PROGRESS_FILE, Progress
 from tests.benchmarks.contender import Round, serve
 
 

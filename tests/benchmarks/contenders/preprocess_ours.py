@@ -7,8 +7,8 @@ from typing import Any
 
 import ray
 
-from pipelines.core.recipe import Recipe
-from pipelines.stages import preprocess
+from pipelines.recipe.recipe import Recipe
+from pipelines.stages.preprocess import preprocessing
 from ray_jobs.ray_map import map_on_ray
 from tests.benchmarks.contender import Round, serve
 
@@ -40,7 +40,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
     def run_round() -> tuple[float, dict[str, Any]]:
         shutil.rmtree(workspace, ignore_errors=True)
         workspace.mkdir()
-        record = preprocess.run(recipe, workspace, map_on_ray)
+        record = preprocessing.run(recipe, workspace, map_on_ray)
         documents = record.stats["documents"]
         figures = {"kept": documents["kept"], "tokens": record.stats["tokens"]}
         return options["bytes"] / 1e6, figures | {"dropped": documents["dropped"]}

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from pipelines.core.progress import ProgressReader
 from pipelines.core.settings import load_settings
-from pipelines.services.processes import processes_of
+from pipelines.platform.supervisor import processes_of
+from pipelines.run.progress import ProgressReader
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.local_platform import wait_until
 

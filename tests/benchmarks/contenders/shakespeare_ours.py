@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from pipelines.core.recipe_files import load_recipe
-from pipelines.core.records import Split
 from pipelines.models.presets import preset
+from pipelines.recipe.recipe_files import load_recipe
+from pipelines.run.records import Split
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.contenders.our_trainer import build_trainer
 from tests.benchmarks.contenders.shakespeare_validation import validate

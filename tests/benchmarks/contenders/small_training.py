@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from pipelines.distributed.layout import Layout
-from pipelines.distributed.mesh import build_mesh
 from pipelines.models.config import DecoderConfig
-from pipelines.models.parallelize import Parallelized
 from pipelines.models.transformer import Transformer
+from pipelines.parallel.layout import Layout
+from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.parallelize import Parallelized
 
 
 class Training:

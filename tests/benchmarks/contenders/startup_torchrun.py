@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.progress import PROGRESS_FILE, ProgressReader
+from pipelines.run.progress import PROGRESS_FILE, ProgressReader
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.local_platform import wait_until
 

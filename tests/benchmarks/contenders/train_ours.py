@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from pipelines.core.records import Split
 from pipelines.models.config import DecoderConfig
+from pipelines.run.records import Split
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.contenders.our_trainer import build_trainer, free
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import yaml
 
-from pipelines.core.recipe_files import dump_yaml, load_recipe
-from pipelines.core.records import (
+from pipelines.core.storage import write_json, write_text
+from pipelines.datasets.dataset_publishing import make
+from pipelines.datasets.dvc_objects import hash_folder
+from pipelines.recipe.recipe_files import dump_yaml, load_recipe
+from pipelines.run.records import (
     DatasetRef,
     PreprocessRecord,
     Split,
     ValidateRecord,
     output_folder,
 )
-from pipelines.core.storage import write_json, write_text
-from pipelines.ledger.dataset_objects import hash_folder
-from pipelines.ledger.dataset_publishing import make
-from pipelines.ledger.workspace import Run
+from pipelines.run.workspace import Run
 from tests.benchmarks.contender import Round, serve
 
 

@@ -3,8 +3,8 @@
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, Param, chain
 
-from pipelines.core.records import STAGES
 from pipelines.orchestration.ray_job import RayJobOperator
+from pipelines.run.records import STAGES
 
 
 def nothing() -> None:

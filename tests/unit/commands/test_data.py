@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.core.errors import UserError
 from pipelines.core.machine import free_port
-from pipelines.ledger import datasets
-from pipelines.ledger.dataset_publishing import make
-from tests.unit.ledger.dataset_workspace import make_workspace
+from pipelines.datasets import versions
+from pipelines.datasets.dataset_publishing import make
+from tests.unit.datasets.dataset_workspace import make_workspace
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_list_has_a_line_for_each_version(home):
     title, *lines = done.stdout.splitlines()
     assert title.split()[:2] == ["version", "made"]
     assert [line.split()[0] for line in lines] == ["small@1", "small@2"]
-    for word in ("1,000", "debug", "passed 3", datasets.find("small@1").directory_hash[:8]):
+    for word in ("1,000", "debug", "passed 3", versions.find("small@1").directory_hash[:8]):
         assert word in lines[0]
 
 
@@ -83,7 +83,7 @@ def test_verify_is_silent_of_nothing(home):
     done = data(home, "verify", "small@1")
     assert done.exit_code == 0
     assert "all sound" in done.stdout
-    oid = datasets.find("small@2").dataset.train.shards[0].md5
+    oid = versions.find("small@2").dataset.train.shards[0].md5
     victim = home / "dataset-store/files/md5" / oid[:2] / oid[2:]
     sound = victim.read_bytes()
     victim.chmod(0o644)

@@ -11,24 +11,24 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.core.errors import UserError
-from pipelines.core.records import (
+from pipelines.core.storage import read_json, write_json
+from pipelines.data.documents import DocumentWriter
+from pipelines.data.normalize import Document
+from pipelines.evaluation.bootstrap import bits_per_byte
+from pipelines.evaluation.perplexity import score_documents
+from pipelines.registry import registry
+from pipelines.registry.promotion import promote
+from pipelines.registry.registration import register
+from pipelines.run.records import (
     DatasetRef,
     EvaluateRecord,
     PreprocessRecord,
     Split,
     output_folder,
 )
-from pipelines.core.storage import read_json, write_json
-from pipelines.data.documents import DocumentWriter
-from pipelines.data.normalize import Document
-from pipelines.evaluation.perplexity import score_documents
-from pipelines.evaluation.scores import bits_per_byte
-from pipelines.ledger.workspace import Run, workspace_path
+from pipelines.run.workspace import Run, workspace_path
 from pipelines.stages.held_out import read_held_out
-from pipelines.tracking import registry
-from pipelines.tracking.promotion import promote
-from pipelines.tracking.registration import register
-from pipelines.tracking.run import MODEL_HASH_TAG
+from pipelines.tracking.tracked_run import MODEL_HASH_TAG
 from tests.unit.export.models import small, write_registered
 
 TEXTS = [f"def f{number}(x):\n    return x * {number}\n" for number in range(8)]

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.core.errors import UserError
 from pipelines.core.machine import free_port
-from pipelines.tracking.promotion import promote
-from pipelines.tracking.registration import register
-from pipelines.tracking.run import MODEL_HASH_TAG
+from pipelines.registry.promotion import promote
+from pipelines.registry.registration import register
+from pipelines.tracking.tracked_run import MODEL_HASH_TAG
 
 PENSTOCK = Path(sys.prefix) / "bin" / "penstock"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.line_file import LineFile
+from pipelines.core.storage import LineFile
 
 
 @contextmanager

@@ -10,16 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_data import Data
 from pipelines.data.blocks import DOCUMENTS_FILE, extract
 from pipelines.data.cleaning.cleaner import gather_ngrams
 from pipelines.data.documents import load_messages
-from pipelines.data.duplicates.dedup import join, match
-from pipelines.data.reading.readers import plan_reads
+from pipelines.data.duplicates.deduplication import join, match
 from pipelines.data.reading.sources import list_inputs
+from pipelines.data.reading.text_readers import plan_reads
 from pipelines.data.selection import Part, Selected, misplaced, part_files, plan_parts, select
-from pipelines.data.splitting import SPLITS, TRAIN, VALIDATION
 from pipelines.data.tally import Tally
+from pipelines.recipe.data_section import Data
+from pipelines.run.records import SPLITS, TRAIN, VALIDATION
 
 QUIZ = "the quick brown fox jumps over the lazy dog while seven wizards quietly brew nine potions"
 

@@ -10,10 +10,9 @@ from typing import TypeVar
 
 import pytest
 
-from pipelines.core.progress import ProgressReader, ProgressWriter
 from pipelines.core.storage import folder_hash
-from pipelines.data.mapping import map_in_process
-from pipelines.data.passes import RESULT, Passes, block_bytes, work_folder
+from pipelines.data.passes import RESULT, Passes, block_bytes, map_in_process, work_folder
+from pipelines.run.progress import ProgressReader, ProgressWriter
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -81,8 +80,8 @@ def test_two_tries_of_a_task_do_no_harm(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from pipelines.core.progress import ProgressWriter
-from pipelines.data.mapping import map_in_process
+from pipelines.run.progress import ProgressWriter
+from pipelines.data.passes import map_in_process
 from pipelines.data.passes import Passes
 
 def task(item, folder):

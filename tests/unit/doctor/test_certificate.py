@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.settings import PROJECT
-from pipelines.doctor.certificate import certificate, judge
+from pipelines.doctor.clock import certificate, judge
 from pipelines.doctor.findings import NotHereError, State
 
 DAY = 86400

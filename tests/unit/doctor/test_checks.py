@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipelines.core.recipe_files import load_recipe
 from pipelines.core.settings import PROJECT
 from pipelines.doctor.checks import node_checks, service_checks
+from pipelines.recipe.recipe_files import load_recipe
 
 GUIDE = (PROJECT / "docs" / "doctor.md").read_text()
 RECIPE = load_recipe("debug")

@@ -3,7 +3,6 @@
 import pytest
 
 from pipelines.core.machine import free_port
-from pipelines.core.recipe_files import load_recipe
 from pipelines.doctor.all_reduce import Group, Reduced
 from pipelines.doctor.cluster import (
     REPORT,
@@ -21,6 +20,7 @@ from pipelines.doctor.cluster import (
 from pipelines.doctor.examination import examine
 from pipelines.doctor.findings import FaultError, Finding, State
 from pipelines.doctor.node import Node
+from pipelines.recipe.recipe_files import load_recipe
 from tests.unit.doctor.recordings import told
 
 GIB = 1 << 30

@@ -12,8 +12,8 @@ from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT
 from pipelines.doctor import torch_probe
 from pipelines.doctor.all_reduce import Group, Reduced, reason_of, reduced, run_bounded
-from pipelines.doctor.collective import judge
 from pipelines.doctor.findings import FaultError
+from pipelines.doctor.throughput import judge
 from pipelines.doctor.torch_probe import Facts
 from tests.unit.doctor.recordings import told
 

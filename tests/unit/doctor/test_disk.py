@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.recipe_files import load_recipe
 from pipelines.doctor import disk
-from pipelines.doctor.mounts import existing, mount_of
+from pipelines.doctor.host import existing, mount_of
+from pipelines.recipe.recipe_files import load_recipe
 from tests.unit.doctor.recordings import told
 
 GONE = "what lies there goes with the machine or container"

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from pipelines.doctor.driver_and_cuda import judge, judge_container, torch_build
-from pipelines.doctor.driver_words import mend_of
-from pipelines.doctor.smi import Smi, parse_smi
+from pipelines.doctor.nvidia_smi import Smi, mend_of, parse_smi
 from tests.unit.doctor.recordings import recorded, told
 
 A100 = parse_smi(recorded("smi_a100_sxm4.xml"))  # driver 535.54.03, CUDA 12.2

@@ -11,7 +11,7 @@ from pipelines.doctor.gpudirect import (
     parse_gdscheck,
     parse_modules,
 )
-from pipelines.doctor.mounts import Mount
+from pipelines.doctor.host import Mount
 from tests.unit.doctor.recordings import recorded, told
 
 XFS = Mount("/data", "xfs", "/dev/md127", {"rw": ""})

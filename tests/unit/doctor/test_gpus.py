@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.doctor import gpus
 from pipelines.doctor.findings import FaultError, NotHereError
-from pipelines.doctor.smi import ask_driver, parse_smi
+from pipelines.doctor.nvidia_smi import ask_driver, parse_smi
 from tests.unit.doctor.recordings import FOLDER, recorded, told
 
 RTX, ADA, A100, T4 = "smi_rtx3080.xml", "smi_rtx4000_ada.xml", "smi_a100_sxm4.xml", "smi_t4.xml"

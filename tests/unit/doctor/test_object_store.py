@@ -13,9 +13,15 @@ import httpx
 import pytest
 
 from pipelines.core.errors import UserError, one_line
-from pipelines.core.recipe_files import load_recipe
 from pipelines.doctor.findings import FaultError, NotHereError
-from pipelines.doctor.object_store import datasets_remote, examine_store, judge_clock, s3, s3_remote
+from pipelines.doctor.object_store_check import (
+    datasets_remote,
+    examine_store,
+    judge_clock,
+    s3,
+    s3_remote,
+)
+from pipelines.recipe.recipe_files import load_recipe
 from tests.s3_server import NEEDS_MOTO, s3_bucket
 from tests.unit.doctor.recordings import told
 
@@ -91,7 +97,7 @@ def test_a_server_that_is_away_is_told(bucket, monkeypatch):
 def test_a_server_that_swallows_all_is_given_up(bucket, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        monkeypatch.setattr("pipelines.doctor.object_store._TIMEOUT_S", 0.2)
+        monkeypatch.setattr("pipelines.doctor.object_store_check._TIMEOUT_S", 0.2)
         ((state, saw),) = told(s3_remote("s3://doctor"))
     assert (state, "read and write: Read timeout" in saw) == ("problem", True)
 

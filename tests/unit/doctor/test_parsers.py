@@ -18,10 +18,9 @@ from pipelines.doctor import (
     gpus,
     host,
     kernel_log,
-    mounts,
     network,
     numa,
-    smi,
+    nvidia_smi,
     topology,
 )
 from pipelines.doctor.findings import FaultError, NotHereError, Seen
@@ -45,7 +44,7 @@ class Case:
 
 
 CASES = {
-    "nvidia-smi": Case(smi.parse_smi, lambda found: _judge_smi(found), "smi_*.xml"),
+    "nvidia-smi": Case(nvidia_smi.parse_smi, lambda found: _judge_smi(found), "smi_*.xml"),
     "topo": Case(topology.parse_topology, topology.judge, "topo_*.txt"),
     "nvlink": Case(topology.parse_nvlink, topology.judge_nvlink, "nvlink_*.txt"),
     "ibstat": Case(network.parse_ibstat, network.judge, "ibstat_*.txt"),
@@ -67,7 +66,7 @@ CASES = {
     ),
     "dmesg": Case(kernel_log.parse_xids, kernel_log.judge, "dmesg_*.txt"),
     "mountinfo": Case(
-        lambda text: mounts.mount_of(Path("/data"), text), disk.judge_mount, text=MOUNTINFO
+        lambda text: host.mount_of(Path("/data"), text), disk.judge_mount, text=MOUNTINFO
     ),
     "cores": Case(
         numa.parse_cores, lambda found: numa.judge([numa.Node(0, found, 1)], {0}), text="0-3,8\n"
@@ -81,14 +80,14 @@ CASES = {
 }
 
 
-def _judge_smi(found: smi.Smi) -> Iterable[Seen]:
+def _judge_smi(found: nvidia_smi.Smi) -> Iterable[Seen]:
     if found.gpus:  # without any, the one who asks says so
         yield from gpus.judge(found, ["0000:01:00.0"])
         yield gpus.judge_fabric(found.gpus, switches=False)
 
 
 def _judge_gds(modes: dict[str, str]) -> Iterable[Seen]:
-    mount = mounts.Mount("/data", "xfs", "/dev/md0", {})
+    mount = host.Mount("/data", "xfs", "/dev/md0", {})
     return gpudirect.judge_storage(gpudirect.Storage(True, [], None, True, mount, modes, "no"))
 
 

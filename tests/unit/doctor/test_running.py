@@ -6,6 +6,7 @@ import time
 import pytest
 
 from pipelines.core.errors import UserError
+from pipelines.doctor.examination import run_checks
 from pipelines.doctor.findings import (
     Check,
     FaultError,
@@ -18,7 +19,6 @@ from pipelines.doctor.findings import (
     warning,
     worst,
 )
-from pipelines.doctor.running import run_checks
 from pipelines.doctor.tools import limit_s, once, output_of
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
-from pipelines.models.huggingface import save_pretrained
 from pipelines.models.presets import preset
+from pipelines.models.pretrained import save_pretrained
 from pipelines.models.transformer import Transformer
 
 END = 256  # of a text, for the byte tokenizer

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_behaviour import Behaviour
-from pipelines.core.recipe_files import parse_recipe
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.evaluation.behaviour import run_tests
-from pipelines.models.huggingface import load_pretrained, save_pretrained
 from pipelines.models.presets import preset
+from pipelines.models.pretrained import load_pretrained, save_pretrained
 from pipelines.models.transformer import Transformer
+from pipelines.recipe.evaluation_section import Behaviour
+from pipelines.recipe.recipe_files import parse_recipe
 
 
 @pytest.fixture(scope="module")

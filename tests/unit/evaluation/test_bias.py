@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.core.bias_templates import BiasSet, load_bias_templates
-from pipelines.core.recipe import Register
-from pipelines.core.verdict import Probes
 from pipelines.evaluation.bias import measure_bias, preference
 from pipelines.evaluation.bounds import broken_bounds
-from pipelines.models.huggingface import load_pretrained
+from pipelines.models.pretrained import load_pretrained
+from pipelines.recipe.bias_templates import BiasSet, load_bias_templates
+from pipelines.recipe.recipe import Register
+from pipelines.run.verdict import Probes
 from tests.unit.evaluation.fitting import END, fit
 
 GENDER = next(each for each in load_bias_templates(None) if each.name == "gender en")

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from pipelines.core.figures import significant
-from pipelines.core.recipe import Recipe, Register
-from pipelines.core.records import EvaluateRecord
-from pipelines.core.verdict import (
+from pipelines.core.formatting import significant
+from pipelines.evaluation.comparison_charts import Side
+from pipelines.evaluation.comparison_page import compare_page
+from pipelines.evaluation.loss_curve import CurvePoint
+from pipelines.recipe.recipe import Recipe, Register
+from pipelines.run.records import EvaluateRecord
+from pipelines.run.verdict import (
     BehaviourChange,
     BehaviourScore,
     BiasScore,
@@ -28,9 +31,6 @@ from pipelines.core.verdict import (
     SliceScore,
     Verdict,
 )
-from pipelines.evaluation.compare import compare_page
-from pipelines.evaluation.compare_side import Side
-from pipelines.evaluation.loss_curve import CurvePoint
 from tests.unit.served_form import served_as_int8
 
 EVIL = "<script>alert('&')</script>"

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.data.documents import SCHEMA, documents_folder, split_file
-from pipelines.evaluation.documents import each_once, read_shares
+from pipelines.evaluation.held_out_documents import each_once, read_shares
 
 
 def write(preprocess, ids):

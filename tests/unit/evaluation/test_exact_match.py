@@ -8,9 +8,6 @@ import pytest
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Questions
-from pipelines.core.recipe_data import Instruction
-from pipelines.core.recipe_files import parse_recipe
 from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.evaluation.exact_match import (
@@ -21,9 +18,12 @@ from pipelines.evaluation.exact_match import (
     find_questions,
     score_answers,
 )
-from pipelines.models.huggingface import save_pretrained
 from pipelines.models.presets import preset
+from pipelines.models.pretrained import save_pretrained
 from pipelines.models.transformer import Transformer
+from pipelines.recipe.data_section import Instruction
+from pipelines.recipe.recipe import Questions
+from pipelines.recipe.recipe_files import parse_recipe
 
 GSM8K = Questions().pattern
 

@@ -7,9 +7,11 @@ import pyarrow as pa
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Register
-from pipelines.core.recipe_files import parse_recipe
-from pipelines.core.verdict import (
+from pipelines.evaluation.bootstrap import bits_per_byte
+from pipelines.evaluation.gate import Measured, decide, refuse
+from pipelines.recipe.recipe import Register
+from pipelines.recipe.recipe_files import parse_recipe
+from pipelines.run.verdict import (
     BehaviourScore,
     BiasScore,
     Estimate,
@@ -19,8 +21,6 @@ from pipelines.core.verdict import (
     Probes,
     Verdict,
 )
-from pipelines.evaluation.gate import Measured, decide, refuse
-from pipelines.evaluation.scores import bits_per_byte
 
 
 def scores(bits, sizes=100, **slices):

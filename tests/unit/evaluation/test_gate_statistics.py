@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.core.recipe import Register
 from pipelines.evaluation.gate import Measured, decide
+from pipelines.recipe.recipe import Register
 
 GATES = 600
 DOCUMENTS = 80  # about as many as the default recipe holds out

@@ -7,8 +7,8 @@ import torch
 
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.evaluation.generate import generate
-from pipelines.models.huggingface import load_pretrained, save_pretrained
 from pipelines.models.presets import preset
+from pipelines.models.pretrained import load_pretrained, save_pretrained
 from pipelines.models.transformer import Transformer
 
 CONTEXT = 32
@@ -75,8 +75,8 @@ def test_stops_where_the_model_ends_the_text(tmp_path: Path) -> None:
 
 def test_an_answer_ends_with_the_turn(tmp_path: Path) -> None:
     """A model that has learned one answer by heart gives it, and no more."""
-    from pipelines.core.recipe_data import Instruction
     from pipelines.data.tokens.chat_encoder import ChatEncoder, make_chat_tokenizer
+    from pipelines.recipe.data_section import Instruction
 
     save_tokenizer(byte_tokenizer(), tmp_path)
     make_chat_tokenizer(tmp_path, Instruction(kind="messages"))

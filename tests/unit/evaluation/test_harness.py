@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.stages.test_evaluate import make_workspace, recipe
 from transformers import AutoModelForCausalLM
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Harness, Recipe
-from pipelines.core.recipe_files import with_absolute_paths
-from pipelines.core.verdict import HarnessScore
 from pipelines.evaluation import harness
 from pipelines.evaluation.harness import read_task, run_harness
 from pipelines.export.quantized import export_quantized
-from pipelines.ledger.opening import environment
-from pipelines.stages import evaluate
+from pipelines.recipe.recipe import Harness, Recipe
+from pipelines.recipe.recipe_files import with_absolute_paths
+from pipelines.run.verdict import HarnessScore
+from pipelines.stage_cache.open_workspace import environment
+from pipelines.stages.evaluate import evaluation
 from tests.unit.export.models import small, write_registered
-from tests.unit.stages.test_evaluate import make_workspace, recipe
 
 TASKS = Path(__file__).parent / "tasks"
 
@@ -141,10 +141,10 @@ def test_in_the_stage_they_are_run_on_the_model_and_become_metrics(
     monkeypatch.setattr(harness, "run_harness", run)
     files = {"files": [str(TASKS / "numbers.yaml")], "limit": 4}
     asked = recipe(sample_tokens=0, prompts=[], harness=files)
-    record = evaluate.run(asked, make_workspace(tmp_path / "workspace"))
+    record = evaluation.run(asked, make_workspace(tmp_path / "workspace"))
     found = {each.metric: each for each in record.harness}
     assert (found["acc"].task, found["acc"].documents) == ("numbers", 4)
-    metrics = evaluate._harness_metrics(record)
+    metrics = evaluation._harness_metrics(record)
     assert metrics["harness/numbers/acc"] == found["acc"].value
     assert metrics["harness/numbers/acc_stderr"] == found["acc"].stderr
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipelines.core.recipe_cleaning import Pii
 from pipelines.data.cleaning.pii import Scrubber
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.normalize import Document
 from pipelines.data.reading.instruction import ASSISTANT, USER
 from pipelines.evaluation.leakage import find_prompts, measure_leakage
+from pipelines.recipe.cleaning_section import Pii
 from tests.unit.evaluation.fitting import fit
 
 ADDRESS = "jane.roe@millbrook-dairy.com"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.records import Split
 from pipelines.core.settings import PROJECT
-from pipelines.core.verdict import Estimate, Slice, SliceScore
 from pipelines.evaluation.loss_curve import CurvePoint, parse_curve, read_history, write_curve
 from pipelines.evaluation.slices import write_slices
+from pipelines.run.records import Split
+from pipelines.run.verdict import Estimate, Slice, SliceScore
 
 DVC = Path(sys.prefix) / "bin" / "dvc"
 

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 import torch
 
-from pipelines.core.recipe_data import Instruction
-from pipelines.core.recipe_probes import Safety
 from pipelines.data.reading.instruction import ASSISTANT, USER
 from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.evaluation.memorisation import find_passages, measure_memorisation
 from pipelines.evaluation.text_codec import TextCodec
-from pipelines.models.huggingface import load_pretrained
+from pipelines.models.pretrained import load_pretrained
+from pipelines.recipe.data_section import Instruction
+from pipelines.recipe.evaluation_section import Safety
 from tests.unit.evaluation.fitting import fit
 
 ASKED = Safety(documents=20, prefix_tokens=12, continuation_tokens=16)

@@ -5,10 +5,10 @@ from starlette.testclient import TestClient
 
 from pipelines.core.errors import UserError
 from pipelines.evaluation.generate import generate
-from pipelines.tracking import registry
-from pipelines.tracking.promotion import promote
-from pipelines.tracking.registration import register
-from pipelines.tracking.run import MODEL_HASH_TAG
+from pipelines.registry import registry
+from pipelines.registry.promotion import promote
+from pipelines.registry.registration import register
+from pipelines.tracking.tracked_run import MODEL_HASH_TAG
 from tests.unit.export.models import PROMPTS, small, write_registered
 
 

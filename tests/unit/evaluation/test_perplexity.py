@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_data import Instruction
 from pipelines.data.tokens.chat_encoder import ChatEncoder, make_chat_tokenizer
 from pipelines.data.tokens.tokenizer import byte_tokenizer, character_tokenizer, save_tokenizer
 from pipelines.evaluation import perplexity
+from pipelines.evaluation.bootstrap import bits_per_byte, token_perplexity
 from pipelines.evaluation.perplexity import score_documents
-from pipelines.evaluation.scores import bits_per_byte, token_perplexity
 from pipelines.evaluation.text_codec import EncodedText
-from pipelines.models.huggingface import load_pretrained, save_pretrained
 from pipelines.models.presets import preset
+from pipelines.models.pretrained import load_pretrained, save_pretrained
 from pipelines.models.transformer import Transformer
+from pipelines.recipe.data_section import Instruction
 
 CONTEXT = 16
 END = 256

@@ -7,16 +7,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipelines.core.records import (
+from pipelines.evaluation.loss_curve import CurvePoint, draw_loss_curve
+from pipelines.evaluation.report import Evaluation, write_report
+from pipelines.run.records import (
     DatasetRef,
     EvaluateRecord,
     PreprocessRecord,
     Split,
     TrainRecord,
 )
-from pipelines.core.verdict import BiasScore, Estimate, Probes, Slice, SliceScore
-from pipelines.evaluation.loss_curve import CurvePoint, draw_loss_curve
-from pipelines.evaluation.report import Evaluation, write_report
+from pipelines.run.verdict import BiasScore, Estimate, Probes, Slice, SliceScore
 
 PNG = b"\x89PNG\r\n\x1a\n"
 POINTS = [CurvePoint(step, 100 * step, 7 / step, 4 / step) for step in range(1, 9)]

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from pipelines.evaluation.slice_labels import UNCERTAIN, source_labels, with_labels
+from pipelines.evaluation.held_out_documents import UNCERTAIN, source_labels, with_labels
 from pipelines.evaluation.slices import score_slices, slices_of
 
 

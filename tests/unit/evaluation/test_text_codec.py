@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from pipelines.core.recipe_data import Instruction
 from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
 from pipelines.data.tokens.chat_template import template_characters
 from pipelines.data.tokens.tokenizer import character_tokenizer, save_tokenizer
 from pipelines.evaluation.text_codec import TextCodec
+from pipelines.recipe.data_section import Instruction
 
 
 def codec(tokenizer: Tokenizer, folder: Path) -> TextCodec:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 
-from pipelines.core.recipe_training import Adapter
 from pipelines.core.storage import write_json, write_text
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
-from pipelines.models.huggingface import load_pretrained, save_pretrained
 from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters, merge
 from pipelines.models.peft_format import save_adapter
 from pipelines.models.presets import preset
+from pipelines.models.pretrained import load_pretrained, save_pretrained
 from pipelines.models.transformer import Transformer
+from pipelines.recipe.training_section import Adapter
 
 END, CONTEXT = 256, 32
 PROMPTS = ["def f(x):", "import os\n", "a", "class Long:\n    pass"]

@@ -6,15 +6,16 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.records import (
+from pipelines.export.model_card import model_card
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.records import (
     DatasetRef,
     EvaluateRecord,
     PreprocessRecord,
     Split,
     TrainRecord,
 )
-from pipelines.core.verdict import (
+from pipelines.run.verdict import (
     BehaviourScore,
     BiasScore,
     Comparison,
@@ -30,7 +31,6 @@ from pipelines.core.verdict import (
     SliceScore,
     Verdict,
 )
-from pipelines.export.model_card import model_card
 from tests.unit.served_form import served_as_int8
 
 FACTS = {

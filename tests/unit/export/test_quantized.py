@@ -10,9 +10,9 @@ from safetensors import safe_open
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import folder_hash
+from pipelines.evaluation.bootstrap import bits_per_byte
 from pipelines.evaluation.perplexity import score_documents
-from pipelines.evaluation.scores import bits_per_byte
-from pipelines.export.huggingface import export_bf16
+from pipelines.export.hf_folder import export_bf16
 from pipelines.export.quantized import encode_int4, export_quantized
 from pipelines.models.served import decode_int4, load_quantized
 from tests.unit.export.models import PROMPTS, small, tokens, write_registered

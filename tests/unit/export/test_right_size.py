@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from pipelines.core.errors import UserError
+from pipelines.evaluation.bootstrap import bits_per_byte
 from pipelines.evaluation.perplexity import score_documents
-from pipelines.evaluation.scores import bits_per_byte
 from pipelines.export.right_size import GB, Budget, Variant, choose, judge
 from pipelines.export.variants import measure_variants
 from pipelines.models.presets import preset

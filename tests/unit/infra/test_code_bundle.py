@@ -10,7 +10,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from pipelines.core.settings import PROJECT
-from pipelines.services.environment import BIN
+from pipelines.platform.environment import BIN
 from tests.unit.infra.custom_resources import problems
 from tests.unit.infra.manifests import one, pods, render
 

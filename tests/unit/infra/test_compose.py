@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.services.databases import mlflow_database
-from pipelines.services.parts import NAMES
-from pipelines.services.secrets import ensure_secrets
+from pipelines.platform.airflow_config import mlflow_database
+from pipelines.platform.parts import NAMES
+from pipelines.platform.secrets import ensure_secrets
 
 FOLDER = PROJECT / "infra" / "compose"
 FILE = FOLDER / "docker-compose.yaml"

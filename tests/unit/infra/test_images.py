@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.loading.gds import CONFIG, why_not
-from pipelines.services.environment import BIN, client_variables, server_variables
-from pipelines.services.secrets import ensure_secrets
-from pipelines.tracking.signing import public_key
+from pipelines.loading.sources.gpu_readers import CONFIG, why_not
+from pipelines.platform.environment import BIN, client_variables, server_variables
+from pipelines.platform.secrets import ensure_secrets
+from pipelines.registry.signing import public_key
 
 IMAGES = PROJECT / "infra" / "images"
 DOCKERFILE = (IMAGES / "Dockerfile").read_text()

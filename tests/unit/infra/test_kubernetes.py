@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.services.databases import mlflow_database
-from pipelines.services.parts import NAMES
+from pipelines.platform.airflow_config import mlflow_database
+from pipelines.platform.parts import NAMES
 from tests.unit.infra.custom_resources import problems
 from tests.unit.infra.manifests import FOLDER, Resource, config, containers, one, pods, render
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from pipelines.core.settings import PROJECT
-from pipelines.services.environment import BIN
+from pipelines.platform.environment import BIN
 from tests.unit.infra.manifests import pods, render
 
 IMAGES = PROJECT / "infra" / "images"

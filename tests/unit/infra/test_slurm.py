@@ -58,7 +58,7 @@ STUBS = {
             [ -z "$BROKEN" ] || exit 1
             echo "$RAY_ADDRESS" >>"$NOTES/addresses"
             address=$(printf '%s\\n' "$@" | sed -n 's/--node-ip-address=//p')
-            python -c 'import sys; from pipelines.services.ray_start import check_node
+            python -c 'import sys; from pipelines.platform.ray_start import check_node
 check_node("10.0.0.1", "127.0.0.1")' || exit 1
             openssl verify -CAfile "$RAY_TLS_CA_CERT" "$RAY_TLS_SERVER_CERT" >>"$NOTES/verified"
             cp "$RAY_AUTH_TOKEN_PATH" "$NOTES/token"

@@ -19,7 +19,7 @@ RAY = """#!/usr/bin/env bash
 echo "$*" >>"$NOTES"
 [ $1 = stop ] && exit
 openssl verify -CAfile "$RAY_TLS_CA_CERT" "$RAY_TLS_SERVER_CERT" >>"$NOTES"
-python -c 'from pipelines.services.ray_start import check_node
+python -c 'from pipelines.platform.ray_start import check_node
 check_node("10.0.0.1", "127.0.0.1")'
 """
 

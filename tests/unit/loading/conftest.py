@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.core.records import Shard, Split
 from pipelines.core.storage import md5
 from pipelines.data.tokens.token_shards import MAGIC, VERSION, bin_path, idx_path, mask_path
+from pipelines.run.records import Shard, Split
 
 Documents = Sequence[Sequence[Sequence[int]]]  # a shard's: documents of sequences of token ids
 WriteSplit = Callable[..., Split]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.core.records import MixturePart, Split
 from pipelines.loading.dataloader import IGNORED, Batch, TokenLoader
 from pipelines.loading.sampler import Mixture, mixed_samples, samples
 from pipelines.loading.token_dataset import TokenDataset
+from pipelines.run.records import MixturePart, Split
 
 CPU = torch.device("cpu")
 

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from pipelines.models import attention
-from pipelines.models.attention import attend, attention_mask
-from pipelines.models.positions import positions
+from pipelines.models.attention import attend, attention_mask, positions
 
 CPU = torch.device("cpu")
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2], [4, 5, 5, 5, 5, 5, 5, 9]])

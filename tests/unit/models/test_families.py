@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pipelines.core.errors import UserError
-from pipelines.models import huggingface
+from pipelines.models import pretrained
 from pipelines.models.config import DecoderConfig, RopeScaling
 from pipelines.models.families import flags, write_config
-from pipelines.models.folder import load_config
-from pipelines.models.huggingface import load_pretrained, load_weights, save_pretrained
+from pipelines.models.model_folder import load_config
+from pipelines.models.pretrained import load_pretrained, load_weights, save_pretrained
 from pipelines.models.transformer import Transformer
 
 VOCABULARY, CONTEXT = 61, 24
@@ -124,7 +124,7 @@ def test_stages_hold_together_what_the_whole_holds(config: DecoderConfig, tmp_pa
 def test_large_models_are_several_files(
     config: DecoderConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(huggingface, "FILE_BYTES", 20_000)
+    monkeypatch.setattr(pretrained, "FILE_BYTES", 20_000)
     model = random_model(config)
     save_pretrained(model, tmp_path)
     files = sorted(tmp_path.glob("model-*.safetensors"))

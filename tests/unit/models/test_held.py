@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from pipelines.models.held import held_model, let_go
-from pipelines.models.huggingface import save_pretrained
 from pipelines.models.presets import preset
+from pipelines.models.pretrained import save_pretrained
+from pipelines.models.served import held_model, let_go
 from pipelines.models.transformer import Transformer
 
 

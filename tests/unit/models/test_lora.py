@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_training import Adapter
 from pipelines.models.config import DecoderConfig
-from pipelines.models.huggingface import load_pretrained, load_weights, save_pretrained
 from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters, merge
 from pipelines.models.presets import PRESETS
+from pipelines.models.pretrained import load_pretrained, load_weights, save_pretrained
 from pipelines.models.transformer import Transformer
+from pipelines.recipe.training_section import Adapter
 
 SHAPE = replace(PRESETS["llama-100k"], width=64, hidden=96).sized(61, 24)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipelines.models.onednn import use_onednn
 from pipelines.models.presets import preset
+from pipelines.models.served import use_onednn
 from pipelines.models.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(

@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_training import Adapter
 from pipelines.core.storage import folder_hash
 from pipelines.models.config import DecoderConfig
-from pipelines.models.huggingface import load_pretrained, save_pretrained
 from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters
 from pipelines.models.peft_format import load_adapter, save_adapter, stored_sizes
 from pipelines.models.presets import PRESETS
+from pipelines.models.pretrained import load_pretrained, save_pretrained
 from pipelines.models.transformer import Transformer
+from pipelines.recipe.training_section import Adapter
 
 FAMILIES = {
     "llama": "llama-100k",

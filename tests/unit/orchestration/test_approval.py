@@ -6,18 +6,18 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import TaskAwaitingInput
 
-from pipelines.core.logbook import read_logbook
-from pipelines.core.recipe_files import dump_yaml, load_recipe
-from pipelines.core.records import (
+from pipelines.core.storage import write_json, write_text
+from pipelines.orchestration.approval import RegisterOperator
+from pipelines.recipe.recipe_files import dump_yaml, load_recipe
+from pipelines.run.logbook import read_logbook
+from pipelines.run.records import (
     EvaluateRecord,
     ModelRef,
     RegisterRecord,
     TrainRecord,
 )
-from pipelines.core.storage import write_json, write_text
-from pipelines.core.verdict import Verdict
-from pipelines.orchestration.approval import RegisterOperator
-from pipelines.stages.approval import Answer
+from pipelines.run.verdict import Verdict
+from pipelines.stages.register.answer import Answer
 
 CHAMPION, CANDIDATE = ModelRef(name="m", version=3), ModelRef(name="m", version=4)
 

@@ -10,7 +10,7 @@ from airflow.sdk.execution_time.context import TriggeringAssetEventsAccessor
 
 from pipelines.core.errors import UnreachableError, UserError
 from pipelines.orchestration.dataset_refresh import DATASET_VERSION, triggering_version
-from pipelines.orchestration.opening import mistakes_fail_the_task
+from pipelines.orchestration.trigger_form import mistakes_fail_the_task
 
 
 def event(label: str, minute: int) -> AssetEventDagRunReferenceResult:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipelines.orchestration.job_failure import failure_of
 from pipelines.orchestration.jobs_api import Job
+from pipelines.orchestration.ray_job_trigger import failure_of
 
 COMMAND = "JOB_ENTRYPOINT_COMMAND_ERROR"
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import PROJECT
-from pipelines.orchestration.job_package import CODE, pack
+from pipelines.orchestration.jobs_api import CODE, pack
 
 
 @pytest.fixture

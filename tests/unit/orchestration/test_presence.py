@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipelines.core.logbook import read_logbook
-from pipelines.orchestration.presence import task_process
+from pipelines.orchestration.task_liveness import task_process
+from pipelines.run.logbook import read_logbook
 
 
 def context(try_number):

@@ -11,10 +11,10 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTaskEndEvent, TaskSuccessEvent
 
-from pipelines.core.logbook import read_logbook
 from pipelines.orchestration import ray_job
 from pipelines.orchestration.job_state import JobState
 from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
+from pipelines.run.logbook import read_logbook
 from tests.unit.orchestration.fake_ray import FakeRay
 
 KILLED = {"error_type": "JOB_ENTRYPOINT_COMMAND_ERROR", "driver_exit_code": -9}

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipelines.core.recipe_files import dump_yaml, load_recipe
-from pipelines.core.records import EvaluateRecord
 from pipelines.core.settings import GPU_POOL, PROJECT
 from pipelines.core.storage import write_json, write_text
 from pipelines.orchestration.naming import members, workspace_name
 from pipelines.orchestration.sweep import BestOperator, PlanOperator
+from pipelines.recipe.recipe_files import dump_yaml, load_recipe
+from pipelines.run.records import EvaluateRecord
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from pipelines.core.recipe_files import dump_yaml, load_recipe
 from pipelines.core.settings import PROJECT
 from pipelines.orchestration.jobs_api import ray_address
 from pipelines.orchestration.temporary_nodes import NodesOperator
+from pipelines.recipe.recipe_files import dump_yaml, load_recipe
 
 # Each call is a line; `up` fails where the folder says so.
 COMMAND = """#!/bin/sh

@@ -4,8 +4,8 @@ import pytest
 from airflow.sdk.exceptions import ParamValidationError
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_files import RESOLVED, load_recipe
 from pipelines.orchestration.trigger_form import recipe_from, trigger_form
+from pipelines.recipe.recipe_files import RESOLVED, load_recipe
 
 UNTOUCHED = {name: param.value for name, param in trigger_form().items()}
 

@@ -1,12 +1,11 @@
 import pytest
 
-from pipelines.distributed.layout import Layout
 from pipelines.models.presets import preset
-from pipelines.planning.attention_time import FLASH_1, attention_flops, attention_share
+from pipelines.parallel.layout import Layout
 from pipelines.planning.hardware_table import ENTRIES, named
 from pipelines.planning.memory_training import Training
 from pipelines.planning.roofs import flops_per_token
-from pipelines.planning.step_time import step_time
+from pipelines.planning.step_time import FLASH_1, attention_flops, attention_share, step_time
 
 PEAK = {"a100": 312.0, "h100": 989.4}
 

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.core.recipe_training import Adapter
-from pipelines.distributed.layout import Layout
 from pipelines.models.presets import preset
+from pipelines.parallel.layout import Layout
 from pipelines.planning.communication import REACHED, Group, communication
 from pipelines.planning.hardware_table import named
 from pipelines.planning.memory_training import Training
+from pipelines.recipe.training_section import Adapter
 
 H100 = named("h100")
 LLAMA = preset("llama3-8b")

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from pipelines.planning.failures import (
+from pipelines.planning.storage_needs import (
     DEVICE_MTBF_HOURS,
     daly_interval,
     expected_seconds,

@@ -3,9 +3,9 @@ from math import inf
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Recipe
 from pipelines.models.presets import preset
 from pipelines.planning.layout_rule import choose, is_left_to_the_rule
+from pipelines.recipe.recipe import Recipe
 
 GIB = 2**30
 

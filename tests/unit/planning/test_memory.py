@@ -3,18 +3,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipelines.core.recipe_training import Adapter
-from pipelines.distributed.layout import Layout
-from pipelines.distributed.stages import Schedule, stage_count, stage_numbers
-from pipelines.models.division import stage_layers
 from pipelines.models.lora import add_adapters, chosen_sizes
-from pipelines.models.pipeline_plan import part_of
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
+from pipelines.parallel.division import stage_layers
+from pipelines.parallel.layout import Layout, Schedule, stage_count, stage_numbers
+from pipelines.parallel.pipeline_parallel import part_of
 from pipelines.planning.memory import HEADROOM, estimate
 from pipelines.planning.memory_activations import kept, logits
 from pipelines.planning.memory_state import state_of
 from pipelines.planning.memory_training import Training
+from pipelines.recipe.training_section import Adapter
 
 ONE = Training(Layout(), "none", micro_batch=2, micro_batches=1, sequence=64)
 

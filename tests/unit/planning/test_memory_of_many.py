@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pipelines.core.recipe import Recipe
-from pipelines.distributed.layout import resolve_layout
 from pipelines.models.config import DecoderConfig
+from pipelines.parallel.layout import resolve_layout
 from pipelines.planning.memory import estimate
+from pipelines.recipe.recipe import Recipe
 from tests.unit.planning.training_step import peak_bytes, training_of
 
 WORLD = 8

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipelines.core.recipe import Recipe
-from pipelines.distributed.layout import Layout
 from pipelines.models.config import DecoderConfig
 from pipelines.models.presets import PRESETS, preset
 from pipelines.models.transformer import Transformer
+from pipelines.parallel.layout import Layout
 from pipelines.planning.memory import estimate
 from pipelines.planning.memory_state import state_of
 from pipelines.planning.memory_training import Training
+from pipelines.recipe.recipe import Recipe
 from tests.compiling import needs_a_linker
 from tests.unit.planning.training_step import peak_bytes, reported, training_of
 

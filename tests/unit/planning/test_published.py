@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_training import Adapter
-from pipelines.distributed.layout import Layout
 from pipelines.models.config import DecoderConfig
 from pipelines.models.presets import preset
+from pipelines.parallel.layout import Layout
 from pipelines.planning.hardware_table import named
 from pipelines.planning.layout_rule import choose
 from pipelines.planning.memory import Memory, estimate
 from pipelines.planning.memory_state import kept_by_zero, state_of
 from pipelines.planning.memory_training import Training
-from pipelines.planning.serving import served_weight_bytes
+from pipelines.planning.serving_plan import served_weight_bytes
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.training_section import Adapter
 
 GIB, GB = 2**30, 10**9
 LLAMA_65B = DecoderConfig(

@@ -16,17 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.distributed.layout import Layout
 from pipelines.models.config import DecoderConfig
 from pipelines.models.presets import preset
-from pipelines.planning.attention_time import FLASH_1
+from pipelines.parallel.layout import Layout
 from pipelines.planning.communication import communication
 from pipelines.planning.cost import device_hours, training_flops
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import named
 from pipelines.planning.memory_training import Training
 from pipelines.planning.roofs import flops_per_token
-from pipelines.planning.step_time import bubble, step_time
+from pipelines.planning.step_time import FLASH_1, bubble, step_time
 
 WITHIN = 0.15
 # Layers, width, heads of MPT.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pipelines.models.presets import preset
-from pipelines.planning.serving import kv_cache_bytes, serving_memory
+from pipelines.planning.serving_plan import kv_cache_bytes, serving_memory
 from tests.unit.export.models import CONTEXT, small, write_registered
 
 

@@ -9,9 +9,13 @@ from pipelines.models.config import DecoderConfig
 from pipelines.models.presets import preset
 from pipelines.planning.hardware_table import named
 from pipelines.planning.memory import HEADROOM
-from pipelines.planning.serving import kv_cache_bytes, served_weight_bytes
-from pipelines.planning.serving_cost import Owned
-from pipelines.planning.serving_plan import Traffic, serving_plan
+from pipelines.planning.serving_plan import (
+    Owned,
+    Traffic,
+    kv_cache_bytes,
+    served_weight_bytes,
+    serving_plan,
+)
 
 GIB = 2**30
 STORAGE = 2e9

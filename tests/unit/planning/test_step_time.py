@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipelines.distributed.activation_checkpoint import checkpoint_activations
-from pipelines.distributed.layout import Layout
 from pipelines.models.config import DecoderConfig
 from pipelines.models.transformer import Transformer
-from pipelines.planning.attention_time import FORWARD_SHARE
+from pipelines.parallel.layout import Layout
+from pipelines.parallel.parallelize import checkpoint_activations
 from pipelines.planning.hardware_table import named
 from pipelines.planning.memory_training import Training
-from pipelines.planning.step_time import product_rate, step_time
+from pipelines.planning.step_time import FORWARD_SHARE, product_rate, step_time
 
 SHAPE = DecoderConfig(
     layers=3, width=64, heads=4, kv_heads=4, hidden=192, vocab_size=256, context_length=32

@@ -1,17 +1,17 @@
 import pytest
 
-from pipelines.core.recipe_training import Adapter
-from pipelines.distributed.layout import Layout
 from pipelines.models.presets import preset
+from pipelines.parallel.layout import Layout
 from pipelines.planning.memory_state import adapter_parameters
 from pipelines.planning.memory_training import Training
-from pipelines.planning.storage import (
+from pipelines.planning.storage_needs import (
     LEAST_STALL,
     Storage,
     checkpoint_size,
     demands,
     stall_seconds,
 )
+from pipelines.recipe.training_section import Adapter
 
 LLAMA = preset("llama3-8b")
 

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.records import Split
 from pipelines.data.tokens.token_shards import ShardWriter, token_dtype
-from pipelines.distributed.layout import Layout
-from pipelines.distributed.mesh import build_mesh
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.config import DecoderConfig
 from pipelines.models.lora import add_adapters, chosen_sizes, init_adapters
-from pipelines.models.parallelize import parallelize
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import COMPUTE_DTYPES
+from pipelines.parallel.layout import Layout
+from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.parallelize import parallelize
 from pipelines.planning.memory_training import Training
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.records import Split
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.profiling import StepProfiler
 from pipelines.training.trainer import Trainer

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.recipe_files import load_recipe
-from pipelines.training.checkpoint_store import CheckpointStore
+from pipelines.recipe.recipe_files import load_recipe
+from pipelines.training.checkpoint.store import CheckpointStore
 from ray_jobs.train_overseer import FRUITLESS, FruitlessError, Progress, _answers
 
 

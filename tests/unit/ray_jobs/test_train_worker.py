@@ -8,8 +8,8 @@ from pipelines.core.settings import PROJECT
 WORKERS = """
 import sys
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_files import load_recipe
-from pipelines.stages import train
+from pipelines.recipe.recipe_files import load_recipe
+from pipelines.stages.train import train_stage
 from ray_jobs.train import _work
 
 def config(folder, *sets):
@@ -21,7 +21,7 @@ def fails(*_, **__):
     raise UserError("this worker has too little memory")
 
 print(_work(config(sys.argv[1], "model.preset=none-such")))
-train.run, alone = fails, config(sys.argv[2])
+train_stage.run, alone = fails, config(sys.argv[2])
 try:
     _work(alone)
 except UserError as error:

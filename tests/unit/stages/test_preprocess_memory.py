@@ -8,8 +8,8 @@ MEASURED = """
 import json, resource, sys
 from pathlib import Path
 
-from pipelines.core.recipe import Recipe
-from pipelines.stages import preprocess
+from pipelines.recipe.recipe import Recipe
+from pipelines.stages.preprocess import preprocessing
 
 folder, mebibytes = Path(sys.argv[1]), int(sys.argv[2])
 filler = "The quick brown fox jumps over the lazy dog. " * 88
@@ -26,7 +26,7 @@ recipe = Recipe.model_validate(
         },
     }
 )
-record = preprocess.run(recipe, folder)
+record = preprocessing.run(recipe, folder)
 assert record.stats["documents"]["kept"] == mebibytes * 256
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """

@@ -3,13 +3,13 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from pipelines.core.logbook import read_logbook
-from pipelines.ledger import stage_cache
-from pipelines.ledger.opening import STAGE_CACHE
+from pipelines.run.logbook import read_logbook
+from pipelines.stage_cache import dvc_cache
+from pipelines.stage_cache.open_workspace import STAGE_CACHE
 from pipelines.stages import recording
 from pipelines.stages.recording import record
 from tests.faults.small_disk import full, small_disk
-from tests.unit.ledger.cached_project import make_project, open_run
+from tests.unit.stage_cache.cached_project import make_project, open_run
 
 
 def test_a_full_disk_is_waited_out_and_told_once(tmp_path, monkeypatch):
@@ -33,5 +33,5 @@ def test_a_full_disk_is_waited_out_and_told_once(tmp_path, monkeypatch):
         assert (entry.kind, entry.stage) == ("storage", "first")
         assert "No space left" in entry.cause
         other = open_run(project, "two")
-        assert stage_cache.restore(other, "first")
+        assert dvc_cache.restore(other, "first")
         assert (other / "outputs/first/data.bin").read_bytes() == bytes(1 << 20)

@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_files import load_recipe, parse_recipe
 from pipelines.planning.hardware_table import named
 from pipelines.planning.plan import Machine
-from pipelines.stages.forecast import (
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import load_recipe, parse_recipe
+from pipelines.stages.plan_check import (
     beside_measured,
     bound_beside_reported,
     keep_plan,

@@ -3,12 +3,12 @@ import time
 from pathlib import Path
 
 import pytest
-
-from pipelines.core.recipe_files import override_values
-from pipelines.ledger.workspace import Run
-from pipelines.stages import train
-from pipelines.stages.standalone import Job, open_workspace
 from tests.unit.stages.test_train import RECIPE, history, make_workspace
+
+from pipelines.recipe.recipe_files import override_values
+from pipelines.run.workspace import Run
+from pipelines.stages.standalone import Job, open_workspace
+from pipelines.stages.train import train_stage
 
 
 def test_a_job_that_ended_begins_anew_wherever_its_checkpoints_are(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_a_job_that_ended_begins_anew_wherever_its_checkpoints_are(tmp_path: Pat
     records = []
     for _ in range(2):
         with open_workspace(job) as workspace:
-            records.append(train.run(job.recipe, workspace))
+            records.append(train_stage.run(job.recipe, workspace))
         assert [point["step"] for point in history(workspace)] == [1, 2, 3, 4, 5, 6]
     assert records[0] == records[1]
 
@@ -30,7 +30,7 @@ def test_a_job_that_goes_on_is_the_same_run_until_it_ends(tmp_path: Path) -> Non
         with open_workspace(job) as workspace:
             tries.append(Run.read(workspace).dag_run_id)
             if ends:
-                train.run(recipe, workspace)
+                train_stage.run(recipe, workspace)
         time.sleep(1.0)  # ids are told apart by their second
     assert tries[0] == tries[1] != tries[2]
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from pipelines.core.errors import EXIT_USER_ERROR
-from pipelines.core.logbook import Entry, note, read_logbook
-from pipelines.stages.runner import user_error
+from pipelines.run.logbook import Entry, note, read_logbook
+from pipelines.stages.stage_process import user_error
 
 STAGE = """
 import sys
@@ -15,8 +15,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from pipelines.stages.runner import keep_error
-from pipelines.stages.time_limit import time_limit
+from pipelines.stages.stage_process import keep_error
+from pipelines.stages.stage_process import time_limit
 
 workspace = Path.cwd()
 keep = partial(keep_error, workspace, "train")

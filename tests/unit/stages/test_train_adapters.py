@@ -7,15 +7,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
-from torch.distributed.checkpoint import FileSystemReader
-
-from pipelines.core.errors import UserError
-from pipelines.core.recipe import Recipe
-from pipelines.core.records import TrainRecord, output_folder
-from pipelines.core.storage import folder_hash
-from pipelines.models.huggingface import load_pretrained
-from pipelines.models.quantization import dequantize, quantize
 from tests.unit.stages.test_train import (
     RECIPE,
     VOCABULARY,
@@ -24,6 +15,15 @@ from tests.unit.stages.test_train import (
     make_workspace,
     train_alone,
 )
+from torch import nn
+from torch.distributed.checkpoint import FileSystemReader
+
+from pipelines.core.errors import UserError
+from pipelines.core.storage import folder_hash
+from pipelines.models.pretrained import load_pretrained
+from pipelines.models.quantization import dequantize, quantize
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.records import TrainRecord, output_folder
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +41,10 @@ def recipe(base: Path, **changes: dict[str, Any]) -> Recipe:
     return Recipe.model_validate(values)
 
 
-def train(recipe: Recipe, workspace: Path) -> tuple[TrainRecord, Path]:
-    from pipelines.stages import train
+def train_stage(recipe: Recipe, workspace: Path) -> tuple[TrainRecord, Path]:
+    from pipelines.stages.train import train_stage
 
-    record = train.run(recipe, workspace)
+    record = train_stage.run(recipe, workspace)
     assert record is not None
     return record, output_folder(workspace, "train")
 
@@ -72,7 +72,7 @@ def test_what_comes_out_is_a_merged_model_and_the_adapter_beside_it(
     from transformers import AutoModelForCausalLM
 
     before = folder_hash(base)
-    record, output = train(recipe(base, adapter={"kind": kind}), make_workspace(tmp_path))
+    record, output = train_stage(recipe(base, adapter={"kind": kind}), make_workspace(tmp_path))
     assert folder_hash(base) == before
     assert (record.model, record.adapter) == ("model", "adapter")
     assert record.parameters == AutoModelForCausalLM.from_pretrained(base).num_parameters()
@@ -89,13 +89,13 @@ def test_what_comes_out_is_a_merged_model_and_the_adapter_beside_it(
 def test_checkpoints_hold_adapters_only_and_a_cut_run_goes_on_to_the_bit(
     base: Path, tmp_path: Path
 ) -> None:
-    from pipelines.stages import train as stage
+    from pipelines.stages.train import train_stage as stage
 
     whole, cut = make_workspace(tmp_path / "whole"), make_workspace(tmp_path / "cut")
-    first, _ = train(recipe(base), whole)
+    first, _ = train_stage(recipe(base), whole)
     with pytest.raises(InterruptedError):
         stage.run(recipe(base), cut, cut_after(5))
-    second, _ = train(recipe(base), cut)
+    second, _ = train_stage(recipe(base), cut)
     assert second == first
     newest = max((cut / "checkpoints").glob("step-*"))
     held = FileSystemReader(newest).read_metadata().state_dict_metadata.keys()
@@ -111,11 +111,11 @@ def test_another_base_under_the_same_path_begins_anew(base: Path, tmp_path: Path
     for path in base.iterdir():
         (mine / path.name).write_bytes(path.read_bytes())
     workspace = make_workspace(tmp_path / "work")
-    first, _ = train(recipe(mine), workspace)
+    first, _ = train_stage(recipe(mine), workspace)
     tensors = load_file(mine / "model.safetensors")
     tensors["model.norm.weight"] *= 1.5
     save_file(tensors, mine / "model.safetensors", metadata={"format": "pt"})
-    second, output = train(recipe(mine), workspace)
+    second, output = train_stage(recipe(mine), workspace)
     assert second.model_hash != first.model_hash
     other = load_pretrained(output / "model").state_dict()["norm.weight"]
     assert torch.equal(other, tensors["model.norm.weight"])
@@ -124,9 +124,9 @@ def test_another_base_under_the_same_path_begins_anew(base: Path, tmp_path: Path
 @pytest.mark.parametrize("kind", ["lora", "qlora"])
 def test_training_goes_on_from_an_adapter(kind: str, base: Path, tmp_path: Path) -> None:
     one, other = make_workspace(tmp_path / "one"), make_workspace(tmp_path / "other")
-    _, output = train(recipe(base, adapter={"kind": kind}), one)
+    _, output = train_stage(recipe(base, adapter={"kind": kind}), one)
     begun = {"kind": kind, "init_from": str(output / "adapter")}
-    train(recipe(base, adapter=begun), other)
+    train_stage(recipe(base, adapter=begun), other)
     # The same samples a second time.
     losses, before = ([point["loss"] for point in history(each)] for each in (other, one))
     assert sum(losses) < sum(before) - 0.3
@@ -150,5 +150,5 @@ def test_what_makes_no_sense_is_one_line(
     changes: dict[str, Any], line: str, base: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=line) as error:
-        train(recipe(base, **changes), make_workspace(tmp_path))
+        train_stage(recipe(base, **changes), make_workspace(tmp_path))
     assert "\n" not in str(error.value)

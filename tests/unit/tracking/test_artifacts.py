@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.tracking.artifacts import read_artifact, read_run_artifact
+from pipelines.tracking.run_search import read_artifact, read_run_artifact
 from tests.s3_server import s3_bucket
 
 

@@ -1,7 +1,7 @@
 import hashlib
 
-from pipelines.core.records import ValidateRecord
 from pipelines.core.storage import write_json, write_text
+from pipelines.run.records import ValidateRecord
 from pipelines.tracking.lineage import lineage
 
 

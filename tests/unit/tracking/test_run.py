@@ -7,8 +7,8 @@ import pytest
 
 from pipelines.core.storage import write_json
 from pipelines.tracking import curves
-from pipelines.tracking.client import open_client
-from pipelines.tracking.run import copy_final_metrics, end_run, flatten, open_run, start_run
+from pipelines.tracking.mlflow_client import open_client
+from pipelines.tracking.tracked_run import copy_final_metrics, end_run, flatten, open_run, start_run
 from tests.forked import exit_codes, start
 
 EXPERIMENT = "unit"

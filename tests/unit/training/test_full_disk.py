@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pipelines.core.errors import SharedError, UserError
-from pipelines.training import checkpoint, checkpoint_patience, checkpoint_writer
-from pipelines.training.checkpoint_store import CheckpointStore
+from pipelines.training.checkpoint import checkpointer, dcp_files, patience
+from pipelines.training.checkpoint.store import CheckpointStore
 from tests.unit.training.conftest import Noted
 from tests.unit.training.test_trainer import same_weights
 
@@ -22,15 +22,15 @@ from tests.unit.training.test_trainer import same_weights
 def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """While it is set there is no room for what DCP writes last, its metadata."""
     event = threading.Event()
-    finish = checkpoint_writer.FsspecWriter.finish
+    finish = dcp_files.FsspecWriter.finish
 
     def perhaps(*arguments: Any) -> None:
         if event.is_set():
             raise OSError(errno.ENOSPC, "No space left on device")
         finish(*arguments)
 
-    monkeypatch.setattr(checkpoint_writer.FsspecWriter, "finish", perhaps)
-    for module in (checkpoint, checkpoint_patience):
+    monkeypatch.setattr(dcp_files.FsspecWriter, "finish", perhaps)
+    for module in (checkpointer, patience):
         monkeypatch.setattr(module, "RETRY_S", 0.2)
     return event
 
@@ -90,14 +90,14 @@ def test_the_last_checkpoint_is_waited_for(
 def test_a_disk_that_stays_full_ends_the_run_with_one_line(
     start: Callable, full: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_patience, "LONGEST_S", 0.3)
+    monkeypatch.setattr(patience, "LONGEST_S", 0.3)
     full.set()
     run = start(steps=10_000, checkpoint_every=2)
     slow(run, full, range(-1, -1))
     line = r"step-0000\d\d: the checkpoint can't be written: .*No space left on device; the run "
     with pytest.raises(SharedError, match=line):
         run.trainer.fit()
-    assert run.points[-1].step >= 2 * checkpoint_patience.MISSED
+    assert run.points[-1].step >= 2 * patience.MISSED
 
 
 def test_what_waiting_does_not_mend_ends_it_at_once(
@@ -106,7 +106,7 @@ def test_what_waiting_does_not_mend_ends_it_at_once(
     def refused(*_: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(checkpoint_writer.FsspecWriter, "finish", refused)
+    monkeypatch.setattr(dcp_files.FsspecWriter, "finish", refused)
     with pytest.raises(UserError, match="Permission denied"):
         start(steps=100).trainer.fit()
 
@@ -129,7 +129,7 @@ def test_a_full_disk_is_known_behind_what_torch_makes_of_it(
 
     with pytest.raises(RuntimeError, match="unexpected pos"):
         save()
-    monkeypatch.setattr(checkpoint_writer.FsspecWriter, "write_data", save)
-    writer = checkpoint_writer.CheckpointWriter(str(tmp_path), lambda: None, lambda: None)
+    monkeypatch.setattr(dcp_files.FsspecWriter, "write_data", save)
+    writer = dcp_files.CheckpointWriter(str(tmp_path), lambda: None, lambda: None)
     with pytest.raises(OSError, match="No space left"):
         writer.write_data(None, None)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from pipelines.training import garbage
+from pipelines.training import profiling
 
 
 class Cycle:
@@ -20,11 +20,11 @@ def leave_cycle() -> weakref.ref:
 
 
 def test_a_cycle_lives_until_it_is_collected():
-    with garbage.only_between_steps():
+    with profiling.only_between_steps():
         cycle = leave_cycle()
         [[] for _ in range(100_000)]  # far more than makes Python collect by itself
         assert cycle() is not None
-        garbage.collect()
+        profiling.collect()
         assert cycle() is None
 
 
@@ -33,7 +33,7 @@ def test_afterwards_all_is_as_it_was(enabled):
     frozen = gc.get_freeze_count()
     try:
         (gc.enable if enabled else gc.disable)()
-        with pytest.raises(RuntimeError), garbage.only_between_steps():
+        with pytest.raises(RuntimeError), profiling.only_between_steps():
             assert not gc.isenabled()
             raise RuntimeError
         assert gc.isenabled() is enabled

@@ -8,16 +8,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.records import Split
 from pipelines.data.tokens.token_shards import ShardWriter
-from pipelines.distributed.layout import Layout
-from pipelines.distributed.mesh import build_mesh
 from pipelines.loading.dataloader import IGNORED, TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.config import DecoderConfig
-from pipelines.models.parallelize import parallelize
 from pipelines.models.transformer import Transformer
+from pipelines.parallel.layout import Layout
+from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.parallelize import parallelize
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.records import Split
 from pipelines.training.trainer import Trainer
 from tests.forked import exit_codes, start_group
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipelines.distributed.layout import Layout
-from pipelines.distributed.mesh import build_mesh
+from pipelines.parallel.layout import Layout
+from pipelines.parallel.mesh import build_mesh
 from pipelines.planning.roofs import flops_per_token
-from pipelines.training.machine_report import machine_report, summary
-from pipelines.training.measured_hardware import hardware_of
+from pipelines.training.machine_report import hardware_of, machine_report, summary
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.metrics import summary as run_summary
 

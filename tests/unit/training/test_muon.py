@@ -2,20 +2,20 @@ import pytest
 import torch
 from torch import nn
 
-from pipelines.core.recipe import Recipe
-from pipelines.core.recipe_training import Train
-from pipelines.distributed.layout import Layout
-from pipelines.distributed.mesh import build_mesh
-from pipelines.models.parallelize import Parallelized, parallelize
 from pipelines.models.transformer import Transformer
-from pipelines.training import muon
-from pipelines.training.muon import Muon, orthogonalised
-from pipelines.training.optimizer import build_optimizer
+from pipelines.parallel.layout import Layout
+from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.parallelize import Parallelized, parallelize
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.training_section import Train
+from pipelines.training.optimizer import Muon, build_optimizer, orthogonalised
 from tests.unit.training.conftest import SHAPE
 
 
 def test_it_is_torchs_muon_for_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(muon, "_TOGETHER", 2 * 8 * 16)  # two of the larger ones at once
+    monkeypatch.setattr(
+        "pipelines.training.optimizer._TOGETHER", 2 * 8 * 16
+    )  # two of the larger ones at once
     shapes = [(8, 16), (16, 8), (8, 8), (16, 8), (8, 16)]
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]

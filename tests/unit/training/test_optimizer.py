@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from pipelines.core.recipe_training import Train
-from pipelines.distributed.layout import Layout
-from pipelines.distributed.mesh import build_mesh
-from pipelines.models.parallelize import Parallelized
 from pipelines.models.transformer import Transformer
+from pipelines.parallel.layout import Layout
+from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.parallelize import Parallelized
+from pipelines.recipe.training_section import Train
 from pipelines.training.optimizer import build_optimizer, learning_rate
 from tests.unit.training.conftest import SHAPE
 

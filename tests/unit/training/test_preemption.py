@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipelines.training import preemption
-from pipelines.training.checkpoint_store import CheckpointStore
+from pipelines.training.checkpoint.store import CheckpointStore
 from pipelines.training.preemption import PreemptedError
 from tests.unit.training.conftest import Noted
 from tests.unit.training.test_recovery import NAN, Poisoned

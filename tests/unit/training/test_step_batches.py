@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pipelines.loading.dataloader import IGNORED, Batch
-from pipelines.training.step_batches import evenly
+from pipelines.training.forward_backward import evenly
 
 
 def batches(number: int) -> list[tuple[Batch, bool]]:

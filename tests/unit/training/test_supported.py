@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_files import load_recipe, shipped_recipes
+from pipelines.recipe.recipe_files import load_recipe, shipped_recipes
 from pipelines.training.supported import supported
 
 

@@ -6,7 +6,7 @@ import torch
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import MARKER
-from pipelines.training.checkpoint_store import CheckpointStore
+from pipelines.training.checkpoint.store import CheckpointStore
 
 
 def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:

@@ -9,9 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe import Recipe, Validation
-from pipelines.core.recipe_data import Instruction
-from pipelines.core.records import DatasetRef, PreprocessRecord, Split, ValidateRecord
 from pipelines.core.storage import folder_hash, read_json, write_json
 from pipelines.data import documents
 from pipelines.data.cleaning.decontaminate import EVALUATION_SETS, EvaluationNgrams
@@ -24,10 +21,12 @@ from pipelines.data.documents import (
 )
 from pipelines.data.normalize import document
 from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
-from pipelines.data.tokens.lengths import LENGTH_HISTOGRAM
-from pipelines.data.tokens.token_shards import ShardWriter
+from pipelines.data.tokens.token_shards import LENGTH_HISTOGRAM, ShardWriter
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
-from pipelines.stages import validate
+from pipelines.recipe.data_section import Instruction
+from pipelines.recipe.recipe import Recipe, Validation
+from pipelines.run.records import DatasetRef, PreprocessRecord, Split, ValidateRecord
+from pipelines.stages.validate import data_gate
 from pipelines.validation import frames
 from pipelines.validation.frames import measure_documents
 
@@ -82,7 +81,7 @@ def preprocess(tmp_path):
 
 def fails(workspace, recipe=RECIPE):
     with pytest.raises(UserError) as caught:
-        validate.run(recipe, workspace)
+        data_gate.run(recipe, workspace)
     message = str(caught.value)
     assert "\n" not in message
     assert f"see {workspace}/outputs/validate/data_docs/index.html" in message
@@ -104,7 +103,7 @@ def rewrite_documents(preprocess, split, **columns):
 
 
 def test_good_data_passes_and_the_same_data_gives_the_same_bytes(tmp_path, preprocess, capfd):
-    record = validate.run(RECIPE, tmp_path)
+    record = data_gate.run(RECIPE, tmp_path)
     assert record == ValidateRecord.read(tmp_path)
     assert record.expectations == len(record.results) == 20
     assert record.quarantined == 0
@@ -114,7 +113,7 @@ def test_good_data_passes_and_the_same_data_gives_the_same_bytes(tmp_path, prepr
     tokens_per_word = len("".join(texts).encode()) / len(" ".join(texts).split())
     assert fertility.observed == f"observed {tokens_per_word:.4g}"
     first = folder_hash(tmp_path / "outputs/validate")
-    validate.run(RECIPE, tmp_path)
+    data_gate.run(RECIPE, tmp_path)
     assert folder_hash(tmp_path / "outputs/validate") == first
     page = (tmp_path / "outputs/validate" / record.data_docs).read_text()
     assert "20 of 20 expectations hold" in page
@@ -249,7 +248,7 @@ def test_longer_documents_than_in_the_previous_version_are_found(tmp_path):
 
 def test_a_version_before_that_lacks_the_histogram_is_not_compared_with(tmp_path, preprocess):
     write_json(tmp_path / "previous.json", {})
-    assert {each.check for each in validate.run(RECIPE, tmp_path).results} == {
+    assert {each.check for each in data_gate.run(RECIPE, tmp_path).results} == {
         "documents",
         "texts",
         "shards",
@@ -273,7 +272,7 @@ def test_personal_data_are_quarantined_masked_and_named_by_kind(tmp_path):
     tolerant = recipe.model_copy(
         update={"validation": recipe.validation.model_copy(update={"max_pii": 0.1})}
     )
-    assert validate.run(tolerant, tmp_path).quarantined == 1
+    assert data_gate.run(tolerant, tmp_path).quarantined == 1
 
 
 def test_the_quarantine_is_capped_and_shared_among_the_expectations(tmp_path, monkeypatch):
@@ -334,7 +333,7 @@ def test_of_a_streamed_dataset_version_the_indexes_are_checked(tmp_path, preproc
     assert "train-00000.bin is missing" in fails(tmp_path)
     streamed = record.dataset.model_copy(update={"remote": "s3://bucket/datasets"})
     record.model_copy(update={"dataset": streamed}).write(tmp_path)
-    validate.run(RECIPE, tmp_path)
+    data_gate.run(RECIPE, tmp_path)
     (preprocess / "tokens/train-00000.idx").write_bytes(b"another")
     assert "train-00000.idx has the md5" in fails(tmp_path)
 

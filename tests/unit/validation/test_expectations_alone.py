@@ -11,13 +11,12 @@ from great_expectations.expectations.expectation import (
     ColumnMapExpectation,
 )
 
-from pipelines.core.recipe_data import Instruction
 from pipelines.core.storage import md5
 from pipelines.data.cleaning.decontaminate import EvaluationNgrams
 from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
-from pipelines.data.tokens.lengths import length_histogram
-from pipelines.data.tokens.token_shards import ShardWriter
+from pipelines.data.tokens.token_shards import ShardWriter, length_histogram
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer, train_bpe
+from pipelines.recipe.data_section import Instruction
 from pipelines.validation import expectations
 from pipelines.validation.expectations.contamination import (
     ExpectColumnValuesToNotHoldEvaluationText,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipelines.validation.sampling import content_draws
+from pipelines.validation.frames import content_draws
 
 
 def text(seed, words):

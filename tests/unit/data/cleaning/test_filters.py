@@ -6,15 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_cleaning import (
+from pipelines.data.cleaning.filter_rules import C4
+from pipelines.data.cleaning.filters import (
+    GopherQuality,
+    GopherRepetition,
+    build_filters,
+    first_rejection,
+)
+from pipelines.data.cleaning.text_statistics import TextStatistics
+from pipelines.recipe.cleaning_section import (
     Filters,
     GopherQualityFilter,
     GopherRepetitionFilter,
 )
-from pipelines.data.cleaning.filters import build_filters, first_rejection
-from pipelines.data.cleaning.filters_c4 import C4
-from pipelines.data.cleaning.filters_gopher import GopherQuality, GopherRepetition
-from pipelines.data.cleaning.text_statistics import TextStatistics
 from tests.unit.data.cleaning.korean_text import korean_documents
 
 NAMES = list(Filters.model_fields)
@@ -262,7 +266,7 @@ def test_nothing_is_downloaded(monkeypatch):
 
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
-    from pipelines.data.cleaning import language
+    from pipelines.data.cleaning import text_statistics
 
-    language._detector.cache_clear()
-    assert language.detect_language(PROSE).code == "en"
+    text_statistics._detector.cache_clear()
+    assert text_statistics.detect_language(PROSE).code == "en"

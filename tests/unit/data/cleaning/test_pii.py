@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_cleaning import Pii
 from pipelines.data.cleaning.pii import Scrubber
+from pipelines.recipe.cleaning_section import Pii
 
 # Put together here, so that no scanner of this repository takes them for real ones.
 GITHUB = "ghp_" + "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF3hJ6"

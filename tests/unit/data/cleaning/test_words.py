@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.data.cleaning.characters import Kind, code_points, kinds
-from pipelines.data.cleaning.words import extend_ngrams, find_words, hash_ngrams, hash_words
+from pipelines.data.cleaning.words import (
+    Kind,
+    code_points,
+    extend_ngrams,
+    find_words,
+    hash_ngrams,
+    hash_words,
+    kinds,
+)
 
 TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from("ab \n\u3000\u00a0é한"))
 

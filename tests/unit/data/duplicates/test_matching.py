@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse.csgraph import connected_components
 
-from pipelines.data.duplicates.matching import components, link
+from pipelines.data.duplicates.deduplication import components, link
 
 BUCKETS = st.lists(
     st.lists(st.integers(0, 15), min_size=1, max_size=9, unique=True), min_size=1, max_size=5

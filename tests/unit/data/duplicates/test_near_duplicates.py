@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.core.recipe_cleaning import Dedup
-from pipelines.data.duplicates import near_duplicates
-from pipelines.data.duplicates.minhash import Signer, band_keys, bands, similar, sketches
-from pipelines.data.duplicates.near_duplicates import (
+from pipelines.data.duplicates import deduplication
+from pipelines.data.duplicates.deduplication import (
     Duplicates,
     find_duplicates,
     match_partition,
     partitions_for,
     write_keys,
 )
+from pipelines.data.duplicates.minhash import Signer, band_keys, bands, similar, sketches
+from pipelines.recipe.cleaning_section import Dedup
 
 NEAR = Dedup(kind="minhash", ngram=2, permutations=32, jaccard=0.6)
 EXACT = Dedup(kind="exact")
@@ -102,9 +102,9 @@ def test_large_buckets_too_are_the_same_in_any_blocks_and_partitions(
 ) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(texts)), max_size=5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(near_duplicates, "_RUN", 2)
-        patch.setattr(near_duplicates, "_COMPARED", 3)
-        patch.setattr(near_duplicates, "_FOLDED", 1)
+        patch.setattr(deduplication, "_RUN", 2)
+        patch.setattr(deduplication, "_COMPARED", 3)
+        patch.setattr(deduplication, "_FOLDED", 1)
         expected = search(texts, NEAR)
         found = search(texts, NEAR, cuts, data.draw(st.integers(1, 9)))
     assert as_dict(found) == as_dict(expected)

@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_data import Data, Instruction, Source
 from pipelines.data.normalize import Document
 from pipelines.data.reading.instruction import Fields, record_document
-from pipelines.data.reading.readers import plan_reads, read_batch
 from pipelines.data.reading.sources import list_inputs
+from pipelines.data.reading.text_readers import plan_reads, read_batch
+from pipelines.recipe.data_section import Data, Instruction, Source
 
 MESSAGES = Fields(instruction=Instruction(kind="messages"))
 PAIRS = Fields(

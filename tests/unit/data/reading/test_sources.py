@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_data import Source
 from pipelines.data.reading.sources import fingerprint, list_inputs
+from pipelines.recipe.data_section import Source
 
 
 def files(path: Path | str) -> Source:

@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_data import Source
 from pipelines.data.reading.instruction import Fields
-from pipelines.data.reading.readers import plan_reads, read_batch
 from pipelines.data.reading.sources import fingerprint, list_inputs
+from pipelines.data.reading.text_readers import plan_reads, read_batch
+from pipelines.recipe.data_section import Source
 from tests.s3_server import s3_bucket
 
 

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_data import Instruction
 from pipelines.core.storage import read_json, write_json
 from pipelines.data.tokens.chat_encoder import ChatEncoder, make_chat_tokenizer
 from pipelines.data.tokens.chat_template import CHATML, TEMPLATE_FILE, template_characters
@@ -17,6 +16,7 @@ from pipelines.data.tokens.tokenizer import (
     save_tokenizer,
     train_bpe,
 )
+from pipelines.recipe.data_section import Instruction
 
 CHAT = Instruction(kind="messages")
 TALK = (

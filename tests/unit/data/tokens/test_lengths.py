@@ -2,9 +2,13 @@
 
 import numpy as np
 
-from pipelines.core.records import DatasetRef, Split
-from pipelines.data.tokens.lengths import dataset_histogram, document_lengths, length_histogram
-from pipelines.data.tokens.token_shards import ShardWriter
+from pipelines.data.tokens.token_shards import (
+    ShardWriter,
+    dataset_histogram,
+    document_lengths,
+    length_histogram,
+)
+from pipelines.run.records import DatasetRef, Split
 
 
 def test_each_bin_reaches_up_to_the_next_power_of_two():

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipelines.data.tokens import packing as packing_module
-from pipelines.data.tokens.packing import Packing, best_fit, write_packed
+from pipelines.data.tokens import assembly as packing_module
+from pipelines.data.tokens.assembly import Packing, best_fit, write_packed
 from pipelines.data.tokens.token_shards import IndexedDataset, ShardWriter
 
 END = 7

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.core.records import Shard
 from pipelines.core.storage import md5
 from pipelines.data.tokens.token_shards import (
     IndexedDataset,
@@ -17,6 +16,7 @@ from pipelines.data.tokens.token_shards import (
     idx_path,
     mask_path,
 )
+from pipelines.run.records import Shard
 
 
 def write(prefix: Path, documents: list[list[int]], vocab_size: int = 1000) -> IndexedDataset:

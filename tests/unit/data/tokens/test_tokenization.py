@@ -2,16 +2,20 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.progress import ProgressWriter
-from pipelines.core.recipe_data import Data
 from pipelines.core.storage import read_json
 from pipelines.data import passes
 from pipelines.data.documents import DocumentWriter
-from pipelines.data.mapping import map_in_process
 from pipelines.data.normalize import document
-from pipelines.data.tokens import tokenizer_making
-from pipelines.data.tokens.tokenization import characters, plan_text_blocks, sample_texts
-from pipelines.data.tokens.tokenizer_making import make_tokenizer
+from pipelines.data.passes import map_in_process
+from pipelines.data.tokens import tokenization
+from pipelines.data.tokens.tokenization import (
+    characters,
+    make_tokenizer,
+    plan_text_blocks,
+    sample_texts,
+)
+from pipelines.recipe.data_section import Data
+from pipelines.run.progress import ProgressWriter
 
 
 def write(path: Path, texts: list[str]) -> Path:
@@ -51,8 +55,8 @@ def test_a_sample_holds_documents_of_so_many_blocks_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passes, "LEAST_BLOCK_BYTES", 1)
-    monkeypatch.setattr(tokenizer_making, "_SAMPLED_BLOCKS", 3)
-    monkeypatch.setattr(tokenizer_making, "BPE_SAMPLE_BYTES", 1)
+    monkeypatch.setattr(tokenization, "_SAMPLED_BLOCKS", 3)
+    monkeypatch.setattr(tokenization, "BPE_SAMPLE_BYTES", 1)
     paths = [write(tmp_path / f"{number}.parquet", [f"text {number}"]) for number in range(8)]
     work = passes.Passes(tmp_path, map_in_process, lambda: ProgressWriter(tmp_path, "test"))
     make_tokenizer(Data(), tmp_path / "tokenizer", paths, [], work)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from pipelines.core.errors import UserError
-from pipelines.core.recipe_data import Tokenizer as TokenizerRecipe
 from pipelines.data.tokens.tokenizer import (
     END_OF_TEXT,
     Encoder,
@@ -22,6 +21,7 @@ from pipelines.data.tokens.tokenizer import (
     tokenizer_fingerprint,
     train_bpe,
 )
+from pipelines.recipe.data_section import Tokenizer as TokenizerRecipe
 
 CORPUS = [
     "  leading spaces, 'quotes' isn't it . \n\n\ttabs\n        indented = 1\n",

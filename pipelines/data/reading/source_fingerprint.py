@@ -1,0 +1,49 @@
+"""What preprocess will read, by content: `source.json`, and so the stage cache's key."""
+
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import UserError
+from pipelines.core.storage import md5
+from pipelines.data.cleaning.decontaminate import set_names
+from pipelines.data.reading.sources import fingerprint
+from pipelines.data.tokens.tokenizer import tokenizer_fingerprint
+from pipelines.recipe.data_section import Data, Source
+
+
+def fingerprint_inputs(data: Data) -> dict[str, Any]:
+    """Path, size and hash of every file of the source and whatever else shapes the dataset.
+
+    Also the length that samples are packed to: where documents lie end to end, another
+    `data.sequence_length` needs no other dataset.
+
+    Raises:
+        UserError: a path does not exist, or nothing lies there.
+    """
+    sets = data.decontamination.against
+    return {
+        "source": fingerprint(data.source),
+        "tokenizer": tokenizer_fingerprint(data.tokenizer),
+        "chat_template": _template_fingerprint(data.instruction.chat_template),
+        "evaluation_sets": [
+            {"name": name, **fingerprint(evaluation_source(data, path))}
+            for name, path in zip(set_names(sets), sets, strict=True)
+        ],
+        "packed_length": data.sequence_length if data.packing == "best_fit" else None,
+    }
+
+
+def evaluation_source(data: Data, path: str) -> Source:
+    """An evaluation set, read as the source's files are."""
+    return Source(kind="files", path=path, text_field=data.source.text_field)
+
+
+def _template_fingerprint(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return md5(Path(path).expanduser())
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}); mend data.instruction.chat_template"
+        ) from error

@@ -1,0 +1,100 @@
+"""A model as Hugging Face's libraries load it: whole, in fewer bytes, or its adapter alone."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import UserError
+from pipelines.core.storage import read_json, write_json
+from pipelines.export.source import check, check_whole, companion_files
+from pipelines.models import peft_format
+from pipelines.models.model_folder import CONFIG, INDEX, read_object
+from pipelines.models.safetensors_files import SafetensorsFiles
+from pipelines.registry.registry import LINEAGE
+
+ADAPTER = "adapter"  # in a registered folder, where the model was trained with one
+
+
+def export_whole(source: Path, folder: Path) -> None:
+    """Copy a model, an adapter merged: `AutoModelForCausalLM.from_pretrained` loads it.
+
+    Args:
+        source: A registered folder.
+        folder: Is there; the files go into it.
+
+    Raises:
+        UserError: see `source.check`.
+    """
+    for path in [*check(source), *companion_files(source)]:
+        shutil.copyfile(path, folder / path.name)
+
+
+def export_bf16(source: Path, folder: Path) -> None:
+    """The same with each number in bfloat16: half the bytes of fp32; a file at a time in memory.
+
+    Args:
+        source: A registered folder.
+        folder: Is there; the files go into it.
+
+    Raises:
+        UserError: see `source.check_whole`.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = check_whole(source)
+    for path in companion_files(source):
+        shutil.copyfile(path, folder / path.name)
+    total = 0
+    for path in weights:
+        tensors = {
+            name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+            for name, tensor in load_file(path).items()
+        }
+        total += sum(tensor.nbytes for tensor in tensors.values())
+        save_file(tensors, folder / path.name, metadata={"format": "pt"})
+    write_json(folder / CONFIG, read_object(source / CONFIG) | {"dtype": "bfloat16"})
+    if (source / INDEX).is_file():
+        index = read_object(source / INDEX)
+        index["metadata"] = index.get("metadata", {}) | {"total_size": total}
+        write_json(folder / INDEX, index)
+
+
+def export_adapter(source: Path, folder: Path) -> None:
+    """The adapter alone, in peft's format, over the base that it was trained on.
+
+    Args:
+        source: A registered folder.
+        folder: Is there; the files go into it.
+
+    Raises:
+        UserError: the model was trained without an adapter, or its files are broken.
+    """
+    adapter = source / ADAPTER
+    if not adapter.is_dir():
+        raise UserError(
+            f"{source}: trained without an adapter, so there is none; --format huggingface is the "
+            "whole model"
+        )
+    weights = adapter / peft_format.WEIGHTS
+    if not weights.is_file():
+        raise UserError(f"{adapter}: no {weights.name}; the version is broken")
+    SafetensorsFiles([weights])
+    shutil.copyfile(weights, folder / weights.name)
+    config = read_object(adapter / peft_format.CONFIG)
+    write_json(
+        folder / peft_format.CONFIG, config | {"base_model_name_or_path": base_model(source)}
+    )
+
+
+def base_model(source: Path) -> str | None:
+    """What training started from, by the recipe in the lineage; None where that isn't known."""
+    recipe = _lineage(source).get("recipe") or {}
+    base: str | None = (recipe.get("model") or {}).get("init_from")
+    return base
+
+
+def _lineage(source: Path) -> dict[str, Any]:
+    path = source / LINEAGE
+    found: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return found

@@ -1,0 +1,232 @@
+"""A decoder as a Hugging Face folder: safetensors and JSON, never a pickle.
+
+`transformers` is not needed here; its `AutoModelForCausalLM` loads what `save_pretrained` writes.
+A tensor at a time is whole in memory, however many processes share the model.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipelines.core.errors import UserError
+from pipelines.core.storage import write_json
+from pipelines.models.config import DecoderConfig
+from pipelines.models.families import write_config
+from pipelines.models.family_weights import NO_WEIGHT, Shapes, Stored, base_prefix, stored_tensors
+from pipelines.models.lora import adapted_layers
+from pipelines.models.model_folder import CONFIG, INDEX, WEIGHTS, load_config, weight_files
+from pipelines.models.safetensors_files import SafetensorsFiles
+from pipelines.models.transformer import Transformer
+from pipelines.models.weights import Place, canonical_name, fill, is_sharded, whole, writes
+
+FILE_BYTES = 5 * 10**9  # of one file at most, unless a single tensor is larger
+_EMBEDDINGS, _HEAD = "embed_tokens.weight", "lm_head.weight"
+_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def load_pretrained(folder: Path, device: torch.device | None = None) -> Transformer:
+    """Read a folder of any family, ours or another's, into fp32 weights.
+
+    Args:
+        folder: In Hugging Face's format.
+        device: Where each tensor is read to, straight from its file; the CPU by default.
+
+    Raises:
+        UserError: see `load_weights`; or a model that this decoder is not.
+    """
+    with torch.device("meta"):
+        model = Transformer(load_config(folder))
+    model.to_empty(device=device or torch.device("cpu"))
+    load_weights(model, folder)
+    return model
+
+
+def load_weights(model: Transformer, folder: Path) -> None:
+    """Read a folder's weights into a model, whatever its part, device, type and sharding.
+
+    The model may come from `to_empty`. Where it is sharded, each process keeps its shard only.
+
+    Raises:
+        UserError: no safetensors, a file or tensor is missing, too many, broken or of another
+            shape than the model's.
+    """
+    model.after_to_empty()
+    places = named_places(model)
+    for name, tensor in read_weights(folder, model.config, places):
+        if tensor is not places[name]:
+            fill(places[name], tensor)
+
+
+def read_weights(
+    folder: Path, config: DecoderConfig, places: Mapping[str, Place]
+) -> Iterator[tuple[str, Tensor]]:
+    """Parameters from a folder by canonical name, one after the other.
+
+    Args:
+        folder: In Hugging Face's format.
+        config: Of the whole model.
+        places: Parameters wanted, on one device. A tensor whose type and layout are those of its
+            file is read straight into its place and yielded as it is; others are yielded whole.
+
+    Raises:
+        UserError: see `load_weights`.
+    """
+    files = SafetensorsFiles(weight_files(folder))
+    found = _check(folder, config, files)
+    wanted = {name: each for name, each in found.items() if each.parameters[0] in places}
+    into = {
+        name: place
+        for name, each in wanted.items()
+        if isinstance(place := places[each.parameters[0]], Tensor)
+        and each.split is None
+        and not is_sharded(place)
+    }
+    device = next(iter(places.values())).device
+    for name, tensor in files.read(device, wanted, into):
+        stored = wanted[name]
+        parts = [tensor] if stored.split is None else stored.split(tensor)
+        yield from zip(stored.parameters, parts, strict=True)
+
+
+def named_places(model: Transformer) -> dict[str, Place]:
+    """The parameters by canonical name; tied ones once, under the embeddings' name.
+
+    Of an adapted layer, the weight stands for what adapter and frozen weight come to.
+    """
+    adapted = adapted_layers(model)
+    places: dict[str, Place] = {
+        name: each.detach()
+        for wrapped, each in model.named_parameters()
+        if not (name := canonical_name(wrapped)).startswith(tuple(f"{a}." for a in adapted))
+        or name.endswith(".bias")
+    }
+    places |= {f"{name}.weight": layer for name, layer in adapted.items()}
+    if model.tied_copy is not None:  # of a pipeline's last stage
+        places[_EMBEDDINGS] = places.pop(_HEAD)
+    return places
+
+
+def save_pretrained(
+    model: Transformer | Sequence[Transformer], folder: Path, end_of_text: int | None = None
+) -> None:
+    """Write a folder that `AutoModelForCausalLM.from_pretrained` loads.
+
+    Where the model is sharded or lies in stages, all processes call it together: each tensor is
+    gathered by itself, and rank 0 writes.
+
+    Args:
+        model: Or this process's stages of it, on any device; the weights are written as they are.
+        folder: Made where missing.
+        end_of_text: The token id that ends a document, and so a generation.
+    """
+    parts = [model] if isinstance(model, Transformer) else model
+    places = {name: each for part in parts for name, each in named_places(part).items()}
+    config, dtype = parts[0].config, next(iter(places.values())).dtype
+    shapes = _whole_shapes(config)
+    groups = _grouped(stored_tensors(config, shapes), dtype.itemsize)
+    gather = _Gather(shapes, places)
+    values = write_config(config, str(dtype).removeprefix("torch."))
+    if writes():
+        folder.mkdir(parents=True, exist_ok=True)
+        special = {} if end_of_text is None else dict.fromkeys(_SPECIAL_TOKENS, end_of_text)
+        write_json(folder / CONFIG, values | special)
+        write_json(folder / "generation_config.json", special)
+    names = [WEIGHTS]
+    if len(groups) > 1:
+        names = [f"model-{n:05}-of-{len(groups):05}.safetensors" for n in range(1, len(groups) + 1)]
+        _write_index(folder, dict(zip(names, groups, strict=True)), dtype.itemsize)
+    for name, group in zip(names, groups, strict=True):
+        _write(folder / name, group, gather)
+
+
+def _check(folder: Path, config: DecoderConfig, files: SafetensorsFiles) -> dict[str, Stored]:
+    """What each tensor of the files is, by its name there."""
+    base = base_prefix(config)
+    found = {}
+    for stored in stored_tensors(config, _whole_shapes(config)):
+        name = stored.name if stored.name in files.places else stored.name.removeprefix(base)
+        place = files.places.get(name)
+        if place is None:
+            raise UserError(f"{folder}: the tensor {stored.name} is missing from the weights")
+        if place.shape != stored.shape:
+            raise UserError(
+                f"{folder}: {name} has shape {place.shape}, config.json says {stored.shape}"
+            )
+        found[name] = stored
+    for name in files.places.keys() - found.keys():
+        if not (NO_WEIGHT.search(name) or (config.tie_embeddings and name == _HEAD)):
+            raise UserError(f"{folder}: the tensor {name} is not one of this model")
+    return found
+
+
+def _whole_shapes(config: DecoderConfig) -> Shapes:
+    """Of all parameters of a whole model."""
+    with torch.device("meta"):
+        places = named_places(Transformer(config))
+    return {name: tuple(each.shape) for name, each in places.items()}
+
+
+def _grouped(tensors: Iterable[Stored], itemsize: int) -> list[list[Stored]]:
+    """Consecutive tensors, as many as one file may hold."""
+    groups: list[list[Stored]] = [[]]
+    size = 0
+    for each in tensors:
+        length = math.prod(each.shape) * itemsize
+        if groups[-1] and size + length > FILE_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(each)
+        size += length
+    return groups
+
+
+def _write_index(folder: Path, files: Mapping[str, list[Stored]], itemsize: int) -> None:
+    if writes():
+        weight_map = {each.name: name for name, group in files.items() for each in group}
+        size = sum(math.prod(each.shape) for group in files.values() for each in group) * itemsize
+        write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
+
+
+def _write(path: Path, group: list[Stored], gather: "_Gather") -> None:
+    from safetensors.torch import save_file
+
+    tensors = {}
+    for stored in group:
+        parts = [gather(name) for name in stored.parameters]
+        if writes():
+            tensor = parts[0] if stored.join is None else stored.join(parts)
+            tensors[stored.name] = tensor.cpu().contiguous()
+    if tensors:
+        save_file(tensors, path, metadata={"format": "pt"})
+
+
+class _Gather:
+    """Brings whole parameters to rank 0 from wherever they lie."""
+
+    def __init__(self, shapes: Shapes, places: Mapping[str, Place]) -> None:
+        """Learn which process has what; with all of them here, nobody is asked."""
+        self._shapes = shapes
+        self._places = places
+        self._holders: list[Collection[str]] = [places.keys()]
+        if shapes.keys() != places.keys():
+            self._holders = [()] * dist.get_world_size()
+            dist.all_gather_object(self._holders, list(places))
+
+    def __call__(self, name: str) -> Tensor:
+        """A whole parameter, on rank 0; elsewhere what comes back is of no use."""
+        mine = self._places.get(name)
+        # On all that share it, as it is a collective.
+        tensor = torch.empty(0) if mine is None else whole(mine)
+        holder = next(number for number, names in enumerate(self._holders) if name in names)
+        if holder and dist.get_rank() == holder:
+            dist.send(tensor.contiguous(), 0)
+        elif holder and writes():
+            like = next(iter(self._places.values()))
+            device = like.device_mesh.device_type if is_sharded(like) else like.device
+            tensor = torch.empty(self._shapes[name], dtype=like.dtype, device=device)
+            dist.recv(tensor, holder)
+        return tensor

@@ -1,0 +1,125 @@
+"""The machine that a run will train on, as Ray's dashboard tells of it; ray is not imported."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
+
+from pipelines.core.settings import Settings
+from pipelines.orchestration.jobs_api import TokenFile
+from pipelines.planning.hardware import Hardware
+from pipelines.planning.hardware_table import CPU_CORES, DATASHEETS, ENTRIES, named
+from pipelines.planning.plan import Machine
+from pipelines.recipe.recipe import Recipe
+from pipelines.stages.run_plan import plan_run
+
+VARIABLE = "PENSTOCK_GPU"  # what each worker gets where nodes come and go, as `penstock plan --gpu`
+_TIMEOUT = httpx.Timeout(2.0)  # seconds; a run starts without a plan rather than late
+_MIB = 2**20
+
+_log = logging.getLogger(__name__)
+
+
+def plan_on_cluster(
+    settings: Settings, recipe: Recipe, source: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """What planning says of a run, `plan.json`; None where its machine can't be told.
+
+    Raises:
+        UserError: the run can't fit.
+    """
+    machine = training_machine(settings, recipe)
+    return plan_run(recipe, machine, source) if machine else None
+
+
+class _Said(BaseModel):
+    """Of Ray's answer what is needed here; its names are in camel case."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
+
+
+class _Gpu(_Said):
+    name: str
+    memory_total: int  # MiB
+
+
+class _Raylet(_Said):
+    state: str
+
+
+class _Node(_Said):
+    raylet: _Raylet
+    cpus: tuple[int, int] = (0, 0)  # logical, physical; none of a node that is just starting
+    mem: tuple[float, ...] = ()  # bytes: all, available, percent, used
+    gpus: list[_Gpu] | None = None
+
+
+class _Summary(_Said):
+    summary: list[_Node]
+
+
+class _Answer(_Said):
+    data: _Summary
+
+
+def training_machine(settings: Settings, recipe: Recipe) -> Machine | None:
+    """What the recipe's workers get, the most of them; None where it can't be told beforehand."""
+    most = recipe.resources.most_workers
+    price = recipe.resources.price_per_gpu_hour
+    if given := os.environ.get(VARIABLE):
+        return Machine(named(given), most, price=price)
+    try:
+        nodes = _nodes(settings)
+    except (httpx.HTTPError, OSError, ValidationError) as error:
+        _log.warning("not planned: Ray's dashboard does not say what there is: %r", error)
+        return None
+    if not nodes:
+        _log.warning("not planned: no node has said yet what it is")
+        return None
+    devices = [gpu for node in nodes for gpu in node.gpus or []]
+    if not devices:
+        price = recipe.resources.price_per_cpu_hour
+        return Machine(_processors(nodes, most), most, price=price or 0.0)
+    datasheet = DATASHEETS.get(devices[0].name)
+    if datasheet is None:
+        message = "not planned: the hardware table has no %s; %s names an entry like it"
+        _log.warning(message, devices[0].name, VARIABLE)
+        return None
+    hardware = replace(
+        datasheet,
+        memory_bytes=min(gpu.memory_total for gpu in devices) * _MIB,
+        devices_per_node=max(len(node.gpus or []) for node in nodes),
+    )
+    return Machine(hardware, most, price=price or 0.0)
+
+
+def _nodes(settings: Settings) -> list[_Node]:
+    """Those that are alive and have said what they are."""
+    answer = httpx.get(
+        f"{settings.ray_url}/nodes",
+        params={"view": "summary"},
+        auth=TokenFile(settings.ray_token_path),
+        timeout=_TIMEOUT,
+    )
+    nodes = _Answer.model_validate(answer.raise_for_status().json()).data.summary
+    return [node for node in nodes if node.raylet.state == "ALIVE" and node.mem]
+
+
+def _processors(nodes: Sequence[_Node], workers: int) -> Hardware:
+    """A worker's share of the smallest node: the table's processor, cut by cores."""
+    each = -(-workers // len(nodes))
+    cores = min(node.cpus[0] for node in nodes) / each
+    cpu, share = ENTRIES["cpu"], cores / CPU_CORES
+    return replace(
+        cpu,
+        name=f"{cores:g} cores, as of a {cpu.name}",
+        flops={precision: rate * share for precision, rate in cpu.flops.items()},
+        memory_bandwidth=cpu.memory_bandwidth * share,
+        memory_bytes=int(min(node.mem[0] for node in nodes)) // each,
+        devices_per_node=each,
+    )

@@ -1,0 +1,98 @@
+"""What of a decoder each process gets, in numbers; no torch, so a bad layout is refused at once."""
+
+from math import ceil
+
+from pipelines.core.errors import UserError
+from pipelines.models.config import DecoderConfig
+from pipelines.parallel.layout import Layout, check_micro_batches, split_layers, stage_count
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.training_section import Adapter
+
+
+def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> None:
+    """Check that a layout can divide a model and its batches.
+
+    Raises:
+        UserError: one line with the numbers that don't fit.
+    """
+    parallel, train = recipe.parallel, recipe.train
+    check_divisible(config, layout.tp)
+    _check_heads(config, layout)
+    _check_sequence(layout, recipe)
+    _check_adapter(layout, recipe.adapter)
+    if layout.pp == 1:
+        return
+    stage_layers(config, stage_count(parallel.schedule, layout.pp))
+    if parallel.schedule == "zero_bubble" and train.compile:
+        raise UserError(
+            "train.compile: not with parallel.schedule = zero_bubble, which computes gradients of "
+            "weights apart; set interleaved_1f1b"
+        )
+    if train.micro_batch_size != "auto":
+        share = ceil(train.global_batch_size / layout.dp)
+        check_micro_batches(parallel.schedule, layout.pp, ceil(share / train.micro_batch_size))
+
+
+def _check_heads(config: DecoderConfig, layout: Layout) -> None:
+    """In attention, context parallelism divides the heads that tensor parallelism leaves."""
+    heads, kv_heads = config.heads // layout.tp, config.kv_heads // layout.tp
+    each = f" of each of parallel.tp({layout.tp})" if layout.tp > 1 else ""
+    if heads % layout.cp:
+        raise UserError(
+            f"parallel.cp({layout.cp}) does not divide the model's heads({heads}){each}"
+        )
+    if kv_heads % layout.cp and layout.cp % kv_heads:
+        raise UserError(
+            f"parallel.cp({layout.cp}) and the model's kv_heads({kv_heads}){each}: one must divide "
+            "the other"
+        )
+
+
+def _check_sequence(layout: Layout, recipe: Recipe) -> None:
+    length, tp, cp = recipe.data.sequence_length, layout.tp, layout.cp
+    if length % cp:
+        raise UserError(
+            f"parallel.cp({cp}) does not divide data.sequence_length({length}); change one of them"
+        )
+    if recipe.parallel.sequence_parallel and length // cp % tp:
+        by = f"parallel.tp({tp})" if cp == 1 else f"parallel.tp({tp}) * cp({cp})"
+        raise UserError(
+            f"{by} does not divide data.sequence_length({length}); change it, or set "
+            "parallel.sequence_parallel = false"
+        )
+
+
+def _check_adapter(layout: Layout, adapter: Adapter) -> None:
+    if adapter.kind == "none":
+        return
+    instead = "set 1, and parallel.sharding = full for a model too large for one device"
+    if layout.pp > 1:
+        raise UserError(
+            f"parallel.pp({layout.pp}): not with adapter.kind = {adapter.kind}; {instead}"
+        )
+    if layout.tp > 1 and adapter.kind == "qlora":
+        raise UserError(
+            f"parallel.tp({layout.tp}) can't cut adapter.kind = qlora's blocks of 64; {instead}"
+        )
+    if layout.tp > 1 and adapter.dropout:
+        raise UserError(
+            f"parallel.tp({layout.tp}): not with adapter.dropout({adapter.dropout:g}), which each "
+            "process would draw by itself; set 0"
+        )
+
+
+def check_divisible(config: DecoderConfig, tp: int) -> None:
+    """Raise UserError where `tp` processes can't have equally many heads and features."""
+    for what, number in (("kv_heads", config.kv_heads), ("hidden", config.hidden)):
+        if number % tp:
+            raise UserError(f"parallel.tp({tp}) does not divide the model's {what}({number})")
+
+
+def stage_layers(config: DecoderConfig, stages: int) -> list[range]:
+    """The layers of each stage, balanced by arithmetic.
+
+    A token costs the head as many operations as it has numbers, like a layer; embeddings are only
+    looked up.
+    """
+    head = config.vocab_size * config.width / config.layer_parameters
+    return split_layers(config.layers, stages, after=head)

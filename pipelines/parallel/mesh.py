@@ -1,0 +1,90 @@
+"""Processes as a mesh of named dimensions, the same with one process as with thousands."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from pipelines.core.errors import UserError
+from pipelines.parallel.layout import Layout
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This process's place among all.
+
+    Attributes:
+        device: Of this process.
+        devices: All dimensions of the layout by their names; None without a process group.
+    """
+
+    layout: Layout
+    device: torch.device
+    devices: DeviceMesh | None = None
+
+    @property
+    def connected(self) -> DeviceMesh:
+        """`devices`; raises ValueError without a process group."""
+        if self.devices is None:
+            raise ValueError("there is no process group")
+        return self.devices
+
+    @property
+    def rank(self) -> int:
+        """Of this process among all."""
+        return dist.get_rank() if self.devices is not None else 0
+
+    @property
+    def dp_rank(self) -> int:
+        """Which share of each batch is this process's."""
+        return self.coordinate("dp_replicate") * self.layout.dp_shard + self.coordinate("dp_shard")
+
+    @property
+    def dp_world(self) -> int:
+        """Into how many shares a batch is divided."""
+        return self.layout.dp
+
+    @property
+    def token_rank(self) -> int:
+        """This process among those that see tokens of their own: samples, or parts of them."""
+        return self.dp_rank * self.layout.cp + self.coordinate("cp")
+
+    def coordinate(self, name: str) -> int:
+        """This process's place along a dimension."""
+        return 0 if self.devices is None else self.devices.get_local_rank(name)
+
+    def along(self, *names: str) -> DeviceMesh | None:
+        """The processes that differ from this one in these dimensions only; None where alone."""
+        if self.devices is None or all(getattr(self.layout, name) == 1 for name in names):
+            return None
+        return self.line(*names)
+
+    def line(self, *names: str) -> DeviceMesh:
+        """As `along`, a mesh of one dimension, but this process may be alone in it."""
+        several = tuple(name for name in names if getattr(self.layout, name) > 1) or names[:1]
+        if len(several) == 1:  # a new communicator only where no dimension has one
+            return self.connected[several[0]]
+        return self.connected[several]._flatten("_".join(several))
+
+    def sum(self, tensor: Tensor, *names: str) -> None:
+        """Add it up, in place, over the processes that differ in these dimensions."""
+        for name in names:
+            if (along := self.along(name)) is not None:
+                dist.all_reduce(tensor, group=along.get_group())
+
+
+def build_mesh(layout: Layout, device: torch.device) -> Mesh:
+    """Connect the processes by dimension; every process calls it.
+
+    Raises:
+        UserError: the layout is not that of the processes there are.
+    """
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if layout.world != world:
+        raise UserError(f"parallel: {layout} = {layout.world} processes, but there are {world}")
+    if not dist.is_initialized():
+        return Mesh(layout, device)
+    names, sizes = zip(*vars(layout).items(), strict=True)
+    return Mesh(layout, device, init_device_mesh(device.type, sizes, mesh_dim_names=names))

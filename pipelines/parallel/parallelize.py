@@ -1,0 +1,276 @@
+"""A decoder laid over a mesh: tensor and context parallel, checkpointing, compile, data parallel.
+
+| `parallel` | each process has | by |
+|---|---|---|
+| `pp` | consecutive layers | `pipeline_parallel.py` |
+| `tp` | a part of each layer's features, on the same tokens | `tensor_parallel.py` |
+| `cp` | whole layers, on a part of each sequence | `context_parallel.py` |
+| `dp_replicate`, `dp_shard` | layers, or shards of them, on own samples | `data_parallel.py` |
+
+They combine, but for what `parallel/layout.py` and `division.py` refuse.
+
+Activation checkpointing: what of a block is computed again in the backward pass, not kept.
+
+Papers: sublinear memory (Chen et al. 2016); selective recomputation (Korthikanti et al. 2022).
+
+Regional compile: a decoder's blocks, which are alike, are compiled once and not one by one.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from pipelines.core.errors import UserError
+from pipelines.core.settings import load_settings
+from pipelines.models.loss import CrossEntropy
+from pipelines.models.transformer import Transformer
+from pipelines.models.weights import COMPUTE_DTYPES, canonical_name
+from pipelines.parallel.data_parallel import ShardedUpdate, is_fully_sharded, replicate, shard
+from pipelines.parallel.mesh import Mesh
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.training_section import Parallel, Train
+
+_aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
+# Dear to compute again: matrix products, attention, sums over processes and their exchanges.
+_KEPT = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten.baddbmm.default,
+    _aten._scaled_mm.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.higher_order.flex_attention,
+    _c10d.all_reduce.default,
+    _c10d.all_to_all_single.default,
+    _c10d.reduce_scatter_tensor.default,
+}
+
+
+def checkpoint_activations(
+    blocks: Iterable[nn.Module], mode: Literal["none", "selective", "full"]
+) -> None:
+    """Make each block keep less between its forward and its backward pass.
+
+    A block's `forward` is replaced and the block is not wrapped: parameters keep their names, and
+    hooks on it, such as FSDP's, run once. Losses and gradients stay the same to the bit.
+
+    Args:
+        blocks: Modules that depend on nothing but their inputs, parameters and random numbers.
+        mode: `full` keeps a block's inputs; `selective` also the outputs of matrix products,
+            attention, sums over processes and their exchanges, so that only what is cheap is
+            computed again.
+    """
+    if mode == "none":
+        return
+    further = {"context_fn": _keep_dear} if mode == "selective" else {}
+    for block in blocks:
+        block.forward = _checkpointed(block.forward, further)
+
+
+def _checkpointed(forward: Any, further: dict[str, Any]) -> Any:
+    def recomputed(*arguments: Any, **named: Any) -> Any:
+        return checkpoint(forward, *arguments, use_reentrant=False, **further, **named)
+
+    return recomputed
+
+
+def _policy(_context: Any, operator: Any, *_arguments: Any, **_named: Any) -> CheckpointPolicy:
+    if operator in _KEPT:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_keep_dear = partial(create_selective_checkpoint_contexts, _policy)
+
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def check_path(device: torch.device, folder: Path = Path(torch.__file__).parent) -> None:
+    """Raise UserError where what is compiled can't be linked with torch, which is in `folder`.
+
+    torch 2.13 does not quote the path of its libraries when it links code for a CPU.
+    """
+    if device.type == "cpu" and " " in str(folder):
+        raise UserError(
+            f"train.compile: torch can't compile for a CPU from {folder}, a path with a space; "
+            "move the project or set train.compile = false"
+        )
+
+
+def compile_blocks(part: Transformer, backend: str = "inductor") -> None:
+    """Compile each block, and the loss where it is here, in place; a graph break is an error.
+
+    It is a block's `forward` that is compiled: hooks on the block, such as FSDP's, stay outside,
+    and parameters keep their names. A micro-batch of another size makes one more graph, for all
+    sizes. What is compiled is kept in `PENSTOCK_HOME`, or where TORCHINDUCTOR_CACHE_DIR says.
+    """
+    os.environ.setdefault(_CACHE, str(load_settings().home / "torchinductor"))
+    # DDP needs no cuts in a graph as small as a block, and its cutter does not know checkpointing.
+    torch._dynamo.config.optimize_ddp = False
+    regions = list(part.layers.values())
+    if isinstance(part.cross_entropy, CrossEntropy):  # not one that exchanges with other processes
+        regions.append(part.cross_entropy)
+    for region in regions:
+        region.forward = torch.compile(region.forward, fullgraph=True, backend=backend)
+
+
+_EMBEDDINGS = "embed_tokens.weight"
+
+
+@dataclass(frozen=True)
+class Parallelized:
+    """What this process holds of a model.
+
+    Attributes:
+        parts: The modules to call; several where a process holds several pipeline stages.
+        shards_update: Whether each process updates its share only, of weights that all have whole.
+    """
+
+    mesh: Mesh
+    parts: list[nn.Module]
+    shards_update: bool = False
+
+    @property
+    def modules(self) -> list[Transformer]:
+        """The parts, without what calls them to exchange their gradients."""
+        wrapped = (DistributedDataParallel,)
+        return [part.module if isinstance(part, wrapped) else part for part in self.parts]  # type: ignore[misc]
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Of all parts, by their names in the whole model; tied ones once.
+
+        So a head that is parted from its embeddings has their name.
+        """
+        return {
+            _EMBEDDINGS if parameter is module.tied_copy else canonical_name(name): parameter
+            for module in self.modules
+            for name, parameter in module.named_parameters()
+        }
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of `named_parameters`; their gradients are this process's."""
+        return list(self.named_parameters().values())
+
+    def counted(self) -> list[nn.Parameter]:
+        """Those of them that no other stage of a pipeline counts too."""
+        copies = {id(module.tied_copy) for module in self.modules}
+        return [each for each in self.parameters() if id(each) not in copies]
+
+    def tied_over_stages(self) -> nn.Parameter | None:
+        """The weight that a pipeline's first and last stage share; None in other processes."""
+        if self.mesh.layout.pp == 1 or not self.modules[0].config.tie_embeddings:
+            return None
+        return self.named_parameters().get(_EMBEDDINGS)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates, by name: the trained parameters, or this process's rows."""
+        if self._sharded_update is not None:
+            return self._sharded_update.shards
+        return {name: each for name, each in self.named_parameters().items() if each.requires_grad}
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep the parameters up to date with what an optimizer of `trained` does."""
+        if self._sharded_update is not None:
+            self._sharded_update.attach(optimizer)
+
+    @cached_property
+    def _sharded_update(self) -> ShardedUpdate | None:
+        along = self.mesh.along("dp_shard", "cp")
+        if not self.shards_update or along is None:
+            return None
+        named = self.named_parameters().items()
+        return ShardedUpdate({name: each for name, each in named if each.requires_grad}, along)
+
+
+def parallelize(
+    model: Transformer,
+    mesh: Mesh,
+    recipe: Recipe,
+    fill: Callable[[Transformer], None] | None = None,
+) -> Parallelized:
+    """Lay a model over the mesh, in place.
+
+    Args:
+        model: On the mesh's device with the same weights in every process; or on the meta device,
+            so that no process ever holds more of it than its part.
+        mesh: Of all processes.
+        recipe: `parallel` and `train` are used.
+        fill: Gives a model from the meta device its weights, which it then has memory for.
+    """
+    parallel = recipe.parallel
+    if recipe.train.compile:
+        check_path(mesh.device)
+    parts = [model] if mesh.layout.pp == 1 else _stages(model, mesh, parallel)
+    laid = [_lay(part, mesh, recipe, fill) for part in parts]
+    return Parallelized(mesh, laid, shards_update=parallel.sharding == "optimizer")
+
+
+def _stages(model: Transformer, mesh: Mesh, parallel: Parallel) -> list[Transformer]:
+    from pipelines.parallel.pipeline_parallel import pipeline_parts
+
+    return pipeline_parts(model, mesh, parallel.schedule)
+
+
+def _lay(
+    part: Transformer,
+    mesh: Mesh,
+    recipe: Recipe,
+    fill: Callable[[Transformer], None] | None,
+) -> nn.Module:
+    parallel, train = recipe.parallel, recipe.train
+    if (tp := mesh.along("tp")) is not None:
+        from pipelines.parallel.tensor_parallel import tensor_parallel
+
+        tensor_parallel(part, tp, sequence_parallel=parallel.sequence_parallel)
+    if (cp := mesh.along("cp")) is not None:
+        from pipelines.parallel.context_parallel import context_parallel
+
+        context_parallel(part, cp)
+    _compute_again(part, train, divided=tp is not None)
+    sharded = is_fully_sharded(mesh, parallel)
+    if sharded:
+        shard(part, part.layers.values(), mesh, parallel, COMPUTE_DTYPES.get(train.precision))
+    if fill is not None:
+        _make_room(part, mesh.device, on_cpu=sharded and parallel.cpu_offload)
+        fill(part)
+    return part if sharded else replicate(part, mesh)
+
+
+def _compute_again(part: Transformer, train: Train, *, divided: bool) -> None:
+    """Activation checkpointing, then compile, which so decides together what is computed again.
+
+    Whole blocks that are divided are compiled first: torch 2.13 can't keep a mesh, which a DTensor
+    has, between the two halves of a graph that is computed again.
+    """
+    blocks, mode = part.layers.values(), train.activation_checkpoint
+    compiled_first = divided and mode == "full"
+    if not compiled_first:
+        checkpoint_activations(blocks, mode)
+    if train.compile:
+        compile_blocks(part)
+    if compiled_first:
+        checkpoint_activations(blocks, mode)
+
+
+def _make_room(model: nn.Module, device: torch.device, *, on_cpu: bool) -> None:
+    """Memory for a model from the meta device; only its weights may wait on the CPU."""
+    model.to_empty(device=torch.device("cpu") if on_cpu else device)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))

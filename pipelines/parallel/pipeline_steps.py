@@ -1,0 +1,99 @@
+"""From the micro-batches of a step to its gradients, where stages of a pipeline share the work."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import wraps
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pipelines.loading.dataloader import IGNORED, Batch
+from pipelines.parallel.layout import Schedule
+from pipelines.parallel.parallelize import Parallelized
+from pipelines.parallel.pipeline_parallel import Pipeline, add_over_ends
+
+
+class PipelineSteps:
+    """Stages run micro-batches in the schedule's order; gradients are exchanged at its end."""
+
+    def __init__(
+        self,
+        model: Parallelized,
+        autocast: AbstractContextManager[None],
+        schedule: Schedule,
+        *,
+        micro_batches: int,
+        samples: int,
+    ) -> None:
+        """Join this process's stages to the others'.
+
+        Args:
+            model: Its parts are the stages.
+            autocast: Around each forward pass.
+            schedule: The order.
+            micro_batches: In a step, the same in every process.
+            samples: In a micro-batch; one with fewer is filled up.
+
+        Raises:
+            UserError: the schedule can't run so many micro-batches.
+        """
+        for part in model.parts:
+            part.forward = _under(autocast, part.forward)
+        self._model = model
+        self._micro_batches = micro_batches
+        self._samples = samples
+        self._share: Tensor | float = 0.0
+        self._nats: list[Tensor] = []
+        # In the loss's precision, as processes add theirs up.
+        dtype = torch.promote_types(model.parameters()[0].dtype, torch.float32)
+        self._nothing = torch.zeros((), dtype=dtype, device=model.mesh.device)
+        self._pipeline = Pipeline(model.parts, model.mesh, schedule, micro_batches, self._loss)
+
+    def __call__(self, batches: Iterable[tuple[Batch, bool]], share: Tensor | float) -> Tensor:
+        """As `ForwardBackward` says."""
+        self._share = share
+        self._nats.clear()
+        inputs, targets, documents = _joined([batch for batch, _ in batches], self._samples)
+        by_name = {"targets_BS": targets}
+        if documents is not None:
+            by_name["documents_BS"] = documents
+        self._pipeline.step(inputs, targets, **by_name)
+        tied = self._model.tied_over_stages()
+        if tied is not None and tied.grad is not None:
+            add_over_ends(tied.grad, self._model.mesh)
+        # Its first step runs one micro-batch more, before the others, to learn the shapes.
+        nats = self._nats[-self._micro_batches :]
+        return torch.stack(nats).sum() if nats else self._nothing.clone()
+
+    def _loss(self, nats: Tensor, _: Tensor) -> Tensor:
+        """Of the last stage, which has computed it from the targets given by name."""
+        self._nats.append(nats.detach().clone())
+        return nats * self._share
+
+
+def _joined(batches: list[Batch], samples: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """All rows of a step; stages exchange tensors of one shape, so added rows predict nothing."""
+    inputs = torch.cat([_filled(batch.inputs_BS, samples, 0) for batch in batches])
+    targets = torch.cat([_filled(batch.targets_BS, samples, IGNORED) for batch in batches])
+    documents = [
+        _filled(batch.documents_BS, samples, 0)
+        for batch in batches
+        if batch.documents_BS is not None
+    ]
+    return inputs, targets, torch.cat(documents) if documents else None
+
+
+def _filled(rows: Tensor, number: int, value: int) -> Tensor:
+    return pad(rows, (0, 0, 0, number - len(rows)), value=value)
+
+
+def _under(
+    context: AbstractContextManager[None], forward: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    @wraps(forward)
+    def run(*args: Tensor, **by_name: Tensor) -> Tensor:
+        with context:
+            return forward(*args, **by_name)
+
+    return run

@@ -1,0 +1,105 @@
+"""Airflow's own configuration file, so that `airflow` in any shell agrees with the platform.
+
+`python -m pipelines.platform.airflow_config` writes it where AIRFLOW_CONFIG says, for a container.
+
+Where Airflow and MLflow keep their rows: files in the home, or databases of a Postgres server.
+
+A URL holds no password: libpq, the driver below, reads it from ~/.pgpass or PGPASSFILE.
+"""
+
+import configparser
+import io
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pipelines.core.settings import PROJECT, Settings, load_settings
+from pipelines.core.storage import write_text
+from pipelines.platform.secrets import AIRFLOW_USER, airflow_users_path
+
+_DRIVER = "postgresql+psycopg"  # the one that is synchronous and asynchronous, as Airflow wants
+
+
+def airflow_database(settings: Settings) -> str:
+    """SQLAlchemy's URL of Airflow's database."""
+    # Seconds to wait for another writer; the five by default are too few where runs are many.
+    file = f"sqlite:///{settings.home / 'airflow' / 'airflow.db'}?timeout=60"
+    return _on_server(settings, "airflow") or file
+
+
+def mlflow_database(settings: Settings) -> str:
+    """SQLAlchemy's URL of MLflow's database."""
+    return _on_server(settings, "mlflow") or f"sqlite:///{settings.home / 'mlflow' / 'mlflow.db'}"
+
+
+def _on_server(settings: Settings, name: str) -> str:
+    if not settings.database_url:
+        return ""
+    return urlsplit(settings.database_url)._replace(scheme=_DRIVER, path=f"/{name}").geturl()
+
+
+def write_airflow_config(settings: Settings) -> None:
+    """Write `airflow.cfg`; it holds keys, so only the owner may read it."""
+    path = Path(os.environ.get("AIRFLOW_CONFIG") or settings.home / "airflow" / "airflow.cfg")
+    write_text(path, airflow_config(settings), mode=0o600)
+
+
+def airflow_config(settings: Settings) -> str:
+    """Four tasks at a time, everything on loopback, and keys that all parts share."""
+    home = settings.home / "airflow"
+    database = airflow_database(settings)
+    url = f"http://127.0.0.1:{settings.airflow_port}"
+    sections: dict[str, dict[str, object]] = {
+        "core": {
+            "dags_folder": PROJECT / "dags",
+            "plugins_folder": PROJECT / "pipelines" / "orchestration" / "plugins",
+            "lazy_load_plugins": False,  # one of them has to come before the first task
+            "executor": "LocalExecutor",
+            "parallelism": 4,
+            "load_examples": False,
+            "fernet_key": _secret(settings, "airflow-fernet"),
+            "simple_auth_manager_users": f"{AIRFLOW_USER}:admin",
+            "simple_auth_manager_passwords_file": airflow_users_path(settings),
+            "execution_api_server_url": f"{url}/execution/",
+        },
+        "api": {
+            "host": "127.0.0.1",
+            "port": settings.airflow_port,
+            "base_url": url,
+            "workers": 1,
+            "secret_key": _secret(settings, "airflow-session"),
+        },
+        "api_auth": {"jwt_secret": _secret(settings, "airflow-jwt")},
+        "database": {"sql_alchemy_conn": database},
+        "logging": {"base_log_folder": home / "logs"},
+        # A DAG file that was just added or edited is read within seconds; the others once a minute,
+        # as each reading is a process that takes half a second of a core.
+        "dag_processor": {
+            "refresh_interval": 10,
+            "min_file_process_interval": 60,
+            "parsing_processes": 1,
+            "dag_processor_log_target": "stdout",
+        },
+        "usage_data_collection": {"enabled": False},
+    }
+    if settings.database_url:  # by the same driver, where Airflow would look for asyncpg
+        sections["database"]["sql_alchemy_conn_async"] = database
+    return _ini(sections)
+
+
+def _secret(settings: Settings, name: str) -> str:
+    return (settings.secrets / name).read_text()
+
+
+def _ini(sections: dict[str, dict[str, object]]) -> str:
+    parser = configparser.RawConfigParser()
+    for name, options in sections.items():
+        # Airflow reads the file with interpolation: a percent sign in a path must be doubled.
+        parser[name] = {key: str(value).replace("%", "%%") for key, value in options.items()}
+    text = io.StringIO()
+    parser.write(text)
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    write_airflow_config(load_settings())

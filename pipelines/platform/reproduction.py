@@ -1,0 +1,196 @@
+"""`penstock models reproduce`: a registered model made once more, and compared with the first.
+
+Its commit, with the uncommitted changes that there were, its recipe and its data come out of the
+signed lineage. The stages up to *train* run anew, past the stage cache, over as many processes in
+the same layout; the platform's Ray and Airflow have no part in it.
+"""
+
+import json
+import math
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import EXIT_USER_ERROR, UserError
+from pipelines.core.settings import PROJECT, load_settings
+from pipelines.core.storage import md5, read_json
+from pipelines.datasets.run_source import settle
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import parse_recipe
+from pipelines.registry.registry import LINEAGE, ModelVersion, verified_folder
+from pipelines.run.records import PATCH_FILE, EvaluateRecord, TrainRecord
+from pipelines.run.verdict import RightSize
+from pipelines.stage_cache.open_workspace import environment, open_workspace
+from pipelines.stages.evaluate.right_sizing import served_model
+from pipelines.stages.stage_process import forget_error, stage_environment, user_error
+from pipelines.tracking.lineage import SOURCE_FILE, sha256
+
+_DEGREES = (
+    "dp_replicate",
+    "dp_shard",
+    "tp",
+    "pp",
+    "cp",
+)  # whose product is the number of processes
+_DECIDES = ("lock", "python", "machine", "device")  # of the environment, beside code and recipe
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a model was made from, out of its lineage."""
+
+    version: ModelVersion
+    folder: Path  # its files, verified
+    facts: Mapping[str, Any]
+    recipe: Recipe
+    source: dict[str, Any]
+
+    @property
+    def trained(self) -> TrainRecord:
+        """What training said then."""
+        return TrainRecord.model_validate(self.facts["records"][TrainRecord.stage])
+
+    @property
+    def right_size(self) -> RightSize | None:
+        """Which form of what was trained is the version, where there was a memory budget."""
+        measured = self.facts["records"].get(EvaluateRecord.stage)
+        return EvaluateRecord.model_validate(measured).right_size if measured else None
+
+    def differences(self) -> list[str]:
+        """What may make the weights differ here, for a person to know beforehand."""
+        then, now = self.facts["environment"] or {}, environment(PROJECT, self.recipe)
+        found = [
+            f"{key} was {then[key]}, here it is {now[key]}"
+            for key in _DECIDES
+            if key in then and then[key] != now[key]
+        ]
+        for stage, kept in (self.facts.get("kept") or {}).items():
+            found.append(
+                f"{stage} is made anew here, but its result was kept from {kept['run']} although "
+                f"{'; '.join(kept['changed'])} ({kept['who']}: {kept['why']})"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What came of it."""
+
+    workspace: Path
+    model_hash: str
+    differing: tuple[str, ...]  # files of the model that are not byte for byte the same
+
+    @property
+    def equal(self) -> bool:
+        """Whether the whole model is the same, weights included."""
+        return not self.differing
+
+
+def find_origin(version: ModelVersion) -> Origin:
+    """Read a version's lineage, and see whether its data are there still.
+
+    Raises:
+        UserError: it has no lineage, or its data changed or are gone.
+    """
+    folder = verified_folder(version)
+    if not (folder / LINEAGE).is_file():
+        raise UserError(f"{version.label} has no {LINEAGE}: no run of Penstock's made it")
+    facts = read_json(folder / LINEAGE)
+    if not (facts.get("recipe") and (facts.get("run") or {}).get("git_commit")):
+        raise UserError(f"{version.label}: its {LINEAGE} names no commit or no recipe")
+    recipe, source = settle(parse_recipe(facts["recipe"], where=version.label))
+    return Origin(version, folder, facts, recipe, source)
+
+
+def reproduce(origin: Origin) -> Reproduction:
+    """Make the workspace and run it; takes as long as preprocessing and training did.
+
+    Raises:
+        UserError: the commit is not in this checkout, the data are others, or a stage refused.
+    """
+    run = origin.facts["run"]
+    patch = (origin.folder / PATCH_FILE).read_bytes() if run["dirty"] else b""
+    workspace = open_workspace(
+        PROJECT,
+        load_settings().home,
+        f"reproduce-{origin.version.name}-{origin.version.version}-{secrets.token_hex(3)}",
+        origin.recipe,
+        origin.source,
+        state=(run["git_commit"], patch),
+    )
+    _check_source(origin, workspace)
+    python = [sys.executable, "-m"]
+    for stage in ("preprocess", "validate"):
+        _run(workspace, stage, [*python, "pipelines.stages", stage], {})
+    _run(workspace, TrainRecord.stage, [*python, *_training(origin)], _threads(origin))
+    if origin.right_size:
+        stage = EvaluateRecord.stage
+        _run(workspace, stage, [*python, "pipelines.stages", stage], _threads(origin))
+    made, model_hash = served_model(workspace)
+    return Reproduction(workspace, model_hash, _differing(origin.folder, made))
+
+
+def _check_source(origin: Origin, workspace: Path) -> None:
+    then, now = origin.facts["sha256"][SOURCE_FILE], sha256(workspace / SOURCE_FILE)
+    if then != now:
+        raise UserError(
+            f"{origin.version.label}: its data are not what they were ({SOURCE_FILE} had sha256 "
+            f"{then}, now {now}); bring them back, or train on dataset versions, which stay"
+        )
+
+
+def _training(origin: Origin) -> list[str]:
+    """The engine's own command, in the layout that training had, whoever had chosen it.
+
+    And to the step that it had come to, where the clock had stopped it.
+    """
+    trained = origin.trained
+    processes = math.prod(int(trained.layout[f"parallel.{each}"]) for each in _DEGREES)
+    pinned = trained.layout | {"train.max_seconds": None}
+    sets = [f"--set={key}={json.dumps(value)}" for key, value in pinned.items()]
+    engine = ["pipelines.training", "--recipe=params.yaml", "--workspace=.", *sets]
+    if trained.steps < origin.recipe.train.steps:
+        engine.append(f"--last-step={trained.steps}")
+    if processes == 1:
+        return engine
+    return ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", *engine]
+
+
+def _threads(origin: Origin) -> dict[str, str]:
+    """As many as then: on a CPU sums are divided among them."""
+    threads = ((origin.facts.get("trained_on") or {}).get("cpu") or {}).get("threads")
+    return {"OMP_NUM_THREADS": str(threads)} if threads else {}
+
+
+def _run(workspace: Path, stage: str, command: list[str], variables: Mapping[str, str]) -> None:
+    """A stage with the workspace's code; all that it prints goes to stderr."""
+    forget_error(workspace)
+    code = subprocess.run(
+        command,
+        cwd=workspace,
+        env={**stage_environment(workspace), **variables},
+        stdout=sys.__stderr__,
+        check=False,
+    ).returncode
+    if code:
+        why = user_error(workspace, stage) or f"it ended with exit code {code}; see above"
+        raise (UserError if code == EXIT_USER_ERROR else RuntimeError)(f"{stage}: {why}")
+
+
+def _differing(first: Path, second: Path) -> tuple[str, ...]:
+    """Files of the second folder that the first has not, or not byte for byte."""
+    return tuple(
+        sorted(
+            name
+            for path in second.rglob("*")
+            if path.is_file()
+            and not (
+                (first / (name := path.relative_to(second).as_posix())).is_file()
+                and md5(first / name) == md5(path)
+            )
+        )
+    )

@@ -1,0 +1,55 @@
+"""Generated passwords, tokens and keys: made once, for the owner only, never in argv or a log."""
+
+import base64
+import json
+import secrets
+from pathlib import Path
+
+from pipelines.core.settings import Settings
+from pipelines.core.storage import write_text
+from pipelines.registry.signing import ensure_key_pair
+
+AIRFLOW_USER = "admin"
+
+
+def ensure_secrets(settings: Settings) -> None:
+    """Make what is missing, so that a password lasts as long as the home."""
+    settings.secrets.mkdir(parents=True, exist_ok=True)
+    settings.secrets.chmod(0o700)
+    password = _ensure(settings.airflow_password_path, secrets.token_urlsafe(18))
+    # Airflow's simple auth manager prints the passwords that it generates, but not one it is given.
+    _write(airflow_users_path(settings), json.dumps({AIRFLOW_USER: password}))
+    _ensure(settings.secrets / "ray-token", secrets.token_hex(32))
+    _ensure(settings.secrets / "airflow-jwt", secrets.token_hex(64))
+    _ensure(settings.secrets / "airflow-session", secrets.token_hex(32))
+    fernet_key = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+    _ensure(settings.secrets / "airflow-fernet", fernet_key)
+    if settings.signing_key.parent == settings.secrets:  # else it was given
+        ensure_key_pair(settings.signing_key)
+
+
+def airflow_users_path(settings: Settings) -> Path:
+    """The password file that Airflow itself reads."""
+    return settings.secrets / "airflow-users.json"
+
+
+def serve_token(settings: Settings) -> str:
+    """What a client of `penstock serve` gives as its API key."""
+    settings.secrets.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return _ensure(serve_token_path(settings), secrets.token_urlsafe(24))
+
+
+def serve_token_path(settings: Settings) -> Path:
+    """Where it lies."""
+    return settings.secrets / "serve-token"
+
+
+def _ensure(path: Path, value: str) -> str:
+    if not path.exists():
+        _write(path, value)
+    path.chmod(0o600)
+    return path.read_text()
+
+
+def _write(path: Path, value: str) -> None:
+    write_text(path, value, mode=0o600)

@@ -1,0 +1,164 @@
+"""Tells the runs' logbooks what befell the platform, and what people decided.
+
+A part that was replaced by another process is noted in each run that was live then. Clearing and
+marking comes from Airflow's own log of what people do, which gives each decision its identity.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from pipelines.core.settings import Settings
+from pipelines.core.storage import read_json, write_json
+from pipelines.orchestration.naming import members, workspace_name
+from pipelines.orchestration.task_liveness import service_lost
+from pipelines.platform.airflow_api import AirflowApi
+from pipelines.platform.platform import runtime_folder
+from pipelines.platform.supervisor import Supervisor
+from pipelines.run.logbook import Entry, note
+from pipelines.run.records import RUN_FILE
+from pipelines.run.workspace import workspace_path
+
+# A lost Ray is told by each task that had a job there: a run without one has lost nothing.
+_UNTOLD = ("ray", "reconciler")
+CLEARS = ("post_clear_task_instances", "clear_dag_run")
+_MARKS = ("patch_task_instance", "patch_task_group_instances", "patch_dag_run")
+_BULK_MARKS = "bulk_task_instances"
+
+
+class Decision(NamedTuple):
+    """What a person did to a task or, where `task` is empty, to a whole run."""
+
+    dag_id: str
+    run_id: str
+    task: str
+    what: str
+
+
+class _Seen(BaseModel):
+    """What outlives the process, so that nothing is missed while another takes over."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    runtime: str | None = None  # of the platform whose pids these are
+    pids: dict[str, int] = {}
+    workspaces: tuple[Path, ...] = ()  # of the runs that were live at the last look
+    after: str = ""  # the last decision that is noted
+
+
+class Watch:
+    """Looks again and again; `look` is one time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._path = settings.home / "services" / "watch.json"
+        kept = read_json(self._path) if self._path.exists() else {}
+        self._seen = _Seen.model_validate({"after": datetime.now(UTC).isoformat()} | kept)
+        self._asked = time.time()  # when Airflow was last asked which runs are live
+
+    def look(self, open_airflow: Callable[[], AirflowApi]) -> None:
+        """Note what is new.
+
+        Raises:
+            UserError, httpx.HTTPError, OSError: Airflow or supervisord is away; what could be
+                noted without it is.
+        """
+        self._note_replaced()
+        airflow = open_airflow()
+        for event in airflow.events([*CLEARS, *_MARKS, _BULK_MARKS], self._seen.after):
+            self._note_decisions(event)
+            self._keep(after=event["when"])
+        asked = time.time()
+        live = airflow.runs(live=True)
+        paths = (path for run in live for path in self._workspaces(run.dag_id, run.run_id))
+        self._keep(workspaces=tuple(paths))
+        self._asked = asked
+
+    def _note_replaced(self) -> None:
+        runtime = runtime_folder(self._settings)
+        if runtime is None:
+            return
+        known = self._seen.pids if self._seen.runtime == str(runtime) else {}
+        processes = Supervisor(runtime).processes().values()
+        now = {process.name: process.pid for process in processes if process.pid}
+        for part, pid in now.items():
+            if part not in _UNTOLD and known.get(part, pid) != pid:
+                for workspace in {*self._seen.workspaces, *self._begun()}:
+                    note(workspace, service_lost(part, known[part], pid, "platform"))
+        self._keep(runtime=str(runtime), pids=known | now)
+
+    def _begun(self) -> Iterator[Path]:
+        """Workspaces of runs that nobody has been told of yet: they began since the last look."""
+        for path in self._settings.runs.glob(f"*/{RUN_FILE}"):
+            if path.stat().st_mtime > self._asked:
+                yield path.parent
+
+    def _note_decisions(self, event: dict[str, Any]) -> None:
+        for number, decision in enumerate(decisions(event)):
+            for workspace in self._workspaces(decision.dag_id, decision.run_id):
+                entry = Entry(
+                    kind="human decision",
+                    key=f"airflow event {event['event_log_id']}.{number}",
+                    stage=decision.task or "run",
+                    cause=f"{event['owner']} {decision.what} it",
+                    done="a job that it had is stopped",
+                )
+                note(workspace, entry)
+
+    def _workspaces(self, dag_id: str, run_id: str) -> Iterator[Path]:
+        """Those of a run that have begun."""
+        workspace = workspace_path(self._settings.runs, workspace_name(dag_id, run_id))
+        if (workspace / RUN_FILE).is_file():
+            yield workspace
+            yield from members(workspace)
+
+    def _keep(self, **changes: Any) -> None:
+        seen = self._seen.model_copy(update=changes)
+        if seen != self._seen:
+            self._seen = seen
+            write_json(self._path, seen.model_dump(mode="json"))
+
+
+def decisions(event: dict[str, Any]) -> Iterator[Decision]:
+    """What an entry of Airflow's event log says that a person cleared or marked."""
+    extra = json.loads(event["extra"] or "{}")
+    if event["event"] == _BULK_MARKS:
+        entities = [
+            entity
+            for action in extra.get("actions", ())
+            for entity in action.get("entities", ())
+            if isinstance(entity, dict)
+        ]
+    else:
+        entities = [extra]
+    for entity in entities:
+        dag_id = entity.get("dag_id") or event["dag_id"]
+        run_id = entity.get("dag_run_id") or event["run_id"]
+        state = entity.get("new_state") or entity.get("state")
+        what = "cleared" if event["event"] in CLEARS else state and f"marked {state}"
+        if dag_id and run_id and what:
+            yield Decision(dag_id, run_id, _tasks(entity) or event["task_id"] or "", what)
+
+
+def is_cleared_by(
+    event: dict[str, Any], dag_id: str, run_id: str, task_id: str, map_index: int
+) -> bool:
+    """Whether an entry about a Clear names this task, and spares none that runs."""
+    asked = json.loads(event["extra"] or "{}")
+    run = (asked.get("dag_id") or event["dag_id"], asked.get("dag_run_id") or event["run_id"])
+    spares = asked.get("only_failed", True) or asked.get("prevent_running_task", False)
+    if run != (dag_id, run_id) or spares:
+        return False
+    named = asked.get("task_ids") or []
+    return task_id in named or [task_id, map_index] in named
+
+
+def _tasks(entity: dict[str, Any]) -> str:
+    tasks = [entity["task_id"]] if "task_id" in entity else entity.get("task_ids") or []
+    # A mapped task is named with its index, as [task, index].
+    return ", ".join(each if isinstance(each, str) else str(each[0]) for each in tasks)

@@ -1,0 +1,214 @@
+"""Which version is champion, and the way back.
+
+The alias `champion` decides, and one request moves it: a reader finds the old champion or the new
+one. Around it, in this order: an entry of the audit trail claims the move (one of several at once
+gets it), `previous` is set to what a rollback will return to, `champion` moves, `challenger` goes
+where it named the new champion, and the trail says that the move is done. Whatever a crash leaves
+undone, the next promotion or rollback completes from the entry before anything else.
+
+An alias that a person moved in MLflow is believed, and goes into the trail as `moved outside`.
+"""
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+
+from pipelines.core.errors import UserError
+from pipelines.core.settings import load_settings
+from pipelines.core.storage import one_at_a_time
+from pipelines.registry import audit, registry
+from pipelines.registry.audit import Action, Entry, Trail
+from pipelines.registry.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion
+from pipelines.tracking import rest
+
+_log = logging.getLogger(__name__)
+
+
+class ChampionMovedError(UserError):
+    """Another promotion or rollback was first: what was decided, was about another champion."""
+
+
+def promote(version: ModelVersion, over: int | None, who: str, why: str) -> ModelVersion:
+    """Make a version champion; a second call for the champion changes nothing.
+
+    Args:
+        version: Its files are verified first.
+        over: The champion that this was decided against; None where there was none.
+        who: For the audit trail, as `why`.
+        why: One paragraph.
+
+    Raises:
+        ChampionMovedError: `over` is champion no more.
+        UserError: the files are not those that were registered, or `why` is too long.
+    """
+    _check_reason(why)
+    registry.verified_folder(version)
+    with one_at_a_time(_lock(version.name)):
+        state = _settle(version.name)
+        if state.champion != version.version:
+            state.check_champion(over)
+            _move(state, "promote", version.version, who, why)
+    return registry.find(version.name, str(version.version))
+
+
+def rollback(name: str, over: int | None, who: str, why: str) -> ModelVersion:
+    """Make the champion before this one champion again; no file is copied.
+
+    One rollback after another goes further back, never to what was rolled back; `promote` does
+    that. Versions that were deleted are passed over.
+
+    Args:
+        name: Of the registered model.
+        over: The champion that shall go.
+        who: For the audit trail, as `why`.
+        why: One paragraph.
+
+    Raises:
+        ChampionMovedError: `over` is champion no more.
+        UserError: there was no champion before, its files are not those that were registered, or
+            `why` is too long.
+    """
+    _check_reason(why)
+    with one_at_a_time(_lock(name)):
+        state = _settle(name)
+        if not state.completed_rollback:  # else a crash had cut off this very one
+            state.check_champion(over)
+            if not state.behind:
+                raise UserError(f"{name} had no champion before version {state.champion}")
+            target = state.behind[-1]
+            registry.verified_folder(registry.find(name, str(target)))
+            _move(state, "rollback", target, who, why)
+    return registry.find(name)
+
+
+def challenge(version: ModelVersion) -> ModelVersion:
+    """Let the alias `challenger` name the version that a person is asked about."""
+    rest.set_alias(version.name, CHALLENGER, version.version)
+    return registry.find(version.name, str(version.version))
+
+
+def withdraw(version: ModelVersion) -> ModelVersion:
+    """Take the alias `challenger` from a version, if it has it."""
+    if CHALLENGER in version.aliases:
+        rest.delete_alias(version.name, CHALLENGER)
+    return registry.find(version.name, str(version.version))
+
+
+@dataclass(frozen=True)
+class _State:
+    """A registered model between two moves."""
+
+    name: str
+    trail: Trail
+    versions: Collection[int]
+    champion: int | None
+    completed_rollback: bool = False
+
+    @property
+    def behind(self) -> list[int]:
+        """The champions before this one that a rollback can return to, the last one last."""
+        stack: list[int | None] = []
+        for entry in self.trail.entries:
+            if entry.action == "rollback":
+                while stack and stack[-1] != entry.after:
+                    stack.pop()
+            else:
+                stack.append(entry.after)
+        found = [each for each in stack if each is not None and each in self.versions]
+        while found and found[-1] == self.champion:
+            found.pop()
+        return [each for each, _ in groupby(found)]
+
+    def check_champion(self, expected: int | None) -> None:
+        """Raise ChampionMovedError where it is another one."""
+        if self.champion == expected:
+            return
+        last, was = self.trail.last, f"version {expected}" if expected else "none"
+        how = f" ({last.action} by {last.who}, {last.when}: {last.why})" if last else ""
+        raise ChampionMovedError(
+            f"{self.name}: the champion is version {self.champion} now, not {was}{how}; "
+            f"look at `penstock models show {self.name}`, and decide again"
+        )
+
+
+def _settle(name: str) -> _State:
+    """Complete what a crash left, note what was done outside, and see what there is."""
+    registry.show(name)  # raises where there is none
+    trail = audit.open_trail(name, registry.tags_of(rest.registered_model(name) or {}))
+    unfinished = trail.last if trail.unfinished else None
+    if unfinished:
+        _log.warning("%s: a %s that was cut off is completed", name, unfinished.action)
+        trail = _apply(name, trail, unfinished)
+    state = _look(name, trail)
+    if state.champion != (trail.last.after if trail.last else None):
+        why = "found so: the alias was moved in MLflow, or before there was a trail"
+        state = _move(state, "moved outside", state.champion, "unknown", why)
+    rolled_back = unfinished == trail.last and unfinished and unfinished.action == "rollback"
+    return replace(state, completed_rollback=bool(rolled_back))
+
+
+def _look(name: str, trail: Trail) -> _State:
+    versions = registry.versions_of(name)
+    numbers = {each.version for each in versions}
+    champion = next((each.version for each in versions if CHAMPION in each.aliases), None)
+    return _State(name, trail, numbers, champion)
+
+
+def _move(state: _State, action: Action, after: int | None, who: str, why: str) -> _State:
+    """Claim the move in the trail, and make it."""
+    before = state.trail.last.after if state.trail.last else None
+    left = state.behind[:-1] if action == "rollback" else [*state.behind, before]
+    kept = [each for each in left if each in state.versions and each != after]
+    entry = Entry(
+        action=action,
+        before=before,
+        after=after,
+        previous=kept[-1] if kept else None,
+        who=who,
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        why=why,
+    )
+    try:
+        trail = state.trail.add(entry)
+    except audit.TakenError:
+        now = _look(state.name, registry.audit_trail(state.name))
+        now.check_champion(state.champion)
+        raise ChampionMovedError(
+            f"{state.name}: another promotion is under way; try again when it is done"
+        ) from None
+    return _look(state.name, _apply(state.name, trail, entry))
+
+
+def _apply(name: str, trail: Trail, entry: Entry) -> Trail:
+    """Let the aliases say what the trail's last entry says."""
+    model = rest.registered_model(name) or {}
+    versions = {each.version for each in registry.versions_of(name)}
+    if entry.after is not None and entry.after not in versions:
+        return trail.finish(void=True)  # deleted meanwhile
+    if entry.previous is not None and entry.previous in versions:
+        rest.set_alias(name, PREVIOUS, entry.previous)
+    else:
+        rest.delete_alias(name, PREVIOUS)
+    if entry.after is not None:
+        rest.set_alias(name, CHAMPION, entry.after)
+        if registry.aliases_of(model).get(CHALLENGER) == entry.after:
+            rest.delete_alias(name, CHALLENGER)
+    now = trail.finish()
+    # One that was held up between claim and move must not undo what others have done meanwhile.
+    return now if now.last in (entry, None) else _apply(name, now, now.last)
+
+
+def _check_reason(why: str) -> None:
+    if len(why) > audit.LONGEST_TEXT:
+        raise UserError(f"the reason has {len(why)} characters; {audit.LONGEST_TEXT} at most")
+
+
+def _lock(name: str) -> Path:
+    """By which a later caller with this home waits, rather than complete a move under way.
+
+    Elsewhere the trail decides alone.
+    """
+    return load_settings().home / "locks" / f"promote-{name}"

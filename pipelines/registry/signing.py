@@ -1,0 +1,172 @@
+"""Signatures of model folders in OpenSSF's format (model-signing 1.0): one key signs, all verify.
+
+The signature, `model.sig`, is a Sigstore bundle with the SHA-256 of every file of the folder but
+itself. Anyone with the public key can check it with OpenSSF's own command:
+
+    model_signing verify key FOLDER --signature FOLDER/model.sig --public_key KEY.pub
+
+Who changes the key keeps the old one's public half beside the new one, under a name that begins
+alike (`model-signing.2025.pub` beside `model-signing.pem`): what it had signed is trusted still.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.core.errors import UserError
+from pipelines.core.settings import load_settings
+from pipelines.core.storage import read_json, write_text
+from pipelines.registry.integrity import REGISTERED_META
+
+if TYPE_CHECKING:
+    from model_signing import hashing
+
+SIGNATURE = "model.sig"
+# MLflow writes a version's name and number to this file of a folder that it loads, in place.
+_NOT_SIGNED = (SIGNATURE, REGISTERED_META)
+
+
+def ensure_key_pair(key: Path) -> None:
+    """Make an elliptic curve's key where there is none; both halves are the owner's to read.
+
+    A public key alone stays alone: there, models are verified and not signed.
+    """
+    from cryptography.hazmat.primitives import serialization as pem
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    public = public_key(key)
+    if public.exists():
+        return
+    if not key.exists():
+        private = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+            pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption()
+        )
+        write_text(key, private.decode(), mode=0o600)
+    loaded = pem.load_pem_private_key(key.read_bytes(), password=None).public_key()
+    spki = pem.PublicFormat.SubjectPublicKeyInfo
+    write_text(public, loaded.public_bytes(pem.Encoding.PEM, spki).decode(), mode=0o600)
+
+
+def public_key(key: Path) -> Path:
+    """Where the public half of a key lies."""
+    return key.with_name(f"{key.name}.pub")
+
+
+def sign(folder: Path) -> None:
+    """Write `model.sig` into a folder, over all of its files.
+
+    Raises:
+        UserError: there is no key, or it is none of the kind.
+    """
+    from model_signing import signing
+
+    key = load_settings().signing_key
+    if not key.is_file():
+        raise UserError(
+            f"{key}: no key to sign the model with; `penstock down`, then `penstock up` makes one, "
+            "or set PENSTOCK_SIGNING_KEY"
+        )
+    try:
+        config = signing.Config().use_elliptic_key_signer(private_key=key)
+    except (ValueError, TypeError) as error:  # the latter: it wants a password
+        raise UserError(f"{key}: no private key as PEM without a password: {error}") from error
+    config.set_hashing_config(_hashing()).sign(folder, folder / SIGNATURE)
+
+
+def verify(folder: Path, label: str) -> None:
+    """Check that a folder is what was signed, no file more and none less.
+
+    Args:
+        folder: With `model.sig` in it.
+        label: What a person calls the model.
+
+    Raises:
+        UserError: there is no signature or no key, another key signed, or files differ; they are
+            named.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from model_signing import verifying
+
+    signature = folder / SIGNATURE
+    if not signature.is_file():
+        raise UserError(f"{label} is not signed: {folder} has no {SIGNATURE}; register it again")
+    signed = _signed_files(signature, label)
+    public = _signers_key(signature, label)
+    config = verifying.Config().use_elliptic_key_verifier(public_key=public)
+    try:
+        config.set_hashing_config(_hashing()).verify(folder, signature)
+    except InvalidSignature:
+        raise UserError(f"{label}: its signature is false: {signature} was altered") from None
+    except ValueError as error:
+        reason = _differences(folder, signed) or str(error).strip().splitlines()[0]
+        raise UserError(f"{label} is not what was signed: {reason}") from error
+
+
+def _signers_key(signature: Path, label: str) -> Path:
+    """Of the public keys that are trusted here, the one that a signature names as its own."""
+    key = load_settings().signing_key
+    own = public_key(key)
+    trusted = [own, *sorted(set(key.parent.glob(f"{key.stem}.*.pub")) - {own})]
+    trusted = [each for each in trusted if each.is_file()]
+    if not trusted:
+        raise UserError(f"{own}: no public key to verify {label} with; copy the signer's here")
+    named = read_json(signature).get("verificationMaterial", {}).get("publicKey", {}).get("hint")
+    for each in trusted:
+        if _fingerprint(each) == named:
+            return each
+    raise UserError(
+        f"{label} was signed with a key that is not trusted here: none of "
+        f"{', '.join(map(str, trusted))}; where the key was changed, put the old one's public half "
+        f"beside it as {key.stem}.old.pub"
+    )
+
+
+def _fingerprint(public: Path) -> str:
+    """Of a public key, as signatures name it.
+
+    Raises:
+        UserError: it is none.
+    """
+    from cryptography.hazmat.primitives import serialization as pem
+
+    try:
+        key = pem.load_pem_public_key(public.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{public}: no public key as PEM: {error}") from error
+    spki = key.public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(spki).hexdigest()
+
+
+def _hashing() -> "hashing.Config":
+    from model_signing import hashing
+
+    # By default files of git's are passed over, and anything could hide there.
+    return hashing.Config().set_ignored_paths(paths=_NOT_SIGNED, ignore_git_paths=False)
+
+
+def _signed_files(signature: Path, label: str) -> dict[str, str]:
+    """Hex digests by file, as a signature lists them: not to be believed before it is verified."""
+    try:
+        payload = read_json(signature)["dsseEnvelope"]["payload"]
+        resources = json.loads(base64.b64decode(payload))["predicate"]["resources"]
+        return {each["name"]: each["digest"] for each in resources}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{label}: its signature can't be read: {signature} was altered") from error
+
+
+def _differences(folder: Path, signed: Mapping[str, str]) -> str:
+    """Which files differ from the signed ones; OpenSSF's own words for it are mostly hashes."""
+    try:
+        manifest = _hashing().hash(folder)
+    except ValueError as error:  # a link, or no file at all
+        return str(error)
+    present = {each.identifier: each.digest.digest_hex for each in manifest.resource_descriptors()}
+    words = {
+        "altered": {name for name in signed if present.get(name, signed[name]) != signed[name]},
+        "missing": signed.keys() - present.keys(),
+        "extra": present.keys() - signed.keys(),
+    }
+    return "; ".join(f"{what} {', '.join(sorted(names))}" for what, names in words.items() if names)

@@ -1,0 +1,196 @@
+"""An OpenAI-compatible endpoint for a registered model that follows its alias.
+
+An engine answers, one process a version, on a port of loopback; in front of it this asks for the
+token, names the model, refuses what would break it, and changes over: the new version is loaded
+beside the old one, requests go to it from then on, and the old one ends with its last answer. A
+request is answered by one version, whose name is in the answer.
+
+The engine's own port asks for no token: on a machine that others share, it is theirs to reach too.
+"""
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from pipelines.core.errors import UserError
+from pipelines.serving.serving_engine import CHAT, COMPLETIONS, Engine
+
+MODEL_HEADER = "x-penstock-model"
+_POLL_S = 2.0  # between two looks at the alias
+_START_S = 600.0  # an engine that takes longer to load has failed
+_DRAIN_S = 600.0  # the longest answer that a change of version waits for
+_log = logging.getLogger(__name__)
+
+
+async def ready_engine(start: Callable[[int], Engine], version: int) -> Engine:
+    """Start a version's engine, and wait until it has loaded its model.
+
+    Raises:
+        UserError: what `start` raises, or the engine ended or took too long.
+    """
+    starting = asyncio.ensure_future(asyncio.to_thread(start, version))
+    try:
+        engine = await asyncio.shield(starting)
+    except asyncio.CancelledError:  # the thread goes on, and so would what it starts
+        (await starting).stop()
+        raise
+    try:
+        async with _client() as client:
+            await _wait_ready(engine, client)
+    except BaseException:
+        engine.stop()
+        raise
+    return engine
+
+
+async def _wait_ready(engine: Engine, client: httpx.AsyncClient) -> None:
+    for _ in range(int(_START_S)):
+        if engine.process.poll() is not None:
+            break
+        with suppress(httpx.TransportError):
+            if (await client.get(f"{engine.url}/health")).is_success:
+                return
+        await asyncio.sleep(1)
+    raise UserError(
+        f"the server of {engine.name}@{engine.version} did not start; its log is {engine.log}"
+    )
+
+
+class Endpoint:
+    """The door: an ASGI application, `app`, over the engine of the moment."""
+
+    def __init__(
+        self, engine: Engine, latest: Callable[[], int], start: Callable[[int], Engine], token: str
+    ) -> None:
+        """Follow the alias once the application runs.
+
+        Args:
+            engine: Answers first; it is ready, and is stopped with the application.
+            latest: Says which version is to be served now.
+            start: Starts a version's engine.
+            token: Every request must bear it.
+        """
+        self._engine, self._latest, self._start, self._token = engine, latest, start, token
+        self._name = engine.name
+        self._engines = [engine]  # and those that end
+        self._draining: set[asyncio.Task[None]] = set()
+        routes = [
+            Route(COMPLETIONS, self._answer, methods=["POST"]),
+            Route(CHAT, self._answer, methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/health", self._health),
+        ]
+        self.app = Starlette(routes=routes, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:  # noqa: ARG002
+        async with _client() as self._client:
+            following = asyncio.create_task(self._follow())
+            try:
+                yield
+            finally:
+                following.cancel()
+                with suppress(asyncio.CancelledError):  # one that was loading is stopped by then
+                    await following
+                for engine in list(self._engines):
+                    engine.stop()
+
+    async def _follow(self) -> None:
+        """Serve what the alias names, and start again what died."""
+        while True:
+            await asyncio.sleep(_POLL_S)
+            try:
+                wanted = await asyncio.to_thread(self._latest)
+                died = self._engine.process.poll() is not None
+                if died or self._engine.version != wanted:
+                    await self._change(wanted)
+            except Exception:  # a registry that is away for a while is no reason to stop serving
+                _log.exception("%s stays as it is", self._name)
+
+    async def _change(self, version: int) -> None:
+        engine = await ready_engine(self._start, version)
+        self._engines.append(engine)
+        old, self._engine = self._engine, engine
+        _log.info("serving %s@%d", self._name, version)
+        task = asyncio.create_task(self._drain(old))
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
+
+    async def _drain(self, engine: Engine) -> None:
+        """End an engine once it has answered all that it was asked."""
+        for _ in range(int(_DRAIN_S)):
+            if not engine.in_flight:
+                break
+            await asyncio.sleep(1)
+        await asyncio.to_thread(engine.stop)
+        self._engines.remove(engine)
+
+    async def _answer(self, request: Request) -> Response:
+        if not self._knows(request):
+            return _error(401, "give the endpoint's token as the API key")
+        try:
+            body = await request.json()
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            return _error(400, "the body must be a JSON object")
+        # Chosen once all is read: an engine that no request is counted for may end.
+        engine, path = self._engine, request.url.path
+        try:
+            body = engine.prepare(path, body)
+        except UserError as error:
+            return _error(400, str(error))
+        engine.in_flight += 1
+        sent = self._client.build_request("POST", engine.url + path, json=body)
+        try:
+            upstream = await self._client.send(sent, stream=True)
+        except httpx.TransportError as error:
+            engine.in_flight -= 1
+            return _error(503, f"the engine does not answer ({error}); it is started again")
+        return StreamingResponse(
+            _passed_on(engine, upstream),
+            upstream.status_code,
+            media_type=upstream.headers.get("content-type"),
+            headers={MODEL_HEADER: f"{self._name}@{engine.version}"},
+        )
+
+    async def _models(self, request: Request) -> Response:
+        if not self._knows(request):
+            return _error(401, "give the endpoint's token as the API key")
+        model = {"id": self._name, "object": "model", "created": 0, "owned_by": "penstock"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def _health(self, request: Request) -> Response:  # noqa: ARG002
+        ready = self._engine.process.poll() is None
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
+
+    def _knows(self, request: Request) -> bool:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        return hmac.compare_digest(given.encode(), self._token.encode())
+
+
+async def _passed_on(engine: Engine, upstream: httpx.Response) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in upstream.aiter_raw():
+            yield chunk
+    finally:
+        engine.in_flight -= 1
+        await upstream.aclose()
+
+
+def _client() -> httpx.AsyncClient:
+    """Of engines, on loopback: past the environment's proxy, and answers take what they take."""
+    return httpx.AsyncClient(trust_env=False, timeout=None)  # noqa: S113
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    """As OpenAI's clients read it."""
+    return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status)

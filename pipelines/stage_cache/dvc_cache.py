@@ -1,0 +1,283 @@
+"""The stage cache: DVC's run cache, shared by every workspace.
+
+A stage's key is its command, the content of its deps and its params (`dvc.yaml`). DVC runs nothing
+here: a hit checks outputs out, and after a run `commit` records what the stage made.
+
+Any number of runs may do so at once. DVC writes an entry before the objects that it names, and a
+reader takes the half of one that another process writes for a broken one, and deletes it: so an
+entry is looked up and written under the lock of its stage, and `penstock gc` waits for all of them.
+
+What the stage cache may forget: results of other days that no kept workspace holds.
+"""
+
+import fcntl
+import logging
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, chdir, contextmanager, suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pipelines.core.errors import UserError
+from pipelines.core.storage import md5, read_json
+from pipelines.run.records import KEPT_FILE, OUTPUTS, output_folder
+
+if TYPE_CHECKING:
+    from dvc.repo import Repo
+
+_log = logging.getLogger(__name__)
+QUARANTINE = "quarantine"
+WHOLE = "whole"  # of the cache: shared by who uses it, exclusive for who deletes from it
+_LOCKS = "locks"
+
+
+def restore(workspace: Path, stage: str) -> bool:
+    """Check a stage's outputs out of the cache; False where there is no sound entry.
+
+    Every object is hashed before it is restored. One whose content is not its name is moved to the
+    cache's `quarantine` folder, and the stage counts as not cached.
+    """
+    if _always_changes(workspace, stage):
+        return False
+    if told := kept(workspace).get(stage):
+        _restore_kept(workspace, stage, told)
+        return True
+    with _open(workspace) as repo:
+        with locked(_folder(repo), stage, exclusive=False):
+            cached = _lookup(repo, stage)
+        if cached is None or not _sound(repo, cached):
+            return False
+        shutil.rmtree(output_folder(workspace, stage), ignore_errors=True)
+        cached.checkout(force=True)
+        repo.commit(stage, force=True)
+        return True
+
+
+def _restore_kept(workspace: Path, stage: str, told: Mapping[str, Any]) -> None:
+    """Check out what a user keeps. It is no entry under today's key: no other run finds it."""
+    with _open(workspace) as repo:
+        cached = repo.stage_cache._create_stage(told["entry"])
+        if not _sound(repo, cached):
+            raise UserError(
+                f"--keep {stage}: the result of {told['run']} is no longer in the cache"
+            )
+        shutil.rmtree(output_folder(workspace, stage), ignore_errors=True)
+        cached.checkout(force=True)
+        (named,) = repo.stage.collect(stage)
+        named.save(run_cache=False)
+        named.commit()
+        named.dump(update_pipeline=False)
+
+
+def kept(workspace: Path) -> dict[str, Any]:
+    """Return the stages whose results a user keeps, by name, with what `keep` noted."""
+    path = workspace / KEPT_FILE
+    found: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return found
+
+
+def commit(workspace: Path, stage: str) -> None:
+    """Record a finished stage: its outputs go to the cache, its entry to `dvc.lock`."""
+    if _always_changes(workspace, stage):
+        return
+    with _open(workspace) as repo, locked(_folder(repo), stage, exclusive=True):
+        repo.commit(stage, force=True)
+
+
+def forecast(workspace: Path) -> dict[str, bool | None]:
+    """Return which stages' results would be restored; nothing is checked out, and none is hashed.
+
+    None stands where that rests on the output of a stage that runs before.
+    """
+    found: dict[str, bool | None] = {}
+    outputs: dict[str, Any] = {}  # of the stages that are cached, by path
+    with _open(workspace) as repo:
+        for name, said in stages(workspace).items():
+            made = {dep for dep in said["deps"] if dep.startswith(f"{OUTPUTS}/")}
+            if told := kept(workspace).get(name):
+                found[name] = True
+                stage = repo.stage_cache._create_stage(told["entry"])
+                outputs |= {out.def_path: out for out in stage.outs}
+            elif said.get("always_changed"):
+                found[name] = False
+            elif not made <= outputs.keys():
+                found[name] = None
+            else:
+                with locked(_folder(repo), name, exclusive=False):
+                    cached = _lookup(repo, name, outputs)
+                found[name] = cached is not None
+                outputs |= {out.def_path: out for out in cached.outs} if cached else {}
+    return found
+
+
+def stages(workspace: Path) -> dict[str, dict[str, Any]]:
+    """Return what `dvc.yaml` says of each stage, in their order."""
+    found: dict[str, dict[str, Any]]
+    found = yaml.safe_load((workspace / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    return found
+
+
+def _always_changes(workspace: Path, stage: str) -> bool:
+    """Whether its result rests on more than a key can hold, by `dvc.yaml`."""
+    return bool(stages(workspace)[stage].get("always_changed"))
+
+
+@contextmanager
+def locked(cache: Path, name: str, *, exclusive: bool) -> Iterator[None]:
+    """Wait for and hold a lock of the cache: `name` is a stage, or `WHOLE`."""
+    path = cache / _LOCKS / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def _open(workspace: Path) -> Iterator["Repo"]:
+    from dvc.repo import Repo, lock_repo
+
+    with ExitStack() as held:
+        # DVC looks names and `dvc.yaml` up in the working directory, whichever repo is opened.
+        held.enter_context(chdir(workspace))
+        # Without waiting, a second process in this workspace would fail after three seconds.
+        repo = held.enter_context(Repo(str(workspace), _wait_for_lock=True))
+        held.enter_context(lock_repo(repo))
+        held.enter_context(locked(_folder(repo), WHOLE, exclusive=False))
+        yield repo
+
+
+def _folder(repo: "Repo") -> Path:
+    return Path(repo.cache.local.path).parent.parent
+
+
+def _lookup(
+    repo: "Repo", name: str, outputs: Mapping[str, Any] = MappingProxyType({})
+) -> Any | None:
+    """The cached stage, if there is one; `outputs` stand for what is not checked out, by path."""
+    from dvc.dependency.base import DependencyDoesNotExistError
+    from dvc.stage.cache import _get_cache_hash
+    from dvc.stage.serialize import to_single_stage_lockfile
+
+    # `Repo.stage_cache.restore` trusts an existing dvc.lock before it looks at the deps, and checks
+    # no content; so the key is computed from the files, and the entry is loaded, here.
+    (stage,) = repo.stage.collect(name)
+    try:
+        for dep in stage.deps:
+            if (made := outputs.get(dep.def_path)) is None:
+                dep.save()
+            else:
+                dep.hash_info, dep.meta = made.hash_info, made.meta
+    except DependencyDoesNotExistError:
+        return None
+    # As `StageCache._load` does, which hashes each dep anew, and fails where an entry was torn.
+    key = _get_cache_hash(to_single_stage_lockfile(stage), key=True)
+    folder = Path(repo.stage_cache._get_cache_dir(key))
+    entries = (
+        sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        if folder.is_dir()
+        else []
+    )
+    entry = repo.stage_cache._load_cache(key, entries[0].name) if entries else None
+    if not entry:
+        return None
+    return repo.stage_cache._create_stage(entry, wdir=stage.wdir)
+
+
+def _sound(repo: "Repo", cached: Any) -> bool:
+    """Whether each object of the outputs is there and hashes to its name; a bad one is moved.
+
+    DVC trusts an object that is read-only, and deletes one that is not and has changed.
+    """
+    return all(_present_and_good(repo, oid) for oid in _objects(cached))
+
+
+def _objects(cached: Any) -> Iterator[str]:
+    """Ids of a stage's outputs; a folder's listing comes before, and is read after, its check."""
+    for out in cached.outs:
+        yield out.hash_info.value
+        if out.hash_info.isdir:
+            yield from (info.value for _, _, info in out.get_obj())
+
+
+def _present_and_good(repo: "Repo", oid: str) -> bool:
+    path = Path(repo.cache.local.oid_to_path(oid))
+    if not path.exists():
+        return False
+    if md5(path) == oid.removesuffix(".dir"):
+        return True
+    folder = _folder(repo) / QUARANTINE
+    folder.mkdir(parents=True, exist_ok=True)
+    path.replace(folder / oid)
+    _log.warning("stage cache: object %s is corrupt; moved to %s, the stage reruns", oid, folder)
+    return False
+
+
+_ENTRIES = "runs/*/*/*"  # DVC's run cache: a result's entry, by its key and its content
+_OBJECTS = "files/md5/*/*"  # by their MD5; a folder's listing has .dir at its end
+_LISTING = ".dir"
+
+
+def unneeded(cache: Path, workspaces: Iterable[Path], older_than: float) -> list[Path]:
+    """The files that may go, entries before objects: no entry ever names a deleted one.
+
+    An entry stays while a workspace holds what it names, or while it is young. An object stays
+    while an entry that stays or a workspace names it, or while it is young itself.
+
+    Args:
+        cache: The stage cache that all workspaces share.
+        workspaces: Those that are kept.
+        older_than: Seconds since the epoch; what was made later is young.
+    """
+    named = {oid for workspace in workspaces for oid in _held_by(workspace)}
+    entries = []
+    for path in sorted(cache.glob(_ENTRIES)):
+        torn = path.name.startswith(".")  # its writer was killed
+        outputs = set() if torn else set(_hashes(_yaml(path)["outs"]))
+        if path.stat().st_mtime < older_than and (torn or not outputs <= named):
+            entries.append(path)
+        else:
+            named |= outputs
+    for listing in [oid for oid in named if oid.endswith(_LISTING)]:
+        named.update(_listed(cache, listing))
+    return entries + [
+        path
+        for path in sorted(cache.glob(_OBJECTS))
+        if path.stat().st_mtime < older_than and path.parent.name + path.name not in named
+    ]
+
+
+def forget(cache: Path, workspaces: Iterable[Path], older_than: float) -> int:
+    """Delete what is `unneeded` while no stage restores or commits; returns its bytes."""
+    freed = 0
+    with locked(cache, WHOLE, exclusive=True):
+        for path in unneeded(cache, workspaces, older_than):
+            freed += path.stat().st_size
+            path.unlink()
+            with suppress(OSError):  # there are others
+                path.parent.rmdir()
+    return freed
+
+
+def _held_by(workspace: Path) -> Iterator[str]:
+    """What its stages have read and written."""
+    lock = workspace / "dvc.lock"
+    if lock.is_file():
+        for stage in _yaml(lock)["stages"].values():
+            yield from _hashes([*stage.get("deps", []), *stage.get("outs", [])])
+
+
+def _hashes(files: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    yield from (file["md5"] for file in files if "md5" in file)
+
+
+def _listed(cache: Path, listing: str) -> Iterator[str]:
+    path = cache / "files" / "md5" / listing[:2] / listing[2:]
+    if path.is_file():  # a workspace may read what was never in the cache
+        yield from (file["md5"] for file in read_json(path))
+
+
+def _yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,0 +1,296 @@
+"""evaluate: how well the model predicts held-out text, beside n-grams and xz on the same text.
+
+A pure function of the model, the held-out documents and the recipe; no champion is known here.
+Work is cut into tasks that `map_ordered` may run anywhere. Their number depends on the documents
+alone, so the same batches make the same sums on any number of workers.
+"""
+
+import hashlib
+import logging
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from operator import call
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.core.storage import fresh_folder, write_json
+from pipelines.data.passes import MapOrdered, map_in_process
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.progress import ProgressWriter
+from pipelines.run.records import (
+    TRAIN,
+    VALIDATION,
+    EvaluateRecord,
+    PreprocessRecord,
+    TrainRecord,
+    output_folder,
+)
+from pipelines.run.verdict import BehaviourScore, HarnessScore
+from pipelines.stages.evaluate.probing import gather_probes, probe_tasks
+from pipelines.stages.evaluate.right_sizing import FIGURE, right_size, size_metrics
+from pipelines.stages.evaluate.scoring import Scoring
+from pipelines.tracking.tracked_run import open_run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pipelines.evaluation.exact_match import Answer
+
+# Pyarrow, torch and matplotlib are imported where they are used: an Airflow worker, which has none
+# of them, calls `publish`, and a task of baselines does not wait for torch.
+
+STAGE = EvaluateRecord.stage
+ARTIFACTS = (
+    "report.html",
+    "loss_curve.csv",
+    "loss_curve.png",
+    "slices.csv",
+    "samples.json",
+    "answers.json",
+    "probes.json",
+    "scores.parquet",
+)
+QUESTIONS_PER_TASK = 4
+BASELINE_TRAINING_BYTES = 32 << 20  # n-grams are fitted on so much; 6 s and 1 GB of memory
+BOUND_CONFIDENCE = 0.975  # of each end of an interval, so that it holds with 0.95
+SAMPLE_TEMPERATURE = 0.7  # low enough to read well, high enough not to go in circles
+
+_UNNAMED = re.compile(r"^\.+|[^\w.\-: @]")  # in a metric's name
+
+_Task = Callable[[], Any]
+_log = logging.getLogger(__name__)
+
+
+def run(
+    recipe: Recipe, workspace: Path, map_ordered: MapOrdered = map_in_process
+) -> EvaluateRecord:
+    """Measure `outputs/train/model` on held-out documents; writes `outputs/evaluate`."""
+    from pipelines.evaluation.held_out_documents import each_once, read_shares
+
+    workspace = workspace.absolute()
+    preprocess = output_folder(workspace, PreprocessRecord.stage)
+    dataset = PreprocessRecord.read(workspace).dataset
+    trained = output_folder(workspace, TrainRecord.stage) / TrainRecord.read(workspace).model
+    shares = {
+        TRAIN: dataset.shares(BASELINE_TRAINING_BYTES),
+        VALIDATION: dataset.shares(recipe.evaluate.max_bytes),
+    }
+    held_out = read_shares(preprocess, VALIDATION, shares[VALIDATION])
+    documents = each_once(held_out.values())
+
+    of_datasets = {part.label: held_out[part.folder] for part in dataset.mixture}
+    progress = ProgressWriter(workspace, STAGE)
+    scoring = Scoring(documents, of_datasets, recipe.evaluate.stride, progress)
+    score = partial(scoring.folders, map_ordered)
+    sized = right_size(recipe.evaluate, trained, workspace, score, map_ordered)
+    model = sized.folder
+    single = _single_tasks(recipe, model, preprocess, shares)
+    answering = _answer_tasks(recipe, model, documents)
+    probing = probe_tasks(recipe, model, preprocess, dataset, BOUND_CONFIDENCE)
+    unscored = [] if sized.scores else scoring.tasks(model)
+    results = map_ordered(call, [*single, *probing, *answering, *unscored])
+    (baselines, fitted_bytes), samples, behaviours, harness = (next(results) for _ in single)
+    probes, probed = gather_probes(results)
+    answers = [answer for _ in answering for answer in next(results)]
+    scores = sized.scores or scoring.joined(results)
+
+    record = _record(recipe, scores, baselines, samples, behaviours, answers, of_datasets)
+    measured = {"probes": probes, "harness": harness, "right_size": sized.found}
+    record = record.model_copy(update=measured)
+    with fresh_folder(output_folder(workspace, STAGE)) as folder:
+        write_json(folder / "answers.json", [answer._asdict() for answer in answers])
+        write_json(folder / "probes.json", probed)
+        _write_outputs(folder, workspace, record, scores, documents, samples, fitted_bytes)
+        sized.keep(folder)
+    record.write(workspace)
+    publish(workspace)
+    return record
+
+
+def publish(workspace: Path) -> None:
+    """Log the stage's results to the workspace's MLflow run; also called for restored outputs."""
+    record = EvaluateRecord.read(workspace)
+    baselines = {f"baseline/{name}": value for name, value in record.baselines.items()}
+    datasets = {f"bits_per_byte/{label}": bits for label, bits in record.datasets.items()}
+    named = {"bits_per_byte": record.bits_per_byte, "perplexity": record.perplexity}
+    named |= {f"behaviour/{each.name}": each.passed / each.cases for each in record.behaviours}
+    if record.exact_match:
+        named["exact_match"] = record.exact_match.share.value
+    named |= record.probes.figures() | _harness_metrics(record)
+    named |= size_metrics(workspace, record.right_size)
+    with open_run(workspace) as tracked:
+        tracked.log_results(named | datasets | baselines | _slice_metrics(record))
+        for name in ARTIFACTS:
+            tracked.log_artifact(output_folder(workspace, STAGE) / name, STAGE)
+        if record.right_size and (workspace / FIGURE).is_file():
+            tracked.log_artifact(workspace / FIGURE, STAGE)
+
+
+def _slice_metrics(record: EvaluateRecord) -> dict[str, float]:
+    """`bits_per_byte/language/ko` and the like; a name keeps what MLflow takes."""
+    return {
+        f"bits_per_byte/{each.slice.dimension}/{_UNNAMED.sub('_', each.slice.name)}": (
+            each.bits_per_byte.value
+        )
+        for each in record.slices
+    }
+
+
+def _harness_metrics(record: EvaluateRecord) -> dict[str, float]:
+    """`harness/arc_easy/acc` and, beside it, `harness/arc_easy/acc_stderr`."""
+    metrics = {}
+    for each in record.harness:
+        name = "/".join(_UNNAMED.sub("_", part) for part in (each.task, *each.metric.split("/")))
+        metrics[f"harness/{name}"] = each.value
+        if each.stderr is not None:
+            metrics[f"harness/{name}_stderr"] = each.stderr
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _single_tasks(
+    recipe: Recipe, model: Path, preprocess: Path, shares: dict[str, dict[str, int]]
+) -> list[_Task]:
+    """The longest comes first; scoring fills the other workers meanwhile."""
+    return [
+        partial(_baselines, preprocess, shares),
+        partial(_write_samples, model, recipe),
+        partial(_run_tests, model, recipe),
+        partial(_run_harness, model, recipe),
+    ]
+
+
+def _answer_tasks(recipe: Recipe, model: Path, documents: "pa.Table") -> list[_Task]:
+    """The held-out questions that the recipe asks for, some a task."""
+    from pipelines.evaluation.exact_match import answer_questions, find_questions
+
+    asked = recipe.evaluate.questions
+    questions = find_questions(documents, asked.pattern, asked.most)
+    return [
+        partial(
+            answer_questions,
+            model,
+            questions[start : start + QUESTIONS_PER_TASK],
+            asked.pattern,
+            asked.max_tokens,
+        )
+        for start in range(0, len(questions), QUESTIONS_PER_TASK)
+    ]
+
+
+def _write_samples(model: Path, recipe: Recipe) -> list[dict[str, str]]:
+    from pipelines.evaluation.generate import generate
+
+    prompts, length = recipe.evaluate.prompts, recipe.evaluate.sample_tokens
+    made = generate(
+        model,
+        prompts,
+        length,
+        temperature=SAMPLE_TEMPERATURE,
+        seed=recipe.seed,
+        chat=recipe.data.instruction.is_chat,
+    )
+    return [{"prompt": p, "continuation": text} for p, text in zip(prompts, made, strict=True)]
+
+
+def _run_tests(model: Path, recipe: Recipe) -> tuple[BehaviourScore, ...]:
+    from pipelines.evaluation.behaviour import run_tests
+
+    return run_tests(model, recipe.evaluate.behaviour, recipe.evaluate.stride)
+
+
+def _run_harness(model: Path, recipe: Recipe) -> tuple[HarnessScore, ...]:
+    from pipelines.evaluation.harness import run_harness
+
+    chat = recipe.data.instruction.is_chat
+    return run_harness(model, recipe.evaluate.harness, chat=chat)
+
+
+def _baselines(preprocess: Path, shares: dict[str, dict[str, int]]) -> tuple[dict[str, float], int]:
+    """Bits per byte of each yardstick on the documents that the model is scored on.
+
+    And how many bytes of training text the n-grams were fitted on.
+    """
+    from pipelines.evaluation.baselines import ngram_bits_per_byte, xz_bits_per_byte
+    from pipelines.evaluation.held_out_documents import each_once, read_shares, scored_texts
+
+    tables = (each_once(read_shares(preprocess, *each).values()) for each in shares.items())
+    training, held_out = ([text.encode() for text in scored_texts(table)] for table in tables)
+    ngrams = ngram_bits_per_byte(training, held_out)
+    named = {f"ngram-{order}": bits for order, bits in ngrams.items()}
+    return named | xz_bits_per_byte(held_out), sum(map(len, training))
+
+
+def _record(
+    recipe: Recipe,
+    scores: "pa.Table",
+    baselines: dict[str, float],
+    samples: list[dict[str, str]],
+    behaviours: tuple[BehaviourScore, ...],
+    answers: "list[Answer]",
+    of_datasets: "dict[str, pa.Table]",
+) -> EvaluateRecord:
+    import pyarrow.compute as pc
+
+    from pipelines.evaluation.bootstrap import bits_per_byte, token_perplexity
+    from pipelines.evaluation.exact_match import score_answers
+    from pipelines.evaluation.slices import score_slices
+
+    interval, slices = score_slices(scores, BOUND_CONFIDENCE)
+    record = EvaluateRecord(
+        bits_per_byte=bits_per_byte(scores),
+        perplexity=token_perplexity(scores),
+        documents=len(scores),
+        bytes=sum(scores["bytes"].to_pylist()),
+        data_hash=hashlib.sha256("\n".join(scores["doc_id"].to_pylist()).encode()).hexdigest(),
+        baselines=baselines,
+        samples=tuple(sample["prompt"] + sample["continuation"] for sample in samples),
+        datasets={
+            label: bits_per_byte(scores.filter(pc.field("doc_id").isin(table["doc_id"])))
+            for label, table in of_datasets.items()
+        },
+        stride=recipe.evaluate.stride,
+        interval=interval,
+        slices=slices,
+        behaviours=behaviours,
+        exact_match=score_answers(answers, BOUND_CONFIDENCE),
+    )
+    _log.info("%.4f bits per byte on %d documents", record.bits_per_byte, record.documents)
+    return record
+
+
+def _write_outputs(
+    folder: Path,
+    workspace: Path,
+    record: EvaluateRecord,
+    scores: "pa.Table",
+    documents: "pa.Table",
+    samples: list[dict[str, str]],
+    fitted_bytes: int,
+) -> None:
+    import pyarrow.parquet as pq
+
+    from pipelines.evaluation.loss_curve import CURVE, draw_loss_curve, read_history, write_curve
+    from pipelines.evaluation.report import Evaluation, write_report
+    from pipelines.evaluation.slices import write_slices
+
+    pq.write_table(scores, folder / "scores.parquet")
+    write_json(folder / "samples.json", samples)
+    preprocess = PreprocessRecord.read(workspace)
+    history = output_folder(workspace, TrainRecord.stage) / "history.jsonl"
+    points = read_history(history, preprocess.dataset.train)
+    write_curve(points, folder / CURVE)
+    curve = folder / "loss_curve.png"
+    draw_loss_curve(points, curve)
+    write_slices(record.slices, folder / "slices.csv")
+    evaluation = Evaluation(
+        record=record,
+        preprocess=preprocess,
+        train=TrainRecord.read(workspace),
+        scores=scores,
+        documents=documents,
+        samples=samples,
+        fitted_bytes=fitted_bytes,
+    )
+    write_report(evaluation, curve, folder / "report.html")

@@ -1,0 +1,203 @@
+"""preprocess: text in; deduplicated documents, a tokenizer and token shards out.
+
+    source ─▶ extract ─▶ match ─▶ select ─▶ tokenizer ─▶ tokenize ─▶ assemble ─▶ shards
+              a block    a range  a part    (here, from  a block     a shard
+              of input   of keys  of files  a sample)    of texts
+
+Each pass maps a task over items; tasks run wherever `map_ordered` puts them and hand their data on
+in files below `work/`, so a corpus may be larger than any memory. This process only sees counts.
+How the work is cut depends on the corpus alone, so the outputs are the same bytes however many
+workers there are, and a run that was killed goes on from the tasks that were finished.
+"""
+
+import hashlib
+import json
+import shutil
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from pipelines.core.errors import UserError
+from pipelines.core.storage import folder_hash, read_json
+from pipelines.data.blocks import Block, extract
+from pipelines.data.cleaning.cleaner import EvaluationSets, gather_ngrams
+from pipelines.data.cleaning.decontaminate import set_names
+from pipelines.data.duplicates.deduplication import join, match, partitions_for
+from pipelines.data.output import Made, describe_dataset, publish, write_statistics
+from pipelines.data.passes import (
+    MapOrdered,
+    Passes,
+    block_bytes,
+    map_in_process,
+    mebibytes,
+    work_folder,
+)
+from pipelines.data.reading.source_fingerprint import fingerprint_inputs
+from pipelines.data.reading.sources import describe, list_inputs
+from pipelines.data.reading.text_readers import plan_reads
+from pipelines.data.selection import Selected, misplaced, part_files, plan_parts, select
+from pipelines.data.tally import Tally
+from pipelines.data.tokens.assembly import assemble, plan_shards
+from pipelines.data.tokens.tokenization import (
+    make_tokenizer,
+    plan_text_blocks,
+    tokenize,
+    tokenize_conversations,
+)
+from pipelines.data.tokens.tokenizer import Encoder
+from pipelines.datasets.fetching import fetch_dataset
+from pipelines.recipe.data_section import Data
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.progress import ProgressWriter
+from pipelines.run.records import SPLITS, TRAIN, VALIDATION, PreprocessRecord, Shard, output_folder
+from pipelines.stage_cache.fingerprint import CODE_FILE
+
+STAGE = PreprocessRecord.stage
+WORK = "work"  # in a workspace, while preprocess runs
+
+Blocks = dict[Path, Tally]  # folders of documents that were read, in source order
+Parts = dict[Path, Selected]  # folders with a file of each split, in source order
+
+
+def run(
+    recipe: Recipe, workspace: Path, map_ordered: MapOrdered = map_in_process
+) -> PreprocessRecord:
+    """Make the dataset that `recipe.data` describes in `outputs/preprocess`.
+
+    Raises:
+        UserError: nothing usable lies at the source, or too little, or too much of it is malformed.
+    """
+    if recipe.data.source.is_published:
+        return fetch_dataset(recipe, workspace)
+    data, workspace = recipe.data, workspace.absolute()
+    output = output_folder(workspace, STAGE)
+    shutil.rmtree(output, ignore_errors=True)  # nothing of an earlier try looks like this one's
+    with work_folder(workspace / WORK, _key(data, workspace)) as work:
+        passes = Passes(work, map_ordered, partial(ProgressWriter, workspace, STAGE))
+        evaluation_sets = _gather(data, passes)
+        blocks = _extract(data, evaluation_sets, passes)
+        tally = Tally.of(blocks.values())
+        tally.check(describe(data.source), data.source.max_malformed_fraction)
+        duplicates = _match(data, blocks, passes)
+        parts = _select(data, blocks, duplicates, passes)
+        for selected in parts.values():
+            tally.drop_kept(selected.dropped, selected.dropped_bytes)
+        tally.check(describe(data.source), data.source.max_malformed_fraction)
+        texts = {split: part_files(parts, split) for split in SPLITS}
+        tokenizer = work / "tokenizer"
+        make_tokenizer(data, tokenizer, texts[TRAIN], texts[VALIDATION], passes)
+        token_blocks = _tokenize(data, tokenizer, texts, passes)
+        encoder = Encoder(tokenizer)
+        shards = _assemble(data, token_blocks, encoder, passes)
+        _refuse_changed_inputs(data, workspace)
+        made = Made(tally, evaluation_sets, parts, tokenizer, token_blocks, shards)
+        publish(made, output)
+        dataset = describe_dataset(made, data, encoder.vocab_size)
+        stats = write_statistics(made, data, dataset, output)
+        return PreprocessRecord(dataset=dataset, stats=stats).write(workspace)
+
+
+def _key(data: Data, workspace: Path) -> str | None:
+    """What decides the passes' results; None where nothing names the input and the code."""
+    source, code = workspace / "source.json", workspace / CODE_FILE
+    if not (source.is_file() and code.is_file()):
+        return None
+    facts = [data.model_dump(mode="json"), read_json(source), read_json(code)[STAGE]]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _gather(data: Data, passes: Passes) -> EvaluationSets:
+    """Before all passes: the n-grams of the evaluation sets that no document may hold."""
+    paths = data.decontamination.against
+    made = passes.run(
+        "evaluation-sets", partial(gather_ngrams, data=data), paths, int, "evaluation sets read"
+    )
+    return tuple((name, folder) for name, (folder, _) in zip(set_names(paths), made, strict=True))
+
+
+def _extract(data: Data, evaluation_sets: EvaluationSets, passes: Passes) -> Blocks:
+    """Pass 1: read, normalise and clean every block of the source, up to `max_documents`."""
+    source, limit = data.source, data.source.max_documents
+    inputs = list_inputs(source)
+    plan = plan_reads(source, inputs, block_bytes(sum(found.bytes for found in inputs)))
+    blocks: Blocks = {}
+    kept = 0
+    clean = partial(extract, data=data, evaluation_sets=evaluation_sets)
+    task = partial(clean, limit=limit)
+    for block, (folder, tally) in zip(
+        plan, passes.run("extract", task, plan, Tally, "MiB read", _mebibytes), strict=False
+    ):
+        if limit is not None and kept + tally.kept > limit:  # the block that goes beyond, again
+            task = partial(clean, limit=limit - kept)
+            ((folder, tally),) = passes.run(
+                "extract-last", task, [block], Tally, "MiB read", _mebibytes
+            )
+        blocks[folder] = tally
+        kept += tally.kept
+        if kept == limit:
+            break
+    return blocks
+
+
+def _mebibytes(block: Block) -> float:
+    return sum(map(mebibytes, block))
+
+
+def _match(data: Data, blocks: Blocks, passes: Passes) -> Path:
+    """Pass 2: find the documents that repeat an earlier one; the folder that names them."""
+    partitions = partitions_for(sum(tally.kept for tally in blocks.values()), data.dedup)
+    task = partial(match, partitions=partitions, blocks=list(blocks), dedup=data.dedup)
+    edges = passes.run("match", task, range(partitions), str, "partitions matched")
+    edge_files = [folder / name for folder, name in edges]
+    ((folder, _),) = passes.run("join", join, [edge_files], int, "partitions joined", len)
+    return folder
+
+
+def _select(data: Data, blocks: Blocks, duplicates: Path, passes: Passes) -> Parts:
+    """Pass 3: drop duplicates, split by content; neither split stays empty where two are left."""
+    plan = plan_parts(list(blocks), list(blocks.values()))
+    task = partial(select, duplicates=duplicates, validation_fraction=data.validation_fraction)
+    parts = dict(passes.run("select", task, plan, Selected, "MiB selected", mebibytes))
+    moved = misplaced(parts.values())
+    if moved:
+        task = partial(task, moved=moved)
+        parts = dict(passes.run("select-moved", task, plan, Selected, "MiB selected", mebibytes))
+    return parts
+
+
+def _tokenize(
+    data: Data, tokenizer: Path, texts: dict[str, list[Path]], passes: Passes
+) -> dict[str, dict[Path, int]]:
+    """Pass 4: the token ids of every document of both splits."""
+    plan = {split: plan_text_blocks(texts[split]) for split in SPLITS}
+    encode = tokenize_conversations if data.instruction.is_chat else tokenize
+    task = partial(encode, tokenizer=tokenizer, tokenizer_hash=folder_hash(tokenizer))
+    blocks = [block for split in SPLITS for block in plan[split]]
+    made = passes.run("tokenize", task, blocks, int, "MiB tokenized", mebibytes)
+    return {split: dict(islice(made, len(plan[split]))) for split in SPLITS}
+
+
+def _assemble(
+    data: Data, token_blocks: dict[str, dict[Path, int]], encoder: Encoder, passes: Passes
+) -> dict[str, dict[Path, Shard]]:
+    """Pass 5: the shards of both splits."""
+    plan = {
+        split: plan_shards(split, list(token_blocks[split]), data.shard_tokens) for split in SPLITS
+    }
+    capacity = data.sequence_length + 1 if data.packing == "best_fit" else None
+    task = partial(
+        assemble, vocab_size=encoder.vocab_size, end_id=encoder.end_id, capacity=capacity
+    )
+    shards = [shard for split in SPLITS for shard in plan[split]]
+    made = passes.run("assemble", task, shards, Shard, "shards written")
+    return {split: dict(islice(made, len(plan[split]))) for split in SPLITS}
+
+
+def _refuse_changed_inputs(data: Data, workspace: Path) -> None:
+    """What was read must be what `source.json` says, as the outputs are cached under its hash."""
+    path = workspace / "source.json"
+    if path.is_file() and read_json(path) != fingerprint_inputs(data):
+        raise UserError(
+            f"{describe(data.source)} changed since this run began; start a new run, which reads "
+            "it as it is now"
+        )

@@ -1,0 +1,286 @@
+"""Register: the candidate meets the champion on the same documents and replaces it, or does not.
+
+Never cached: the champion may have changed since the last run. Where the recipe wants a person's
+consent, the stage ends with `needs approval` and a version that is not champion yet; run again with
+the answer, it promotes just that version, or leaves it.
+"""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pipelines.core.errors import UserError
+from pipelines.core.settings import PROJECT, load_settings
+from pipelines.core.storage import one_at_a_time, write_json, write_text
+from pipelines.evaluation.gate import Measured, decide, refuse
+from pipelines.export.model_card import model_card
+from pipelines.models.model_folder import load_config
+from pipelines.recipe.recipe import Recipe
+from pipelines.registry import registry
+from pipelines.registry.audit import LONGEST_TEXT
+from pipelines.registry.promotion import ChampionMovedError, challenge, promote, withdraw
+from pipelines.registry.registration import SBOM, bill_of_materials, register
+from pipelines.run.records import (
+    PATCH_FILE,
+    DatasetRef,
+    EvaluateRecord,
+    PreprocessRecord,
+    RegisterRecord,
+    TrainRecord,
+    output_folder,
+)
+from pipelines.run.verdict import Comparison, Verdict
+from pipelines.stages.costs import training_elsewhere
+from pipelines.stages.evaluate.right_sizing import served_model
+from pipelines.stages.register.answer import Answer
+from pipelines.stages.register.champion_scores import keep_scores, measure_champion, scores_path
+from pipelines.stages.register.comparing import write_page
+from pipelines.stages.register.provenance import provenance
+from pipelines.tracking.tracked_run import (
+    DATASET_TAG,
+    MODEL_HASH_TAG,
+    TRAINED_HASH_TAG,
+    TrackedRun,
+    log_dataset,
+    open_run,
+)
+
+STAGE = RegisterRecord.stage
+CARD = "card"  # in the stage's output: what lies beside the weights in the registry
+BEATEN_TAG = "penstock.champion_bits_per_byte"
+COMPARISON_TAG = "penstock.comparison"  # JSON, all the numbers of the verdict
+VERDICT_TAG = "penstock.verdict"
+_log = logging.getLogger(__name__)
+
+
+def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
+    """Decide, register what is promoted or awaits a person, and write the verdict."""
+    output = output_folder(workspace, STAGE)
+    shutil.rmtree(output, ignore_errors=True)
+    facts = provenance(recipe, workspace)
+    with one_at_a_time(_lock(recipe.registration.model_name)), open_run(workspace) as tracked:
+        while True:
+            try:
+                verdict, champion, candidate = _decide(recipe, workspace, facts, tracked)
+                break
+            except ChampionMovedError as error:
+                _log.info("decided anew: %s", error)
+        _report(tracked, verdict, champion)
+        _log_dataset(recipe, workspace, facts, tracked)
+    _log.info("%s: %s", verdict.decision, verdict.reason)
+    write_json(output / "verdict.json", verdict.model_dump(mode="json"))
+    return RegisterRecord(
+        verdict=verdict,
+        model=champion.ref if champion else None,
+        candidate=candidate.ref if candidate else None,
+    ).write(workspace)
+
+
+def _decide(
+    recipe: Recipe, workspace: Path, facts: dict[str, Any], tracked: TrackedRun
+) -> tuple[Verdict, registry.ModelVersion | None, registry.ModelVersion | None]:
+    """The verdict, who is champion after it, and the version that is left without the alias.
+
+    Raises:
+        ChampionMovedError: a person promoted or rolled back meanwhile.
+    """
+    champion, run_id = registry.champion(recipe.registration.model_name), tracked.run_id
+    who = f"run {(facts['run'] or {}).get('dag_run_id', run_id)}"
+    if champion and (verdict := _own_promotion(workspace, champion, run_id)):
+        beaten = _champion_before(champion)
+        tracked.log_artifact(write_page(recipe, workspace, facts, verdict, beaten), STAGE)
+        # Once more, to complete what a crash may have cut off behind the alias.
+        return (
+            verdict,
+            promote(champion, champion.version, who, verdict.reason[:LONGEST_TEXT]),
+            None,
+        )
+    verdict = _judge(recipe, workspace, facts, champion)
+    size = EvaluateRecord.read(workspace).right_size
+    if size and size.chosen:
+        verdict = verdict.model_copy(update={"reason": f"{verdict.reason}; {size}"})
+    answer = Answer.read(workspace)
+    if verdict.decision == "promoted" and recipe.registration.needs_approval:
+        verdict = _with_consent(verdict, answer, champion)
+    # Before an alias moves: where the page fails, nothing has been registered.
+    tracked.log_artifact(write_page(recipe, workspace, facts, verdict, champion), STAGE)
+    if verdict.decision not in ("promoted", "needs approval") and not answer:
+        return verdict, champion, None
+    candidate = _register(recipe, workspace, facts, verdict, run_id)
+    if verdict.decision == "promoted":
+        over = champion.version if champion else None
+        return verdict, promote(candidate, over, who, verdict.reason[:LONGEST_TEXT]), None
+    settle = challenge if verdict.decision == "needs approval" else withdraw
+    return verdict, champion, settle(candidate)
+
+
+def _own_promotion(
+    workspace: Path, champion: registry.ModelVersion, run_id: str | None
+) -> Verdict | None:
+    """The verdict of an earlier try of this very run, which had promoted its model already."""
+    if run_id is None or champion.run_id != run_id:
+        return None
+    if champion.model_hash != served_model(workspace)[1]:
+        return None
+    beaten, compared = champion.tags.get(BEATEN_TAG), champion.tags.get(COMPARISON_TAG)
+    found = EvaluateRecord.read(workspace)
+    return Verdict(
+        decision="promoted",
+        reason=champion.description,
+        candidate_bits_per_byte=found.bits_per_byte,
+        champion_bits_per_byte=float(beaten) if beaten else None,
+        comparison=Comparison.model_validate_json(compared) if compared else None,
+        probes=found.probes,
+    )
+
+
+def _champion_before(champion: registry.ModelVersion) -> registry.ModelVersion | None:
+    """Whom a champion replaced; None where there was none, or it was deleted."""
+    entries = registry.audit_trail(champion.name).entries
+    before = next(
+        (each.before for each in reversed(entries) if each.after == champion.version), None
+    )
+    versions = registry.versions_of(champion.name)
+    return next((each for each in versions if each.version == before), None)
+
+
+def _judge(
+    recipe: Recipe,
+    workspace: Path,
+    facts: dict[str, Any],
+    champion: registry.ModelVersion | None,
+) -> Verdict:
+    scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
+    found = EvaluateRecord.read(workspace)
+    candidate = Measured(served_model(workspace)[1], scores, found.behaviours, found.probes)
+    if recipe.registration.require_clean and (facts["run"] or {}).get("dirty", True):
+        return refuse(candidate, "register.require_clean: the run is of uncommitted changes")
+    if found.right_size and found.right_size.refusal:
+        return refuse(candidate, f"evaluate.budget_gb: {found.right_size.refusal}")
+    if champion is None or champion.model_hash == candidate.model_hash:
+        return decide(candidate, candidate if champion else None, recipe.registration)
+    try:
+        measured = measure_champion(recipe, workspace, champion, scores["doc_id"])
+    except UserError as error:
+        _log.warning("champion version %d: %s", champion.version, error, exc_info=True)
+        return refuse(
+            candidate,
+            f"the champion, version {champion.version}, can't be evaluated: {error}; "
+            f"`penstock models rollback {champion.name}`, or promote another, to go on",
+        )
+    return decide(candidate, measured, recipe.registration)
+
+
+def _with_consent(
+    verdict: Verdict, answer: Answer | None, champion: registry.ModelVersion | None
+) -> Verdict:
+    """What becomes of a better candidate; an answer about another champion is none."""
+    if answer is None or answer.champion != (champion.version if champion else None):
+        decision, reason = "needs approval", f"{verdict.reason}; a person decides"
+    elif answer.approved:
+        decision, reason = "promoted", f"{verdict.reason}; {answer.words}"
+    else:
+        decision, reason = "refused", f"{answer.words}; {verdict.reason}"
+    return Verdict.model_validate(verdict.model_dump() | {"decision": decision, "reason": reason})
+
+
+def _register(
+    recipe: Recipe,
+    workspace: Path,
+    facts: dict[str, Any],
+    verdict: Verdict,
+    run_id: str | None,
+) -> registry.ModelVersion:
+    train, evaluate = TrainRecord.read(workspace), EvaluateRecord.read(workspace)
+    model, model_hash = served_model(workspace)
+    preprocess = PreprocessRecord.read(workspace)
+    card = output_folder(workspace, STAGE) / CARD
+    family = load_config(model).family
+    costs = facts["cost"] | ({"train": found} if (found := training_elsewhere(facts)) else {})
+    known = facts | {"cost": costs}
+    text = model_card(recipe, preprocess, train, evaluate, known, verdict, family)
+    write_text(card / "README.md", text)
+    write_json(card / registry.LINEAGE, facts)
+    write_json(card / SBOM, _bill_of_materials(recipe, preprocess, model_hash, facts))
+    if train.adapter is not None:
+        shutil.copytree(output_folder(workspace, "train") / train.adapter, card / train.adapter)
+    if (workspace / PATCH_FILE).is_file():
+        shutil.copyfile(workspace / PATCH_FILE, card / PATCH_FILE)
+    scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
+    keep_scores(scores, scores_path(model_hash, evaluate))
+    beaten = verdict.champion_bits_per_byte
+    return register(
+        [model, card],
+        recipe.registration.model_name,
+        run_id,
+        tags={
+            MODEL_HASH_TAG: model_hash,
+            TRAINED_HASH_TAG: train.model_hash,
+            "penstock.data_hash": evaluate.data_hash,
+            **_dataset_tag(preprocess.dataset),
+            "penstock.bits_per_byte": repr(evaluate.bits_per_byte),
+            BEATEN_TAG: "" if beaten is None else repr(beaten),
+            COMPARISON_TAG: verdict.comparison.model_dump_json() if verdict.comparison else "",
+            VERDICT_TAG: verdict.decision,
+            "penstock.recipe": recipe.name,
+            "penstock.recipe_fingerprint": recipe.fingerprint(),
+            "penstock.git_commit": str((facts["run"] or {}).get("git_commit")),
+        },
+        description=verdict.reason,
+    )
+
+
+def _bill_of_materials(
+    recipe: Recipe, preprocess: PreprocessRecord, model_hash: str, facts: dict[str, Any]
+) -> dict[str, Any]:
+    made_of = dict([_data(recipe, preprocess.dataset, facts)])
+    if parent := facts["parent"]:
+        made_of[Path(parent["folder"]).name] = str(parent["content"])
+    return bill_of_materials(
+        recipe.registration.model_name,
+        model_hash,
+        PROJECT / "requirements.lock",
+        made_of,
+        (facts["run"] or {}).get("git_commit"),
+    )
+
+
+def _dataset_tag(dataset: DatasetRef) -> dict[str, str]:
+    """By which `penstock data show` finds the models of a version."""
+    return {DATASET_TAG: dataset.label} if dataset.label else {}
+
+
+def _report(tracked: TrackedRun, verdict: Verdict, champion: registry.ModelVersion | None) -> None:
+    version = f"{champion.name}/{champion.version}" if champion else "none"
+    tracked.set_tags(
+        {
+            VERDICT_TAG: verdict.decision,
+            "penstock.verdict_reason": verdict.reason,
+            "penstock.champion": version,
+        }
+    )
+    tracked.log_results(verdict.figures())
+
+
+def _log_dataset(
+    recipe: Recipe, workspace: Path, facts: dict[str, Any], tracked: TrackedRun
+) -> None:
+    if tracked.run_id is not None:
+        dataset = PreprocessRecord.read(workspace).dataset
+        name, content = _data(recipe, dataset, facts)
+        log_dataset(tracked.run_id, dataset, name, content)
+
+
+def _data(recipe: Recipe, dataset: DatasetRef, facts: dict[str, Any]) -> tuple[str, str]:
+    """What the data is called, and the hash of its content; no place on a machine is named."""
+    origin = recipe.data.source
+    name = dataset.label or (Path(origin.path).name if origin.path else origin.kind)
+    return name, dataset.directory_hash or str(facts["sha256"]["source.json"])
+
+
+def _lock(model_name: str) -> Path:
+    """Between reading the champion and moving the alias no other run may do either."""
+    return load_settings().home / "locks" / f"register-{model_name}"

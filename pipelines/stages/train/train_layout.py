@@ -1,0 +1,139 @@
+"""What a recipe's `auto` becomes on the processes that there are, also once memory ran out."""
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipelines.core.errors import UserError
+from pipelines.core.storage import read_json, write_json
+from pipelines.models.config import DecoderConfig
+from pipelines.parallel.process_group import one_for_all, rank
+from pipelines.planning.hardware import Hardware
+from pipelines.planning.hardware_table import DATASHEETS
+from pipelines.planning.layout_rule import choose, is_left_to_the_rule
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import get_dotted, override_values
+from pipelines.stages.train.train_logbook import Facts, out_of_memory
+
+FILE = "layout.json"  # what was taken, and the bytes by formula of what ran out of memory before
+
+_log = logging.getLogger(__name__)
+
+
+class SettledLayout:
+    """The recipe of a run without any `auto`.
+
+    Attributes:
+        choice: What the rule took, or what the recipe says.
+        before: The layout of the try before this one, as `facts` gives it; None before the first.
+    """
+
+    def __init__(
+        self, recipe: Recipe, config: DecoderConfig, device: torch.device, workspace: Path
+    ) -> None:
+        """Every process makes one, and all get the same.
+
+        Raises:
+            UserError: nothing fits the smallest device.
+        """
+        self._recipe, self._config = recipe, config
+        self._workspace, self._file = workspace, workspace / FILE
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        mine = device_bytes(device), self._too_much(world), _datasheet(device)
+        known: list[Any] = [mine]
+        if world > 1:
+            known = [None] * world
+            dist.all_gather_object(known, mine)
+        self._bytes, (_, below, self._hardware) = min(each[0] for each in known), known[0]
+        with one_for_all():
+            self.choice = choose(
+                recipe, config, world, self._bytes, below=below, hardware=self._hardware
+            )
+        self.before: Facts | None = self._known().get("layout")
+        if rank() == 0:
+            _log.info("layout: %s", self.choice)
+            self._write(below)
+
+    @property
+    def recipe(self) -> Recipe:
+        """With a number in the place of every `auto`."""
+        return self.choice.recipe
+
+    def facts(self) -> Facts:
+        """The layout under the recipe's keys."""
+        keys = [f"parallel.{name}" for name in vars(self.choice.layout)]
+        keys += ["parallel.sharding", "train.micro_batch_size"]
+        return {key: get_dotted(self.recipe.to_dict(), key) for key in keys}
+
+    @contextmanager
+    def out_of_memory(self) -> Iterator[None]:
+        """Let the next try take the rule's next layout, or tell a person what needs less.
+
+        Raises:
+            UserError: the recipe left nothing to the rule.
+        """
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            if is_left_to_the_rule(self._recipe):
+                _log.warning("out of memory with %s; the next try takes less", self.choice)
+                self._write(self.choice.memory.total)  # the same by every process that it hits
+                out_of_memory(self._workspace, str(self.choice), "the next try takes less")
+                raise
+            advice = self._advice()
+            out_of_memory(self._workspace, str(self.choice), advice)
+            raise UserError(f"out of memory with {self.choice}; {advice}") from error
+
+    def _advice(self) -> str:
+        free = override_values(self._recipe, {"parallel": "auto", "train.micro_batch_size": "auto"})
+        world, tried = self.choice.layout.world, self.choice.memory.total
+        try:
+            fits = choose(
+                free, self._config, world, self._bytes, below=tried, hardware=self._hardware
+            )
+        except UserError as nothing:
+            return str(nothing)
+        return f"parallel: auto and train.micro_batch_size: auto would take {fits}"
+
+    def _write(self, too_much: float) -> None:
+        world, known = self.choice.layout.world, self._too_much_before()
+        if too_much < math.inf:
+            known[str(world)] = too_much
+        content = {"layout": self.facts(), "recipe": self._recipe.fingerprint(), "too_much": known}
+        write_json(self._file, content)
+
+    def _too_much(self, world: int) -> float:
+        """What ran out of memory before, on so many processes."""
+        return self._too_much_before().get(str(world), math.inf)
+
+    def _too_much_before(self) -> dict[str, float]:
+        """Bytes that were too much, by the number of processes."""
+        too_much: dict[str, float] = self._known().get("too_much", {})
+        return too_much
+
+    def _known(self) -> dict[str, Any]:
+        """What the try before this one wrote; nothing where it was of another recipe."""
+        known: dict[str, Any] = read_json(self._file) if self._file.is_file() else {}
+        return known if known.get("recipe") == self._recipe.fingerprint() else {}
+
+
+def device_bytes(device: torch.device) -> int:
+    """Memory of a device, or this process's share of its machine's."""
+    if device.type != "cpu":
+        return torch.accelerator.get_memory_info(device)[1]
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return whole // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _datasheet(device: torch.device) -> Hardware | None:
+    """Of a GPU that the hardware table has; the first process's is everyone's."""
+    if device.type != "cuda":
+        return None
+    return DATASHEETS.get(torch.cuda.get_device_name(device))

@@ -1,0 +1,127 @@
+"""What befalls a training run, in its logbook; rank 0 writes it."""
+
+import os
+import socket
+from math import prod
+from pathlib import Path
+
+from pipelines.run.logbook import Entry, Kind, note
+from pipelines.run.progress import last_progress
+from pipelines.run.records import TrainRecord
+from pipelines.stages.stage_process import RAY_JOB_VARIABLE
+from pipelines.training.events import Events
+
+STAGE = TrainRecord.stage
+_HOUR = 3600.0
+_WORKERS_CHANGED: Kind = "workers changed"
+_LAYOUT_CHANGE: Kind = "layout change"
+
+Facts = dict[str, int | str]  # a layout under the recipe's keys
+
+
+def job() -> str:
+    """This job among all that the run's training took."""
+    return os.environ.get(RAY_JOB_VARIABLE) or "by hand"
+
+
+class TrainLogbook(Events):
+    """Notes each event of one process's life once."""
+
+    def __init__(self, workspace: Path, layout: Facts, before: Facts | None, steps: int) -> None:
+        """Look up what the try before this one did; call it before this one writes anything.
+
+        Args:
+            workspace: Of the run.
+            layout: Of this try.
+            before: Of the try before; None if there was none.
+            steps: Of the whole training.
+        """
+        self._workspace = workspace
+        self._layout, self._before = layout, before
+        self._steps = steps
+        self._workers = _workers(layout)
+        self._last = last_progress(workspace, STAGE)
+        self._life = f"{job()}, {socket.gethostname()}:{os.getpid()}"
+
+    def begun(self, step: int) -> None:
+        """A start or a resumption, and what is not as it was in the try before."""
+        on = f"on {self._workers} workers"
+        if self._write("start", "start", "the stage was started", f"trains {on}", step=step):
+            return
+        self._write(
+            "resume",
+            f"resume: {self._life}",
+            "the try before this one has ended",
+            f"training goes on after step {step} of {self._steps} {on}",
+            step=step,
+            hours=self._hours_lost(step),
+        )
+        if self._before is None or self._before == self._layout:
+            return
+        now, then = ({**each} for each in (self._layout, self._before))
+        changed = ", ".join(f"{k}: {then.get(k)} → {v}" for k, v in now.items() if then.get(k) != v)
+        workers = _workers(then)
+        cause, kind = f"{workers} → {self._workers} workers", _WORKERS_CHANGED
+        if workers == self._workers:
+            cause, kind = "the layout is another one", _LAYOUT_CHANGE
+        self._write(kind, f"{kind}: {self._life}", cause, changed, step=step)
+
+    def note(
+        self,
+        kind: Kind,
+        key: str,
+        cause: str,
+        done: str,
+        *,
+        step: int | None = None,
+        seconds_lost: float | None = None,
+    ) -> None:
+        """Write an entry."""
+        hours = None if seconds_lost is None else seconds_lost * self._workers / _HOUR
+        self._write(kind, key, cause, done, step=step, hours=hours)
+
+    def ended(self, step: int, model_hash: str) -> None:
+        """The stage has its result."""
+        done = f"model {model_hash[:12]}"
+        self._write("end", f"end: {self._life}", "training is complete", done, step=step)
+
+    def _hours_lost(self, step: int) -> float | None:
+        """Of all workers, for the steps that are made again; None where it is not known."""
+        if self._last is None or not self._last.rate:
+            return None
+        again = max(0.0, self._last.done - step)
+        workers = _workers(self._before) if self._before else self._workers
+        return again / self._last.rate * workers / _HOUR
+
+    def _write(
+        self,
+        kind: Kind,
+        key: str,
+        cause: str,
+        done: str,
+        *,
+        step: int | None = None,
+        hours: float | None = None,
+    ) -> bool:
+        entry = Entry(
+            kind=kind,
+            key=f"{STAGE}: {key}",
+            stage=STAGE,
+            cause=cause,
+            done=done,
+            step=step,
+            worker_hours_lost=hours,
+        )
+        return note(self._workspace, entry)
+
+
+def out_of_memory(workspace: Path, tried: str, done: str) -> None:
+    """Any process whose device had too little memory notes it; for all of them it is one event."""
+    key = f"{STAGE}: out of memory: {job()}: {tried}"
+    cause = f"out of memory with {tried}"
+    note(workspace, Entry(kind="out of memory", key=key, stage=STAGE, cause=cause, done=done))
+
+
+def _workers(layout: Facts) -> int:
+    sizes = (size for key, size in layout.items() if key.startswith("parallel."))
+    return prod(size for size in sizes if isinstance(size, int))

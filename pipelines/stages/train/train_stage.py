@@ -1,0 +1,295 @@
+"""Train: token shards in, a model as a Hugging Face folder out.
+
+Every process of the job calls `run`: Ray Train's workers, torchrun's, or one alone.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from pipelines.core.errors import UserError
+from pipelines.core.storage import LineFile, folder_hash
+from pipelines.data.tokens.tokenizer import Encoder
+from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.token_dataset import TokenDataset
+from pipelines.models.config import DecoderConfig
+from pipelines.models.model_folder import load_config
+from pipelines.models.peft_format import adapt, fill_adapters, save_adapter
+from pipelines.models.presets import preset
+from pipelines.models.pretrained import load_weights, save_pretrained
+from pipelines.models.transformer import Transformer
+from pipelines.parallel.mesh import Mesh, build_mesh
+from pipelines.parallel.parallelize import Parallelized, parallelize
+from pipelines.parallel.process_group import one_for_all, process_group, rank
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.progress import ProgressWriter
+from pipelines.run.records import DatasetRef, PreprocessRecord, TrainRecord, output_folder
+from pipelines.run.usage import holds
+from pipelines.stages.stage_process import RAY_JOB_VARIABLE
+from pipelines.stages.train.train_diagnostics import DIAGNOSTICS, conclude, describe
+from pipelines.stages.train.train_layout import SettledLayout
+from pipelines.stages.train.train_logbook import TrainLogbook
+from pipelines.tracking.tracked_run import MODEL_HASH_TAG, TrackedRun, open_run
+from pipelines.training.checkpoint.state import identity
+from pipelines.training.checkpoint.store import (
+    CHECKPOINTS,
+    CheckpointStore,
+    checkpoint_places,
+    checkpoints_of,
+)
+from pipelines.training.events import Events
+from pipelines.training.metrics import History, Report, StepMetrics
+from pipelines.training.precision import set_precision, to_fp8
+from pipelines.training.supported import supported
+from pipelines.training.trainer import Trainer
+
+STAGE = TrainRecord.stage
+MODEL = "model"
+ADAPTER = "adapter"
+HISTORY = "history.jsonl"
+CURVES = "curves.jsonl"  # what goes to MLflow
+READER_TAG = "penstock.reader"
+LAYOUT_TAG = "penstock.layout"
+
+
+def run(
+    recipe: Recipe,
+    workspace: Path,
+    report: Report | None = None,
+    last_step: int | None = None,
+) -> TrainRecord | None:
+    """Train the recipe's model on the workspace's token shards.
+
+    Args:
+        recipe: `data`, `model`, `train`, `seed` and what `supported` checks are used.
+        workspace: Shared by all processes; `outputs/preprocess` is read.
+        report: Also called with each point of the curves, on every process.
+        last_step: Stop behind it, where a time limit stopped the run that is made once more.
+
+    Returns:
+        The record, on rank 0; None on the others.
+    """
+    with process_group(even_alone=recipe.parallel.cpu_offload) as device:
+        with one_for_all():
+            supported(recipe)
+            set_precision(recipe.train.precision, device)
+            dataset = PreprocessRecord.read(workspace).dataset
+            shape = model_shape(recipe, dataset.vocab_size)
+        settled = SettledLayout(recipe, shape, device, workspace)
+        recipe = settled.recipe
+        mesh = build_mesh(settled.choice.layout, device)
+        with one_for_all():
+            history = prepare(recipe, dataset, workspace, mesh)
+            events = Events() if history is None else logbook(settled, workspace)
+            loader = build_loader(recipe, dataset, workspace, mesh)
+            model = build_model(recipe, shape)
+        with tracked_run(workspace) as tracked, settled.out_of_memory():
+            parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
+            reporter = Reporter(recipe, workspace, history, tracked, report)
+            trainer = Trainer(
+                recipe,
+                parallelized,
+                loader,
+                reporter,
+                checkpoints_of(recipe, workspace),
+                workspace / DIAGNOSTICS,
+                events,
+                last_step,
+            )
+            if tracked is not None:
+                tags = {
+                    READER_TAG: loader.reader.name,
+                    LAYOUT_TAG: json.dumps(settled.facts()),
+                }
+                describe(trainer, tags, workspace, tracked)
+            position = trainer.fit()
+            if tracked is not None:
+                conclude(reporter.points, workspace, tracked)
+        tokens = position.step * loader.tokens_per_step
+        record = export(settled, parallelized, workspace, position.step, tokens, history)
+    if record is not None:
+        tag_run(workspace, record)
+        events.ended(record.steps, record.model_hash)
+    return record
+
+
+def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> History | None:
+    """Clear what an unfinished or another run left; rank 0 gets the run's history."""
+    history = None
+    if rank() == 0:
+        world = mesh.layout.world
+        holds(workspace, STAGE, workers=world, gpus=world if mesh.device.type == "cuda" else 0)
+        shutil.rmtree(output_folder(workspace, STAGE), ignore_errors=True)
+        for place in checkpoint_places(recipe, workspace):
+            CheckpointStore(place).claim(identity(recipe, dataset))
+        history = History(workspace / CHECKPOINTS / HISTORY)
+    return history
+
+
+def logbook(settled: SettledLayout, workspace: Path) -> TrainLogbook:
+    """Of what befalls this run, in this layout."""
+    return TrainLogbook(workspace, settled.facts(), settled.before, settled.recipe.train.steps)
+
+
+def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> TokenLoader:
+    """Batches of the training split for this process."""
+    tokens = TokenDataset(
+        output_folder(workspace, PreprocessRecord.stage),
+        dataset.train,
+        recipe.data.sequence_length,
+        packed_length=dataset.packed_length,
+        mixture=dataset.mixture,
+        documents=recipe.data.document_mask,
+        reader=recipe.data.reader,
+        remote=dataset.remote,
+        part=(mesh.rank, mesh.layout.world),
+    )
+    return TokenLoader(
+        tokens,
+        seed=recipe.seed,
+        global_batch=recipe.train.global_batch_size,
+        micro_batch=recipe.train.fixed_micro_batch_size,
+        dp_rank=mesh.dp_rank,
+        dp_world=mesh.dp_world,
+        device=mesh.device,
+        steps=recipe.train.steps,
+    )
+
+
+def model_shape(recipe: Recipe, vocab_size: int) -> DecoderConfig:
+    """The shape of the recipe's model for the data's vocabulary."""
+    base = recipe.model.init_from
+    if base is None:
+        return preset(recipe.model.preset).sized(vocab_size, recipe.data.sequence_length)
+    shape = load_config(Path(base))
+    if shape.vocab_size < vocab_size:
+        raise UserError(
+            f"model.init_from = {base}: its vocabulary is {shape.vocab_size}, but the data's is "
+            f"{vocab_size}; preprocess with the model's own tokenizer, data.tokenizer.kind = "
+            "pretrained, and where that has no chat template give data.instruction.chat_template "
+            "one without new tokens, which ChatML has"
+        )
+    return shape
+
+
+def build_model(recipe: Recipe, shape: DecoderConfig) -> Transformer:
+    """A decoder with its adapters, if any, on the meta device."""
+    with torch.device("meta"):
+        model = Transformer(shape)
+        adapt(model, recipe)
+    if recipe.train.precision == "fp8":
+        to_fp8(model)
+    return model
+
+
+def fill_model(recipe: Recipe, model: Transformer) -> None:
+    """The weights of `model.init_from`, or seeded ones; and the adapters'."""
+    if recipe.model.init_from is None:
+        model.init_weights(recipe.seed)
+    else:
+        load_weights(model, Path(recipe.model.init_from))
+        fill_adapters(model, recipe)
+
+
+@contextmanager
+def tracked_run(workspace: Path) -> Iterator[TrackedRun | None]:
+    """The MLflow run on one process of each node, which also records the node's load."""
+    if int(os.environ.get("LOCAL_RANK", "0")) != 0:
+        yield None
+        return
+    node = os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK", "0")  # Ray's or torchrun's
+    curves = workspace / CHECKPOINTS / CURVES if rank() == 0 else None
+    with open_run(workspace, curves) as tracked, tracked.system_metrics(f"node-{node}"):
+        yield tracked
+
+
+class Reporter:
+    """Rank 0 writes each point to the progress file, the history and MLflow."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        workspace: Path,
+        history: History | None,
+        tracked: TrackedRun | None,
+        also: Report | None,
+    ) -> None:
+        self._steps = recipe.train.steps
+        self._progress = ProgressWriter(workspace, STAGE)
+        self._history = history
+        self._tracked = tracked
+        self._also = also
+        self.points: list[StepMetrics] = []  # of this process's life, on rank 0
+
+    def __call__(self, metrics: StepMetrics) -> None:
+        """Record one point."""
+        if self._tracked is not None:
+            self._tracked.begin()
+        if self._history is not None and self._tracked is not None:
+            self.points.append(metrics)
+            self._history.add(metrics.curve_point())
+            self._progress.write(
+                metrics.step,
+                self._steps,
+                "steps",
+                loss=metrics.loss,
+                tokens_per_second=metrics.tokens_per_second,
+                force=metrics.last,
+            )
+            self._tracked.log_metrics(metrics.curves(), step=metrics.step)
+        if self._also is not None:
+            self._also(metrics)
+
+
+def export(
+    settled: SettledLayout,
+    model: Parallelized,
+    workspace: Path,
+    steps: int,
+    tokens: int,
+    history: History | None,
+) -> TrainRecord | None:
+    """Write model, tokenizer and curve, and the record last; all processes call it.
+
+    Adapters are merged into the model, and lie beside it by themselves.
+    """
+    output = output_folder(workspace, STAGE)
+    tokenizer = output_folder(workspace, PreprocessRecord.stage) / "tokenizer"
+    if history is not None:
+        shutil.copytree(tokenizer, output / MODEL)
+    save_pretrained(model.modules, output / MODEL, end_of_text=Encoder(tokenizer).end_id)
+    has_adapter = settled.recipe.adapter.kind != "none"
+    if has_adapter:
+        save_adapter(model.modules[0], output / ADAPTER)
+    if history is None:
+        return None
+    LineFile(output / HISTORY).replace(history.lines())
+    last = history.points[-1]
+    record = TrainRecord(
+        model=MODEL,
+        model_hash=folder_hash(output / MODEL),
+        adapter=ADAPTER if has_adapter else None,
+        parameters=model.modules[0].config.parameters,
+        steps=steps,
+        tokens=tokens,
+        layout=settled.facts(),
+        metrics={key: last[key] for key in ("loss", "learning_rate", "gradient_norm")},
+    )
+    return record.write(workspace)
+
+
+def tag_run(workspace: Path, record: TrainRecord) -> None:
+    """Let the MLflow run be found by what it made, and lead to the job that made it."""
+    with open_run(workspace) as tracked:
+        tracked.set_tags(
+            {
+                MODEL_HASH_TAG: record.model_hash,
+                "penstock.ray_job_id": os.environ.get(RAY_JOB_VARIABLE, ""),
+            }
+        )

@@ -1,0 +1,158 @@
+"""What a checkpoint holds of a run, and its copy on the host.
+
+What makes a checkpoint one of this run.
+"""
+
+import hashlib
+import json
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from pipelines.models.model_folder import fingerprint
+from pipelines.parallel.parallelize import Parallelized
+from pipelines.recipe.recipe import Recipe
+from pipelines.run.records import DatasetRef
+
+State = dict[str, Tensor]
+
+
+def state_of(model: Parallelized, optimizer: Optimizer) -> State:
+    """Weights and moments by canonical names, each as this process holds it: nothing is copied.
+
+    Names say nothing of the layout, so what one saves any other loads: `model.norm.weight`,
+    `optimizer.norm.weight.exp_avg`. Frozen weights are not in it: they are those of the model that
+    fine-tuning began with. Nor is the learning rate, which follows from the step.
+    """
+    named = model.named_parameters().items()
+    state = {f"model.{name}": each.detach() for name, each in named if each.requires_grad}
+    for name, parameter in model.trained().items():
+        for key, value in optimizer.state[parameter].items():
+            state[f"optimizer.{name}.{key}"] = value
+    return state
+
+
+def make_moments(optimizer: Optimizer) -> None:
+    """Let an optimizer that has not stepped yet make its state, as something to load into."""
+    if optimizer.state:
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+class HostStager(AsyncStager):
+    """Copies a state to buffers on the host, which are kept from one save to the next.
+
+    The copy runs beside whatever only reads the state: a forward and a backward pass. On an
+    accelerator it goes to pinned memory, on a stream of its own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = None if device.type == "cpu" else torch.Stream(device)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-staging")
+        self._buffers: State = {}
+        self._copied: Future[State] | None = None
+
+    def stage(self, state_dict: State) -> Future[State]:
+        """Begin to copy; the result is the copy, whole."""
+        if self._stream is None:
+            self._copied = self._pool.submit(self._copy, state_dict)
+        else:
+            self._stream.wait_stream(torch.accelerator.current_stream())
+            with self._stream:
+                staged = self._copy(state_dict)
+            self._copied = self._pool.submit(_once, self._stream.record_event(), staged)
+        return self._copied
+
+    def synchronize_staging(self) -> None:
+        """For those who keep to the protocol: until the copy is whole."""
+        if self._copied is not None:
+            self._copied.result()
+
+    def before_update(self) -> None:
+        """The state may change once this returns; on an accelerator, only its stream waits."""
+        if self._stream is not None:
+            torch.accelerator.current_stream().wait_stream(self._stream)
+        elif self._copied is not None:
+            self._copied.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown()
+
+    @torch.no_grad()
+    def _copy(self, state: State) -> State:
+        return {name: self._copy_one(name, tensor) for name, tensor in state.items()}
+
+    def _copy_one(self, name: str, tensor: Tensor) -> Tensor:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if name not in self._buffers:
+            self._buffers[name] = torch.empty(
+                local.shape, dtype=local.dtype, pin_memory=self._stream is not None
+            )
+        buffer = self._buffers[name]
+        buffer.copy_(local, non_blocking=True)
+        if not isinstance(tensor, DTensor):
+            return buffer
+        # Where the shard belongs is still known; `from_local` would move it to the device.
+        staged: DTensor = DTensor(buffer, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        return staged
+
+
+def _once(done: torch.Event, staged: State) -> State:
+    done.synchronize()
+    return staged
+
+
+# What neither changes the samples of a step nor what is computed of them, but for the order of
+# sums; with other values of these a run goes on. A key that is not named here begins anew.
+_MAY_CHANGE = (
+    "name",
+    "description",
+    "validation",
+    "parallel",
+    "evaluate",
+    "register",
+    "resources",
+    "data.reader",
+    "train.max_seconds",
+    "train.micro_batch_size",
+    "train.activation_checkpoint",
+    "train.compile",
+    "train.checkpoints",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.keep_best",
+    "train.log_every",
+    "train.max_rollbacks",
+    "train.stall_seconds",
+    "train.profile_steps",
+)
+
+
+def identity(recipe: Recipe, dataset: DatasetRef) -> str:
+    """A hash of what a run's weights follow from: with the same one it can be resumed.
+
+    The layout is not in it, nor are the number of processes or how the work is cut. The weights
+    that the run starts from are: a checkpoint of adapters is of no use on another base.
+    """
+    values = recipe.to_dict()
+    for name in _MAY_CHANGE:
+        section, _, key = name.rpartition(".")
+        del (values[section] if section else values)[key]
+    starts = (recipe.model.init_from, recipe.adapter.init_from)
+    weights = [folder and fingerprint(Path(folder)) for folder in starts]
+    text = json.dumps([values, dataset.model_dump(mode="json"), weights], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,264 @@
+"""Where a run's checkpoints lie: a folder, or a prefix in S3. No torch here.
+
+identity               what they are checkpoints of
+step-000100/
+    __0_0.distcp ...   tensors, a file a process
+    .metadata          which tensor lies where
+    COMPLETE           written last: step, seconds and loss as JSON
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipelines.core.errors import UnreachableError, UserError, one_line
+from pipelines.core.storage import MARKER, folder_bytes, write_text
+from pipelines.recipe.recipe import Recipe
+
+CHECKPOINTS = "checkpoints"  # in a workspace; the history is there, wherever the rest lies
+_IDENTITY = "identity"
+_PREFIX = "step-"
+# Each store sees what other processes wrote, and the endpoint that the environment names now.
+FSSPEC_OPTIONS: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+
+
+def place_of_run(checkpoints: str | None, workspace: Path) -> str:
+    """Where a run's checkpoints lie: in its workspace, or below `train.checkpoints`."""
+    if checkpoints is None:
+        return str(workspace / CHECKPOINTS)
+    return f"{checkpoints.rstrip('/')}/{workspace.name}"
+
+
+def checkpoints_of(recipe: Recipe, workspace: Path) -> str:
+    """Where the checkpoints of this workspace's run lie: a folder or an s3:// URL."""
+    return place_of_run(recipe.train.checkpoints, workspace)
+
+
+def checkpoint_places(recipe: Recipe, workspace: Path) -> set[str]:
+    """Where something of this workspace's run lies: its history and its checkpoints."""
+    return {str(workspace / CHECKPOINTS), checkpoints_of(recipe, workspace)}
+
+
+class CheckpointStore:
+    """The checkpoints of one run; a checkpoint without its marker is torn and does not count."""
+
+    def __init__(self, url: str | Path) -> None:
+        """Nothing is read or made yet.
+
+        Args:
+            url: A folder, or s3://bucket/prefix, that all processes share and no other run uses.
+        """
+        self._place = _open(str(url))
+
+    def claim(self, identity: str) -> None:
+        """Clear torn checkpoints, and all of them where another run made them.
+
+        One process calls it, before training.
+
+        Raises:
+            UserError: what is there was never claimed, and so is somebody's.
+        """
+        before = self._place.read(_IDENTITY)
+        if before is None and (foreign := self._claimed()):
+            raise UserError(
+                f"{self._place.url(foreign[0])} is of no checkpoint, and would be deleted; set "
+                "train.checkpoints to a place for nothing else"
+            )
+        if before != identity:
+            self.clear()
+            self._place.write(_IDENTITY, identity)
+        whole = set(self.steps())
+        for step in self._all():
+            if step not in whole:
+                self.remove(step)
+
+    def steps(self) -> list[int]:
+        """The steps of complete checkpoints, ascending; as text, 1000000 came before 999999."""
+        return sorted(step for step in self._all() if self._place.exists(f"{_name(step)}/{MARKER}"))
+
+    def url(self, step: int) -> str:
+        """Where a checkpoint lies."""
+        return self._place.url(_name(step))
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """What `complete` was told of a checkpoint."""
+        text = self._place.read(f"{_name(step)}/{MARKER}")
+        if text is None:
+            raise UserError(f"{self.url(step)}: no complete checkpoint")
+        facts: dict[str, Any] = json.loads(text)
+        return facts
+
+    def complete(self, step: int, facts: dict[str, Any]) -> None:
+        """Let a checkpoint count; all its files must be durable, but for their names."""
+        self._place.sync(_name(step))
+        text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
+        self._place.write(f"{_name(step)}/{MARKER}", text)
+
+    def remove(self, step: int) -> None:
+        """Delete a checkpoint; there is never a marker on half of one."""
+        self._place.remove(f"{_name(step)}/{MARKER}")
+        self._place.remove(_name(step))
+
+    def clear(self) -> None:
+        """Delete all there is; it is claimed until the last of it is gone."""
+        for name in self._claimed():
+            self._place.remove(name)
+        self._place.remove(_IDENTITY)
+
+    def bytes(self) -> int:
+        """What all of it takes."""
+        return self._place.bytes()
+
+    def prune(self, keep: int, keep_best: bool) -> None:
+        """Keep the newest `keep`, and with `keep_best` the one of the least loss too.
+
+        What else is older than these, torn or whole, goes.
+        """
+        whole = self.steps()
+        kept = set(whole[-keep:])
+        if keep_best:
+            losses = {step: self.facts(step)["loss"] for step in whole}
+            known = {step: loss for step, loss in losses.items() if loss is not None}
+            kept.update([min(known, key=lambda step: known[step])] if known else [])
+        for step in self._all():
+            if step < whole[-1] and step not in kept:
+                self.remove(step)
+
+    def _claimed(self) -> list[str]:
+        """All but the identity, and what a write of it may have left."""
+        return sorted(name for name in self._place.list() if _IDENTITY not in name)
+
+    def _all(self) -> Iterator[int]:
+        for name in self._place.list():
+            number = name.removeprefix(_PREFIX)
+            if name != number and number.isdigit():
+                yield int(number)
+
+
+class _Place(Protocol):
+    """Small files and folders under one root, by names relative to it."""
+
+    def url(self, name: str) -> str: ...
+    def list(self) -> list[str]: ...
+    def exists(self, name: str) -> bool: ...
+    def read(self, name: str) -> str | None: ...
+    def write(self, name: str, text: str) -> None: ...
+    def remove(self, name: str) -> None: ...
+    def bytes(self) -> int: ...
+    def sync(self, name: str) -> None: ...
+
+
+class _Folder:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def url(self, name: str) -> str:
+        return str(self._root / name)
+
+    def list(self) -> list[str]:
+        return [path.name for path in self._root.glob("*")]
+
+    def exists(self, name: str) -> bool:
+        return (self._root / name).exists()
+
+    def read(self, name: str) -> str | None:
+        path = self._root / name
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
+    def write(self, name: str, text: str) -> None:
+        write_text(self._root / name, text)
+        self.sync(str(Path(name).parent))
+
+    def remove(self, name: str) -> None:
+        path = self._root / name
+        try:
+            path.unlink(missing_ok=True)
+        except IsADirectoryError:  # asked for no earlier: another process may just have made it
+            shutil.rmtree(path)
+
+    def bytes(self) -> int:
+        return folder_bytes(self._root)
+
+    def sync(self, name: str) -> None:
+        """A power failure must not take the names of files that were themselves synced."""
+        descriptor = os.open(self._root / name, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class _Bucket:
+    """A prefix in S3; an object is there whole or not at all, and durable once it is."""
+
+    def __init__(self, root: str) -> None:
+        from fsspec.core import url_to_fs
+
+        self._root = root.rstrip("/")
+        self._store, self._path = url_to_fs(self._root, **FSSPEC_OPTIONS)
+
+    def url(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def list(self) -> list[str]:
+        with self._one_line():
+            if not self._store.exists(self._path):
+                return []
+            found = self._store.ls(self._path, detail=False)
+        return [str(path).rpartition("/")[2] for path in found]
+
+    def exists(self, name: str) -> bool:
+        with self._one_line():
+            return bool(self._store.exists(f"{self._path}/{name}"))
+
+    def read(self, name: str) -> str | None:
+        with self._one_line():
+            try:
+                content: bytes = self._store.cat_file(f"{self._path}/{name}")
+            except FileNotFoundError:
+                return None
+        return content.decode()
+
+    def write(self, name: str, text: str) -> None:
+        with self._one_line():
+            self._store.pipe_file(f"{self._path}/{name}", text.encode())
+
+    def remove(self, name: str) -> None:
+        path = f"{self._path}/{name}".rstrip("/")
+        with self._one_line():
+            if self._store.exists(path):
+                self._store.rm(path, recursive=True)
+
+    def bytes(self) -> int:
+        with self._one_line():
+            return int(self._store.du(self._path)) if self._store.exists(self._path) else 0
+
+    def sync(self, name: str) -> None:
+        pass
+
+    @contextmanager
+    def _one_line(self) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield
+        except (FileNotFoundError, PermissionError) as error:
+            raise UserError(f"{self._root}: {one_line(error)}") from error
+        except (OSError, BotoCoreError, ClientError) as error:
+            raise UnreachableError(f"{self._root}: {one_line(error)}") from error
+
+
+def _open(url: str) -> _Place:
+    if "://" not in url:
+        return _Folder(Path(url))
+    if not url.startswith("s3://"):
+        raise UserError(f"{url}: checkpoints go to a folder or an s3:// URL only")
+    return _Bucket(url)
+
+
+def _name(step: int) -> str:
+    return f"{_PREFIX}{step:06d}"

@@ -1,0 +1,100 @@
+"""What Ray's dashboard says of its nodes, as its own models give it (`reporter_models.py`)."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.core.settings import load_settings
+from pipelines.orchestration.cluster_plan import VARIABLE, training_machine
+from pipelines.planning.hardware_table import DATASHEETS, named
+from pipelines.recipe.recipe_files import parse_recipe
+
+H100 = {"index": 0, "name": "NVIDIA H100 80GB HBM3", "memoryTotal": 81_559, "memoryUsed": 4}
+GIB = 2**30
+
+
+def node(gpus: int = 0, state: str = "ALIVE", **gpu: Any) -> dict[str, Any]:
+    return {
+        "raylet": {"state": state, "nodeId": "a"},
+        "cpus": [4, 2],
+        "mem": [24 * GIB, 20 * GIB, 16.7, 4 * GIB],
+        "gpus": [H100 | gpu for _ in range(gpus)],
+    }
+
+
+@contextmanager
+def ray_says(body: Any) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path == "/nodes?view=summary"
+            content = json.dumps(body).encode()
+            allowed = self.headers["Authorization"] == "Bearer t"
+            self.send_response(200 if known and allowed else 401)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def machine(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **resources: Any
+):
+    (tmp_path / "token").write_text("t\n")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    recipe = parse_recipe({"name": "t", "resources": resources})
+    with ray_says({"result": True, "msg": "", "data": {"summary": nodes}}) as url:
+        return training_machine(replace(load_settings(), ray_url=url), recipe)
+
+
+def test_gpus_are_known_by_their_driver_s_name(tmp_path, monkeypatch) -> None:
+    nodes = [node(8), node(8, memoryTotal=81_000), node(0), node(8, state="DEAD", name="?")]
+    found = machine(nodes, tmp_path, monkeypatch, workers=16, price_per_gpu_hour=2.5)
+    assert found.hardware.flops == DATASHEETS["NVIDIA H100 80GB HBM3"].flops
+    assert found.hardware.memory_bytes == 81_000 * 2**20
+    assert (found.gpus, found.nodes, found.price_per_hour) == (16, 2, 40.0)
+
+
+def test_without_gpus_a_worker_has_its_share_of_the_node(tmp_path, monkeypatch) -> None:
+    found = machine([node()], tmp_path, monkeypatch, workers=[1, 2])
+    assert (found.gpus, found.nodes) == (2, 1)
+    assert found.hardware.memory_bytes == 12 * GIB
+    assert found.hardware.flops["fp32"] == pytest.approx(named("cpu").flops["fp32"] * 2 / 56)
+
+
+def test_what_is_not_known_is_not_planned(tmp_path, monkeypatch, caplog) -> None:
+    assert machine([node(1, name="NVIDIA GeForce GTX 1080")], tmp_path, monkeypatch) is None
+    assert "the hardware table has no NVIDIA GeForce GTX 1080; PENSTOCK_GPU" in caplog.text
+    assert machine([{"raylet": {"state": "ALIVE"}}], tmp_path, monkeypatch) is None
+    assert machine([{"other": 1}], tmp_path, monkeypatch) is None
+    assert "does not say what there is" in caplog.text
+
+
+def test_a_cluster_that_is_away_is_not_waited_for(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
+    settings = replace(load_settings(), ray_url="http://127.0.0.1:9")
+    assert training_machine(settings, parse_recipe({"name": "t"})) is None
+
+
+def test_the_environment_names_what_workers_will_get(monkeypatch) -> None:
+    monkeypatch.setenv(VARIABLE, "h200")
+    found = training_machine(load_settings(), parse_recipe({"name": "t"}))
+    assert (found.hardware, found.gpus) == (named("h200"), 2)

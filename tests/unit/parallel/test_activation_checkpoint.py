@@ -1,0 +1,76 @@
+import gc
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from pipelines.parallel.parallelize import checkpoint_activations
+
+BLOCKS, ROWS, WIDTH = 3, 8, 16
+Mode = Literal["none", "selective", "full"]
+
+
+class Mlp(nn.Module):
+    """Two products with something cheap between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nn.functional.dropout(self.down(nn.functional.silu(self.up(x)).sin()), 0.1)
+
+
+def build(mode: Mode) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Mlp() for _ in range(BLOCKS)))
+    checkpoint_activations(model, mode)
+    return model
+
+
+def run(mode: Mode) -> tuple[int, Tensor, list[Tensor]]:
+    """Bytes that the forward pass left behind, its result, the gradients."""
+    model = build(mode)
+    x = torch.randn(ROWS, WIDTH)
+    gc.collect()  # what other tests left would else be given back while this one counts
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        out = model(x)
+    events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
+    kept = sum(event.nbytes() for event in events if event.name() == "[memory]")
+    out.square().sum().backward()
+    return kept, out.detach(), [each.grad for each in model.parameters()]
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_results_are_the_same_to_the_bit(mode: Mode) -> None:
+    _, plain, plain_gradients = run("none")
+    _, out, gradients = run(mode)
+    assert torch.equal(out, plain)
+    assert all(map(torch.equal, gradients, plain_gradients))
+
+
+def test_what_is_kept() -> None:
+    """Counted in bytes of the allocator."""
+    kept = {mode: run(mode)[0] for mode in ("none", "selective", "full")}
+    stream, hidden = ROWS * WIDTH * 4, ROWS * 4 * WIDTH * 4
+    # A block's input is its neighbour's output; the last one's output is the result.
+    random_state = kept["full"] - BLOCKS * stream
+    assert random_state == BLOCKS * torch.get_rng_state().nbytes
+    products = BLOCKS * (hidden + stream)
+    assert kept["selective"] - kept["full"] == products
+    # What SiLU, the sine and the second product read; the dropout's mask and the result.
+    assert kept["none"] == BLOCKS * (3 * hidden + 2 * stream)
+
+
+def test_names_stay() -> None:
+    assert build("full").state_dict().keys() == build("none").state_dict().keys()
+    assert [name for name, _ in build("full").named_modules()] == [
+        name for name, _ in build("none").named_modules()
+    ]
+
+
+def test_a_mode_of_none_touches_nothing() -> None:
+    assert all("forward" not in vars(block) for block in build("none"))

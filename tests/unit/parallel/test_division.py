@@ -1,0 +1,93 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pipelines.core.errors import UserError
+from pipelines.models.config import DecoderConfig
+from pipelines.models.transformer import Transformer
+from pipelines.parallel.division import check_division, stage_layers
+from pipelines.parallel.layout import Layout
+from pipelines.parallel.pipeline_parallel import part_of
+from pipelines.recipe.recipe import Recipe
+
+CONFIG = DecoderConfig(
+    layers=4, width=32, heads=4, kv_heads=2, hidden=48, vocab_size=50, context_length=16
+)
+
+
+def test_a_head_as_large_as_layers_makes_the_last_stage_shorter() -> None:
+    assert [len(each) for each in stage_layers(replace(CONFIG, vocab_size=8), 2)] == [2, 2]
+    assert [len(each) for each in stage_layers(replace(CONFIG, vocab_size=1000), 2)] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("layout", "recipe", "line"),
+    [
+        (Layout(tp=4), {}, r"tp\(4\) does not divide the model's kv_heads\(2\)"),
+        (Layout(tp=2), {"data": {"sequence_length": 15}}, r"sequence_length\(15\)"),
+        (Layout(cp=8), {}, r"cp\(8\) does not divide the model's heads\(4\)"),
+        (Layout(cp=4, tp=2), {}, r"cp\(4\) .* heads\(2\) of each of parallel\.tp\(2\)"),
+        (
+            Layout(cp=2),
+            {"data": {"sequence_length": 15}},
+            r"cp\(2\) does not divide data\.s.*h\(15\)",
+        ),
+        (
+            Layout(cp=2, tp=2),
+            {"data": {"sequence_length": 14}},
+            r"tp\(2\) \* cp\(2\) does not divide data\.sequence_length\(14\)",
+        ),
+        (Layout(pp=2), {"adapter": {"kind": "lora"}}, r"pp\(2\): not with adapter\.kind = lora"),
+        (Layout(tp=2), {"adapter": {"kind": "qlora"}}, r"tp\(2\) can't cut .* qlora's blocks"),
+        (
+            Layout(tp=2),
+            {"adapter": {"kind": "lora", "dropout": 0.1}},
+            r"tp\(2\): not with adapter\.dropout\(0\.1\)",
+        ),
+        (Layout(pp=8), {}, "8 stages, but the model only 4 layers"),
+        (
+            Layout(pp=4),
+            {"parallel": {"schedule": "zero_bubble"}},
+            "8 stages, but the model only 4 layers",
+        ),
+        (
+            Layout(pp=2),
+            {"parallel": {"schedule": "zero_bubble"}, "train": {"compile": True}},
+            "train.compile: not with parallel.schedule = zero_bubble",
+        ),
+        (Layout(pp=4), {"train": {"micro_batch_size": 8}}, r"can't run 2 micro-batches"),
+    ],
+)
+def test_what_does_not_divide_is_one_line_with_its_numbers(
+    layout: Layout, recipe: dict[str, object], line: str
+) -> None:
+    with pytest.raises(UserError, match=line):
+        check_division(CONFIG, layout, Recipe.model_validate({"name": "t"} | recipe))
+
+
+def test_key_value_heads_and_context_parallel_processes_divide_one_another() -> None:
+    wide = replace(CONFIG, width=96, heads=12, kv_heads=6)
+    recipe = Recipe.model_validate({"name": "t", "data": {"sequence_length": 48}})
+    for cp in (2, 3, 6, 12):
+        check_division(wide, Layout(cp=cp), recipe)
+    with pytest.raises(UserError, match=r"cp\(4\) and the model's kv_heads\(6\): one must divide"):
+        check_division(wide, Layout(cp=4), recipe)
+
+
+def test_odd_sequences_can_be_divided_without_sequence_parallelism() -> None:
+    recipe = {"data": {"sequence_length": 15}, "parallel": {"sequence_parallel": False}}
+    check_division(CONFIG, Layout(tp=2), Recipe.model_validate({"name": "t"} | recipe))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parts_in_a_row_are_the_model(tied: bool) -> None:
+    model = Transformer(replace(CONFIG, tie_embeddings=tied))
+    model.init_weights(0)
+    parts = [part_of(model, layers) for layers in stage_layers(model.config, 3)]
+    assert [part.tied_copy is None for part in parts] == [True, True, not tied]
+    tokens = torch.arange(32).view(2, 16)
+    x = tokens
+    for part in parts:
+        x = part(x)
+    assert torch.equal(x, model(tokens))

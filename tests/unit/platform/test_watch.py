@@ -1,0 +1,129 @@
+"""Airflow's event log, as the platform's own writes it, in terms of a logbook."""
+
+import json
+import os
+import time
+
+import pytest
+
+from pipelines.core.settings import load_settings
+from pipelines.platform import watch
+from pipelines.platform.supervisor import Process
+from pipelines.platform.watch import Decision, Watch, decisions, is_cleared_by
+from pipelines.run.logbook import read_logbook
+from pipelines.run.records import RUN_FILE
+
+
+def event(name, extra, *, run="r", task=None):
+    return {
+        "event": name,
+        "dag_id": "d",
+        "run_id": run,
+        "task_id": task,
+        "extra": json.dumps(extra),
+    }
+
+
+@pytest.mark.parametrize(
+    ("logged", "expected"),
+    [
+        (
+            event("patch_task_instance", {"new_state": "failed", "method": "PATCH"}, task="train"),
+            [Decision("d", "r", "train", "marked failed")],
+        ),
+        (
+            event("patch_dag_run", {"state": "success", "method": "PATCH"}),
+            [Decision("d", "r", "", "marked success")],
+        ),
+        (
+            event(
+                "post_clear_task_instances",
+                {"dag_run_id": "r", "task_ids": ["train", ["evaluate", 2]], "dry_run": False},
+            ),
+            [Decision("d", "r", "train, evaluate", "cleared")],
+        ),
+        (
+            event("clear_dag_run", {"dry_run": False}),
+            [Decision("d", "r", "", "cleared")],
+        ),
+        (event("patch_task_instance", {"note": "well done"}, task="train"), []),
+        (event("patch_dag_run", {"note": "well done"}), []),
+        # A range of dates names no run.
+        (event("post_clear_task_instances", {"start_date": "2026-01-01"}, run=None), []),
+        (
+            event(
+                "bulk_task_instances",
+                {
+                    "actions": [
+                        {
+                            "action": "update",
+                            "entities": [
+                                {"task_id": "a", "dag_run_id": "r1", "new_state": "failed"},
+                                {
+                                    "task_id": "b",
+                                    "dag_id": "other",
+                                    "dag_run_id": "r2",
+                                    "new_state": "success",
+                                },
+                            ],
+                        },
+                        {"action": "delete", "entities": ["c"]},
+                    ]
+                },
+                run="~",
+            ),
+            [
+                Decision("d", "r1", "a", "marked failed"),
+                Decision("other", "r2", "b", "marked success"),
+            ],
+        ),
+    ],
+)
+def test_what_a_person_decided(logged, expected):
+    assert list(decisions(logged)) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "hit"),
+    [
+        ({"task_ids": ["train"], "only_failed": False}, True),
+        ({"task_ids": [["train", 2]], "only_failed": False}, True),
+        ({"task_ids": [["train", 1]], "only_failed": False}, False),
+        ({"task_ids": ["evaluate"], "only_failed": False}, False),
+        ({"task_ids": ["train"], "only_failed": False, "prevent_running_task": True}, False),
+        ({"task_ids": ["train"]}, False),  # by default only what failed
+        ({"only_failed": False}, False),
+    ],
+)
+def test_a_clear_hits_what_it_names(asked, hit):
+    logged = event("post_clear_task_instances", asked | {"dag_run_id": "r", "dry_run": False})
+    assert is_cleared_by(logged, "d", "r", "train", 2) is hit
+    assert not is_cleared_by(logged, "d", "another", "train", 2)
+
+
+def test_a_run_that_began_since_the_last_look_is_told_of_a_lost_part(tmp_path, monkeypatch):
+    class Parts:
+        pid = 1
+
+        def __init__(self, runtime):
+            pass
+
+        def processes(self):
+            return {"scheduler": Process("scheduler", "RUNNING", Parts.pid, 0.0)}
+
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    monkeypatch.setattr(watch, "runtime_folder", lambda settings: tmp_path)
+    monkeypatch.setattr(watch, "Supervisor", Parts)
+    settings = load_settings()
+    old, new = settings.runs / "old", settings.runs / "new"
+    for workspace in (old, new):
+        workspace.mkdir(parents=True)
+        (workspace / RUN_FILE).write_text("{}")
+    os.utime(old / RUN_FILE, (time.time() - 60,) * 2)
+    os.utime(new / RUN_FILE, (time.time() + 1,) * 2)
+    looks = Watch(settings)
+    looks._note_replaced()
+    Parts.pid = 2
+    looks._note_replaced()
+    assert [entry.kind for entry in read_logbook(new)] == ["service lost"]
+    assert read_logbook(old) == []

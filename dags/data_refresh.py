@@ -13,7 +13,7 @@ from pipelines.orchestration.dataset_refresh import (
     LookOperator,
     PublishOperator,
 )
-from pipelines.orchestration.stage_task import RETRIES, RayStageOperator, StageOperator
+from pipelines.orchestration.stage_task import RETRIES, stage_task
 from pipelines.orchestration.trigger_form import trigger_form
 
 with DAG(
@@ -31,12 +31,9 @@ with DAG(
         task_id="prepare",
         doc_md="Compare the source with the newest version's: nothing new skips the run.",
     )
-    preprocess = RayStageOperator(
-        task_id="preprocess",
-        doc_md="Ray Data: as in llm_pipeline, and out of its cache.",
-    )
-    validate = StageOperator(
-        task_id="validate",
+    preprocess = stage_task("preprocess", doc_md="As in llm_pipeline, and out of its cache.")
+    validate = stage_task(
+        "validate",
         doc_md="Great Expectations: also against the newest version, whose statistics drift.",
     )
     publish = PublishOperator(

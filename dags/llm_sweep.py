@@ -6,15 +6,9 @@ train at a time is the pool's number of slots.
 
 from airflow.sdk import DAG, TriggerRule, task_group
 
-from pipelines.core.settings import GPU_POOL
 from pipelines.orchestration.approval import RegisterOperator
 from pipelines.orchestration.deadline import deadline
-from pipelines.orchestration.stage_task import (
-    RETRIES,
-    PrepareOperator,
-    RayStageOperator,
-    StageOperator,
-)
+from pipelines.orchestration.stage_task import RETRIES, PrepareOperator, stage_task
 from pipelines.orchestration.sweep import (
     BEST,
     MEMBER,
@@ -45,22 +39,18 @@ with DAG(
         task_id="plan",
         doc_md="Check each member's overrides before anything is run.",
     )
-    preprocess = RayStageOperator(
-        task_id="preprocess",
-        doc_md="The data of all members, which find them in the stage cache.",
+    preprocess = stage_task(
+        "preprocess", doc_md="The data of all members, which find them in the stage cache."
     )
-    validate = StageOperator(
-        task_id="validate",
-        doc_md="The data gate, once for all members.",
-    )
+    validate = stage_task("validate", doc_md="The data gate, once for all members.")
 
     @task_group
     def member(overrides: str) -> None:
         opened = MemberOperator(task_id="prepare", overrides=overrides)
-        data = RayStageOperator(task_id="preprocess", workspace=MEMBER)
-        gate = StageOperator(task_id="validate", workspace=MEMBER)
-        train = RayStageOperator(task_id="train", workspace=MEMBER, pool=GPU_POOL)
-        evaluate = RayStageOperator(task_id="evaluate", workspace=MEMBER, pool=GPU_POOL)
+        data = stage_task("preprocess", workspace=MEMBER)
+        gate = stage_task("validate", workspace=MEMBER)
+        train = stage_task("train", workspace=MEMBER)
+        evaluate = stage_task("evaluate", workspace=MEMBER)
         opened >> data >> gate >> train >> evaluate
 
     best = BestOperator(
@@ -69,7 +59,6 @@ with DAG(
         doc_md="The fewest bits per byte of held-out text; a member that failed is left out.",
     )
     register = RegisterOperator(
-        task_id="register",
         workspace=BEST,
         doc_md="The best member against the champion.",
     )

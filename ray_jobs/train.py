@@ -1,189 +1,60 @@
-"""Train as a Ray job.
+"""A training job on Ray without Airflow: preprocess where missing, and its own MLflow run.
 
-In a workspace: `python -m ray_jobs.train`.
-Ad hoc, from anywhere: `python -m ray_jobs.train --recipe debug --set train.steps=50`.
+From anywhere: `python -m ray_jobs.train --recipe debug --set train.steps=50`.
 """
 
-import itertools
-import logging
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import ray
-from ray.exceptions import RayActorError
-from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-
-from pipelines.core.errors import SharedError, UnreachableError, UserError
+from pipelines.core.errors import EXIT_USER_ERROR, UserError
+from pipelines.core.log import set_up_logging
 from pipelines.recipe.recipe import Recipe
-from pipelines.stages.stage_process import (
-    forget_error,
-    keep_error,
-    stage_variables,
-    user_error,
-)
-from pipelines.stages.train.train_logbook import job
-from pipelines.training.preemption import PreemptedError
-from pipelines.training.supported import supported
+from pipelines.run.records import PreprocessRecord, TrainRecord, record_path
+from pipelines.stages.preprocess import preprocessing
+from pipelines.stages.run_tracking import close_tracking, open_tracking
+from pipelines.stages.standalone import open_workspace, parse_job
+from pipelines.training.preemption import EXIT_BY_SIGTERM, PreemptedError
 from ray_jobs.connection import connect
-from ray_jobs.elastic_scaling import FreeScalingPolicy
-from ray_jobs.stage_job import run_stage_job
-from ray_jobs.torch_variables import TorchVariables
-from ray_jobs.train_overseer import FruitlessError, Overseer, Progress, controller_lost
-
-STAGE = "train"
-START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
-RAY_TRAIN = {
-    # Workers that start on a busy machine need more than Ray Train's minute.
-    START_TIMEOUT: "300",
-    # How often the controller looks at the workers, and so how late it sees their end.
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    # A process more for each group of workers, that tells of nodes being drained; nobody asks it.
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-}
-# With any number of workers, those of a node whose death is not known yet aren't waited for long.
-ELASTIC = RAY_TRAIN | {START_TIMEOUT: "60"}
-RESIZE_INTERVAL_S = 60.0  # at the least, from one look for more workers to the next
+from ray_jobs.notice import heeded
+from ray_jobs.ray_map import map_on_ray
+from ray_jobs.train_on_ray import train_on_ray
 
 
-def main() -> None:
-    """Train the workspace's recipe, or one from the command line in a workspace of its own."""
-    if len(sys.argv) > 1:
-        from ray_jobs.ad_hoc import train_ad_hoc
+def main(*arguments: str) -> None:
+    """Train a recipe; exits with 2 and one line where a person is to blame.
 
-        train_ad_hoc(sys.argv[1:])
-    else:
-        run_stage_job(STAGE, train_on_ray)
-
-
-def train_on_ray(recipe: Recipe, workspace: Path) -> None:
-    """Run the train stage on the recipe's number of workers, a GPU each where there are any.
-
-    Of [min, max] workers there are as many as the cluster has room for. Where that changes, they
-    start anew from the last checkpoint, with the same global batches in the same order. A run that
-    gets on between its failures may have any number of them.
-
-    Raises:
-        UserError: the stage's, on any worker; it is not tried again.
-        FruitlessError: the run failed several times in a row without a new checkpoint.
-        PreemptedError: the job was asked to end, and the run has saved.
+    It exits with 143 where it was asked to end and saved: started anew, it goes on.
     """
-    supported(recipe)
-    elastic = recipe.resources.is_elastic
-    os.environ.update((ELASTIC if elastic else RAY_TRAIN) | os.environ)  # what is set stands
-    forget_error(workspace)
-    connect()
-    progress = Progress(recipe, workspace)
-    for number in itertools.count():
-        life = f"{job()}, driver {os.getpid()}, controller {number}"
-        try:
-            message = _fit(recipe, workspace, Overseer(recipe, workspace, life))
-            break
-        except RayActorError:
-            controller_lost(workspace, life)
-            progress.failed("Ray Train's controller died")
-    if message is not None:
-        raise UserError(message)
-
-
-def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
-    """Train under one controller; returns a person's error.
-
-    Raises:
-        RayActorError: the controller died, and its workers with it.
-    """
-    trainer = _Trainer(
-        _work,
-        backend_config=TorchVariables(),
-        train_loop_config={
-            "recipe": recipe.to_dict(),
-            "workspace": str(workspace),
-            "environment": stage_variables(workspace),
-        },
-        scaling_config=ScalingConfig(
-            num_workers=recipe.resources.workers,
-            use_gpu=ray.cluster_resources().get("GPU", 0) > 0,
-            elastic_resize_monitor_interval_s=RESIZE_INTERVAL_S,
-        ),
-        run_config=RunConfig(
-            name=STAGE,
-            storage_path=str(workspace / "ray"),  # of Train's own state; checkpoints are ours
-            failure_config=FailureConfig(max_failures=-1),  # the overseer says when it is enough
-            callbacks=[overseer],
-        ),
-    )
-    try:
-        message: str | None = trainer.fit().return_value
-    except ControllerError as error:
-        if isinstance(error.controller_failure, FruitlessError | PreemptedError):
-            raise error.controller_failure from error
-        raise
-    return message
-
-
-class _Trainer(DataParallelTrainer):  # type: ignore[misc]  # Ray has no types
-    """Elastic on a cluster that has other jobs."""
-
-    def _initialize_and_run_controller(self, **parts: Any) -> Any:
-        if self.scaling_config.elasticity_enabled:
-            parts["scaling_policy"] = FreeScalingPolicy(self.scaling_config)
-        return super()._initialize_and_run_controller(**parts)
-
-
-def _work(config: dict[str, Any]) -> str | None:
-    """One worker; a person's error is returned, as one that is raised would be tried again.
-
-    One of this worker alone is raised all the same, as the others wait for it in a collective; the
-    try after that only tells it.
-    """
-    os.environ.update(config["environment"])
-
-    from pipelines.core.log import set_up_logging
-    from pipelines.parallel.process_group import one_for_all, process_group
-    from pipelines.recipe.recipe import Recipe
-    from pipelines.stages.train import train_stage
-
     set_up_logging()
-    recipe, workspace = Recipe.model_validate(config["recipe"]), Path(config["workspace"])
     try:
-        with process_group():
-            with one_for_all():
-                if line := user_error(workspace, STAGE):
-                    raise UserError(line)
-            train_stage.run(recipe, workspace, report=_reporter(workspace.name))
-    except UnreachableError:
-        raise
-    except SharedError as error:
-        logging.getLogger(__name__).exception("a person's error; its line ends the job")
-        return str(error)
+        job = parse_job("python -m ray_jobs.train", arguments)
+        connect()
+        with open_workspace(job) as workspace:
+            print(f"workspace {workspace}\nMLflow run {open_tracking(workspace)}")  # noqa: T201
+            try:
+                with heeded(workspace):
+                    _run(job.recipe, workspace)
+            except PreemptedError:
+                raise  # the same command goes on in the same MLflow run
+            except BaseException:
+                close_tracking(workspace, "FAILED")
+                raise
+            close_tracking(workspace, "FINISHED")
     except UserError as error:
-        keep_error(workspace, STAGE, error)
-        raise
-    return None
+        sys.stderr.write(f"{TrainRecord.stage}: {error}\n")
+        sys.exit(EXIT_USER_ERROR)
+    except PreemptedError as ended:
+        sys.stderr.write(f"{TrainRecord.stage}: {ended}, by the same command\n")
+        sys.exit(EXIT_BY_SIGTERM)
 
 
-def _reporter(run: str) -> Callable[[Any], None]:
-    """Tell Ray Train of the end only: each report waits for the controller's next look.
-
-    Prometheus, where it is asked for, is told of each point by one worker.
-    """
-    from pipelines.core.settings import load_settings
-    from ray_jobs.gauges import Gauges
-
-    told = load_settings().metrics and ray.train.get_context().get_world_rank() == 0
-    gauges = Gauges(run) if told else None
-
-    def report(metrics: Any) -> None:
-        if gauges is not None:
-            gauges.show(metrics)
-        if metrics.last:
-            ray.train.report(metrics.curves())
-
-    return report
+def _run(recipe: Recipe, workspace: Path) -> None:
+    os.chdir(workspace)
+    if not record_path(workspace, PreprocessRecord.stage).is_file():
+        preprocessing.run(recipe, workspace, map_on_ray)
+    train_on_ray(recipe, workspace)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

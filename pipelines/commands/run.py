@@ -86,11 +86,10 @@ def stage(
     Earlier stages come out of the stage cache; the result goes into it.
     """
     from pipelines.platform.dag_runs import run_foreground
-    from pipelines.run.records import STAGES
+    from pipelines.stages.stage import find_stage
 
-    if name not in STAGES:
-        raise UserError(f"no stage is named {name!r}; the stages are {', '.join(STAGES)}")
-    workspace, code = run_foreground(name, _resolve(recipe, overrides or []), load_settings())
+    found = find_stage(name)
+    workspace, code = run_foreground(found, _resolve(recipe, overrides or []), load_settings())
     if code == 0:
         typer.echo(str(workspace / "outputs" / name))
     raise typer.Exit(code)

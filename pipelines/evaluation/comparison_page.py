@@ -22,6 +22,7 @@ from pipelines.core.formatting import (
     significant,
     size,
 )
+from pipelines.core.settings import PROJECT
 from pipelines.evaluation.compare_template import COMPARE
 from pipelines.evaluation.comparison_charts import Side, changes, loss, rejects
 from pipelines.evaluation.html_page import Table, render
@@ -32,11 +33,10 @@ from pipelines.evaluation.probe_charts import (
     yardstick_chart,
 )
 from pipelines.recipe.recipe import Register
-from pipelines.run.records import STAGES, EvaluateRecord
+from pipelines.run.records import EvaluateRecord, stage_names
 from pipelines.run.verdict import BehaviourChange, Verdict
 
 _UNITS = (("money", "cost"), ("gpu_hours", "GPU-hours"), ("worker_hours", "worker-hours"))
-_COUNTED = STAGES[:-1]  # register is under way while this is written
 
 
 def cost_table(candidate: Side, champion: Side | None) -> Table:
@@ -45,7 +45,7 @@ def cost_table(candidate: Side, champion: Side | None) -> Table:
     sides = [candidate, champion] if champion else [candidate]
     rows = [
         (stage, *(text for side in sides for text in _cells(side, stage, key)))
-        for stage in _COUNTED
+        for stage in _counted()
     ]
     totals = ({each: _total(side, each) for each in ("seconds", key)} for side in sides)
     rows.append(("in all", *(text for total in totals for text in _texts(total, key))))
@@ -86,8 +86,13 @@ def _unit(candidate: Side) -> tuple[str, str]:
     return next((unit for unit in _UNITS if _total(candidate, unit[0])), _UNITS[-1])
 
 
+def _counted() -> tuple[str, ...]:
+    """The stages but the last: register is under way while the page is written."""
+    return stage_names(PROJECT)[:-1]
+
+
 def _total(side: Side, key: str) -> float:
-    return sum(side.cost(stage).get(key, 0.0) for stage in _COUNTED)
+    return sum(side.cost(stage).get(key, 0.0) for stage in _counted())
 
 
 def _cells(side: Side, stage: str, key: str) -> tuple[str, str]:

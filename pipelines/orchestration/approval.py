@@ -20,6 +20,7 @@ from pipelines.run.records import (
     TrainRecord,
 )
 from pipelines.run.workspace import Run, read_recipe
+from pipelines.stages.register import STAGE
 from pipelines.stages.register.answer import Answer, forget_answer
 from pipelines.tracking.tracked_run import data_docs_address
 
@@ -37,9 +38,10 @@ class RegisterOperator(StageOperator, ApprovalOperator):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
+            task_id=STAGE.name,
             subject="Shall the candidate become champion?",
             defaults=ApprovalOperator.REJECT,
-            **kwargs,
+            **({"doc_md": STAGE.does} | kwargs),
         )
 
     def execute(self, context: "Context") -> Any:

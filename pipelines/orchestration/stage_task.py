@@ -4,7 +4,6 @@ Stage code never runs in Airflow's process: it comes from the run's workspace, a
 child process.
 """
 
-import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from airflow.providers.standard.hooks.subprocess import SubprocessHook
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipelines.core.settings import PROJECT, load_settings
+from pipelines.core.settings import GPU_POOL, PROJECT, load_settings
 from pipelines.datasets.run_source import recipe_of, settle
 from pipelines.datasets.versions import find
 from pipelines.orchestration.dataset_refresh import triggering_version
@@ -27,17 +26,14 @@ from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
 from pipelines.orchestration.task_liveness import task_process
 from pipelines.orchestration.trigger_form import PREPARED, asked_recipe, mistakes_fail_the_task
 from pipelines.orchestration.webhook import keep_failure
-from pipelines.run import usage
 from pipelines.run.records import ValidateRecord, record_path
 from pipelines.run.workspace import Run
-from pipelines.stage_cache import dvc_cache
 from pipelines.stage_cache.explanation import KEEP, explain, keep
 from pipelines.stage_cache.open_workspace import open_workspace
-from pipelines.stages.costs import report_costs
 from pipelines.stages.plan_check import keep_plan
-from pipelines.stages.publishing import PUBLISHED
-from pipelines.stages.recording import record
+from pipelines.stages.recording import record, restore
 from pipelines.stages.run_tracking import open_tracking
+from pipelines.stages.stage import Resources, find_stage
 from pipelines.stages.stage_process import forget_error, stage_environment, user_error
 from pipelines.tracking.tracked_run import data_docs_address
 from pipelines.training.supported import supported
@@ -55,6 +51,24 @@ RETRIES = {
     "max_retry_delay": timedelta(minutes=5),
     "on_failure_callback": keep_failure,
 }
+
+
+def stage_task(name: str, **kwargs: Any) -> "StageOperator | RayStageOperator":
+    """Return the task of a stage, which runs where the stage says.
+
+    Args:
+        name: Of the stage, and of the task.
+        kwargs: Of the operator, such as `workspace`.
+
+    Raises:
+        UserError: there is no such stage.
+    """
+    stage = find_stage(name)
+    common = {"task_id": name, "doc_md": stage.does} | kwargs
+    if stage.resources is Resources.PROCESS:
+        return StageOperator(**common)
+    pool = {"pool": GPU_POOL} if stage.resources.on_gpus else {}
+    return RayStageOperator(**pool, **common)
 
 
 class PrepareOperator(BaseOperator):
@@ -122,7 +136,7 @@ class StageOperator(BaseOperator):
     def run_stage(self, workspace: Path) -> bool:
         """Whether the stage came out of the cache; else it has run."""
         forget_error(workspace)
-        if _restored(workspace, self.stage):
+        if restore(workspace, self.stage):
             return True
         result = self._hook.run_command(
             [sys.executable, "-m", "pipelines.stages", self.stage],
@@ -144,7 +158,7 @@ class StageOperator(BaseOperator):
 
 
 class RayStageOperator(RayJobOperator):
-    """A heavy stage: a Ray job that runs `ray_jobs.<stage>` from the workspace, and records it."""
+    """A heavy stage: a Ray job that runs and records it, with the workspace's code."""
 
     operator_extra_links = (RayJobLink(), RayJobLogLink(), MlflowRunLink())
 
@@ -152,7 +166,7 @@ class RayStageOperator(RayJobOperator):
         stage = kwargs["task_id"]
         super().__init__(
             workspace=workspace,
-            entrypoint=f"python -m ray_jobs.{stage}",
+            entrypoint=f"python -m ray_jobs.stage_job {stage}",
             result=str(record_path(Path(), stage)),
             returns=outcome(stage, cached=False),
             ship=CODE if load_settings().ship_code else (),
@@ -161,7 +175,7 @@ class RayStageOperator(RayJobOperator):
 
     def skip(self) -> dict[str, Any] | None:
         """What there is to say where the stage cache held the result."""
-        cached = _restored(Path(self.workspace), self.stage)
+        cached = restore(Path(self.workspace), self.stage)
         return outcome(self.stage, cached=True) if cached else None
 
     def show_links(self, context: "Context") -> None:
@@ -185,18 +199,3 @@ def _recipe(context: "Context") -> "Recipe":
     """What the dataset version that started the run was made with; else what is asked for."""
     version = triggering_version(context)
     return recipe_of(find(version)) if version else asked_recipe(context)
-
-
-def _restored(workspace: Path, stage: str) -> bool:
-    if not dvc_cache.restore(workspace, stage):
-        return False
-    if stage in PUBLISHED:
-        subprocess.run(
-            [sys.executable, "-m", "pipelines.stages.publishing", stage],
-            cwd=workspace,
-            env=stage_environment(workspace),
-            check=True,
-        )
-    usage.cached(workspace, stage)
-    report_costs(workspace, stage)
-    return True

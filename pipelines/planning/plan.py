@@ -6,6 +6,7 @@ A plan as plain values: what `penstock plan --json` prints, and `plan.json` of a
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipelines.core.settings import PROJECT
 from pipelines.models.config import DecoderConfig
 from pipelines.planning.cost import PREPROCESS_RATE, StageCost, energy_kwh, model_flops
 from pipelines.planning.hardware import Hardware, Precision
@@ -23,7 +24,7 @@ from pipelines.planning.storage_needs import (
     stall_seconds,
 )
 from pipelines.recipe.recipe import Recipe
-from pipelines.run.records import STAGES
+from pipelines.run.records import stage_names
 
 # Of English text, with vocabularies of tens of thousands; of the simplest tokenizers one.
 _BYTES_A_TOKEN = {"bpe": 4, "pretrained": 4}
@@ -223,7 +224,7 @@ def _stages(
         "evaluate": StageCost(forward, trains.price_per_hour, "compute"),
     }
     light = StageCost(None, cpu, "compute", "its speed was not measured: one CPU, a few minutes")
-    return {stage: known.get(stage, light) for stage in STAGES}
+    return {stage: known.get(stage, light) for stage in stage_names(PROJECT)}
 
 
 def plan_json(found: Plan, limit: int | None = None) -> dict[str, Any]:

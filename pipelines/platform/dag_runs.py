@@ -23,18 +23,19 @@ from pipelines.recipe.recipe_files import RESOLVED, override_values
 from pipelines.run.progress import Progress, ProgressReader
 from pipelines.run.records import (
     RUN_FILE,
-    STAGES,
     EvaluateRecord,
     Record,
     RegisterRecord,
     TrainRecord,
     record_path,
+    stage_names,
 )
 from pipelines.run.workspace import Run, workspace_path
 from pipelines.stage_cache import dvc_cache
 from pipelines.stage_cache.explanation import KEEP
 from pipelines.stage_cache.open_workspace import open_workspace, project_state
-from pipelines.stages.stage_process import INPUTS, forget_error, stage_environment, user_error
+from pipelines.stages.stage import Stage
+from pipelines.stages.stage_process import forget_error, stage_environment, user_error
 
 T = TypeVar("T", bound=Record)
 
@@ -107,7 +108,7 @@ def follow(
         over = airflow.run_state(DAG, run_id) in _OVER
         yield from progress.read()
         tasks = airflow.tasks(DAG, run_id)
-        for name in ("prepare", *STAGES):
+        for name in ("prepare", *stage_names(PROJECT)):
             state = tasks.get(name, {}).get("state")
             if state and seen.get(name) != state:
                 seen[name] = state
@@ -124,7 +125,10 @@ def summarize(airflow: AirflowApi, settings: Settings, run_id: str) -> Summary:
     summary = Summary(
         dag_run_id=run_id,
         state=airflow.run_state(DAG, run_id),
-        stages={name: _stage(airflow, run_id, name, tasks.get(name, {})) for name in STAGES},
+        stages={
+            name: _stage(airflow, run_id, name, tasks.get(name, {}))
+            for name in stage_names(PROJECT)
+        },
         error=user_error(workspace),
     )
     if (workspace / RUN_FILE).is_file():
@@ -154,7 +158,7 @@ def _record(kind: type[T], workspace: Path) -> T | None:
     return kind.read(workspace) if record_path(workspace, kind.stage).is_file() else None
 
 
-def run_foreground(stage: str, recipe: Recipe, settings: Settings) -> tuple[Path, int]:
+def run_foreground(stage: Stage, recipe: Recipe, settings: Settings) -> tuple[Path, int]:
     """Run a stage and record it in the stage cache; returns its workspace and its exit code.
 
     The workspace belongs to this code, recipe and data: another call with the same goes on there.
@@ -164,17 +168,18 @@ def run_foreground(stage: str, recipe: Recipe, settings: Settings) -> tuple[Path
     identity = f"{project_state(PROJECT)}{recipe.fingerprint()}{source}"
     run_id = f"stage-{recipe.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     workspace = open_workspace(PROJECT, settings.home, run_id, recipe, source)
-    for needed in STAGES[: STAGES.index(stage)]:
-        if not dvc_cache.restore(workspace, needed) and needed in INPUTS[stage]:
+    names = stage_names(workspace)
+    for needed in names[: names.index(stage.name)]:
+        if not dvc_cache.restore(workspace, needed) and needed in stage.inputs:
             raise UserError(
-                f"{stage} reads what {needed} writes, and {needed} has not run with this code, "
-                f"recipe and data; run `penstock stage {needed}` first, with the same options"
+                f"{stage.name} reads what {needed} writes, and {needed} has not run with this "
+                f"code, recipe and data; run `penstock stage {needed}` first, with the same options"
             )
     forget_error(workspace)
-    command = [sys.executable, "-m", "pipelines.stages", stage]
+    command = [sys.executable, "-m", "pipelines.stages", stage.name]
     code = subprocess.run(
         command, cwd=workspace, env=stage_environment(workspace), check=False
     ).returncode
     if code == 0:
-        dvc_cache.commit(workspace, stage)
+        dvc_cache.commit(workspace, stage.name)
     return workspace, code

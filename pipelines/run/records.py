@@ -6,9 +6,11 @@ cache of the next stage still hits.
 Train or validation: decided by a document's content alone, so new data moves no old document.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import yaml
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.storage import read_json, write_json
@@ -24,7 +26,6 @@ from pipelines.run.verdict import (
     Verdict,
 )
 
-STAGES = ("preprocess", "validate", "train", "evaluate", "register")
 OUTPUTS = "outputs"
 DATASETS = "datasets"  # among the outputs of preprocess: each version of a mixture, whole
 JOBS = "jobs"  # in a workspace: the Ray jobs of each task, and who waits for them
@@ -33,6 +34,13 @@ RUN_FILE = "run.json"  # in a workspace: which run it belongs to
 DATA_DOCS = "data_docs/index.html"  # among the outputs of validate, and the run's artifacts
 KEPT_FILE = "kept.json"  # in a workspace: results that a user keeps although their keys changed
 PATCH_FILE = "uncommitted.diff"  # in a workspace of uncommitted code
+
+
+@cache
+def stage_names(project: Path) -> tuple[str, ...]:
+    """Return the names of a checkout's stages, in the order in which they run."""
+    text = (project / "dvc.yaml").read_text(encoding="utf-8")
+    return tuple(yaml.safe_load(text)["stages"])
 
 
 class Record(BaseModel):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.recipe.recipe import Resources
-from pipelines.run.records import STAGES
+from pipelines.run.records import stage_names
 from pipelines.run.usage import Usage, usage_of
 from pipelines.run.workspace import Run, read_recipe
 from pipelines.stages.plan_check import stage_beside_measured
@@ -32,8 +32,9 @@ def _points(workspace: Path, stage: str) -> Iterator[Point]:
     values: dict[str, float] = {f"{key}/{stage}": getattr(used, key) for key in _METRICS}
     if resources.price_per_gpu_hour is not None or resources.price_per_cpu_hour is not None:
         values[f"cost/{stage}"] = cost(used, resources)
-        if stage == STAGES[-1]:
-            values[TOTAL] = sum(cost(usage_of(workspace, each), resources) for each in STAGES)
+        names = stage_names(workspace)
+        if stage == names[-1]:
+            values[TOTAL] = sum(cost(usage_of(workspace, each), resources) for each in names)
     values |= stage_beside_measured(workspace, stage, used.seconds, values.get(f"cost/{stage}"))
     # A stage that a person cleared is finished twice; the second point has a step of its own.
     step = max(0, used.endings - 1)

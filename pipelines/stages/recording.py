@@ -1,14 +1,19 @@
-"""What follows a stage that ran: its outputs go into the stage cache, what it cost into MLflow."""
+"""Outputs into the stage cache and out of it, and what the stage cost into MLflow."""
 
 import logging
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.core.storage import may_pass
+from pipelines.run import usage
 from pipelines.run.logbook import Entry, note
 from pipelines.stage_cache import dvc_cache
 from pipelines.stages.costs import report_costs
+from pipelines.stages.stage import find_stage
+from pipelines.stages.stage_process import stage_environment
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -36,6 +41,25 @@ def record(workspace: Path, stage: str) -> None:
     )
     retrying(dvc_cache.commit, workspace, stage)
     report_costs(workspace, stage)
+
+
+def restore(workspace: Path, stage: str) -> bool:
+    """Take a stage's outputs out of the stage cache and log them; return whether they were there.
+
+    They are logged by a child process: the stage's code comes from the workspace.
+    """
+    if not dvc_cache.restore(workspace, stage):
+        return False
+    if find_stage(stage).publish:
+        subprocess.run(
+            [sys.executable, "-m", "pipelines.stages", stage, "--publish"],
+            cwd=workspace,
+            env=stage_environment(workspace),
+            check=True,
+        )
+    usage.cached(workspace, stage)
+    report_costs(workspace, stage)
+    return True
 
 
 def _tell(workspace: Path, stage: str, state: "RetryCallState") -> None:

@@ -26,6 +26,7 @@ from pipelines.run.logbook import Entry, note, read_logbook
 from pipelines.run.records import output_folder, record_path
 from pipelines.run.usage import metered, usage_of
 from pipelines.run.workspace import read_recipe
+from pipelines.stages.stage import Stage
 from pipelines.tracking.mlflow_client import PATIENT
 
 _HOUR_S = 3600.0
@@ -103,20 +104,25 @@ RAY_JOB_VARIABLE = "PENSTOCK_RAY_JOB_ID"  # a job's own submission id
 StageFunction = Callable[[Recipe, Path], object]
 
 
-def run_stage(stage: str, run: StageFunction) -> None:
-    """Run a stage in the working directory and exit: 0, or 2 after a person's error."""
+def run_stage(stage: Stage, run: StageFunction) -> None:
+    """Run a stage in the working directory and exit: 0, or 2 after a person's error.
+
+    Args:
+        stage: Which.
+        run: What does its work here: the stage's function, or what runs that on a cluster.
+    """
     set_up_logging()
     workspace = Path.cwd()
     try:
         need_inputs(workspace, stage)
-        with only_one(workspace), metered(workspace, stage):
+        with only_one(workspace), metered(workspace, stage.name):
             recipe = read_recipe(workspace)
-            keep = partial(keep_error, workspace, stage)
-            with time_limit(workspace, stage, recipe.resources.max_stage_hours, keep):
+            keep = partial(keep_error, workspace, stage.name)
+            with time_limit(workspace, stage.name, recipe.resources.max_stage_hours, keep):
                 run(recipe, workspace)
     except UserError as error:
-        keep_error(workspace, stage, error)
-        sys.stderr.write(f"{stage}: {error}\n")
+        keep_error(workspace, stage.name, error)
+        sys.stderr.write(f"{stage.name}: {error}\n")
         sys.exit(EXIT_USER_ERROR)
 
 
@@ -164,21 +170,11 @@ def forget_error(workspace: Path) -> None:
     (workspace / ERROR_FILE).unlink(missing_ok=True)
 
 
-# What each stage reads; dvc.yaml says the same and a test compares them.
-INPUTS: dict[str, tuple[str, ...]] = {
-    "preprocess": (),
-    "validate": ("preprocess",),
-    "train": ("preprocess", "validate"),
-    "evaluate": ("preprocess", "train"),
-    "register": ("preprocess", "validate", "train", "evaluate"),
-}
-
-
-def need_inputs(workspace: Path, stage: str) -> None:
+def need_inputs(workspace: Path, stage: Stage) -> None:
     """Raise UserError where an earlier stage has not finished in this workspace."""
-    for needed in INPUTS[stage]:
+    for needed in stage.inputs:
         if not record_path(workspace, needed).is_file():
             raise UserError(
-                f"{stage} reads {output_folder(workspace, needed)}, which is not complete; "
+                f"{stage.name} reads {output_folder(workspace, needed)}, which is not complete; "
                 f"run `penstock stage {needed}` first"
             )

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from pipelines.core.storage import read_json
-from pipelines.run.records import KEPT_FILE, PATCH_FILE, STAGES, record_path
+from pipelines.run.records import KEPT_FILE, PATCH_FILE, record_path, stage_names
 
 # Long or binary inputs are named by their hash; the first is also kept beside the lineage.
 SOURCE_FILE = "source.json"
@@ -32,7 +32,7 @@ def lineage(workspace: Path) -> dict[str, Any]:
         "sha256": {name: sha256(workspace / name) for name in _HASHED},
         "records": {
             stage: read_json(path)
-            for stage in STAGES
+            for stage in stage_names(workspace)
             if (path := record_path(workspace, stage)).is_file()
         },
     }

@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
+from pipelines.core.settings import PROJECT
 from pipelines.core.storage import read_json
 from pipelines.orchestration.trigger_form import trigger_form
 from pipelines.platform.airflow_api import AirflowApi
 from pipelines.platform.dag_runs import DAG, summarize
-from pipelines.run.records import STAGES
+from pipelines.run.records import stage_names
 from pipelines.run.workspace import Run, workspace_path
 from tests.e2e.conftest import STEPS
 
@@ -49,7 +50,7 @@ def cached_run(platform, first_run):
 
 def test_a_first_run_makes_a_champion(first_run):
     assert first_run["state"] == "success"
-    assert list(first_run["stages"]) == list(STAGES)
+    assert list(first_run["stages"]) == list(stage_names(PROJECT))
     assert {stage["state"] for stage in first_run["stages"].values()} == {"success"}
     assert not any(stage["cached"] for stage in first_run["stages"].values())
     assert first_run["verdict"] == "promoted"
@@ -116,7 +117,7 @@ def test_a_second_run_comes_out_of_the_cache(cached_run, first_run):
     summary, seconds, new_jobs = cached_run
     assert summary["state"] == "success"
     cached = {name: stage["cached"] for name, stage in summary["stages"].items()}
-    assert cached == {**dict.fromkeys(STAGES, True), "register": False}
+    assert cached == {**dict.fromkeys(stage_names(PROJECT), True), "register": False}
     assert not new_jobs
     assert summary["verdict"] == "unchanged"
     assert summary["model"] == first_run["model"]

@@ -28,7 +28,7 @@ from ray.cluster_utils import Cluster
 from pipelines.core.storage import read_json
 from pipelines.stages.preprocess import preprocessing
 from pipelines.stages.standalone import open_workspace, parse_job
-from ray_jobs import train
+from ray_jobs import train_on_ray
 
 job = parse_job("test", sys.argv[1:])
 held = contextlib.ExitStack()
@@ -58,10 +58,10 @@ def lose_a_node_and_get_another():
     cluster.add_node(num_cpus=1)
 
 history = workspace / "checkpoints" / "history.jsonl"
-train.RESIZE_INTERVAL_S = 5.0
+train_on_ray.RESIZE_INTERVAL_S = 5.0
 threading.Thread(target=lose_a_node_and_get_another, daemon=True).start()
 with held:
-    train.train_on_ray(job.recipe, workspace)
+    train_on_ray.train_on_ray(job.recipe, workspace)
     print("workers", workers(), flush=True)
 """
 RECIPE = [

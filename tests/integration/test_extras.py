@@ -26,10 +26,8 @@ ENTRIES = {
     "mlflow": (),
     "ray": (
         "pipelines.platform.ray_start",
-        "ray_jobs.ad_hoc",
         "ray_jobs.cluster_doctor",
-        "ray_jobs.evaluate",
-        "ray_jobs.preprocess",
+        "ray_jobs.stage_job",
         "ray_jobs.train",
     ),
 }

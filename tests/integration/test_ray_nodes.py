@@ -34,7 +34,7 @@ from pathlib import Path
 import ray
 from ray.train import RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from ray_jobs.train import _reporter
+from ray_jobs.train_on_ray import _reporter
 from tests.unit.infra.test_monitoring import POINT
 
 def work(config):

@@ -23,11 +23,11 @@ import ray
 from ray.data import DataContext, ExecutionResources
 
 from pipelines.data import passes
-from ray_jobs.preprocess import main
+from ray_jobs.stage_job import main
 
 passes.LEAST_BLOCK_BYTES = 100_000
 DataContext.get_current().execution_options.resource_limits = ExecutionResources(cpu={tasks})
-main()
+main("preprocess")
 """
 # The process of one task of the first pass is killed, once; each task notes that it began.
 KILL_ONE = """

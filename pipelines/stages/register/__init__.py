@@ -1,0 +1,10 @@
+"""register: the model becomes a version in the registry, and champion if it beats the champion."""
+
+from pipelines.stages.stage import Stage
+
+STAGE = Stage(
+    name="register",
+    does="Compare with the champion: promote, refuse, ask a person, or leave unchanged.",
+    inputs=("preprocess", "validate", "train", "evaluate"),
+    run="pipelines.stages.register.register_stage:run",
+)

@@ -8,7 +8,7 @@ from typing import Any
 from pipelines.core.storage import read_json
 from pipelines.recipe.recipe import Recipe
 from pipelines.registry.registry import logged_model_id
-from pipelines.run.records import JOBS, MACHINE, STAGES, TrainRecord
+from pipelines.run.records import JOBS, MACHINE, TrainRecord, stage_names
 from pipelines.run.usage import usage_of
 from pipelines.stages.costs import cost
 from pipelines.tracking.lineage import lineage
@@ -34,7 +34,7 @@ def provenance(recipe: Recipe, workspace: Path) -> dict[str, Any]:
         "trained_on": read_json(machine) if machine.is_file() else None,
         "checkpoints": _checkpoints(recipe, workspace),
         "parent": _parent(recipe, facts["environment"] or {}),
-        "cost": {stage: _cost(recipe, workspace, stage) for stage in STAGES[:-1]},
+        "cost": {stage: _cost(recipe, workspace, stage) for stage in stage_names(workspace)[:-1]},
     }
 
 

@@ -44,6 +44,7 @@ from pipelines.tracking.tracked_run import (
     MODEL_HASH_TAG,
     TRAINED_HASH_TAG,
     TrackedRun,
+    end_run,
     log_dataset,
     open_run,
 )
@@ -72,11 +73,14 @@ def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
         _log_dataset(recipe, workspace, facts, tracked)
     _log.info("%s: %s", verdict.decision, verdict.reason)
     write_json(output / "verdict.json", verdict.model_dump(mode="json"))
-    return RegisterRecord(
+    record = RegisterRecord(
         verdict=verdict,
         model=champion.ref if champion else None,
         candidate=candidate.ref if candidate else None,
     ).write(workspace)
+    if tracked.run_id and not record.needs_approval:
+        end_run(tracked.run_id, "FINISHED")
+    return record
 
 
 def _decide(

@@ -3,8 +3,9 @@
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, Param, chain
 
+from pipelines.core.settings import PROJECT
 from pipelines.orchestration.ray_job import RayJobOperator
-from pipelines.run.records import STAGES
+from pipelines.run.records import stage_names
 
 
 def nothing() -> None:
@@ -12,7 +13,12 @@ def nothing() -> None:
 
 
 with DAG(dag_id="nothing", schedule=None, doc_md="As many tasks as the pipeline has."):
-    chain(*[PythonOperator(task_id=name, python_callable=nothing) for name in ("prepare", *STAGES)])
+    chain(
+        *[
+            PythonOperator(task_id=name, python_callable=nothing)
+            for name in ("prepare", *stage_names(PROJECT))
+        ]
+    )
 
 with DAG(
     dag_id="many",

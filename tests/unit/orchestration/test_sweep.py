@@ -45,7 +45,7 @@ def test_each_members_stages_are_the_pipelines_and_compute_in_the_pool(dag):
     pools = {task_id for task_id, task in mapped.items() if task.pool == GPU_POOL}
     assert pools == {"member.train", "member.evaluate"}
     assert mapped["member.train"].stage == "train"
-    assert mapped["member.train"].entrypoint == "python -m ray_jobs.train"
+    assert mapped["member.train"].entrypoint == "python -m ray_jobs.stage_job train"
 
 
 def test_one_member_a_line_and_none_twice(sweep):

@@ -9,8 +9,8 @@ from pipelines.core.errors import UserError
 def test_no_ray_is_started_past_the_guard(
     address: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ray_jobs.ad_hoc import train_ad_hoc
     from ray_jobs.connection import connect
+    from ray_jobs.train import main
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -19,5 +19,5 @@ def test_no_ray_is_started_past_the_guard(
     with pytest.raises(UserError, match="no Ray to run on"):
         connect()
     with pytest.raises(SystemExit, match="2"):
-        train_ad_hoc(["--recipe", "debug"])
+        main("--recipe", "debug")
     assert capsys.readouterr().err.startswith("train: no Ray to run on: submit the command (")

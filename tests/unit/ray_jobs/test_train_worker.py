@@ -10,7 +10,7 @@ import sys
 from pipelines.core.errors import UserError
 from pipelines.recipe.recipe_files import load_recipe
 from pipelines.stages.train import train_stage
-from ray_jobs.train import _work
+from ray_jobs.train_on_ray import _work
 
 def config(folder, *sets):
     recipe = load_recipe("debug", sets).to_dict()

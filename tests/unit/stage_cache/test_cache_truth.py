@@ -17,7 +17,7 @@ from pipelines.run.usage import cached, metered
 from pipelines.stage_cache import dvc_cache
 from pipelines.stage_cache.explanation import explain, explain_past, keep
 from pipelines.stage_cache.open_workspace import open_workspace
-from pipelines.stages.stage_process import INPUTS
+from pipelines.stages.stage import find_stage
 from tests.project_copy import copy_project
 
 TEMPLATES = "pipelines/recipes/bias_templates.json"
@@ -78,7 +78,7 @@ def stale(project: Path, run_id: str, *overrides: str) -> list[str]:
 
 
 def pretend(workspace: Path, stage: str) -> None:
-    inputs = [workspace / "outputs" / name / "record.json" for name in INPUTS[stage]]
+    inputs = [workspace / "outputs" / name / "record.json" for name in find_stage(stage).inputs]
     content = b"".join(path.read_bytes() for path in (workspace / "source.json", *inputs))
     folder = workspace / "outputs" / stage
     folder.mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_one_byte_of_the_source_reruns_everything(project):
                 "pipelines/evaluation/gate.py": "decide",
                 "pipelines/platform/platform.py": "up",
                 "pipelines/tracking/tracked_run.py": "open_run",
-                "ray_jobs/preprocess.py": "main",
+                "ray_jobs/stage_job.py": "main",
                 "dags/llm_pipeline.py": "dag",
             },
             [],

@@ -3,7 +3,7 @@
 import json
 
 from pipelines.core.storage import write_json, write_text
-from pipelines.stages.publishing import publish_cached
+from pipelines.stages.validate import STAGE
 
 PAGE = "http://mlflow.test/#/experiments/1/runs/abc"
 
@@ -23,7 +23,7 @@ def test_data_docs_and_bad_documents_are_the_runs_and_its_tag_links_to_them(
     output = tmp_path / "outputs/validate"
     write_text(output / "data_docs/index.html", "<h1>Data Docs</h1>")
     write_text(output / "quarantine.jsonl", json.dumps({"doc_id": "1"}))
-    publish_cached(tmp_path, "validate")
+    STAGE.publish_outputs(tmp_path)
     files = [file.path for file in mlflow_client.list_artifacts(mlflow_run, "data_docs")]
     assert files == ["data_docs/index.html"]
     files = [file.path for file in mlflow_client.list_artifacts(mlflow_run, "validate")]
@@ -33,5 +33,5 @@ def test_data_docs_and_bad_documents_are_the_runs_and_its_tag_links_to_them(
 
 
 def test_a_workspace_without_a_run_publishes_nothing(tmp_path):
-    publish_cached(tmp_path, "validate")
+    STAGE.publish_outputs(tmp_path)
     assert list(tmp_path.iterdir()) == []

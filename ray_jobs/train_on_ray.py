@@ -1,0 +1,169 @@
+"""The train stage on a Ray cluster: Ray Train starts the workers, and starts them again."""
+
+import itertools
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+from pipelines.core.errors import SharedError, UnreachableError, UserError
+from pipelines.recipe.recipe import Recipe
+from pipelines.stages.stage_process import (
+    forget_error,
+    keep_error,
+    stage_variables,
+    user_error,
+)
+from pipelines.stages.train.train_logbook import job
+from pipelines.training.preemption import PreemptedError
+from pipelines.training.supported import supported
+from ray_jobs.connection import connect
+from ray_jobs.elastic_scaling import FreeScalingPolicy
+from ray_jobs.torch_variables import TorchVariables
+from ray_jobs.train_overseer import FruitlessError, Overseer, Progress, controller_lost
+
+STAGE = "train"
+START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+RAY_TRAIN = {
+    # Workers that start on a busy machine need more than Ray Train's minute.
+    START_TIMEOUT: "300",
+    # How often the controller looks at the workers, and so how late it sees their end.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    # A process more for each group of workers, that tells of nodes being drained; nobody asks it.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+}
+# With any number of workers, those of a node whose death is not known yet aren't waited for long.
+ELASTIC = RAY_TRAIN | {START_TIMEOUT: "60"}
+RESIZE_INTERVAL_S = 60.0  # at the least, from one look for more workers to the next
+
+
+def train_on_ray(recipe: Recipe, workspace: Path) -> None:
+    """Run the train stage on the recipe's number of workers, a GPU each where there are any.
+
+    Of [min, max] workers there are as many as the cluster has room for. Where that changes, they
+    start anew from the last checkpoint, with the same global batches in the same order. A run that
+    gets on between its failures may have any number of them.
+
+    Raises:
+        UserError: the stage's, on any worker; it is not tried again.
+        FruitlessError: the run failed several times in a row without a new checkpoint.
+        PreemptedError: the job was asked to end, and the run has saved.
+    """
+    supported(recipe)
+    elastic = recipe.resources.is_elastic
+    os.environ.update((ELASTIC if elastic else RAY_TRAIN) | os.environ)  # what is set stands
+    forget_error(workspace)
+    connect()
+    progress = Progress(recipe, workspace)
+    for number in itertools.count():
+        life = f"{job()}, driver {os.getpid()}, controller {number}"
+        try:
+            message = _fit(recipe, workspace, Overseer(recipe, workspace, life))
+            break
+        except RayActorError:
+            controller_lost(workspace, life)
+            progress.failed("Ray Train's controller died")
+    if message is not None:
+        raise UserError(message)
+
+
+def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
+    """Train under one controller; returns a person's error.
+
+    Raises:
+        RayActorError: the controller died, and its workers with it.
+    """
+    trainer = _Trainer(
+        _work,
+        backend_config=TorchVariables(),
+        train_loop_config={
+            "recipe": recipe.to_dict(),
+            "workspace": str(workspace),
+            "environment": stage_variables(workspace),
+        },
+        scaling_config=ScalingConfig(
+            num_workers=recipe.resources.workers,
+            use_gpu=ray.cluster_resources().get("GPU", 0) > 0,
+            elastic_resize_monitor_interval_s=RESIZE_INTERVAL_S,
+        ),
+        run_config=RunConfig(
+            name=STAGE,
+            storage_path=str(workspace / "ray"),  # of Train's own state; checkpoints are ours
+            failure_config=FailureConfig(max_failures=-1),  # the overseer says when it is enough
+            callbacks=[overseer],
+        ),
+    )
+    try:
+        message: str | None = trainer.fit().return_value
+    except ControllerError as error:
+        if isinstance(error.controller_failure, FruitlessError | PreemptedError):
+            raise error.controller_failure from error
+        raise
+    return message
+
+
+class _Trainer(DataParallelTrainer):  # type: ignore[misc]  # Ray has no types
+    """Elastic on a cluster that has other jobs."""
+
+    def _initialize_and_run_controller(self, **parts: Any) -> Any:
+        if self.scaling_config.elasticity_enabled:
+            parts["scaling_policy"] = FreeScalingPolicy(self.scaling_config)
+        return super()._initialize_and_run_controller(**parts)
+
+
+def _work(config: dict[str, Any]) -> str | None:
+    """One worker; a person's error is returned, as one that is raised would be tried again.
+
+    One of this worker alone is raised all the same, as the others wait for it in a collective; the
+    try after that only tells it.
+    """
+    os.environ.update(config["environment"])
+
+    from pipelines.core.log import set_up_logging
+    from pipelines.parallel.process_group import one_for_all, process_group
+    from pipelines.recipe.recipe import Recipe
+    from pipelines.stages.train import train_stage
+
+    set_up_logging()
+    recipe, workspace = Recipe.model_validate(config["recipe"]), Path(config["workspace"])
+    try:
+        with process_group():
+            with one_for_all():
+                if line := user_error(workspace, STAGE):
+                    raise UserError(line)
+            train_stage.run(recipe, workspace, report=_reporter(workspace.name))
+    except UnreachableError:
+        raise
+    except SharedError as error:
+        logging.getLogger(__name__).exception("a person's error; its line ends the job")
+        return str(error)
+    except UserError as error:
+        keep_error(workspace, STAGE, error)
+        raise
+    return None
+
+
+def _reporter(run: str) -> Callable[[Any], None]:
+    """Tell Ray Train of the end only: each report waits for the controller's next look.
+
+    Prometheus, where it is asked for, is told of each point by one worker.
+    """
+    from pipelines.core.settings import load_settings
+    from ray_jobs.gauges import Gauges
+
+    told = load_settings().metrics and ray.train.get_context().get_world_rank() == 0
+    gauges = Gauges(run) if told else None
+
+    def report(metrics: Any) -> None:
+        if gauges is not None:
+            gauges.show(metrics)
+        if metrics.last:
+            ray.train.report(metrics.curves())
+
+    return report

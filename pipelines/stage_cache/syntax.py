@@ -7,6 +7,7 @@ the same meaning are equal.
 import ast
 import hashlib
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ VALUES = (
 _REGISTERING = frozenset({"great_expectations"})
 _VALIDATORS = frozenset({"field_validator", "model_validator"})
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,14 @@ class Definition:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the syntax tree alone, whatever its names stand for."""
-        return hashlib.sha256(ast.dump(self.node).encode()).hexdigest()
+        """SHA-256 of the syntax tree alone, whatever its names stand for.
+
+        Imports inside of it are left out: they say where something is, and not what it is.
+        """
+        node: ast.AST = self.node
+        if any(isinstance(each, _IMPORTS) for each in ast.walk(node)):
+            node = _WithoutImports().generic_visit(deepcopy(node))
+        return hashlib.sha256(ast.dump(node).encode()).hexdigest()
 
     @cached_property
     def names(self) -> frozenset[tuple[str, ...]]:
@@ -83,6 +91,11 @@ class Definition:
         first = [node.lineno for node in getattr(self.node, "decorator_list", [])]
         whole = slice(min([*first, self.node.lineno]) - 1, self.node.end_lineno)
         return self.module.text.splitlines(keepends=True)[whole]
+
+
+class _WithoutImports(ast.NodeTransformer):
+    def visit(self, node: ast.AST) -> ast.AST | None:
+        return None if isinstance(node, _IMPORTS) else self.generic_visit(node)
 
 
 class Module:

@@ -25,7 +25,10 @@ def test_the_readme_lists_exactly_the_commands_there_are():
     assert listed() | {"env"} == {*COMMANDS, *subcommands}  # env has a paragraph of its own
 
 
-@pytest.mark.parametrize("path", re.findall(r"\]\(([^)#]+)\)", README))
+@pytest.mark.parametrize(
+    "path",
+    re.findall(r"\]\(([^)#]+)\)", README + (PROJECT / "CONTRIBUTING.md").read_text()),
+)
 def test_every_link_leads_somewhere(path):
     assert (PROJECT / path).exists()
 

@@ -72,10 +72,17 @@ def test_what_means_the_same_has_the_same_fingerprint(project, before, after):
     assert fingerprint(project) == was
 
 
-def test_another_place_is_no_change(project):
+@pytest.mark.parametrize(
+    "stage",
+    [STAGE, "def run(text):\n    from pipelines.steps import clean\n    return clean(text)\n"],
+    ids=["above", "inside"],
+)
+def test_another_place_is_no_change(project, stage):
+    write(project, "stage", stage)
     was = fingerprint(project)
+    write(project, "moved.__init__", "")
     write(project, "moved.here", STEPS)
-    write(project, "stage", STAGE.replace("pipelines.steps", "pipelines.moved.here"))
+    write(project, "stage", stage.replace("pipelines.steps", "pipelines.moved.here"))
     (project / "pipelines/steps.py").unlink()
     assert fingerprint(project) == was
 
@@ -157,13 +164,13 @@ def test_fields_of_a_recipe_are_values_and_its_methods_are_code(project):
         "    @property\n    def tokens(self): return self.steps * {factor}\n"
         "    @property\n    def unread(self): return {unread}\n"
     )
-    write(project, "core.recipe", section.format(factor=2, unread=1))
+    write(project, "recipe.recipe", section.format(factor=2, unread=1))
     write(project, "stage", "def run(recipe):\n    return recipe.train.tokens\n")
     was = fingerprint(project)
     new_key = section.replace("int = 3", "int = 4\n    warmup: int = 0")
-    write(project, "core.recipe", new_key.format(factor=2, unread=2))
+    write(project, "recipe.recipe", new_key.format(factor=2, unread=2))
     assert fingerprint(project) == was
-    write(project, "core.recipe", section.format(factor=3, unread=1))
+    write(project, "recipe.recipe", section.format(factor=3, unread=1))
     assert fingerprint(project) != was
 
 

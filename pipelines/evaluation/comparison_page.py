@@ -23,7 +23,6 @@ from pipelines.core.formatting import (
     size,
 )
 from pipelines.core.settings import PROJECT
-from pipelines.evaluation.compare_template import COMPARE
 from pipelines.evaluation.comparison_charts import Side, changes, loss, rejects
 from pipelines.evaluation.html_page import Table, render
 from pipelines.evaluation.probe_charts import (
@@ -156,7 +155,7 @@ def compare_page(
         "no_differences": _no_differences(champion),
         "verdict_json": json.dumps(significant(verdict.model_dump()), indent=2),
     }
-    return render(COMPARE, values)
+    return render("comparison.html.j2", values)
 
 
 def _head(

@@ -18,7 +18,6 @@ from pipelines.evaluation.probe_charts import (
     slice_chart,
     yardstick_chart,
 )
-from pipelines.evaluation.report_template import REPORT
 from pipelines.evaluation.slices import LEAST_DOCUMENTS
 from pipelines.run.records import EvaluateRecord, PreprocessRecord, TrainRecord
 
@@ -59,7 +58,7 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
         "splits": _splits(preprocess),
         "dropped": _dropped(preprocess.stats),
     }
-    write_text(path, render(REPORT, values))
+    write_text(path, render("report.html.j2", values))
 
 
 def _tiles(record: EvaluateRecord, train: TrainRecord) -> Iterator[tuple[str, str, str]]:

@@ -7,12 +7,12 @@ from typing import Any
 from pipelines.core.formatting import UNKNOWN, amount, duration
 from pipelines.export.model_card_measured import cell, measured, table, verdict_text
 from pipelines.export.model_card_metadata import data_name, metadata
-from pipelines.export.model_card_template import TEMPLATE
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import dump_yaml
 from pipelines.run.records import EvaluateRecord, PreprocessRecord, TrainRecord
 from pipelines.run.verdict import Verdict
 
+TEMPLATE = Path(__file__).with_name("model_card.md")
 _TEXT = "It continues text like its training data and nothing else: it follows no instructions."
 _CHAT = "It answers prompts like those of its training data, by the tokenizer's chat template."
 _PII = {
@@ -55,7 +55,8 @@ def model_card(
         "model_hash": (size.model_hash if size else None) or train.model_hash,
         **_lineage(recipe, facts.get("run") or {}),
     }
-    return metadata(recipe, preprocess.dataset, evaluate, family) + TEMPLATE.format(**values)
+    text = TEMPLATE.read_text(encoding="utf-8").format(**values)
+    return metadata(recipe, preprocess.dataset, evaluate, family) + text
 
 
 def _model(recipe: Recipe, train: TrainRecord) -> dict[str, object]:

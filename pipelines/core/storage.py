@@ -4,7 +4,6 @@ A file of lines that grows: what a crash tore is dropped, what a full disk refus
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -69,11 +68,24 @@ def may_pass(error: BaseException) -> bool:
 
 
 @contextmanager
-def one_at_a_time(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`, made where missing; another process, or thread, waits for it."""
+def one_at_a_time(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock between processes and threads; the kernel releases what a dead process held.
+
+    Args:
+        path: The lock's file, made where it is missing; it stays.
+        wait: For another holder to release it.
+
+    Raises:
+        BlockingIOError: another holds it, and `wait` is false.
+    """
+    from filelock import FileLock, Timeout
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        held = FileLock(path).acquire(timeout=-1 if wait else 0)
+    except Timeout as error:
+        raise BlockingIOError(f"{path} is locked") from error
+    with held:
         yield
 
 

@@ -7,22 +7,21 @@ a run that was cleared meanwhile gets its workspace back.
 What of a run is kept, and for how long: the rules of `penstock gc`, and nothing but them.
 """
 
-import fcntl
 import logging
 import shutil
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import yaml
 
 from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.settings import Settings
-from pipelines.core.storage import folder_bytes, read_json
+from pipelines.core.storage import folder_bytes, one_at_a_time, read_json
 from pipelines.platform.airflow_api import AirflowApi, DagRun
 from pipelines.registry import registry
 from pipelines.run.records import RUN_FILE, TrainRecord, record_path
@@ -177,8 +176,11 @@ def _runs(settings: Settings, states: dict[str, State]) -> Iterator[RunFacts]:
     for path in sorted(path.parent for path in settings.runs.glob(f"[!.]*/{RUN_FILE}")):
         record = record_path(path, TrainRecord.stage)
         trained = record.is_file()
-        with _stage_lock(path) as free:
-            state = _state(path, states, "succeeded" if trained else "failed") if free else "live"
+        try:
+            with _no_stage_runs(path):
+                state = _state(path, states, "succeeded" if trained else "failed")
+        except BlockingIOError:
+            state = "live"
         yield RunFacts(
             name=path.name,
             recipe=_params(path).get("name", ""),
@@ -222,17 +224,18 @@ def _bytes(workspace: Path, what: Literal["workspace", "checkpoints"]) -> int:
 
 def _remove_workspace(workspace: Path, airflow: AirflowApi) -> bool:
     """Remove a workspace, unless its run has come to life; whether it is gone."""
-    with _stage_lock(workspace) as free:
-        if not free:
-            return False
-        trash = workspace.parent / TRASH / workspace.name
-        trash.parent.mkdir(exist_ok=True)
-        workspace.rename(trash)
-        if _state(trash, _states(airflow.runs(live=True)), "failed") == "live":
-            trash.rename(workspace)
-            return False
-        _delete(trash)
-        return True
+    try:
+        with _no_stage_runs(workspace):
+            trash = workspace.parent / TRASH / workspace.name
+            trash.parent.mkdir(exist_ok=True)
+            workspace.rename(trash)
+            if _state(trash, _states(airflow.runs(live=True)), "failed") == "live":
+                trash.rename(workspace)
+                return False
+            _delete(trash)
+            return True
+    except BlockingIOError:
+        return False
 
 
 def _delete(trash: Path) -> None:
@@ -247,10 +250,12 @@ def _delete(trash: Path) -> None:
 
 def _remove_checkpoints(workspace: Path, _: AirflowApi) -> bool:
     """Remove a run's checkpoints, unless one of its stages is at work; whether they are gone."""
-    with _stage_lock(workspace) as free:
-        if free:
+    try:
+        with _no_stage_runs(workspace):
             _clear(_checkpoints(workspace))
-        return free
+    except BlockingIOError:
+        return False
+    return True
 
 
 _REMOVE = {"workspace": _remove_workspace, "checkpoints": _remove_checkpoints}
@@ -301,25 +306,16 @@ def _is_in(place: str, folder: Path) -> bool:
     return Path(place).is_relative_to(folder)
 
 
-@contextmanager
-def _stage_lock(workspace: Path) -> Iterator[bool]:
-    """Hold the lock that a stage holds while it runs; False where one runs."""
-    with (workspace / STAGE_LOCK).open("a") as file:
-        yield _lock(file)
+def _no_stage_runs(workspace: Path) -> AbstractContextManager[None]:
+    """Hold the lock that a stage holds while it runs; raises BlockingIOError where one runs."""
+    return one_at_a_time(workspace / STAGE_LOCK, wait=False)
 
 
 @contextmanager
 def _alone(settings: Settings) -> Iterator[None]:
-    settings.home.mkdir(parents=True, exist_ok=True)
-    with (settings.home / "gc.lock").open("a") as file:
-        if not _lock(file):
-            raise UserError("another `penstock gc` is at work; wait for its end")
+    with ExitStack() as held:
+        try:
+            held.enter_context(one_at_a_time(settings.home / "gc.lock", wait=False))
+        except BlockingIOError:
+            raise UserError("another `penstock gc` is at work; wait for its end") from None
         yield
-
-
-def _lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -6,7 +6,6 @@ people only.
 Ends a stage that works for too long, from within: neither Airflow nor Ray has to be there.
 """
 
-import fcntl
 import logging
 import os
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
 from pipelines.core.log import set_up_logging
 from pipelines.core.settings import load_settings
-from pipelines.core.storage import read_json, write_json, write_text
+from pipelines.core.storage import one_at_a_time, read_json, write_json, write_text
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.logbook import Entry, note, read_logbook
 from pipelines.run.records import output_folder, record_path
@@ -115,7 +114,8 @@ def run_stage(stage: Stage, run: StageFunction) -> None:
     workspace = Path.cwd()
     try:
         need_inputs(workspace, stage)
-        with only_one(workspace), metered(workspace, stage.name):
+        # A killed task's child may live on for a while.
+        with one_at_a_time(workspace / STAGE_LOCK), metered(workspace, stage.name):
             recipe = read_recipe(workspace)
             keep = partial(keep_error, workspace, stage.name)
             with time_limit(workspace, stage.name, recipe.resources.max_stage_hours, keep):
@@ -124,14 +124,6 @@ def run_stage(stage: Stage, run: StageFunction) -> None:
         keep_error(workspace, stage.name, error)
         sys.stderr.write(f"{stage.name}: {error}\n")
         sys.exit(EXIT_USER_ERROR)
-
-
-@contextmanager
-def only_one(workspace: Path) -> Iterator[None]:
-    """Wait until no other process works here: a killed task's child may live on for a while."""
-    with (workspace / STAGE_LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def stage_variables(workspace: Path) -> dict[str, str]:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
-from pipelines.core.storage import write_json, write_text
+from pipelines.core.storage import one_at_a_time, write_json, write_text
 from pipelines.datasets.run_source import settle
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import dump_yaml, load_recipe, with_absolute_paths
 from pipelines.run.records import RUN_FILE, PreprocessRecord, TrainRecord, record_path
 from pipelines.run.workspace import Run
 from pipelines.stage_cache.fingerprint import stage_codes
-from pipelines.stages.stage_process import only_one
+from pipelines.stages.stage_process import STAGE_LOCK
 from pipelines.training.checkpoint.store import CheckpointStore, checkpoint_places
 from pipelines.training.supported import supported
 
@@ -68,7 +68,7 @@ def open_workspace(job: Job) -> Iterator[Path]:
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     workspace = job.workspace or load_settings().runs / f"ad-hoc-{recipe.name}-{key}"
     workspace.mkdir(parents=True, exist_ok=True)
-    with only_one(workspace):
+    with one_at_a_time(workspace / STAGE_LOCK):
         ended = record_path(workspace, TrainRecord.stage).is_file()
         if ended:
             _forget_checkpoints(recipe, workspace)

@@ -1,16 +1,15 @@
 """Objects on a local drive, by content hash: bounded, checked, and shared by processes."""
 
 import errno
-import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pipelines.core.errors import UserError
-from pipelines.core.storage import md5
+from pipelines.core.storage import md5, one_at_a_time
 from pipelines.loading.sources.s3_objects import RemoteFile, object_path
 
 FOLDER_VARIABLE = "PENSTOCK_SHARD_CACHE"
@@ -52,7 +51,7 @@ class ShardCache:
         """
         path = self.folder / object_path(file.md5)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock(file.md5):
+        with one_at_a_time(self._lock(file.md5)):
             if not self._is_good(path, file):
                 self._download(path, file, size, download)
             now = time.time_ns()  # the kernel's own is only some milliseconds exact
@@ -94,7 +93,7 @@ class ShardCache:
         """Delete what was not used for the longest time; who has it open keeps it."""
         if size > self.limit:
             raise CacheFullError(f"{self.folder}: {size} bytes exceed {SIZE_VARIABLE}")
-        with self._lock("room"):
+        with one_at_a_time(self._lock("room")):
             found = self._files()
             excess = size + sum(stat.st_size for stat, _ in found) - self.limit
             for stat, path in sorted(found, key=lambda each: each[0].st_mtime_ns):
@@ -114,24 +113,14 @@ class ShardCache:
     def _delete(self, path: Path) -> bool:
         """Whether a file could go: not while another checks or fetches the object."""
         try:
-            with self._lock(path.parent.name + path.name, wait=False):
+            with one_at_a_time(self._lock(path.parent.name + path.name), wait=False):
                 path.unlink(missing_ok=True)
         except BlockingIOError:
             return False
         return True
 
-    @contextmanager
-    def _lock(self, name: str, *, wait: bool = True) -> Iterator[None]:
-        """Between processes and threads; the kernel releases what a dead process held.
-
-        Raises:
-            BlockingIOError: another holds it, and it is not to be waited for.
-        """
-        path = self.folder / "locks" / name[:4]
-        path.parent.mkdir(exist_ok=True)
-        with path.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            yield
+    def _lock(self, name: str) -> Path:
+        return self.folder / "locks" / name[:4]
 
 
 def open_cache() -> ShardCache:

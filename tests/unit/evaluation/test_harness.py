@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.stages.test_evaluate import make_workspace, recipe
 from transformers import AutoModelForCausalLM
 
 from pipelines.core.errors import UserError
@@ -22,6 +21,7 @@ from pipelines.run.verdict import HarnessScore
 from pipelines.stage_cache.open_workspace import environment
 from pipelines.stages.evaluate import evaluation
 from tests.unit.export.models import small, write_registered
+from tests.unit.stages.evaluate.test_evaluation import make_workspace, recipe
 
 TASKS = Path(__file__).parent / "tasks"
 

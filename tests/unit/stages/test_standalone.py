@@ -3,12 +3,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.stages.test_train import RECIPE, history, make_workspace
 
 from pipelines.recipe.recipe_files import override_values
 from pipelines.run.workspace import Run
 from pipelines.stages.standalone import Job, open_workspace
 from pipelines.stages.train import train_stage
+from tests.unit.stages.train.test_train_stage import RECIPE, history, make_workspace
 
 
 def test_a_job_that_ended_begins_anew_wherever_its_checkpoints_are(tmp_path: Path) -> None:

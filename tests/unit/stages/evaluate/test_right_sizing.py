@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.unit.stages.test_evaluate import make_workspace
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import folder_hash, write_json
@@ -30,6 +29,7 @@ from pipelines.serving.serving_engine import start_engine
 from pipelines.stages.evaluate import evaluation
 from pipelines.stages.register import register_stage
 from tests.unit.export.models import small
+from tests.unit.stages.evaluate.test_evaluation import make_workspace
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.stages.test_train import RECIPE, history, make_workspace
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import folder_hash, read_json
@@ -13,6 +12,7 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import override_values
 from pipelines.run.logbook import read_logbook
 from pipelines.run.records import output_folder
+from tests.unit.stages.train.test_train_stage import RECIPE, history, make_workspace
 
 ONE = {"resources.workers": 1}
 FREE = {"parallel": "auto", "train.micro_batch_size": "auto"}

@@ -7,14 +7,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.unit.stages.test_train import (
-    RECIPE,
-    VOCABULARY,
-    cut_after,
-    history,
-    make_workspace,
-    train_alone,
-)
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader
 
@@ -24,6 +16,14 @@ from pipelines.models.pretrained import load_pretrained
 from pipelines.models.quantization import dequantize, quantize
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import TrainRecord, output_folder
+from tests.unit.stages.train.test_train_stage import (
+    RECIPE,
+    VOCABULARY,
+    cut_after,
+    history,
+    make_workspace,
+    train_alone,
+)
 
 
 @pytest.fixture(scope="module")

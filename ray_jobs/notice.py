@@ -19,7 +19,7 @@ def asked(workspace: Path) -> bool:
 
 
 @contextmanager
-def heeded(workspace: Path) -> Iterator[None]:
+def listening_for_notice(workspace: Path) -> Iterator[None]:
     """Within the block the signal is a notice; the main thread calls it."""
     file = workspace / _FILE
     file.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from pipelines.stages.run_tracking import close_tracking, open_tracking
 from pipelines.stages.standalone import open_workspace, parse_job
 from pipelines.training.preemption import EXIT_BY_SIGTERM, PreemptedError
 from ray_jobs.connection import connect
-from ray_jobs.notice import heeded
+from ray_jobs.notice import listening_for_notice
 from ray_jobs.ray_map import map_on_ray
 from ray_jobs.train_on_ray import train_on_ray
 
@@ -33,7 +33,7 @@ def main(*arguments: str) -> None:
         with open_workspace(job) as workspace:
             print(f"workspace {workspace}\nMLflow run {open_tracking(workspace)}")  # noqa: T201
             try:
-                with heeded(workspace):
+                with listening_for_notice(workspace):
                     _run(job.recipe, workspace)
             except PreemptedError:
                 raise  # the same command goes on in the same MLflow run

@@ -22,7 +22,7 @@ from pipelines.stages.stage_process import (
 )
 from pipelines.stages.train.train_logbook import job
 from pipelines.training.preemption import PreemptedError
-from pipelines.training.supported import supported
+from pipelines.training.recipe_check import check_recipe
 from ray_jobs.connection import connect
 from ray_jobs.elastic_scaling import FreeScalingPolicy
 from ray_jobs.torch_variables import TorchVariables
@@ -55,7 +55,7 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
         FruitlessError: the run failed several times in a row without a new checkpoint.
         PreemptedError: the job was asked to end, and the run has saved.
     """
-    supported(recipe)
+    check_recipe(recipe)
     elastic = recipe.resources.is_elastic
     os.environ.update((ELASTIC if elastic else RAY_TRAIN) | os.environ)  # what is set stands
     forget_error(workspace)

@@ -54,7 +54,7 @@ class Progress:
     def __init__(self, recipe: Recipe, workspace: Path) -> None:
         self._place = checkpoints_of(recipe, workspace)
         self._newest = 0  # the step of the last complete checkpoint
-        self._newest = self._look()
+        self._newest = self._newest_checkpoint()
         self._failures = 0
 
     def failed(self, cause: str) -> None:
@@ -63,7 +63,7 @@ class Progress:
         Raises:
             FruitlessError: it is one too many.
         """
-        newest = self._look()
+        newest = self._newest_checkpoint()
         if newest > self._newest:
             self._newest, self._failures = newest, 0
         self._failures += 1
@@ -73,7 +73,7 @@ class Progress:
                 f"last: {cause}"
             )
 
-    def _look(self) -> int:
+    def _newest_checkpoint(self) -> int:
         try:
             return max(CheckpointStore(self._place).steps(), default=0)
         except UnreachableError as error:  # nobody knows of a newer one

@@ -19,7 +19,7 @@ from pipelines.core.storage import folder_bytes
 
 if TYPE_CHECKING:
     from pipelines.export.program import Kind
-    from pipelines.export.right_size import Budget, Judged
+    from pipelines.export.right_size import AssessedVariant, Budget
     from pipelines.export.triton_server import Backend
 
 
@@ -182,7 +182,7 @@ def _write_fitting(
     request: _Request, budget_gb: float, max_loss: float, sequences: int
 ) -> tuple[Format, dict[str, Any]]:
     """Write the variant that serves best within a budget; what was measured of all of them."""
-    from pipelines.export.right_size import Budget, choose, judge
+    from pipelines.export.right_size import Budget, assess_variants, choose
     from pipelines.export.source import new_folder
     from pipelines.export.variants import measure_variants
     from pipelines.models.model_folder import load_config
@@ -199,7 +199,7 @@ def _write_fitting(
             request.group_size,
             lambda why: typer.echo(f"left out: {why}", err=True),
         )
-        judged = judge(variants, config, held_out.bits_per_byte, budget)
+        judged = assess_variants(variants, config, held_out.bits_per_byte, budget)
         chosen = choose(judged, budget).variant
         for path in (Path(scratch) / chosen.name).iterdir():
             path.rename(folder / path.name)
@@ -211,7 +211,7 @@ def _write_fitting(
     }
 
 
-def _table(judged: "list[Judged]", budget: "Budget") -> str:
+def _table(judged: "list[AssessedVariant]", budget: "Budget") -> str:
     rows = [
         f"of {budget.gb:g} GB, {budget.sequences} x {budget.tokens:,} tokens at once:",
         f"  {'':6}{'bits per byte':>14}{'loss':>9}{'weights':>10}{'in all':>10}{'loaded in':>11}",

@@ -99,14 +99,14 @@ def _resolve(name: str, overrides: list[str]) -> "Recipe":
     from pipelines.data.reading.sources import list_inputs
     from pipelines.datasets.run_source import settle
     from pipelines.recipe.recipe_files import load_recipe, with_absolute_paths
-    from pipelines.training.supported import supported
+    from pipelines.training.recipe_check import check_recipe
 
     recipe = with_absolute_paths(load_recipe(name, overrides), Path.cwd())
     if recipe.data.source.is_published:
         recipe, _ = settle(recipe)
     else:
         list_inputs(recipe.data.source)  # a missing path is better said now than by a task
-    supported(recipe)
+    check_recipe(recipe)
     return recipe
 
 

@@ -24,7 +24,7 @@ def certificate() -> Iterator[Seen]:
     if os.environ.get("RAY_USE_TLS") != "1" or not path:
         raise NotHereError("this process speaks to no Ray beyond the loopback")
     text = output_of("openssl", "x509", "-noout", "-enddate", "-in", path)
-    yield judge(read(parse, text, "openssl x509 -enddate"), time.time())
+    yield assess_certificate(read(parse, text, "openssl x509 -enddate"), time.time())
 
 
 def parse(text: str) -> float:
@@ -36,7 +36,7 @@ def parse(text: str) -> float:
     return float(ssl.cert_time_to_seconds(text.strip().removeprefix("notAfter=")))
 
 
-def judge(end: float, now: float) -> Seen:
+def assess_certificate(end: float, now: float) -> Seen:
     """Whether there is time to renew it before nodes and workers can't join any more."""
     days = (end - now) / _DAY_S
     if days <= 0:
@@ -59,10 +59,10 @@ def clock() -> Iterator[Seen]:
         yield warning(str(error), _MEND)
         return
     else:
-        yield judge_chrony(read(parse_chrony, text, "chronyc tracking"))
+        yield assess_chrony(read(parse_chrony, text, "chronyc tracking"))
         return
     try:
-        yield judge_timedatectl(output_of("timedatectl", "show"))
+        yield assess_timedatectl(output_of("timedatectl", "show"))
     except NotHereError:
         raise NotHereError("neither chronyc nor timedatectl is installed") from None
     except FaultError as error:
@@ -94,7 +94,7 @@ def parse_chrony(text: str) -> Tracking:
     return Tracking(status != "Not synchronised", server, float(off[0]))
 
 
-def judge_chrony(found: Tracking) -> Seen:
+def assess_chrony(found: Tracking) -> Seen:
     """Whether it follows a server, and closely."""
     if not found.follows:
         return problem("chrony follows no time server", _MEND)
@@ -104,7 +104,7 @@ def judge_chrony(found: Tracking) -> Seen:
     return ok(saw)
 
 
-def judge_timedatectl(text: str) -> Seen:
+def assess_timedatectl(text: str) -> Seen:
     """Of `timedatectl show`."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     if values.get("NTPSynchronized") == "yes":

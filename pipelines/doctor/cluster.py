@@ -153,18 +153,18 @@ def between_nodes(report: ClusterReport) -> list[Finding]:
         (
             "versions over nodes",
             "tasks are pickled on one node and read on another",
-            judge_versions(nodes),
+            assess_versions(nodes),
         ),
-        ("clocks over nodes", "leases, logs and S3 go by the time", [judge_clocks(nodes)]),
+        ("clocks over nodes", "leases, logs and S3 go by the time", [assess_clocks(nodes)]),
         (
             "all-reduce over nodes",
             "gradients cross the network each step",
-            [judge_together(together)] if together else (),
+            [assess_all_reduce(together)] if together else (),
         ),
         (
             "planes between nodes",
             "a link may agree on a rate that its switch does not carry",
-            map(judge_carried, report.planes),
+            map(assess_throughput, report.planes),
         ),
     )
     return [
@@ -174,7 +174,7 @@ def between_nodes(report: ClusterReport) -> list[Finding]:
     ]
 
 
-def judge_versions(reports: Sequence[NodeReport]) -> Iterator[Seen]:
+def assess_versions(reports: Sequence[NodeReport]) -> Iterator[Seen]:
     """Every fact should be the same on all nodes; a driver may differ on a mixed cluster."""
     unlike = False
     for fact in _FACTS:
@@ -195,7 +195,7 @@ def judge_versions(reports: Sequence[NodeReport]) -> Iterator[Seen]:
         yield ok(f"{len(reports)} nodes alike: {said}")
 
 
-def judge_clocks(reports: Sequence[NodeReport]) -> Seen:
+def assess_clocks(reports: Sequence[NodeReport]) -> Seen:
     """The widest gap, less what the round trips leave open."""
     first = min(reports, key=lambda report: report.offset)
     last = max(reports, key=lambda report: report.offset)
@@ -208,7 +208,7 @@ def judge_clocks(reports: Sequence[NodeReport]) -> Seen:
     return problem(saw, mend) if sure > _TOO_MUCH_S else warning(saw, mend)
 
 
-def judge_together(found: Together) -> Seen:
+def assess_all_reduce(found: Together) -> Seen:
     """Its bus bandwidth is what the network carries of a node, so that the GPU plane's class holds.
 
     Without GPUs it shows that processes reach each other, and its rate is the processors'.
@@ -227,7 +227,7 @@ def judge_together(found: Together) -> Seen:
     return ok(saw) if rate >= least * _GIB else warning(saw, _NETWORK)
 
 
-def judge_carried(found: Carried) -> Seen:
+def assess_throughput(found: Carried) -> Seen:
     """One process's TCP fills neither the storage plane nor the GPUs': they are only told."""
     if found.rate is None:
         mend = "look at addresses, routes and firewalls of that plane"

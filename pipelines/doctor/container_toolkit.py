@@ -24,13 +24,13 @@ def container_toolkit() -> Iterator[Seen]:
         return
     except FaultError as error:
         raise FaultError(str(error), mend_of(str(error), error.mend)) from None
-    yield judge(read(parse_toolkit, text, "nvidia-container-cli info"), driver)
+    yield assess_container_toolkit(read(parse_toolkit, text, "nvidia-container-cli info"), driver)
 
 
 def _without_its_tool() -> Seen:
     """The toolkit's base package has only nvidia-ctk, for runtimes that read CDI's files."""
     try:
-        return judge_cdi(parse_cdi(output_of("nvidia-ctk", "cdi", "list")))
+        return assess_cdi(parse_cdi(output_of("nvidia-ctk", "cdi", "list")))
     except NotHereError:
         saw = "neither nvidia-container-cli nor nvidia-ctk: containers get no GPUs here"
         return warning(saw, _INSTALL)
@@ -56,7 +56,7 @@ def parse_toolkit(text: str) -> Toolkit:
     return Toolkit(found[1], len(re.findall(r"^Device Index:", text, re.MULTILINE)))
 
 
-def judge(found: Toolkit, driver: str) -> Seen:
+def assess_container_toolkit(found: Toolkit, driver: str) -> Seen:
     """It must find the driver that runs."""
     if found.driver != driver:
         mend = "remove the other driver's libraries, or reboot after an update"
@@ -69,7 +69,7 @@ def parse_cdi(text: str) -> list[str]:
     return _CDI.findall(text)
 
 
-def judge_cdi(gpus: list[str]) -> Seen:
+def assess_cdi(gpus: list[str]) -> Seen:
     """Podman, containerd and newer Docker find GPUs by these names."""
     if not gpus:
         mend = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, and after each new driver"

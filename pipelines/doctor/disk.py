@@ -32,10 +32,10 @@ class Speed:
 
 def mounted() -> Iterator[Seen]:
     """What the home lies on."""
-    yield from judge_mount(data_mount())
+    yield from assess_mount(data_mount())
 
 
-def judge_mount(mount: Mount) -> Iterator[Seen]:
+def assess_mount(mount: Mount) -> Iterator[Seen]:
     """State that lasts wants a disk that lasts; NFS wants to be hard, and to move much at once."""
     saw = f"{mount.point} is {mount.kind} on {mount.source}"
     faults = []
@@ -69,7 +69,7 @@ def speed(recipe: Recipe) -> Iterator[Seen]:
         mend = "mend its owner, rights or free space, or set PENSTOCK_HOME elsewhere"
         yield problem(f"{folder} can't be written: {error.strerror}", mend)
         return
-    yield judge_speed(found, checkpoint_bytes(recipe))
+    yield assess_disk_speed(found, checkpoint_bytes(recipe))
 
 
 def measure(folder: Path) -> Speed:
@@ -101,7 +101,7 @@ def checkpoint_bytes(recipe: Recipe) -> int:
     return _STATE_BYTES * config.sized(vocabulary, length).parameters
 
 
-def judge_speed(found: Speed, checkpoint: int) -> Seen:
+def assess_disk_speed(found: Speed, checkpoint: int) -> Seen:
     """Tokens are tens of KB/s a GPU; it is checkpoints that a slow disk holds up."""
     saw = f"writes {size(found.write)}/s, reads {size(found.read)}/s"
     if not checkpoint:

@@ -29,12 +29,12 @@ _UVM = Path("/dev/nvidia-uvm")  # without it CUDA can't start, and nvidia-smi ca
 def driver_and_cuda() -> Iterator[Seen]:
     """Whether torch can use the GPUs of this machine."""
     machine = ask_driver()
-    yield from judge_container(in_container(), _UVM.exists())
+    yield from assess_container_devices(in_container(), _UVM.exists())
     built_with, version = torch_build()
-    yield judge(machine, built_with, version)
+    yield assess_driver(machine, built_with, version)
 
 
-def judge_container(inside: bool, uvm: bool) -> Iterator[Seen]:
+def assess_container_devices(inside: bool, uvm: bool) -> Iterator[Seen]:
     """On a host a program's first use of CUDA makes the device; a container is given it or not."""
     if inside and not uvm:
         mend = (
@@ -56,7 +56,7 @@ def torch_build() -> tuple[str | None, str]:
     return values["cuda"], values["__version__"]
 
 
-def judge(machine: Smi, built_with: str | None, version: str) -> Seen:
+def assess_driver(machine: Smi, built_with: str | None, version: str) -> Seen:
     """By NVIDIA's rules."""
     names = f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) != 1)}"
     if built_with is None:

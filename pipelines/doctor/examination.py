@@ -37,7 +37,7 @@ def run_checks(checks: Sequence[Check]) -> list[Finding]:
     seen: dict[int, list[Seen]] = {}
 
     def run(number: int) -> None:
-        seen[number] = _look(checks[number])
+        seen[number] = _run_check(checks[number])
 
     threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(checks))]
     deadline = time.monotonic() + limit
@@ -56,7 +56,7 @@ def run_checks(checks: Sequence[Check]) -> list[Finding]:
     ]
 
 
-def _look(check: Check) -> list[Seen]:
+def _run_check(check: Check) -> list[Seen]:
     try:
         return list(check.look())
     except NotHereError as reason:

@@ -45,7 +45,7 @@ def rdma() -> Iterator[Seen]:
         raise NotHereError("no RDMA device")
     modules = parse_modules(_modules())
     driver = text_of(Path("/proc/driver/nvidia/version")) or ""
-    yield judge_rdma(modules, driver, platform.release())
+    yield assess_rdma(modules, driver, platform.release())
 
 
 def _modules() -> str:
@@ -58,7 +58,7 @@ def parse_modules(text: str) -> set[str]:
     return {line.split()[0] for line in text.splitlines() if line.strip()}
 
 
-def judge_rdma(modules: set[str], driver: str, kernel: str) -> Seen:
+def assess_rdma(modules: set[str], driver: str, kernel: str) -> Seen:
     """By module, or by dma-buf."""
     if loaded := sorted(modules & _PEERMEM):
         return ok(f"GPUDirect RDMA by {loaded[0]}")
@@ -103,7 +103,7 @@ def storage() -> Iterator[Seen]:
         modes = read(parse_gdscheck, output_of("gdscheck", "-p", folders=_GDS_TOOLS), "gdscheck -p")
     except NotHereError:
         modes = None
-    yield from judge_storage(
+    yield from assess_storage(
         Storage(
             module="nvidia_fs" in parse_modules(_modules()),
             devices=sorted(path.name for path in Path("/dev").glob("nvidia-fs*")),
@@ -129,7 +129,7 @@ def parse_gdscheck(text: str) -> dict[str, str]:
     return {name.lstrip("-"): value for name, value in rows}
 
 
-def judge_storage(found: Storage) -> Iterator[Seen]:
+def assess_storage(found: Storage) -> Iterator[Seen]:
     """The mode in effect, and where it is not direct each missing piece."""
     if found.why_not is None:  # newer kernels need neither nvidia-fs nor its devices for that
         yield ok(f"mode in effect under {found.mount.point}: direct, proven by a read")

@@ -21,10 +21,10 @@ def health() -> Iterator[Seen]:
     """Every GPU's own state."""
     # A container or a job of Slurm is given some of the machine's GPUs, and sees all in /proc.
     partly = in_container() or "SLURM_JOB_ID" in os.environ
-    yield from judge(smi(), [] if partly else bound_gpus())
+    yield from assess_gpus(smi(), [] if partly else bound_gpus())
 
 
-def judge(machine: Smi, bound: Sequence[str]) -> list[Seen]:
+def assess_gpus(machine: Smi, bound: Sequence[str]) -> list[Seen]:
     """A line for each fault; one line where there is none.
 
     Args:
@@ -58,10 +58,10 @@ def _missing(machine: Smi, bound: Sequence[str]) -> Iterator[Seen]:
 
 def fabric() -> Iterator[Seen]:
     """NVSwitch, which a service of its own sets up."""
-    yield judge_fabric(smi().gpus, has_nvswitch())
+    yield assess_fabric(smi().gpus, has_nvswitch())
 
 
-def judge_fabric(gpus: Sequence[Gpu], switches: bool) -> Seen:
+def assess_fabric(gpus: Sequence[Gpu], switches: bool) -> Seen:
     """GPUs on NVSwitch register with the fabric manager before CUDA can start."""
     states = {gpu.number: gpu.fabric for gpu in gpus if gpu.fabric}
     if not states:
@@ -70,7 +70,7 @@ def judge_fabric(gpus: Sequence[Gpu], switches: bool) -> Seen:
         raise NotHereError("no GPU here is on NVSwitch")
     bad = {number: each for number, each in states.items() if each[:2] != _REGISTERED}
     if not bad:
-        return _judge_health({number: health for number, (_, _, health) in states.items()})
+        return _assess_health({number: health for number, (_, _, health) in states.items()})
     number, (state, status, _) = next(iter(bad.items()))
     return problem(
         f"GPU {number}: fabric {state}, {status or 'no status'}; CUDA fails with error 802 there",
@@ -78,7 +78,7 @@ def judge_fabric(gpus: Sequence[Gpu], switches: bool) -> Seen:
     )
 
 
-def _judge_health(by_gpu: Mapping[int, str | None]) -> Seen:
+def _assess_health(by_gpu: Mapping[int, str | None]) -> Seen:
     """Newer drivers say how well the links to the switches do."""
     if sick := {number: said for number, said in by_gpu.items() if said not in (None, "Healthy")}:
         number, said = next(iter(sick.items()))

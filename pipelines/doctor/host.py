@@ -81,10 +81,10 @@ UNLIMITED = resource.RLIM_INFINITY
 
 def files() -> Iterator[Seen]:
     """Open files."""
-    yield judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    yield assess_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
-def judge_files(soft: int, hard: int) -> Seen:
+def assess_open_files(soft: int, hard: int) -> Seen:
     """Ray raises the soft limit to the hard one, so that this one decides."""
     saw = f"{_limit(soft)} open files, which Ray raises to {_limit(hard)}"
     mend = f"ulimit -n {_ENOUGH_FILES}, or nofile in /etc/security/limits.conf or the unit's file"
@@ -99,10 +99,10 @@ def pinned_memory() -> Iterator[Seen]:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     found = (*RDMA_DEVICES.glob("*"), *Path("/dev").glob("nvidia-fs*"))
     needed = sorted(path.name for path in found)
-    yield judge_pinned(soft, may_lock(_STATUS.read_text()), needed)
+    yield assess_pinned_memory(soft, may_lock(_STATUS.read_text()), needed)
 
 
-def judge_pinned(limit: int, ipc_lock: bool, devices: list[str]) -> Seen:
+def assess_pinned_memory(limit: int, ipc_lock: bool, devices: list[str]) -> Seen:
     """RDMA and GPUDirect Storage register memory, which counts as locked; CUDA's own does not."""
     right = "has IPC_LOCK" if ipc_lock else "has no IPC_LOCK"
     saw = f"memlock is {_limit(limit, bytes_=True)}, the process {right}"
@@ -132,10 +132,10 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Iterator[Seen]:  # noqa: S10
     from pipelines.core.machine import memory_bytes
 
     total, _ = memory_bytes()
-    yield judge_shared(os.statvfs(path).f_frsize * os.statvfs(path).f_blocks, total)
+    yield assess_shared_memory(os.statvfs(path).f_frsize * os.statvfs(path).f_blocks, total)
 
 
-def judge_shared(size: int, memory: int) -> Seen:
+def assess_shared_memory(size: int, memory: int) -> Seen:
     """NCCL, Ray's object store and the loader's workers pass data through it."""
     saw = f"shared memory is {size / _GIB:.3g} GiB, of {memory / _GIB:.3g} GiB of memory"
     mend = "--shm-size in Docker, an emptyDir of medium Memory at /dev/shm in Kubernetes"

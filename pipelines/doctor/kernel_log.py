@@ -33,7 +33,7 @@ def kernel_log() -> Iterator[Seen]:
         text = output_of("dmesg", folders=("/usr/bin", "/bin"))
     except ToolFailedError as error:
         raise NotHereError(f"not ours to read; as root: dmesg | grep -i xid ({error})") from None
-    yield from judge(parse_xids(text))
+    yield from assess_kernel_log(parse_xids(text))
 
 
 def parse_xids(text: str) -> dict[Xid, list[str]]:
@@ -47,7 +47,7 @@ def parse_xids(text: str) -> dict[Xid, list[str]]:
     return found
 
 
-def judge(found: Mapping[Xid, list[str]]) -> Iterator[Seen]:
+def assess_kernel_log(found: Mapping[Xid, list[str]]) -> Iterator[Seen]:
     """Old ones may be mended since, so that they only warn: the check of GPUs knows their state."""
     sick = {xid: words for xid, words in found.items() if xid.code not in _OF_PROGRAMS}
     for xid, words in sick.items():

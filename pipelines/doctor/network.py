@@ -43,9 +43,9 @@ def rdma() -> Iterator[Seen]:
     try:
         text = output_of("ibstat", folders=_FOLDERS)
     except NotHereError:
-        yield from judge(list(read_ports(DEVICES)))
+        yield from assess_network(list(read_ports(DEVICES)))
         return
-    yield from judge(read(parse_ibstat, text, "ibstat"))
+    yield from assess_network(read(parse_ibstat, text, "ibstat"))
 
 
 def read_ports(root: Path) -> Iterator[Port]:
@@ -96,7 +96,7 @@ def _rate(text: str) -> float:
     return float(found[0]) if found else 0.0
 
 
-def judge(ports: Sequence[Port]) -> Iterator[Seen]:
+def assess_network(ports: Sequence[Port]) -> Iterator[Seen]:
     """A port that nobody uses is disabled; any other that is not active is a fault."""
     active = [port for port in ports if port.active]
     for port in ports:

@@ -25,7 +25,7 @@ class Node:
 
 def numa() -> Iterator[Seen]:
     """Of this machine, and the cores that this process may use."""
-    yield from judge(read_nodes(_NODES), os.sched_getaffinity(0))
+    yield from assess_numa(read_nodes(_NODES), os.sched_getaffinity(0))
 
 
 def read_nodes(root: Path) -> list[Node]:
@@ -61,7 +61,7 @@ def parse_cores(text: str) -> frozenset[int]:
     )
 
 
-def judge(nodes: Sequence[Node], mine: set[int]) -> Iterator[Seen]:
+def assess_numa(nodes: Sequence[Node], mine: set[int]) -> Iterator[Seen]:
     """Nodes with cores should have like memory, and this process all of them."""
     if len(nodes) == 1:
         yield ok("one NUMA node: all memory is equally near")

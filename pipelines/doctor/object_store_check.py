@@ -321,10 +321,10 @@ def try_store(remote: str) -> list[tuple[Need, Seen]]:
                 return tried
     finally:
         tried.append((REMOVAL, _seen(remote, REMOVAL, store)))
-    return [*tried, (_CLOCK_NEED, judge_clock(dates, time.time()))]
+    return [*tried, (_CLOCK_NEED, assess_store_clock(dates, time.time()))]
 
 
-def judge_clock(dates: list[str], here: float) -> Seen:
+def assess_store_clock(dates: list[str], here: float) -> Seen:
     """S3 signs requests by the time, and refuses those of another; `dates` is what it answered."""
     if not dates:
         return Seen(State.NOT_HERE, "the store does not tell its time in its answers")

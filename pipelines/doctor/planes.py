@@ -44,7 +44,7 @@ def planes() -> Iterator[Seen]:
         raise NotHereError(f"no plane is named; {example} would")
     named = parse_planes(text)
     found = {name: read_interface(name) for names in named.values() for name in names}
-    yield from judge(named, found, os.environ)
+    yield from assess_planes(named, found, os.environ)
 
 
 def parse_planes(text: str) -> dict[str, list[str]]:
@@ -98,7 +98,7 @@ def _roots(folder: Path) -> Iterator[str]:
         yield folder.name
 
 
-def judge(
+def assess_planes(
     named: Mapping[str, list[str]],
     found: Mapping[str, Interface | None],
     environ: Mapping[str, str],
@@ -109,7 +109,7 @@ def judge(
             saw = f"{plane}: no interface {', '.join(missing)} on this node"
             yield problem(saw, f"`ip link` lists them; mend {VARIABLE}")
             continue
-        yield _judge_plane(plane, [each for name in names if (each := found[name])])
+        yield _assess_plane(plane, [each for name in names if (each := found[name])])
     shared = _roots_of("storage", named, found) & _roots_of("gpu", named, found)
     if shared:
         yield warning(
@@ -117,10 +117,10 @@ def judge(
             "give NCCL links of its own, or bound storage's rate: a checkpoint else stalls every "
             "all-reduce",
         )
-    yield from _judge_nccl(named, environ)
+    yield from _assess_nccl(named, environ)
 
 
-def _judge_plane(plane: str, interfaces: list[Interface]) -> Seen:
+def _assess_plane(plane: str, interfaces: list[Interface]) -> Seen:
     names = ", ".join(each.name for each in interfaces)
     if down := [each.name for each in interfaces if not each.up]:
         return problem(f"{plane}: {', '.join(down)} is down", f"ip link set {down[0]} up; cable")
@@ -135,7 +135,7 @@ def _judge_plane(plane: str, interfaces: list[Interface]) -> Seen:
     return ok(saw)
 
 
-def _judge_nccl(named: Mapping[str, list[str]], environ: Mapping[str, str]) -> Iterator[Seen]:
+def _assess_nccl(named: Mapping[str, list[str]], environ: Mapping[str, str]) -> Iterator[Seen]:
     """NCCL picks an interface by itself where nobody tells it."""
     told = environ.get("NCCL_SOCKET_IFNAME", "")
     names = named.get("gpu", [])

@@ -25,11 +25,11 @@ def airflow() -> Iterator[Seen]:
     url = settings.airflow_url
     place = Place("Airflow", url, "PENSTOCK_AIRFLOW_URL")
     health = place.answer(lambda: _get(f"{url}/api/v2/monitor/health"))
-    faults = list(judge_airflow(health))
-    yield from faults or judge_dag_files(url, place.answer(lambda: _import_errors(settings)))
+    faults = list(assess_airflow(health))
+    yield from faults or assess_dag_files(url, place.answer(lambda: _import_errors(settings)))
 
 
-def judge_airflow(health: Mapping[str, Any]) -> Iterator[Seen]:
+def assess_airflow(health: Mapping[str, Any]) -> Iterator[Seen]:
     """A part that has no heartbeat was never started, or is dead."""
     for part in _AIRFLOW:
         status = (health.get(part) or {}).get("status")
@@ -41,7 +41,7 @@ def judge_airflow(health: Mapping[str, Any]) -> Iterator[Seen]:
             yield problem(f"Airflow's {name} is {status or 'not running'}{last}", mend)
 
 
-def judge_dag_files(url: str, errors: Mapping[str, str]) -> Iterator[Seen]:
+def assess_dag_files(url: str, errors: Mapping[str, str]) -> Iterator[Seen]:
     """By file, why it can't be imported."""
     for file, reason in errors.items():
         yield problem(f"{file} can't be imported: {reason}", "mend it; Airflow reads it again")
@@ -54,7 +54,7 @@ def ray() -> Iterator[Seen]:
     settings = load_settings()
     place = Place("Ray", settings.ray_url, "RAY_API_SERVER_ADDRESS")
     there = place.answer(lambda: str(_get_ray(settings, "/api/version")["ray_version"]))
-    yield judge_ray(settings.ray_url, there, installed("ray"))
+    yield assess_ray(settings.ray_url, there, installed("ray"))
 
 
 def ray_nodes() -> int:
@@ -71,7 +71,7 @@ def _alive(answer: dict[str, Any]) -> int:
     return sum(node["state"] == "ALIVE" for node in answer["data"]["result"]["result"])
 
 
-def judge_ray(url: str, there: str, here: str | None) -> Seen:
+def assess_ray(url: str, there: str, here: str | None) -> Seen:
     """Jobs are pickled by one and read by the other."""
     if here is not None and here != there:
         return problem(f"Ray is {there} at {url}, {here} here", f"install ray=={there} here")
@@ -85,11 +85,11 @@ def mlflow() -> Iterator[Seen]:
         raise NotHereError(f"{settings.mlflow_url} is no server")
     url = settings.mlflow_url.rstrip("/")
     there = Place("MLflow", url, "MLFLOW_TRACKING_URI").answer(_mlflow_version)
-    yield from judge_mlflow(url, there, installed("mlflow"))
+    yield from assess_mlflow(url, there, installed("mlflow"))
     yield ok(f"MLflow at {url} answers a search of experiments")
 
 
-def judge_mlflow(url: str, there: str, here: str | None) -> Iterator[Seen]:
+def assess_mlflow(url: str, there: str, here: str | None) -> Iterator[Seen]:
     """A client of another minor version may not know what the server speaks."""
     if here is not None and here.split(".")[:2] != there.split(".")[:2]:
         mend = f"install mlflow=={there} here, or update the server and migrate its database"

@@ -96,10 +96,10 @@ _DEBUGGING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_N
 
 def collective() -> Iterator[Seen]:
     """A real all-reduce, and the environment it runs in."""
-    yield from judge(facts(), os.environ)
+    yield from assess_collectives(facts(), os.environ)
 
 
-def judge(found: Facts, environ: Mapping[str, str]) -> Iterator[Seen]:
+def assess_collectives(found: Facts, environ: Mapping[str, str]) -> Iterator[Seen]:
     """What it summed, and how fast."""
     with_what = f"NCCL {found.nccl}" if found.nccl else "gloo"
     saw = f"{with_what}: an all-reduce over {found.processes} processes"

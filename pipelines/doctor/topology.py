@@ -33,7 +33,7 @@ def topology() -> Iterator[Seen]:
     """Between GPUs, and from each to its nearest network card."""
     smi()  # which says it better where there is no driver
     text = output_of("nvidia-smi", "topo", "-m")
-    yield from judge(read(parse_topology, text, "nvidia-smi topo -m"))
+    yield from assess_topology(read(parse_topology, text, "nvidia-smi topo -m"))
 
 
 def parse_topology(text: str) -> Topology:
@@ -64,7 +64,7 @@ def parse_topology(text: str) -> Topology:
     return Topology(links, gpus, nics)
 
 
-def judge(found: Topology) -> Iterator[Seen]:
+def assess_topology(found: Topology) -> Iterator[Seen]:
     """What is slow by the way it is built is no fault, but is told; a far network card is one."""
     if len(found.gpus) > 1:
         yield ok(_between_gpus(found))
@@ -104,7 +104,7 @@ def nvlink() -> Iterator[Seen]:
     """Every link by itself."""
     smi()
     text = output_of("nvidia-smi", "nvlink", "-s")
-    yield judge_nvlink(read(parse_nvlink, text, "nvidia-smi nvlink -s"))
+    yield assess_nvlink(read(parse_nvlink, text, "nvidia-smi nvlink -s"))
 
 
 def parse_nvlink(text: str) -> dict[str, list[str]]:
@@ -124,7 +124,7 @@ def parse_nvlink(text: str) -> dict[str, list[str]]:
     return links
 
 
-def judge_nvlink(links: dict[str, list[str]]) -> Seen:
+def assess_nvlink(links: dict[str, list[str]]) -> Seen:
     """A GPU without any has no bridge, by design; one with some has lost the others."""
     linked = {gpu: rates for gpu, rates in links.items() if set(rates) - {"<inactive>"}}
     if not linked:

@@ -46,7 +46,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Judged:
+class AssessedVariant:
     """A variant against a budget."""
 
     variant: Variant
@@ -60,9 +60,9 @@ class Judged:
         return f"{need} and loses {self.lost:+.4f}"
 
 
-def judge(
+def assess_variants(
     variants: Sequence[Variant], config: DecoderConfig, registered: float, budget: Budget
-) -> list[Judged]:
+) -> list[AssessedVariant]:
     """Each variant's memory and loss, in the given order.
 
     Args:
@@ -76,7 +76,7 @@ def judge(
         memory = serving_memory(config, each.weight_bytes, budget.sequences, budget.tokens)
         lost = each.bits_per_byte - registered
         judged.append(
-            Judged(
+            AssessedVariant(
                 variant=each,
                 memory=memory,
                 lost=lost,
@@ -87,7 +87,7 @@ def judge(
     return judged
 
 
-def choose(judged: Sequence[Judged], budget: Budget) -> Judged:
+def choose(judged: Sequence[AssessedVariant], budget: Budget) -> AssessedVariant:
     """The variant of fewest bits per byte among those that fit; of equals the smallest.
 
     Raises:
@@ -107,7 +107,7 @@ def choose(judged: Sequence[Judged], budget: Budget) -> Judged:
 _INK, _GOOD, _BAD = "#808080", "#2a9d8f", "#d1495b"  # seen on a light page and on a dark one
 
 
-def draw_right_size(judged: Sequence[Judged], budget: Budget, path: Path) -> None:
+def draw_right_size(judged: Sequence[AssessedVariant], budget: Budget, path: Path) -> None:
     """Draw bits per byte over serving memory and over load time, as a PNG.
 
     What fits the budget and loses little enough is drawn green; the budget itself is a line.

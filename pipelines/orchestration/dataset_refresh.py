@@ -17,7 +17,7 @@ from pipelines.orchestration.naming import workspace_name
 from pipelines.orchestration.trigger_form import PREPARED, asked_recipe, mistakes_fail_the_task
 from pipelines.run.workspace import Run
 from pipelines.stage_cache.open_workspace import open_workspace
-from pipelines.training.supported import supported
+from pipelines.training.recipe_check import check_recipe
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -36,7 +36,7 @@ class LookOperator(BaseOperator):
         run_id = workspace_name(self.dag_id, context["dag_run"].run_id)
         with mistakes_fail_the_task(self.task_id, run_id):
             recipe = asked_recipe(context)
-            supported(recipe)
+            check_recipe(recipe)
             return str(self._open(run_id, recipe))
 
     def _open(self, run_id: str, recipe: "Recipe") -> Path:

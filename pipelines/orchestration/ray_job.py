@@ -161,7 +161,7 @@ class RayJobOperator(BaseOperator):
             submission_id = f"penstock-{_job_key(context, current.generation)}-{current.n}"
             if job is None or job.submission_id != submission_id:
                 former = None if current.former_over else current.former
-                job = asyncio.run(_look(Path(self.workspace), submission_id, former))
+                job = asyncio.run(_find_job(Path(self.workspace), submission_id, former))
                 over = current.former_over or job.status != UNREACHABLE
                 current = state.update(former_over=over)
             absent = job.status == LOST and not current.submitted
@@ -169,10 +169,10 @@ class RayJobOperator(BaseOperator):
             if absent or succeeded or job.live or job.status == UNREACHABLE:
                 return job
             if submission_id in current.submissions:  # else it is of a workspace that is gone
-                self._judge(state, current, job)
+                self._note_failure(state, current, job)
             current = state.update(n=current.n + 1, submitted=False)
 
-    def _judge(self, state: JobState, current: Generation, job: Job) -> None:
+    def _note_failure(self, state: JobState, current: Generation, job: Job) -> None:
         """Note a job's failure; return where another is to follow, raise where Airflow decides."""
         workspace, failure = Path(self.workspace), failure_of(job)
         if message := user_error(workspace, self.stage):
@@ -254,7 +254,7 @@ def job_command(workspace: Path, entrypoint: str) -> tuple[str, dict[str, str]]:
     return f"cd {shlex.quote(str(workspace))} && {entrypoint}", stage_variables(workspace)
 
 
-async def _look(workspace: Path, submission_id: str, former: str | None) -> Job:
+async def _find_job(workspace: Path, submission_id: str, former: str | None) -> Job:
     """The job as Ray has it, or LOST or UNREACHABLE; a former one, which a person ended, is over.
 
     Raises:

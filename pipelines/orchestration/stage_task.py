@@ -36,7 +36,7 @@ from pipelines.stages.run_tracking import open_tracking
 from pipelines.stages.stage import Resources, find_stage
 from pipelines.stages.stage_process import forget_error, stage_environment, user_error
 from pipelines.tracking.tracked_run import data_docs_address
-from pipelines.training.supported import supported
+from pipelines.training.recipe_check import check_recipe
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -85,7 +85,7 @@ class PrepareOperator(BaseOperator):
         run_id = workspace_name(self.dag_id, context["dag_run"].run_id)
         with mistakes_fail_the_task(self.task_id, run_id):
             recipe, source = settle(_recipe(context))
-            supported(recipe)
+            check_recipe(recipe)
             # Not when the DAG file is parsed.
             from pipelines.orchestration.cluster_plan import plan_on_cluster
 

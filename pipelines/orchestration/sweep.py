@@ -23,7 +23,7 @@ from pipelines.run.workspace import Run, read_recipe
 from pipelines.stage_cache.open_workspace import open_workspace
 from pipelines.stages.run_tracking import open_tracking
 from pipelines.tracking.rest import set_tags
-from pipelines.training.supported import supported
+from pipelines.training.recipe_check import check_recipe
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -70,7 +70,7 @@ class PlanOperator(BaseOperator):
             if not lines:
                 raise UserError(f"{SWEEP}: no member; give one set of overrides a line")
             for line in lines:
-                supported(_recipe(workspace, line))
+                check_recipe(_recipe(workspace, line))
         keep_members(workspace, lines)
         return lines
 

@@ -142,7 +142,7 @@ def _settle(name: str) -> _State:
     if unfinished:
         _log.warning("%s: a %s that was cut off is completed", name, unfinished.action)
         trail = _apply(name, trail, unfinished)
-    state = _look(name, trail)
+    state = _read_state(name, trail)
     if state.champion != (trail.last.after if trail.last else None):
         why = "found so: the alias was moved in MLflow, or before there was a trail"
         state = _move(state, "moved outside", state.champion, "unknown", why)
@@ -150,7 +150,7 @@ def _settle(name: str) -> _State:
     return replace(state, completed_rollback=bool(rolled_back))
 
 
-def _look(name: str, trail: Trail) -> _State:
+def _read_state(name: str, trail: Trail) -> _State:
     versions = registry.versions_of(name)
     numbers = {each.version for each in versions}
     champion = next((each.version for each in versions if CHAMPION in each.aliases), None)
@@ -174,12 +174,12 @@ def _move(state: _State, action: Action, after: int | None, who: str, why: str) 
     try:
         trail = state.trail.add(entry)
     except audit.TakenError:
-        now = _look(state.name, registry.audit_trail(state.name))
+        now = _read_state(state.name, registry.audit_trail(state.name))
         now.check_champion(state.champion)
         raise ChampionMovedError(
             f"{state.name}: another promotion is under way; try again when it is done"
         ) from None
-    return _look(state.name, _apply(state.name, trail, entry))
+    return _read_state(state.name, _apply(state.name, trail, entry))
 
 
 def _apply(name: str, trail: Trail, entry: Entry) -> Trail:

@@ -22,7 +22,7 @@ from pipelines.run.workspace import Run
 from pipelines.stage_cache.fingerprint import stage_codes
 from pipelines.stages.stage_process import STAGE_LOCK
 from pipelines.training.checkpoint.store import CheckpointStore, checkpoint_places
-from pipelines.training.supported import supported
+from pipelines.training.recipe_check import check_recipe
 
 
 class Job(NamedTuple):
@@ -52,7 +52,7 @@ def parse_job(program: str, arguments: Sequence[str], overrides: Sequence[str] =
     options = parser.parse_args(arguments)
     recipe = load_recipe(options.recipe, [*options.set, *overrides])
     recipe = with_absolute_paths(recipe, Path.cwd())
-    supported(recipe)
+    check_recipe(recipe)
     workspace = options.workspace
     return Job(recipe, workspace and workspace.absolute())
 

@@ -127,7 +127,7 @@ class Guard:
         self._counts[:2] = 0
 
     @torch.no_grad()
-    def judge(self, loss: Tensor, norm: Tensor) -> Tensor:
+    def leave_out(self, loss: Tensor, norm: Tensor) -> Tensor:
         """Whether to leave a step out: 1.0 or 0.0, a scalar on the device.
 
         Args:

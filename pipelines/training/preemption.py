@@ -86,7 +86,7 @@ def save_and_end(reason: str, seconds: float) -> bool:
 
 
 @contextmanager
-def heeded() -> Iterator[None]:
+def listening() -> Iterator[None]:
     """Within the block somebody looks at `asked` after every step."""
     _Process.notice, _Process.saving = None, True
     _Process.ended.clear()

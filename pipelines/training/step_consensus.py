@@ -1,7 +1,7 @@
-"""Any process may want all of them to meet after the same step; to know of it costs no wait.
+"""Asks all ranks after each step whether one of them wants something, without a wait.
 
-The wish travels with the loss, which is added up over all processes anyway. The host looks one
-step late, when the sum is there while the device is busy with the step after it.
+Each rank's vote travels with its loss, which is added up over all ranks anyway. The host reads the
+sum one step late, when it is there already, while the device works on the step after it.
 """
 
 from typing import NamedTuple
@@ -12,49 +12,49 @@ from torch import Tensor
 from pipelines.parallel.mesh import Mesh
 
 
-class _Wishes(NamedTuple):
-    """How many processes wanted attention in a step, on its way to the host."""
+class _Votes(NamedTuple):
+    """How many ranks wanted something in a step: the number on its way to the host."""
 
     number: Tensor  # a scalar on the CPU
     arrived: torch.Event | None  # None: it is there
 
 
-class Attention:
-    """Tells every process alike whether one of them wants something."""
+class StepConsensus:
+    """Tells every rank the same: whether one of them wants something."""
 
     def __init__(self, mesh: Mesh) -> None:
-        """No process wants anything yet."""
+        """Begin with no votes."""
         self._mesh = mesh
-        self._before = self._now = _Wishes(torch.zeros(()), None)
+        self._before = self._now = _Votes(torch.zeros(()), None)
 
     def sum(self, nats: Tensor, *names: str, wanted: bool) -> Tensor:
-        """Add up the loss, and what processes want with it.
+        """Add up the loss and the votes over the ranks.
 
         Args:
             nats: A scalar on the device.
             names: Of the mesh's dimensions whose processes have different tokens.
-            wanted: Whether this process wants attention.
+            wanted: Whether this rank wants something.
 
         Returns:
             The sum, a scalar.
         """
         both = torch.stack((nats, torch.full_like(nats, float(wanted))))
         self._mesh.sum(both, *names)
-        total, wishes = both.unbind()
+        total, votes = both.unbind()
         others = [name for name in vars(self._mesh.layout) if name not in names]
-        self._mesh.sum(wishes, *others)
-        self._before, self._now = self._now, _on_its_way(wishes)
+        self._mesh.sum(votes, *others)
+        self._before, self._now = self._now, _to_host(votes)
         return total
 
     def is_wanted(self) -> bool:
-        """Whether a process wanted it in the step before the last one: the same for all."""
+        """Return whether a rank wanted something in the step before the last one."""
         if self._before.arrived is not None:
             self._before.arrived.synchronize()
         return self._before.number.item() > 0
 
 
-def _on_its_way(wishes: Tensor) -> _Wishes:
-    if wishes.device.type == "cpu":
-        return _Wishes(wishes, None)
-    copy = wishes.to("cpu", non_blocking=True)  # to pinned memory: nobody waits
-    return _Wishes(copy, torch.accelerator.current_stream().record_event())
+def _to_host(votes: Tensor) -> _Votes:
+    if votes.device.type == "cpu":
+        return _Votes(votes, None)
+    copy = votes.to("cpu", non_blocking=True)  # to pinned memory: nobody waits
+    return _Votes(copy, torch.accelerator.current_stream().record_event())

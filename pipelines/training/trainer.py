@@ -28,7 +28,7 @@ from pipelines.training.optimizer import build_optimizer, learning_rate, set_lea
 from pipelines.training.precision import LossScale, set_deterministic, set_precision
 from pipelines.training.preemption import Notice, PreemptedError
 from pipelines.training.profiling import StepProfiler
-from pipelines.training.step_consensus import Attention
+from pipelines.training.step_consensus import StepConsensus
 from pipelines.training.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Trainer:
             keep_best=train.keep_best,
             patience=Patience(train.checkpoint_every, self.events),
         )
-        self.attention = Attention(self.mesh)
+        self.consensus = StepConsensus(self.mesh)
         self._went_back_at = 0.0  # by the clock of `Position.seconds`
         self.forward_backward = forward_backward(recipe, model, micro_batches(train, self.mesh))
         self.meter = Meter(recipe, model, loader.tokens_per_step)
@@ -112,7 +112,7 @@ class Trainer:
             self.checkpoints,
             self.watchdog,
             self.profiler,
-            preemption.heeded(),
+            preemption.listening(),
         ):
             return self._fit()
 
@@ -128,18 +128,18 @@ class Trainer:
             position = Position(position.step + 1, position.seconds)
             finished = self._finished(position)
             self.profiler.after(position.step - 1, last=finished)
-            wanted = self.attention.is_wanted()
+            wanted = self.consensus.is_wanted()
             saves = finished or position.step % self.train.checkpoint_every == 0
             if saves or position.step % self.train.log_every == 0:
-                position, finished = self._look(position, since, saves, finished)
+                position, finished = self._report_and_save(position, since, saves, finished)
                 since = position
                 self.meter.begin()
             if wanted and not finished:
-                self._attend(position)
+                self._answer_requests(position)
         self.checkpoints.finish(position)
         return position
 
-    def _look(
+    def _report_and_save(
         self, position: Position, since: Position, saves: bool, finished: bool
     ) -> tuple[Position, bool]:
         """Report, and save where that is due; or go back, where the last steps were bad."""
@@ -156,13 +156,13 @@ class Trainer:
             self.checkpoints.save(position)
         return position, finished
 
-    def _attend(self, position: Position) -> None:
+    def _answer_requests(self, position: Position) -> None:
         """Some process wants something of all: to end the run, or a look at a failed save."""
-        told = from_all((preemption.asked(), self.checkpoints.wish))
+        told = from_all((preemption.asked(), self.checkpoints.request))
         if notices := [notice for notice, _ in told if notice]:
             self._end_early(position, notices)
         now = Position(position.step, position.seconds + self.meter.elapsed)
-        self.checkpoints.heed({wish for _, wish in told if wish}, now)
+        self.checkpoints.answer({request for _, request in told if request}, now)
 
     def _end_early(self, position: Position, notices: list[Notice]) -> NoReturn:
         """Save what was learned, unless it is to be undone, and end."""
@@ -196,11 +196,11 @@ class Trainer:
         norm = gradient_norm(self.model.counted(), self.mesh) / self.scale.scale
         factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
         scale_gradients(self.parameters, factor)
-        wants = preemption.asked() is not None or self.checkpoints.wish is not None
-        nats = self.attention.sum(nats, "pp", "dp_replicate", "dp_shard", "cp", wanted=wants)
+        wants = preemption.asked() is not None or self.checkpoints.request is not None
+        nats = self.consensus.sum(nats, "pp", "dp_replicate", "dp_shard", "cp", wanted=wants)
         self.watchdog.beat(step, "optimizer")
         self.checkpoints.before_update()
-        step_unless(self.guard.judge(nats / predicted, norm), self.optimizer)
+        step_unless(self.guard.leave_out(nats / predicted, norm), self.optimizer)
         self.scale.update(norm)
 
     def _tell(

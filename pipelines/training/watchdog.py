@@ -108,7 +108,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._over.wait(self._seconds / _LOOKS):
-            still = self._look(time.monotonic())
+            still = self._read_heartbeats(time.monotonic())
             if still and not self._warned.issuperset(still):
                 self._warn(list(still.values()))
             self._warned = set(still)
@@ -119,7 +119,7 @@ class Watchdog:
         step = min(note["step"] for note in still)
         self._events.note("stall", f"stall: {line}", line, "all stacks are kept", step=step)
 
-    def _look(self, now: float) -> dict[int, dict[str, Any]]:
+    def _read_heartbeats(self, now: float) -> dict[int, dict[str, Any]]:
         """Where those are that have not moved for too long, by their ranks."""
         still = {}
         for rank in range(self._world):

@@ -37,7 +37,7 @@ def printed_by(code: str, *arguments: str) -> list[str]:
     [
         "import pipelines.cli",
         "import pipelines.recipe.recipe_files",
-        "import pipelines.models.presets, pipelines.training.supported",
+        "import pipelines.models.presets, pipelines.training.recipe_check",
     ],
     ids=["cli", "recipe", "checks"],
 )

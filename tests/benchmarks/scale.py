@@ -286,7 +286,7 @@ def _key_file(path: Path, block: int) -> Path:
     """Of documents that have nothing in common, as most have."""
     import numpy as np
 
-    from pipelines.data.duplicates.key_files import (
+    from pipelines.data.duplicates.duplicate_keys import (
         EXACT,
         ID_BYTES,
         NEAR,

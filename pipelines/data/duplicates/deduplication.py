@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.data.duplicates.key_files import (
+from pipelines.data.duplicates.duplicate_keys import (
     EXACT,
     NEAR,
     SLOTS,

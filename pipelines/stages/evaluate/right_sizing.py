@@ -25,7 +25,7 @@ from pipelines.run.verdict import FormScore, RightSize
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pipelines.export.right_size import Budget, Judged
+    from pipelines.export.right_size import AssessedVariant, Budget
     from pipelines.export.variants import Made
 
 MODEL = "model"  # in evaluate's output: the chosen form
@@ -66,7 +66,7 @@ def right_size(
     if wanted.budget_gb is None:
         return Sized(trained)
     from pipelines.evaluation.bootstrap import bits_per_byte
-    from pipelines.export.right_size import Budget, Variant, judge
+    from pipelines.export.right_size import Budget, Variant, assess_variants
     from pipelines.models.model_folder import load_config
 
     scratch = workspace / SCRATCH
@@ -81,7 +81,7 @@ def right_size(
     budget = Budget(
         wanted.budget_gb, wanted.budget_max_loss, wanted.budget_sequences, config.context_length
     )
-    judged = judge(variants, config, as_trained, budget)
+    judged = assess_variants(variants, config, as_trained, budget)
     _keep_times(workspace, judged, budget)
     left_out = tuple(each.problem for each in made if each.problem)
     found = _decide(judged, budget, as_trained, left_out)
@@ -133,7 +133,7 @@ def _make_forms(trained: Path, scratch: Path, group: int, map_ordered: MapOrdere
 
 
 def _decide(
-    judged: "list[Judged]", budget: "Budget", as_trained: float, left_out: tuple[str, ...]
+    judged: "list[AssessedVariant]", budget: "Budget", as_trained: float, left_out: tuple[str, ...]
 ) -> RightSize:
     from pipelines.export.right_size import choose
 
@@ -167,7 +167,7 @@ def _decide(
     )
 
 
-def _keep_times(workspace: Path, judged: "list[Judged]", budget: "Budget") -> None:
+def _keep_times(workspace: Path, judged: "list[AssessedVariant]", budget: "Budget") -> None:
     """What differs between two runs of the same work, beside the outputs."""
     from pipelines.export.right_size import draw_right_size
 

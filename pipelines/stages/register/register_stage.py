@@ -102,7 +102,7 @@ def _decide(
             promote(champion, champion.version, who, verdict.reason[:LONGEST_TEXT]),
             None,
         )
-    verdict = _judge(recipe, workspace, facts, champion)
+    verdict = _decide_against_champion(recipe, workspace, facts, champion)
     size = EvaluateRecord.read(workspace).right_size
     if size and size.chosen:
         verdict = verdict.model_copy(update={"reason": f"{verdict.reason}; {size}"})
@@ -151,7 +151,7 @@ def _champion_before(champion: registry.ModelVersion) -> registry.ModelVersion |
     return next((each for each in versions if each.version == before), None)
 
 
-def _judge(
+def _decide_against_champion(
     recipe: Recipe,
     workspace: Path,
     facts: dict[str, Any],

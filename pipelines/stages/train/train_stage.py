@@ -46,7 +46,7 @@ from pipelines.training.checkpoint.store import (
 from pipelines.training.events import Events
 from pipelines.training.metrics import History, Report, StepMetrics
 from pipelines.training.precision import set_precision, to_fp8
-from pipelines.training.supported import supported
+from pipelines.training.recipe_check import check_recipe
 from pipelines.training.trainer import Trainer
 
 STAGE = TrainRecord.stage
@@ -77,7 +77,7 @@ def run(
     """
     with process_group(even_alone=recipe.parallel.cpu_offload) as device:
         with one_for_all():
-            supported(recipe)
+            check_recipe(recipe)
             set_precision(recipe.train.precision, device)
             dataset = PreprocessRecord.read(workspace).dataset
             shape = model_shape(recipe, dataset.vocab_size)

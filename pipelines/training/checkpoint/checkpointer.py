@@ -71,7 +71,7 @@ class _Writing(NamedTuple):
 
 
 # What a process may want of all of them: to look at a save that failed, or to try one again.
-Wish = Literal["look", "retry"]
+SaveRequest = Literal["look", "retry"]
 
 
 class Checkpoints:
@@ -161,22 +161,22 @@ class Checkpoints:
             self._begin(position)
 
     @property
-    def wish(self) -> Wish | None:
+    def request(self) -> SaveRequest | None:
         """What this process wants of all; nobody waits for the answer."""
         if self._writing is not None:
             written = self._writing.written
             return "look" if written.done() and written.exception() else None
         return "retry" if self._is_first and self._patience.retry_is_due else None
 
-    def heed(self, wishes: set[Wish], position: Position) -> None:
+    def answer(self, requests: set[SaveRequest], position: Position) -> None:
         """Do what some process wants; all call it after the same step, with all wishes.
 
         Raises:
             UserError: a checkpoint could not be written, and waiting is no use.
         """
-        if "look" in wishes:
+        if "look" in requests:
             self._settle(position.step)
-        elif "retry" in wishes:
+        elif "retry" in requests:
             self._begin(position)
 
     def before_update(self) -> None:

@@ -11,7 +11,7 @@ from great_expectations.expectations.metrics import (
 )
 
 from pipelines.data.cleaning.text_statistics import detect_language
-from pipelines.validation.expectations.sentence import Judged, percent
+from pipelines.validation.expectations.sentence import AssessedVariant, percent
 
 _SHOWN = 5  # languages of an observed mix
 
@@ -27,7 +27,7 @@ class LanguageMix(ColumnAggregateMetricProvider):
         return {code: count / counts.total() for code, count in counts.most_common()}
 
 
-class ExpectColumnLanguageMixToBeWithin(Judged, ColumnAggregateExpectation):
+class ExpectColumnLanguageMixToBeWithin(AssessedVariant, ColumnAggregateExpectation):
     """Expect the share of texts in each language to lie within its bounds.
 
         batch.validate(
@@ -61,7 +61,7 @@ class ExpectColumnLanguageMixToBeWithin(Judged, ColumnAggregateExpectation):
         shares = [f"{code} {percent(share)}" for code, share in observed.items()]
         return ", ".join([*shares[:_SHOWN], *["…"][: max(len(shares) - _SHOWN, 0)]])
 
-    def judge(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
+    def decide(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
         """Every share within its bounds; the shares."""
         mix = metrics["column.language_mix"]
         within = all(

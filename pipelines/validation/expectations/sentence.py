@@ -73,10 +73,10 @@ class Sentence:
         return cls.shown(observed)
 
 
-class Judged(Sentence):
+class AssessedVariant(Sentence):
     """Mixin of an expectation of one observed value, which it judges by itself."""
 
-    def judge(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
+    def decide(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
         """Whether it holds, and the observed value."""
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class Judged(Sentence):
         runtime_configuration: Any = None,
         execution_engine: Any = None,
     ) -> Any:
-        success, observed = self.judge(metrics)
+        success, observed = self.decide(metrics)
         return {"success": success, "result": {"observed_value": observed}}
 
 

@@ -12,7 +12,7 @@ from great_expectations.expectations.metrics.table_metric_provider import TableM
 
 from pipelines.core.storage import md5
 from pipelines.data.tokens.token_shards import ShardIndex, idx_path, mask_path, shard_prefix
-from pipelines.validation.expectations.sentence import Judged
+from pipelines.validation.expectations.sentence import AssessedVariant
 
 _CHUNK = 1 << 24  # ids looked at together
 
@@ -40,7 +40,7 @@ class ShardFaults(TableMetricProvider):
         return {Path(path).name: fault for path, fault in faults if fault}
 
 
-class ExpectTokenShardsToBeIntact(Judged, BatchExpectation):
+class ExpectTokenShardsToBeIntact(AssessedVariant, BatchExpectation):
     """Expect each Megatron shard of a table to be what was written, and fit for a vocabulary.
 
     The files have their recorded MD5; the index can be read, agrees with itself, counts as many
@@ -78,7 +78,7 @@ class ExpectTokenShardsToBeIntact(Judged, BatchExpectation):
         """The faults, each on its file."""
         return "; ".join(f"{name}: {fault}" for name, fault in observed.items()) or "all intact"
 
-    def judge(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
+    def decide(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
         """No faults; the faults."""
         faults = metrics["table.token_shard_faults"]
         return not faults, faults

@@ -19,7 +19,7 @@ from scipy.stats import chi2
 
 from pipelines.data.tokens.token_shards import length_histogram
 from pipelines.data.tokens.tokenizer import Encoder
-from pipelines.validation.expectations.sentence import Judged, Sentence
+from pipelines.validation.expectations.sentence import AssessedVariant, Sentence
 
 # Han, Hiragana and Katakana are written without spaces: there a character counts as a word.
 _IDEOGRAPH = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -135,7 +135,7 @@ class LengthHistogram(ColumnAggregateMetricProvider):
         return length_histogram(column.to_numpy())
 
 
-class ExpectColumnLengthDriftToBeAtMost(Judged, ColumnAggregateExpectation):
+class ExpectColumnLengthDriftToBeAtMost(AssessedVariant, ColumnAggregateExpectation):
     """Expect documents to be about as long, in tokens, as those of an earlier version.
 
     The drift is the Population Stability Index over the bins of `length_histogram`; by the
@@ -170,7 +170,7 @@ class ExpectColumnLengthDriftToBeAtMost(Judged, ColumnAggregateExpectation):
             f"at most {self.max_value:g}, or what chance gives."
         )
 
-    def judge(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
+    def decide(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
         """An index within the bound; the index."""
         index, chance = stability_index(self.reference, metrics["column.length_histogram"])
         allowed = max(self.max_value, chance)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.settings import PROJECT
-from pipelines.doctor.clock import certificate, judge
+from pipelines.doctor.clock import assess_certificate, certificate
 from pipelines.doctor.findings import NotHereError, State
 
 DAY = 86400
@@ -40,4 +40,4 @@ def test_without_tls_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_it_warns_a_month_before(days: int, state: State) -> None:
     now = time.time()
-    assert judge(now + days * DAY, now).state is state
+    assert assess_certificate(now + days * DAY, now).state is state

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.doctor.clock import judge_chrony, judge_timedatectl, parse_chrony
+from pipelines.doctor.clock import assess_chrony, assess_timedatectl, parse_chrony
 from tests.unit.doctor.recordings import recorded, told
 
 GOOD = recorded("chronyc_synchronised.txt")
@@ -17,7 +17,7 @@ GOOD = recorded("chronyc_synchronised.txt")
     ],
 )
 def test_chrony(text, state, saw):
-    ((found, words),) = told(judge_chrony(parse_chrony(text)))
+    ((found, words),) = told(assess_chrony(parse_chrony(text)))
     assert found == state
     assert words.startswith(saw)
 
@@ -25,4 +25,4 @@ def test_chrony(text, state, saw):
 @pytest.mark.parametrize(("value", "state"), [("yes", "ok"), ("no", "problem")])
 def test_systemd(value, state):
     text = f"Timezone=Etc/UTC\nLocalRTC=no\nCanNTP=yes\nNTP=yes\nNTPSynchronized={value}\n"
-    assert told(judge_timedatectl(text))[0][0] == state
+    assert told(assess_timedatectl(text))[0][0] == state

@@ -10,11 +10,11 @@ from pipelines.doctor.cluster import (
     ClusterReport,
     NodeReport,
     Together,
+    assess_all_reduce,
+    assess_clocks,
+    assess_throughput,
+    assess_versions,
     between_nodes,
-    judge_carried,
-    judge_clocks,
-    judge_together,
-    judge_versions,
     parse_report,
 )
 from pipelines.doctor.examination import examine
@@ -71,7 +71,7 @@ def test_a_cluster_that_takes_no_job_is_told(monkeypatch):
 
 
 def test_nodes_that_are_alike_are_one_line():
-    ((state, saw),) = told(judge_versions([node("a"), node("b")]))
+    ((state, saw),) = told(assess_versions([node("a"), node("b")]))
     assert state == "ok"
     assert saw == "2 nodes alike: ray 2.60.0, python 3.11.9, torch 2.13.0, cuda 13.0"
 
@@ -82,7 +82,7 @@ def test_nodes_that_are_alike_are_one_line():
 )
 def test_a_node_that_differs_is_named(fact, state):
     odd = node("d", **{fact: "other"})
-    ((found, saw),) = told(judge_versions([node("a"), node("b"), node("c"), node("e"), odd]))
+    ((found, saw),) = told(assess_versions([node("a"), node("b"), node("c"), node("e"), odd]))
     assert found == state
     assert saw.startswith(f"{fact}: {FACTS[fact] or 'none'} on a, b, c and 1 more; other on d")
 
@@ -90,7 +90,7 @@ def test_a_node_that_differs_is_named(fact, state):
 @pytest.mark.parametrize(("skew", "state"), [(0.05, "ok"), (0.5, "warning"), (120.0, "problem")])
 def test_clocks_apart(skew, state):
     reports = [node("a", -skew / 2), node("b", skew / 2), node("c")]
-    ((found, saw),) = told(judge_clocks(reports))
+    ((found, saw),) = told(assess_clocks(reports))
     assert found == state
     assert state == "ok" or saw == f"b is {skew:.3f} s ahead of a"
 
@@ -110,7 +110,7 @@ def test_clocks_apart(skew, state):
     ],
 )
 def test_an_all_reduce_over_nodes(found, state, saw):
-    ((told_state, words),) = told(judge_together(found))
+    ((told_state, words),) = told(assess_all_reduce(found))
     assert told_state == state
     assert saw in words
 
@@ -128,7 +128,7 @@ def test_an_all_reduce_over_nodes(found, state, saw):
 def test_what_a_plane_carried(plane, gib, state):
     rate = None if gib is None else gib * GIB
     found = Carried(plane=plane, rate=rate, slowest="a to b", fault="" if rate else "refused")
-    assert told(judge_carried(found))[0][0] == state
+    assert told(assess_throughput(found))[0][0] == state
 
 
 def test_all_is_told_with_its_reason():

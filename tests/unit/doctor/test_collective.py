@@ -13,7 +13,7 @@ from pipelines.core.settings import PROJECT
 from pipelines.doctor import torch_probe
 from pipelines.doctor.all_reduce import Group, Reduced, reason_of, reduced, run_bounded
 from pipelines.doctor.findings import FaultError
-from pipelines.doctor.throughput import judge
+from pipelines.doctor.throughput import assess_collectives
 from pipelines.doctor.torch_probe import Facts
 from tests.unit.doctor.recordings import told
 
@@ -154,4 +154,4 @@ def test_without_a_place_to_write_the_rest_is_asked(monkeypatch, tmp_path):
     ],
 )
 def test_what_is_told(facts, environ, lines):
-    assert told(judge(facts, environ)) == lines
+    assert told(assess_collectives(facts, environ)) == lines

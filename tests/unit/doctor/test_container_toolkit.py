@@ -2,7 +2,12 @@
 
 import pytest
 
-from pipelines.doctor.container_toolkit import judge, judge_cdi, parse_cdi, parse_toolkit
+from pipelines.doctor.container_toolkit import (
+    assess_cdi,
+    assess_container_toolkit,
+    parse_cdi,
+    parse_toolkit,
+)
 from tests.unit.doctor.recordings import recorded, told
 
 
@@ -15,7 +20,7 @@ from tests.unit.doctor.recordings import recorded, told
 )
 def test_it_must_find_the_driver_that_runs(driver, state, saw):
     found = parse_toolkit(recorded("container_cli_gtx1070.txt"))
-    assert told(judge(found, driver)) == [(state, saw)]
+    assert told(assess_container_toolkit(found, driver)) == [(state, saw)]
 
 
 @pytest.mark.parametrize(
@@ -31,4 +36,4 @@ def test_it_must_find_the_driver_that_runs(driver, state, saw):
     ],
 )
 def test_the_base_package_alone_gives_gpus_by_cdi(text, state, saw):
-    assert told(judge_cdi(parse_cdi(text))) == [(state, saw)]
+    assert told(assess_cdi(parse_cdi(text))) == [(state, saw)]

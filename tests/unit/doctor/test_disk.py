@@ -63,7 +63,7 @@ def test_the_options_of_nfs_are_read():
 )
 def test_a_mount_that_loses_or_dawdles_is_told(old, new, path, lines):
     mount = mount_of(Path(path), MOUNTINFO.replace(old, new, 1) if old else MOUNTINFO)
-    assert told(disk.judge_mount(mount)) == lines
+    assert told(disk.assess_mount(mount)) == lines
 
 
 def test_a_folder_that_is_yet_to_be_made_is_where_its_parent_is(tmp_path):
@@ -102,6 +102,6 @@ def test_a_checkpoint_is_weights_and_moments(recipe, overrides, bytes_):
     ("checkpoint", "state"), [(0, "ok"), (100 * 10**9, "ok"), (1000 * 10**9, "warning")]
 )
 def test_a_checkpoint_that_all_gpus_wait_for_is_told(checkpoint, state):
-    ((found, saw),) = told(disk.judge_speed(disk.Speed(1e9, 2e9), checkpoint))
+    ((found, saw),) = told(disk.assess_disk_speed(disk.Speed(1e9, 2e9), checkpoint))
     assert found == state
     assert "writes 1 GB/s, reads 2 GB/s" in saw

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipelines.doctor.driver_and_cuda import judge, judge_container, torch_build
+from pipelines.doctor.driver_and_cuda import assess_container_devices, assess_driver, torch_build
 from pipelines.doctor.nvidia_smi import Smi, mend_of, parse_smi
 from tests.unit.doctor.recordings import recorded, told
 
@@ -36,13 +36,13 @@ def machine(driver: str, cuda: str, **gpu: str) -> Smi:
     ],
 )
 def test_the_rules(found, built_with, state, words):
-    ((told_state, saw),) = told(judge(found, built_with, "2.13.0"))
+    ((told_state, saw),) = told(assess_driver(found, built_with, "2.13.0"))
     assert (told_state, words in saw) == (state, True), saw
 
 
 @pytest.mark.parametrize(("brand", "package"), [("NVIDIA", True), ("GeForce", False)])
 def test_forward_compatibility_is_offered_only_where_it_works(brand, package):
-    seen = judge(machine("535.54.03", "12.2", brand=brand), "13.0", "2.13.0+cu130")
+    seen = assess_driver(machine("535.54.03", "12.2", brand=brand), "13.0", "2.13.0+cu130")
     assert ("cuda-compat-13-0" in seen.mend) == package
     assert "torch of CUDA 12.2 or older" in seen.mend
 
@@ -56,7 +56,7 @@ def test_torchs_build_is_what_torch_says():
     [(True, False, ["problem"]), (True, True, []), (False, False, [])],
 )
 def test_a_container_must_be_given_the_device_of_cuda(inside, uvm, faults):
-    assert [state for state, _ in told(judge_container(inside, uvm))] == faults
+    assert [state for state, _ in told(assess_container_devices(inside, uvm))] == faults
 
 
 def test_a_driver_that_was_updated_under_its_module_is_known():

@@ -6,8 +6,8 @@ import pytest
 
 from pipelines.doctor.gpudirect import (
     Storage,
-    judge_rdma,
-    judge_storage,
+    assess_rdma,
+    assess_storage,
     parse_gdscheck,
     parse_modules,
 )
@@ -36,7 +36,7 @@ def test_gdschecks_table_is_read():
 
 
 def test_where_all_is_there_the_mode_is_direct():
-    assert told(judge_storage(WHOLE)) == [
+    assert told(assess_storage(WHOLE)) == [
         ("ok", "mode in effect under /data: direct, proven by a read")
     ]
 
@@ -58,7 +58,7 @@ def test_where_all_is_there_the_mode_is_direct():
 )
 def test_each_missing_piece_is_named(change, saw):
     reason = {"why_not": "compatibility mode: the kernel driver nvidia-fs isn't loaded"}
-    found = told(judge_storage(replace(WHOLE, **change, **reason)))
+    found = told(assess_storage(replace(WHOLE, **change, **reason)))
     assert found == [
         ("warning", saw),
         ("warning", f"mode in effect under /data: pinned buffers; {reason['why_not']}"),
@@ -67,12 +67,12 @@ def test_each_missing_piece_is_named(change, saw):
 
 def test_a_read_that_went_direct_needs_no_module():
     """As by the kernel's own peer-to-peer DMA, of CUDA 12.8 and Linux 6.2 on."""
-    found = told(judge_storage(replace(WHOLE, module=False, devices=[], config=None)))
+    found = told(assess_storage(replace(WHOLE, module=False, devices=[], config=None)))
     assert [state for state, _ in found] == ["ok"]
 
 
 def test_without_gdscheck_the_read_decides():
-    assert [state for state, _ in told(judge_storage(replace(WHOLE, modes=None)))] == ["ok"]
+    assert [state for state, _ in told(assess_storage(replace(WHOLE, modes=None)))] == ["ok"]
 
 
 MODULES = "nvidia_peermem 16384 0 - Live 0x0\nib_core 425984 9 rdma_cm, Live 0x0\n"
@@ -89,5 +89,5 @@ OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Rele
     ],
 )
 def test_rdma_by_module_or_by_shared_buffers(modules, driver, kernel, state):
-    ((found, _),) = told(judge_rdma(parse_modules(modules), driver, kernel))
+    ((found, _),) = told(assess_rdma(parse_modules(modules), driver, kernel))
     assert found == state

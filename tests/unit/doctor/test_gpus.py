@@ -32,7 +32,7 @@ def test_what_the_driver_says_is_read():
 
 
 def test_a_healthy_gpu_is_one_line():
-    ((state, saw),) = told(gpus.judge(parse_smi(recorded(RTX)), ()))
+    ((state, saw),) = told(gpus.assess_gpus(parse_smi(recorded(RTX)), ()))
     assert state == "ok", saw
     assert saw.startswith("1 x NVIDIA GeForce RTX 3080")
 
@@ -42,7 +42,7 @@ def test_older_drivers_call_things_otherwise():
     machine = parse_smi(recorded(T4))
     (gpu,) = machine.gpus
     assert (machine.driver, gpu.power_limit, gpu.performance) == ("515.105.01", (70.0, 70.0), "P0")
-    assert told(gpus.judge(machine, ())) == [("warning", "GPU 0: 8 PCIe lanes of 16")]
+    assert told(gpus.assess_gpus(machine, ())) == [("warning", "GPU 0: 8 PCIe lanes of 16")]
     hot = parse_smi(
         broken(
             T4,
@@ -62,7 +62,7 @@ def test_a_blackwell_at_rest_has_a_slow_link_and_no_event():
     on_later = ("<pending_ecc>Disabled", "<pending_ecc>Enabled")
     machine = parse_smi(broken(ADA, rest, on, on_later))
     assert (machine.gpus[0].link_generation, machine.gpus[0].events) == ((1, 4), frozenset())
-    assert [state for state, _ in told(gpus.judge(machine, ()))] == ["ok"]
+    assert [state for state, _ in told(gpus.assess_gpus(machine, ()))] == ["ok"]
 
 
 def test_double_bit_errors_of_older_gpus_are_counted():
@@ -73,12 +73,12 @@ def test_double_bit_errors_of_older_gpus_are_counted():
 
 
 def test_ecc_that_is_off_is_told_where_there_is_one():
-    ((state, saw),) = told(gpus.judge(parse_smi(recorded(ADA)), ()))
+    ((state, saw),) = told(gpus.assess_gpus(parse_smi(recorded(ADA)), ()))
     assert (state, saw) == ("warning", "GPU 0: ECC is off, so that a flipped bit goes unseen")
 
 
 def test_slices_of_mig_are_told():
-    ((state, saw),) = told(gpus.judge(parse_smi(recorded(A100)), ()))
+    ((state, saw),) = told(gpus.assess_gpus(parse_smi(recorded(A100)), ()))
     assert (state, saw) == ("warning", "GPU 0 is cut up by MIG: NCCL does not join its slices")
 
 
@@ -137,7 +137,7 @@ def test_slices_of_mig_are_told():
 )
 def test_each_fault_of_an_a100_is_told(change, state, saw):
     whole = ("<current_mig>Enabled", "<current_mig>Disabled")
-    ((found, words),) = told(gpus.judge(parse_smi(broken(A100, whole, change)), ()))
+    ((found, words),) = told(gpus.assess_gpus(parse_smi(broken(A100, whole, change)), ()))
     assert found == state
     assert words.startswith("GPU 0")
     assert saw in words
@@ -162,7 +162,7 @@ def test_each_fault_of_an_a100_is_told(change, state, saw):
 def test_each_fault_that_newer_drivers_tell_is_told(change, saw):
     on = ("<current_ecc>Disabled", "<current_ecc>Enabled")
     on_later = ("<pending_ecc>Disabled", "<pending_ecc>Enabled")
-    ((state, words),) = told(gpus.judge(parse_smi(broken(ADA, on, on_later, change)), ()))
+    ((state, words),) = told(gpus.assess_gpus(parse_smi(broken(ADA, on, on_later, change)), ()))
     assert state == "problem"
     assert saw in words
 
@@ -170,14 +170,14 @@ def test_each_fault_that_newer_drivers_tell_is_told(change, saw):
 def test_unlike_gpus_are_told():
     one, other = parse_smi(recorded(ADA)), parse_smi(recorded(A100))
     both = replace(one, gpus=(*one.gpus, *other.gpus))
-    assert any("unlike GPUs" in saw for _, saw in told(gpus.judge(both, ())))
+    assert any("unlike GPUs" in saw for _, saw in told(gpus.assess_gpus(both, ())))
 
 
 def test_several_gpus_want_their_driver_kept_loaded():
     one = parse_smi(broken(A100, ("<current_mig>Enabled", "<current_mig>Disabled")))
     (gpu,) = one.gpus
     four = replace(one, gpus=tuple(replace(gpu, number=number) for number in range(4)))
-    assert [saw for _, saw in told(gpus.judge(four, ()))] == [
+    assert [saw for _, saw in told(gpus.assess_gpus(four, ()))] == [
         "persistence mode is off on GPU 0, 1, 2, 3: each job waits for the driver"
     ]
 
@@ -185,10 +185,10 @@ def test_several_gpus_want_their_driver_kept_loaded():
 def test_a_gpu_that_the_kernel_holds_and_nvidia_smi_lacks_is_told():
     machine = parse_smi(recorded(RTX))
     bound = ["0000:0c:00.0", "0000:4e:00.0"]
-    assert told(gpus.judge(machine, bound)) == [
+    assert told(gpus.assess_gpus(machine, bound)) == [
         ("problem", "the kernel holds 2 GPUs, nvidia-smi lists no 0000:4e:00.0")
     ]
-    assert [state for state, _ in told(gpus.judge(machine, bound[:1]))] == ["ok"]
+    assert [state for state, _ in told(gpus.assess_gpus(machine, bound[:1]))] == ["ok"]
 
 
 def test_a_job_that_was_given_some_gpus_lacks_none(tmp_path, monkeypatch):
@@ -216,7 +216,7 @@ def test_a_job_that_was_given_some_gpus_lacks_none(tmp_path, monkeypatch):
     ],
 )
 def test_what_nvidia_smi_says_beside_its_xml_is_told(words, mend):
-    (seen,) = gpus.judge(parse_smi(f"{recorded(RTX)}\n{words}\n"), ())
+    (seen,) = gpus.assess_gpus(parse_smi(f"{recorded(RTX)}\n{words}\n"), ())
     assert (str(seen.state), seen.saw) == ("problem", f"nvidia-smi warns: {words}")
     assert mend in seen.mend
 
@@ -261,9 +261,9 @@ def test_nvidia_smi_that_fails_says_why_with_the_mend(tmp_path, monkeypatch, scr
 
 def test_nvswitch_is_not_everywhere():
     with pytest.raises(NotHereError, match="NVSwitch"):
-        gpus.judge_fabric(parse_smi(recorded(A100)).gpus, switches=False)
+        gpus.assess_fabric(parse_smi(recorded(A100)).gpus, switches=False)
     with pytest.raises(NotHereError, match="older than Hopper"):
-        gpus.judge_fabric(parse_smi(recorded(A100)).gpus, switches=True)
+        gpus.assess_fabric(parse_smi(recorded(A100)).gpus, switches=True)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_nvswitch_is_not_everywhere():
 def test_nvswitchs_links_must_be_healthy(health, found):
     fabric = ("<fabric>", "<fabric><state>Completed</state><status>Success</status>")
     text = broken(ADA, fabric, ("<summary>N/A", f"<summary>{health}"))
-    assert told(gpus.judge_fabric(parse_smi(text).gpus, switches=False))[0][0] == found
+    assert told(gpus.assess_fabric(parse_smi(text).gpus, switches=False))[0][0] == found
 
 
 @pytest.mark.parametrize(
@@ -287,6 +287,6 @@ def test_nvswitchs_links_must_be_healthy(health, found):
 def test_nvswitch_must_have_registered_each_gpu(state, status, found):
     fabric = "<fabric>\n            <state>{}</state>\n            <status>{}</status>"
     text = broken(A100, (fabric.format("N/A", "N/A"), fabric.format(state, status)))
-    ((told_state, saw),) = told(gpus.judge_fabric(parse_smi(text).gpus, switches=True))
+    ((told_state, saw),) = told(gpus.assess_fabric(parse_smi(text).gpus, switches=True))
     assert told_state == found
     assert found == "ok" or state in saw

@@ -20,7 +20,7 @@ GIB = 1 << 30
     ],
 )
 def test_open_files(soft, hard, state):
-    assert told(host.judge_files(soft, hard))[0][0] == state
+    assert told(host.assess_open_files(soft, hard))[0][0] == state
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_open_files(soft, hard, state):
     ],
 )
 def test_pinned_memory_matters_where_a_device_registers_it(limit, ipc_lock, devices, state):
-    assert told(host.judge_pinned(limit, ipc_lock, devices))[0][0] == state
+    assert told(host.assess_pinned_memory(limit, ipc_lock, devices))[0][0] == state
 
 
 @pytest.mark.parametrize(("mask", "may"), [("00000000a80425fb", False), ("000001ffffffffff", True)])
@@ -47,7 +47,7 @@ def test_the_right_to_lock_memory_is_read(mask, may):
     [(64 << 20, 16 * GIB, "problem"), (2 * GIB, 64 * GIB, "warning"), (8 * GIB, 16 * GIB, "ok")],
 )
 def test_shared_memory(size, memory, state):
-    assert told(host.judge_shared(size, memory))[0][0] == state
+    assert told(host.assess_shared_memory(size, memory))[0][0] == state
 
 
 def test_this_machine_can_be_read():

@@ -1,13 +1,13 @@
 """Xid messages in the kernel's log."""
 
-from pipelines.doctor.kernel_log import Xid, judge, parse_xids
+from pipelines.doctor.kernel_log import Xid, assess_kernel_log, parse_xids
 from tests.unit.doctor.recordings import recorded, told
 
 GSP = "dmesg_xid_119.txt"
 
 
 def test_a_gpu_whose_firmware_hangs_is_told():
-    ((state, saw),) = told(judge(parse_xids(recorded(GSP))))
+    ((state, saw),) = told(assess_kernel_log(parse_xids(recorded(GSP))))
     assert state == "warning"
     assert saw.startswith("Xid 119 of 0000:9b:00, 1 times in the log, at last: pid=2024380")
 
@@ -26,7 +26,9 @@ def test_messages_of_all_ages_are_read():
 
 def test_what_programs_cause_is_no_fault_of_a_gpu():
     text = "NVRM: Xid (PCI:0000:01:00): 31, pid=7, name=python, MMU Fault\n" * 3
-    assert told(judge(parse_xids(text))) == [
+    assert told(assess_kernel_log(parse_xids(text))) == [
         ("ok", "no Xid of a sick GPU in the log; of programs: 3 x Xid 31")
     ]
-    assert told(judge(parse_xids("eth0: link up\n"))) == [("ok", "no Xid of a sick GPU in the log")]
+    assert told(assess_kernel_log(parse_xids("eth0: link up\n"))) == [
+        ("ok", "no Xid of a sick GPU in the log")
+    ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.doctor.network import judge, parse_ibstat, read_ports
+from pipelines.doctor.network import assess_network, parse_ibstat, read_ports
 from tests.unit.doctor.recordings import recorded, told
 
 
@@ -16,25 +16,25 @@ def test_ports_are_read():
 
 
 def test_a_whole_node_is_one_line():
-    ((state, saw),) = told(judge(parse_ibstat(recorded("ibstat_h100_all_active.txt"))))
+    ((state, saw),) = told(assess_network(parse_ibstat(recorded("ibstat_h100_all_active.txt"))))
     assert state == "ok"
     assert "x Ethernet 400 Gbit/s" in saw or "x InfiniBand 400 Gbit/s" in saw
 
 
 def test_a_port_that_looks_for_its_cable_is_told():
-    found = told(judge(parse_ibstat(recorded("ibstat_h100_polling.txt"))))
+    found = told(assess_network(parse_ibstat(recorded("ibstat_h100_polling.txt"))))
     assert ("warning", "mlx5_11 (Ethernet) looks for the other end of its cable") in found
 
 
 def test_a_link_without_subnet_manager_is_told():
-    found = told(judge(parse_ibstat(recorded("ibstat_no_subnet_manager.txt"))))
+    found = told(assess_network(parse_ibstat(recorded("ibstat_no_subnet_manager.txt"))))
     assert found[0] == ("warning", "mlx5_0 (InfiniBand) has a link and no subnet manager")
     assert found[1] == ("problem", "none of 1 ports is active")
 
 
 def test_a_slow_rail_is_told():
     text = recorded("ibstat_h100_all_active.txt").replace("Rate: 400", "Rate: 200", 1)
-    found = told(judge(parse_ibstat(text)))
+    found = told(assess_network(parse_ibstat(text)))
     assert [state for state, _ in found] == ["warning", "ok"]
     assert "runs at 200 Gbit/s, its like at 400" in found[0][1]
 
@@ -58,7 +58,7 @@ def kernel(tmp_path):
 
 
 def test_without_ibstat_the_kernels_files_tell(kernel):
-    assert told(judge(list(read_ports(kernel)))) == [
+    assert told(assess_network(list(read_ports(kernel)))) == [
         ("warning", "mlx5_1 (InfiniBand) has a link and no subnet manager"),
         ("ok", "1 x InfiniBand 400 Gbit/s; 1 ports are disabled"),
     ]

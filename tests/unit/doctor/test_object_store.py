@@ -15,9 +15,9 @@ import pytest
 from pipelines.core.errors import UserError, one_line
 from pipelines.doctor.findings import FaultError, NotHereError
 from pipelines.doctor.object_store_check import (
+    assess_store_clock,
     datasets_remote,
     examine_store,
-    judge_clock,
     s3,
     s3_remote,
 )
@@ -159,11 +159,11 @@ def test_keys_that_s3_does_not_know_are_told(strict):
 @pytest.mark.parametrize(("skew", "state"), [(2, "ok"), (-120, "warning"), (1000, "problem")])
 def test_the_clocks_of_both(skew, state):
     now = int(time.time())
-    assert told(judge_clock([formatdate(now + skew, usegmt=True)], now))[0][0] == state
+    assert told(assess_store_clock([formatdate(now + skew, usegmt=True)], now))[0][0] == state
 
 
 def test_a_store_that_does_not_tell_its_time():
-    assert told(judge_clock([], time.time()))[0][0] == "not here"
+    assert told(assess_store_clock([], time.time()))[0][0] == "not here"
 
 
 def test_without_the_client_library_the_command_says_so_in_one_line(monkeypatch):

@@ -45,35 +45,37 @@ class Case:
 
 CASES = {
     "nvidia-smi": Case(nvidia_smi.parse_smi, lambda found: _judge_smi(found), "smi_*.xml"),
-    "topo": Case(topology.parse_topology, topology.judge, "topo_*.txt"),
-    "nvlink": Case(topology.parse_nvlink, topology.judge_nvlink, "nvlink_*.txt"),
-    "ibstat": Case(network.parse_ibstat, network.judge, "ibstat_*.txt"),
+    "topo": Case(topology.parse_topology, topology.assess_topology, "topo_*.txt"),
+    "nvlink": Case(topology.parse_nvlink, topology.assess_nvlink, "nvlink_*.txt"),
+    "ibstat": Case(network.parse_ibstat, network.assess_network, "ibstat_*.txt"),
     "gdscheck": Case(gpudirect.parse_gdscheck, lambda found: _judge_gds(found), "gdscheck_*.txt"),
     "modules": Case(
         gpudirect.parse_modules,
-        lambda found: gpudirect.judge_rdma(found, "", "6.8.0"),
+        lambda found: gpudirect.assess_rdma(found, "", "6.8.0"),
         text="nvidia_fs 16384 0 - Live 0x0\n",
     ),
-    "chronyc": Case(clock.parse_chrony, clock.judge_chrony, "chronyc_*.txt"),
-    "timedatectl": Case(lambda text: text, clock.judge_timedatectl, text="NTPSynchronized=yes\n"),
+    "chronyc": Case(clock.parse_chrony, clock.assess_chrony, "chronyc_*.txt"),
+    "timedatectl": Case(lambda text: text, clock.assess_timedatectl, text="NTPSynchronized=yes\n"),
     "toolkit": Case(
         container_toolkit.parse_toolkit,
-        lambda found: container_toolkit.judge(found, "525.105.17"),
+        lambda found: container_toolkit.assess_container_toolkit(found, "525.105.17"),
         "container_cli_*.txt",
     ),
     "cdi": Case(
-        container_toolkit.parse_cdi, container_toolkit.judge_cdi, text="nvidia.com/gpu=0\n"
+        container_toolkit.parse_cdi, container_toolkit.assess_cdi, text="nvidia.com/gpu=0\n"
     ),
-    "dmesg": Case(kernel_log.parse_xids, kernel_log.judge, "dmesg_*.txt"),
+    "dmesg": Case(kernel_log.parse_xids, kernel_log.assess_kernel_log, "dmesg_*.txt"),
     "mountinfo": Case(
-        lambda text: host.mount_of(Path("/data"), text), disk.judge_mount, text=MOUNTINFO
+        lambda text: host.mount_of(Path("/data"), text), disk.assess_mount, text=MOUNTINFO
     ),
     "cores": Case(
-        numa.parse_cores, lambda found: numa.judge([numa.Node(0, found, 1)], {0}), text="0-3,8\n"
+        numa.parse_cores,
+        lambda found: numa.assess_numa([numa.Node(0, found, 1)], {0}),
+        text="0-3,8\n",
     ),
     "status": Case(
         host.may_lock,
-        lambda found: host.judge_pinned(1 << 23, found, []),
+        lambda found: host.assess_pinned_memory(1 << 23, found, []),
         text="CapEff:\t00000000a80425fb\n",
     ),
     "report": Case(cluster.parse_report, lambda found: (), text=f"{cluster.REPORT}{{}}\n"),
@@ -82,13 +84,13 @@ CASES = {
 
 def _judge_smi(found: nvidia_smi.Smi) -> Iterable[Seen]:
     if found.gpus:  # without any, the one who asks says so
-        yield from gpus.judge(found, ["0000:01:00.0"])
-        yield gpus.judge_fabric(found.gpus, switches=False)
+        yield from gpus.assess_gpus(found, ["0000:01:00.0"])
+        yield gpus.assess_fabric(found.gpus, switches=False)
 
 
 def _judge_gds(modes: dict[str, str]) -> Iterable[Seen]:
     mount = host.Mount("/data", "xfs", "/dev/md0", {})
-    return gpudirect.judge_storage(gpudirect.Storage(True, [], None, True, mount, modes, "no"))
+    return gpudirect.assess_storage(gpudirect.Storage(True, [], None, True, mount, modes, "no"))
 
 
 def recordings(case: Case) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.doctor.planes import Interface, judge, parse_planes, read_interface
+from pipelines.doctor.planes import Interface, assess_planes, parse_planes, read_interface
 from tests.unit.doctor.recordings import told
 
 GIB = 1 << 30
@@ -18,7 +18,7 @@ def judged(text: str, *interfaces: Interface, **environ: str) -> list[tuple[str,
     named = parse_planes(text)
     by_name = {each.name: each for each in interfaces}
     found = {name: by_name.get(name) for names in named.values() for name in names}
-    return told(judge(named, found, environ))
+    return told(assess_planes(named, found, environ))
 
 
 def test_planes_are_named():

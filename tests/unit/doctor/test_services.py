@@ -55,7 +55,7 @@ def server(answers: dict[str, object], status: int = 200):
 
 
 def test_a_healthy_airflow_has_no_fault():
-    assert told(services.judge_airflow(HEALTHY)) == []
+    assert told(services.assess_airflow(HEALTHY)) == []
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_healthy_airflow_has_no_fault():
     ],
 )
 def test_a_part_of_airflow_that_is_away_is_told(part, value, saw):
-    assert told(services.judge_airflow(HEALTHY | {part: value})) == [("problem", saw)]
+    assert told(services.assess_airflow(HEALTHY | {part: value})) == [("problem", saw)]
 
 
 @pytest.mark.parametrize("look", [services.airflow, services.ray, services.mlflow])
@@ -138,7 +138,7 @@ def test_nodes_that_can_not_be_counted_are_none(monkeypatch, answer):
     [("2.60.0", "2.60.0", "ok"), ("2.60.0", None, "ok"), ("2.59.1", "2.60.0", "problem")],
 )
 def test_rays_versions_must_be_equal(there, here, state):
-    assert told(services.judge_ray("http://ray", there, here))[0][0] == state
+    assert told(services.assess_ray("http://ray", there, here))[0][0] == state
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_rays_versions_must_be_equal(there, here, state):
     [("3.17.1", "3.17.0", 0), ("3.16.0", "3.17.0", 1), ("3.16.0", None, 0)],
 )
 def test_mlflows_versions_may_differ_in_the_patch(there, here, lines):
-    found = told(services.judge_mlflow("http://mlflow", there, here))
+    found = told(services.assess_mlflow("http://mlflow", there, here))
     assert [state for state, _ in found] == ["warning"] * lines
 
 

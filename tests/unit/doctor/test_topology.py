@@ -3,7 +3,7 @@
 import pytest
 
 from pipelines.doctor.findings import NotHereError
-from pipelines.doctor.topology import judge, judge_nvlink, parse_nvlink, parse_topology
+from pipelines.doctor.topology import assess_nvlink, assess_topology, parse_nvlink, parse_topology
 from tests.unit.doctor.recordings import recorded, told
 
 
@@ -59,35 +59,35 @@ def test_a_matrix_with_holes_is_refused(text):
     ],
 )
 def test_what_is_told_of_a_machine(name, lines):
-    found = told(judge(parse_topology(recorded(name))))
+    found = told(assess_topology(parse_topology(recorded(name))))
     assert len(found) == len(lines)
     for (state, saw), (expected, start) in zip(found, lines, strict=True):
         assert (state, saw[: len(start)]) == (expected, start)
 
 
 def test_all_links_up():
-    ((state, saw),) = told(judge_nvlink(parse_nvlink(recorded("nvlink_a100.txt"))))
+    ((state, saw),) = told(assess_nvlink(parse_nvlink(recorded("nvlink_a100.txt"))))
     assert (state, saw) == ("ok", "8 GPUs with 12 NVLinks each of 25 GB/s")
 
 
 def test_links_that_are_down_are_told_by_gpu():
-    ((state, saw),) = told(judge_nvlink(parse_nvlink(recorded("nvlink_v100_inactive.txt"))))
+    ((state, saw),) = told(assess_nvlink(parse_nvlink(recorded("nvlink_v100_inactive.txt"))))
     assert (state, saw) == ("problem", "NVLinks are down: 2 of 6 on GPU 3")
 
 
 def test_bridges_that_nobody_fitted_may_be_meant():
     text = recorded("nvlink_a100.txt").replace("Link 11: 25 GB/s", "Link 11: <inactive>")
-    ((state, saw),) = told(judge_nvlink(parse_nvlink(text)))
+    ((state, saw),) = told(assess_nvlink(parse_nvlink(text)))
     assert state == "warning"
     assert saw.startswith("the same number of NVLinks is down on every GPU: 1 of 12 on GPU 0")
 
 
 def test_a_gpu_that_lists_fewer_links_than_its_like_is_told():
     text = recorded("nvlink_a100.txt").replace("         Link 11: 25 GB/s\n", "", 1)
-    ((state, saw),) = told(judge_nvlink(parse_nvlink(text)))
+    ((state, saw),) = told(assess_nvlink(parse_nvlink(text)))
     assert (state, saw) == ("problem", "GPU 0 has fewer NVLinks than others' 12")
 
 
 def test_cards_without_a_bridge_have_no_links_to_lose():
     with pytest.raises(NotHereError):
-        judge_nvlink(parse_nvlink(recorded("nvlink_a100_pcie_none.txt")))
+        assess_nvlink(parse_nvlink(recorded("nvlink_a100_pcie_none.txt")))

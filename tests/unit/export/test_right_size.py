@@ -9,7 +9,7 @@ import pytest
 from pipelines.core.errors import UserError
 from pipelines.evaluation.bootstrap import bits_per_byte
 from pipelines.evaluation.perplexity import score_documents
-from pipelines.export.right_size import GB, Budget, Variant, choose, judge
+from pipelines.export.right_size import GB, Budget, Variant, assess_variants, choose
 from pipelines.export.variants import measure_variants
 from pipelines.models.presets import preset
 from tests.unit.export.models import PROMPTS, small, write_registered
@@ -28,7 +28,7 @@ def budget(gb: float, max_loss: float = 0.05, sequences: int = 1) -> Budget:
 
 
 def chosen(given: Budget, of: list[Variant] | None = None) -> str:
-    return choose(judge(of or variants(), CONFIG, 1.0, given), given).variant.name
+    return choose(assess_variants(of or variants(), CONFIG, 1.0, given), given).variant.name
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_a_model_that_broke_is_never_chosen() -> None:
 
 
 def test_a_tenth_of_the_memory_is_the_engines() -> None:
-    (judged,) = judge(variants()[:1], CONFIG, 1.0, budget(16))
+    (judged,) = assess_variants(variants()[:1], CONFIG, 1.0, budget(16))
     total = judged.memory.total / GB
     assert 15 < total < 16
     assert not judged.fits
-    assert judge(variants()[:1], CONFIG, 1.0, budget(total / 0.9 + 0.01))[0].fits
+    assert assess_variants(variants()[:1], CONFIG, 1.0, budget(total / 0.9 + 0.01))[0].fits
 
 
 def test_what_is_measured_is_what_was_written(registered: Path, tmp_path: Path) -> None:

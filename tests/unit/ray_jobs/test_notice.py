@@ -10,7 +10,7 @@ from ray_jobs import notice
 def test_the_signal_is_a_notice_within_the_block_and_of_this_try_alone(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     for _ in range(2):  # started anew
-        with notice.heeded(tmp_path):
+        with notice.listening_for_notice(tmp_path):
             assert not notice.asked(tmp_path)
             os.kill(os.getpid(), signal.SIGUSR1)
             assert notice.asked(tmp_path)

@@ -89,12 +89,12 @@ def test_the_end_of_a_run_is_not_broken_off(start: Callable) -> None:
 
 def test_what_is_followed_by_a_kill_is_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preemption, "_NOTICE_S", 0.2)
-    with preemption.heeded():
+    with preemption.listening():
         preemption.ask("a test")
         assert preemption.asked() is None
         time.sleep(0.25)
         assert preemption.asked()
-    with preemption.heeded():
+    with preemption.listening():
         assert preemption.asked() is None
 
 
@@ -141,7 +141,7 @@ def test_sigterm_is_a_notice_while_a_run_trains_and_the_end_else(
     idle.send_signal(signal.SIGTERM)
     assert idle.wait(10) == -signal.SIGTERM
     code = (
-        "with preemption.heeded():\n"
+        "with preemption.listening():\n"
         "    print('ready', flush=True)\n"
         "    while not (notice := preemption.asked()): time.sleep(0.01)\n"
         "    print(notice.reason)\n"

@@ -509,7 +509,7 @@ def test_a_rollback_while_the_stage_decides_lets_it_decide_anew(
     name = recipe.registration.model_name
     register_stage.run(recipe, trained(models[2]))
     register_stage.run(recipe, trained(models[1]))
-    judge, judged = register_stage._judge, []
+    judge, judged = register_stage._decide_against_champion, []
 
     def interrupted(recipe, workspace, facts, champion):
         judged.append(champion.version)

@@ -5,17 +5,17 @@ import pytest
 
 from pipelines.core.errors import UserError
 from pipelines.recipe.recipe_files import load_recipe, shipped_recipes
-from pipelines.training.supported import supported
+from pipelines.training.recipe_check import check_recipe
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_recipes_run(name: str) -> None:
     recipe = load_recipe(name)
     if recipe.model.init_from is None:
-        supported(recipe)
+        check_recipe(recipe)
         return
     with pytest.raises(UserError, match=rf"{recipe.model.init_from}: no config\.json"):
-        supported(recipe)
+        check_recipe(recipe)
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_shipped_recipes_run(name: str) -> None:
 )
 def test_what_the_engine_cannot_do_is_one_line(override: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
-        supported(load_recipe("debug", [override]))
+        check_recipe(load_recipe("debug", [override]))
 
 
 def test_every_number_of_workers_must_give_a_layout() -> None:
     with pytest.raises(UserError, match=r"tp\(2\) = 2 processes, but there are 3"):
-        supported(load_recipe("debug", ["parallel.tp=2", "resources.workers=[2, 4]"]))
+        check_recipe(load_recipe("debug", ["parallel.tp=2", "resources.workers=[2, 4]"]))
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_every_number_of_workers_must_give_a_layout() -> None:
 )
 def test_a_layout_must_divide_the_model(overrides: list[str], line: str) -> None:
     with pytest.raises(UserError, match=line):
-        supported(load_recipe("debug", ["resources.workers=4", *overrides]))
+        check_recipe(load_recipe("debug", ["resources.workers=4", *overrides]))
 
 
 def test_the_optimizers_state_is_not_sharded_over_tensor_parallel_processes() -> None:
     overrides = ["parallel.tp=2", "parallel.sharding=optimizer", "resources.workers=4"]
     with pytest.raises(UserError, match=r"sharding = optimizer: not with parallel\.tp\(2\)"):
-        supported(load_recipe("debug", overrides))
+        check_recipe(load_recipe("debug", overrides))
 
 
 LLAMA = {
@@ -91,4 +91,4 @@ def test_a_model_that_cannot_be_gone_on_from(tmp_path: Path, config: object, lin
         (tmp_path / "config.json").write_text(json.dumps(config))
     overrides = [f"model.init_from={tmp_path}", "data.sequence_length=25"]
     with pytest.raises(UserError, match=line):
-        supported(load_recipe("debug", overrides))
+        check_recipe(load_recipe("debug", overrides))

@@ -11,7 +11,7 @@ from pipelines.parallel.layout import Layout, resolve_layout
 from pipelines.recipe.recipe import Recipe
 
 
-def supported(recipe: Recipe) -> None:
+def check_recipe(recipe: Recipe) -> None:
     """Check that the training engine can run a recipe.
 
     Raises:

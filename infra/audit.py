@@ -19,7 +19,7 @@ OSV = os.environ.get(
 # Of 2010, with advisories ever since: who knows none of these would find every package clean.
 KNOWN_BAD = {"package": {"name": "jinja2", "ecosystem": "PyPI"}, "version": "2.4.1"}
 TIMEOUT_S = 15
-# Known, without a version that has them mended, and why they do no harm here.
+# Known, without a version that has them fixed, and why they do no harm here.
 ACCEPTED = {
     "CVE-2023-48022": "Ray's Jobs API runs what it is told: nobody gets there without the token",
     "CVE-2025-34351": "Ray's token is off by default: none of ours starts without it",

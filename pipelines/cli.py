@@ -56,7 +56,7 @@ app.command()(bench.bench)
 
 
 def main() -> None:
-    """Run the command; a person's mistake is one line on stderr and exit code 2."""
+    """Run the command; a user's mistake is one line on stderr and exit code 2."""
     bypass_proxy_on_loopback()
     try:
         app()

@@ -22,7 +22,7 @@ from ray_jobs.train_on_ray import train_on_ray
 
 
 def main(*arguments: str) -> None:
-    """Train a recipe; exits with 2 and one line where a person is to blame.
+    """Train a recipe; exits with 2 and one line where a user is to blame.
 
     It exits with 143 where it was asked to end and saved: started anew, it goes on.
     """

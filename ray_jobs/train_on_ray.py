@@ -74,7 +74,7 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
 
 
 def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
-    """Train under one controller; returns a person's error.
+    """Train under one controller; returns a user's error.
 
     Raises:
         RayActorError: the controller died, and its workers with it.
@@ -118,7 +118,7 @@ class _Trainer(DataParallelTrainer):  # type: ignore[misc]  # Ray has no types
 
 
 def _work(config: dict[str, Any]) -> str | None:
-    """One worker; a person's error is returned, as one that is raised would be tried again.
+    """One worker; a user's error is returned, as one that is raised would be tried again.
 
     One of this worker alone is raised all the same, as the others wait for it in a collective; the
     try after that only tells it.
@@ -141,7 +141,7 @@ def _work(config: dict[str, Any]) -> str | None:
     except UnreachableError:
         raise
     except SharedError as error:
-        logging.getLogger(__name__).exception("a person's error; its line ends the job")
+        logging.getLogger(__name__).exception("a user's error; its line ends the job")
         return str(error)
     except UserError as error:
         keep_error(workspace, STAGE, error)

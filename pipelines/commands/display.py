@@ -1,4 +1,4 @@
-"""What a person sees of a run: one live line while it goes, a short summary at its end."""
+"""What a user sees of a run: one live line while it goes, a short summary at its end."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""`penstock doctor`: what is wrong here, why it matters, and the mend."""
+"""`penstock doctor`: what is wrong here, why it matters, and the fix."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -73,8 +73,8 @@ def _show(console: "Console", name: str, findings: "Sequence[Finding]") -> None:
         if each.state == "not here":
             continue
         console.print(f"  [dim]why: {escape(each.why)}[/]", soft_wrap=True)
-        if each.mend:
-            console.print(f"  [bold]mend:[/] {escape(each.mend)}", soft_wrap=True)
+        if each.fix:
+            console.print(f"  [bold]fix:[/] {escape(each.fix)}", soft_wrap=True)
 
 
 def _sum(findings: "Sequence[Finding]") -> str:

@@ -13,7 +13,7 @@ def lineage_tree(label: str, facts: _Facts) -> Tree:
     """What a model was made from, by which code and run, at what cost; without what is null.
 
     Args:
-        label: Of the model, as a person calls it.
+        label: Of the model, as a user calls it.
         facts: The content of `lineage.json`.
     """
     tree = Tree(f"[bold]{escape(label)}[/]")

@@ -1,4 +1,4 @@
-"""What a person sees of a plan.
+"""What a user sees of a plan.
 
 A plan as a picture: the memory of each layout by part, beside what a device has.
 """

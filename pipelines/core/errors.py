@@ -1,4 +1,4 @@
-"""The one error that a person can mend; every other exception is the program's or the world's."""
+"""The one error that a user can fix; every other exception is the program's or the world's."""
 
 EXIT_USER_ERROR = 2
 
@@ -15,7 +15,7 @@ def one_line(error: BaseException) -> str:
 
 
 class UserError(Exception):
-    """Something a person got wrong: one line that says what, where and what to do.
+    """Something a user got wrong: one line that says what, where and what to do.
 
     The command prints the line and exits with code 2; a DAG task fails with it and is not retried.
     """

@@ -71,7 +71,7 @@ def amount(value: float | None) -> str:
 
 
 def baseline_label(name: str) -> str:
-    """A baseline's name in a record, for a person: `ngram-2` is `byte n-gram, order 2`."""
+    """A baseline's name in a record, for a user: `ngram-2` is `byte n-gram, order 2`."""
     if name.startswith("ngram-"):
         return f"byte n-gram, order {name.removeprefix('ngram-')}"
     return {"xz": "xz -9e, all together", "xz-per-document": "xz -9e, each document"}[name]

@@ -63,7 +63,7 @@ def fresh_folder(path: Path) -> Iterator[Path]:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether waiting mends it: a disk is full, or a network file system does not answer."""
+    """Whether waiting fixes it: a disk is full, or a network file system does not answer."""
     return isinstance(error, OSError) and error.errno in _PASSING
 
 

@@ -22,7 +22,7 @@ _LOOSEN = "give other text, or loosen data.filters, data.pii, data.decontaminati
 
 
 class Reject(NamedTuple):
-    """One of the documents that were dropped, for a person to look at."""
+    """One of the documents that were dropped, for a user to look at."""
 
     source: str
     excerpt: str  # of its text, personal data masked; or what is wrong with it
@@ -75,7 +75,7 @@ class Tally:
         return len(self.rejects.get(reason, ())) < _SAMPLES
 
     def add_sample(self, reason: str, reject: Reject) -> None:
-        """Keep one for a person to look at."""
+        """Keep one for a user to look at."""
         self.rejects.setdefault(reason, []).append(reject)
 
     def add(self, other: "Tally") -> None:
@@ -109,7 +109,7 @@ class Tally:
             raise UserError(
                 f"{where}: {self.malformed[0]}; {malformed} of {self.documents} records are "
                 f"malformed, more than data.source.max_malformed_fraction="
-                f"{max_malformed_fraction:g}; mend them, set data.source.text_field, "
+                f"{max_malformed_fraction:g}; fix them, set data.source.text_field, "
                 "or raise the limit"
             )
 

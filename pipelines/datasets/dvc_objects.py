@@ -202,7 +202,7 @@ def hash_folder(folder: Path) -> Tree:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What S3's client raises for a person to mend; asked for only once something was raised."""
+    """What S3's client raises for a user to fix; asked for only once something was raised."""
     from botocore.exceptions import NoCredentialsError
 
     return (PermissionError, NoCredentialsError)

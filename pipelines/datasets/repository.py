@@ -140,7 +140,7 @@ class DatasetRepository:
 
     def _push(self, *refs: str) -> bool:
         """Whether the repository took the refs, all of them; False where one was there already."""
-        # Whatever a person's own configuration says of hooks, signatures and tags to push along.
+        # Whatever a user's own configuration says of hooks, signatures and tags to push along.
         options = ("--porcelain", "--atomic", "--no-verify", "--no-signed", "--no-follow-tags")
         done = _run(self._folder, "push", *options, self.url, *refs)
         if done.returncode and b"\n!\t" not in done.stdout:

@@ -20,13 +20,13 @@ from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.settings import PROJECT
 from pipelines.doctor.findings import FaultError, NoAnswerError
-from pipelines.doctor.nvidia_smi import mend_of
+from pipelines.doctor.nvidia_smi import fix_of
 from pipelines.doctor.tools import run_in_time
 
 _BYTES = {"gloo": 1 << 22, "nccl": 1 << 28}
 _ROUNDS = 5
 _ERROR = re.compile(r"[\w.]*(Error|Exception): \S")
-_MEND = (
+_FIX = (
     "run a job with NCCL_DEBUG=INFO; NCCL_SOCKET_IFNAME, NCCL_IB_HCA and firewalls between nodes "
     "are the usual reasons"
 )
@@ -92,10 +92,10 @@ def run_bounded(command: list[str], limit_s: float) -> str:
     try:
         done = run_in_time(command, limit_s, cwd=PROJECT, env=environment)
     except subprocess.TimeoutExpired:
-        raise NoAnswerError(f"an all-reduce did not end in {limit_s:.1f} s", _MEND) from None
+        raise NoAnswerError(f"an all-reduce did not end in {limit_s:.1f} s", _FIX) from None
     if done.returncode:
         words = reason_of(done.stderr) or f"exit code {done.returncode}"
-        raise FaultError(f"an all-reduce failed: {words}", mend_of(done.stderr, _MEND))
+        raise FaultError(f"an all-reduce failed: {words}", fix_of(done.stderr, _FIX))
     return done.stdout
 
 

@@ -15,7 +15,7 @@ from pipelines.doctor.tools import output_of, read
 
 _DAY_S = 86400.0
 _SOON_DAYS = 30.0  # enough to choose a quiet hour
-_MEND_CERTIFICATE = "restart Ray on this node, drained first: each start renews the certificate"
+_FIX_CERTIFICATE = "restart Ray on this node, drained first: each start renews the certificate"
 
 
 def certificate() -> Iterator[Seen]:
@@ -40,13 +40,13 @@ def assess_certificate(end: float, now: float) -> Seen:
     """Whether there is time to renew it before nodes and workers can't join any more."""
     days = (end - now) / _DAY_S
     if days <= 0:
-        return problem(f"it ended {-days:.0f} days ago: no new worker can join", _MEND_CERTIFICATE)
+        return problem(f"it ended {-days:.0f} days ago: no new worker can join", _FIX_CERTIFICATE)
     saw = f"it ends in {days:.0f} days"
-    return warning(saw, _MEND_CERTIFICATE) if days < _SOON_DAYS else ok(saw)
+    return warning(saw, _FIX_CERTIFICATE) if days < _SOON_DAYS else ok(saw)
 
 
 _MUCH_S = 0.1  # by which logs of two nodes still tell what came first
-_MEND = "start chronyd (or systemd-timesyncd) with a time server that it can reach"
+_FIX = "start chronyd (or systemd-timesyncd) with a time server that it can reach"
 
 
 def clock() -> Iterator[Seen]:
@@ -56,7 +56,7 @@ def clock() -> Iterator[Seen]:
     except NotHereError:
         pass
     except FaultError as error:
-        yield warning(str(error), _MEND)
+        yield warning(str(error), _FIX)
         return
     else:
         yield assess_chrony(read(parse_chrony, text, "chronyc tracking"))
@@ -97,7 +97,7 @@ def parse_chrony(text: str) -> Tracking:
 def assess_chrony(found: Tracking) -> Seen:
     """Whether it follows a server, and closely."""
     if not found.follows:
-        return problem("chrony follows no time server", _MEND)
+        return problem("chrony follows no time server", _FIX)
     saw = f"{found.seconds:.6f} s from {found.server}"
     if found.seconds > _MUCH_S:
         return warning(f"the clock is {saw}", "chronyc makestep")
@@ -109,4 +109,4 @@ def assess_timedatectl(text: str) -> Seen:
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     if values.get("NTPSynchronized") == "yes":
         return ok("systemd says that the clock is synchronised")
-    return problem("systemd says that the clock follows no time server", _MEND)
+    return problem("systemd says that the clock follows no time server", _FIX)

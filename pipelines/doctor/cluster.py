@@ -98,9 +98,9 @@ def report_of(recipe: Recipe) -> ClusterReport:
     try:
         return asyncio.run(_run_job(recipe))
     except (httpx.HTTPError, UserError) as error:
-        mend = "`ray status` and the dashboard's log show what the head does"
+        fix = "`ray status` and the dashboard's log show what the head does"
         saw = f"no job could be run on the nodes: {error or type(error).__name__}"
-        raise FaultError(saw, mend) from None
+        raise FaultError(saw, fix) from None
 
 
 async def _run_job(recipe: Recipe) -> ClusterReport:
@@ -117,8 +117,8 @@ async def _run_job(recipe: Recipe) -> ClusterReport:
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             await jobs.stop(name)
-            mend = f"`ray status` shows what it waits for; its log: `ray job logs {name}`"
-            raise FaultError(f"the job {name} did not end in {_LIMIT_S:.0f} s", mend) from None
+            fix = f"`ray status` shows what it waits for; its log: `ray job logs {name}`"
+            raise FaultError(f"the job {name} did not end in {_LIMIT_S:.0f} s", fix) from None
         log = await jobs.logs(name)
     if job is None or job.status != "SUCCEEDED":
         said = (job and job.message) or "it is gone"
@@ -168,7 +168,7 @@ def between_nodes(report: ClusterReport) -> list[Finding]:
         ),
     )
     return [
-        Finding(name, seen.state, seen.saw, why, seen.mend)
+        Finding(name, seen.state, seen.saw, why, seen.fix)
         for name, why, all_seen in told
         for seen in all_seen
     ]
@@ -187,8 +187,8 @@ def assess_versions(reports: Sequence[NodeReport]) -> Iterator[Seen]:
         saw = f"{fact}: " + "; ".join(
             f"{version or 'none'} on {_names(names)}" for version, names in by_version.items()
         )
-        mend = "start all nodes from one image; `ray up` or the chart restarts those that differ"
-        yield warning(saw, mend) if fact == "driver" else problem(saw, mend)
+        fix = "start all nodes from one image; `ray up` or the chart restarts those that differ"
+        yield warning(saw, fix) if fact == "driver" else problem(saw, fix)
     if not unlike:
         facts = reports[0].facts
         said = ", ".join(f"{fact} {facts[fact]}" for fact in _FACTS if facts.get(fact))
@@ -204,8 +204,8 @@ def assess_clocks(reports: Sequence[NodeReport]) -> Seen:
     if sure <= _MUCH_S:
         return ok(f"{len(reports)} clocks within {max(0.0, skew):.3f} s")
     saw = f"{last.name} is {skew:.3f} s ahead of {first.name}"
-    mend = "let both follow one time server (chrony)"
-    return problem(saw, mend) if sure > _TOO_MUCH_S else warning(saw, mend)
+    fix = "let both follow one time server (chrony)"
+    return problem(saw, fix) if sure > _TOO_MUCH_S else warning(saw, fix)
 
 
 def assess_all_reduce(found: Together) -> Seen:
@@ -230,15 +230,15 @@ def assess_all_reduce(found: Together) -> Seen:
 def assess_throughput(found: Carried) -> Seen:
     """One process's TCP fills neither the storage plane nor the GPUs': they are only told."""
     if found.rate is None:
-        mend = "look at addresses, routes and firewalls of that plane"
-        return problem(f"{found.plane}: {found.fault}", mend)
+        fix = "look at addresses, routes and firewalls of that plane"
+        return problem(f"{found.plane}: {found.fault}", fix)
     least, most = CLASSES[found.plane]
     saw = f"{found.plane}: TCP carried {found.rate / _GIB:.3g} GiB/s from {found.slowest}"
     if found.plane not in _BY_TCP:
         return ok(f"{saw}; its class of {least:g}-{most:g} is RDMA's")
     saw = f"{saw}, its class is {least:g}-{most:g}"
-    mend = "ethtool and iperf3 between the two; look at the switch's port, and at what else uses it"
-    return ok(saw) if found.rate >= least * _GIB else warning(saw, mend)
+    fix = "ethtool and iperf3 between the two; look at the switch's port, and at what else uses it"
+    return ok(saw) if found.rate >= least * _GIB else warning(saw, fix)
 
 
 def _names(names: Sequence[str], most: int = 3) -> str:

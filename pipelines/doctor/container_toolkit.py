@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipelines.doctor.findings import FaultError, NotHereError, Seen, ok, problem, warning
-from pipelines.doctor.nvidia_smi import mend_of, smi
+from pipelines.doctor.nvidia_smi import fix_of, smi
 from pipelines.doctor.tools import in_container, output_of, read
 
 _CDI = re.compile(r"^nvidia\.com/gpu=(?!all$)\S+$", re.MULTILINE)
@@ -23,7 +23,7 @@ def container_toolkit() -> Iterator[Seen]:
         yield _without_its_tool()
         return
     except FaultError as error:
-        raise FaultError(str(error), mend_of(str(error), error.mend)) from None
+        raise FaultError(str(error), fix_of(str(error), error.fix)) from None
     yield assess_container_toolkit(read(parse_toolkit, text, "nvidia-container-cli info"), driver)
 
 
@@ -59,8 +59,8 @@ def parse_toolkit(text: str) -> Toolkit:
 def assess_container_toolkit(found: Toolkit, driver: str) -> Seen:
     """It must find the driver that runs."""
     if found.driver != driver:
-        mend = "remove the other driver's libraries, or reboot after an update"
-        return problem(f"the toolkit finds driver {found.driver}, nvidia-smi {driver}", mend)
+        fix = "remove the other driver's libraries, or reboot after an update"
+        return problem(f"the toolkit finds driver {found.driver}, nvidia-smi {driver}", fix)
     return ok(f"containers get driver {driver} and {found.gpus} GPU{'s' * (found.gpus != 1)}")
 
 
@@ -72,6 +72,6 @@ def parse_cdi(text: str) -> list[str]:
 def assess_cdi(gpus: list[str]) -> Seen:
     """Podman, containerd and newer Docker find GPUs by these names."""
     if not gpus:
-        mend = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, and after each new driver"
-        return warning("nvidia-ctk knows no GPU: containers get none", mend)
+        fix = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, and after each new driver"
+        return warning("nvidia-ctk knows no GPU: containers get none", fix)
     return ok(f"containers get {len(gpus)} GPU{'s' * (len(gpus) != 1)} by CDI: {gpus[0]} …")

@@ -40,14 +40,14 @@ def assess_mount(mount: Mount) -> Iterator[Seen]:
     saw = f"{mount.point} is {mount.kind} on {mount.source}"
     faults = []
     if mount.kind in _GONE:
-        mend = "set PENSTOCK_HOME to a disk, or mount a volume there"
-        faults.append(warning(f"{saw}: what lies there goes with the machine or container", mend))
+        fix = "set PENSTOCK_HOME to a disk, or mount a volume there"
+        faults.append(warning(f"{saw}: what lies there goes with the machine or container", fix))
     if "ro" in mount.options:
         faults.append(problem(f"{saw}, read-only", "remount it, or set PENSTOCK_HOME elsewhere"))
     if mount.kind.startswith("nfs"):
         if "soft" in mount.options or "softerr" in mount.options:
-            mend = "mount it hard: a checkpoint that a soft mount gave up on is cut short"
-            faults.append(problem(f"{saw}, soft", mend))
+            fix = "mount it hard: a checkpoint that a soft mount gave up on is cut short"
+            faults.append(problem(f"{saw}, soft", fix))
         sizes = {key: mount.options.get(key, "") for key in ("rsize", "wsize")}
         small = [
             f"{key}={value}"
@@ -55,8 +55,8 @@ def assess_mount(mount: Mount) -> Iterator[Seen]:
             if value.isdecimal() and int(value) < _NFS_TRANSFER
         ]
         if small:
-            mend = f"mount it with rsize={_NFS_TRANSFER},wsize={_NFS_TRANSFER}"
-            faults.append(warning(f"{saw} with {', '.join(small)}", mend))
+            fix = f"mount it with rsize={_NFS_TRANSFER},wsize={_NFS_TRANSFER}"
+            faults.append(warning(f"{saw} with {', '.join(small)}", fix))
     yield from faults or [ok(saw + ", over the network" * (mount.kind in NETWORK))]
 
 
@@ -66,8 +66,8 @@ def speed(recipe: Recipe) -> Iterator[Seen]:
     try:
         found = measure(folder)
     except OSError as error:
-        mend = "mend its owner, rights or free space, or set PENSTOCK_HOME elsewhere"
-        yield problem(f"{folder} can't be written: {error.strerror}", mend)
+        fix = "fix its owner, rights or free space, or set PENSTOCK_HOME elsewhere"
+        yield problem(f"{folder} can't be written: {error.strerror}", fix)
         return
     yield assess_disk_speed(found, checkpoint_bytes(recipe))
 

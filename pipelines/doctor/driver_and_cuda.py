@@ -37,11 +37,11 @@ def driver_and_cuda() -> Iterator[Seen]:
 def assess_container_devices(inside: bool, uvm: bool) -> Iterator[Seen]:
     """On a host a program's first use of CUDA makes the device; a container is given it or not."""
     if inside and not uvm:
-        mend = (
+        fix = (
             "start the container by the toolkit (--gpus all), or with --device /dev/nvidia-uvm "
             "after nvidia-modprobe -u -c 0 on the host"
         )
-        yield problem("no /dev/nvidia-uvm in this container: CUDA can't start", mend)
+        yield problem("no /dev/nvidia-uvm in this container: CUDA can't start", fix)
 
 
 def torch_build() -> tuple[str | None, str]:
@@ -60,18 +60,18 @@ def assess_driver(machine: Smi, built_with: str | None, version: str) -> Seen:
     """By NVIDIA's rules."""
     names = f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) != 1)}"
     if built_with is None:
-        mend = "install torch with CUDA: pytorch.org/get-started names the index for each version"
-        return problem(f"torch {version} has no CUDA, and this machine has {names}", mend)
+        fix = "install torch with CUDA: pytorch.org/get-started names the index for each version"
+        return problem(f"torch {version} has no CUDA, and this machine has {names}", fix)
     saw = f"driver {machine.driver} knows CUDA {machine.cuda}, torch {version} is of {built_with}"
     wanted, driver = _version(built_with), _version(machine.driver)
     for architecture in sorted({gpu.architecture for gpu in machine.gpus}):
         if wanted[0] > _LAST_CUDA.get(architecture, wanted[0]):
-            mend = f"install a torch of CUDA {_LAST_CUDA[architecture]}, or use newer GPUs"
-            return problem(f"{saw}, which has no code for {architecture}", mend)
+            fix = f"install a torch of CUDA {_LAST_CUDA[architecture]}, or use newer GPUs"
+            return problem(f"{saw}, which has no code for {architecture}", fix)
     if not machine.cuda:
-        mend = "NVIDIA_DRIVER_CAPABILITIES=compute,utility for the container; on a host ldconfig"
+        fix = "NVIDIA_DRIVER_CAPABILITIES=compute,utility for the container; on a host ldconfig"
         saw = f"driver {machine.driver} finds no CUDA: libcuda.so.1 is not here"
-        return problem(saw, mend)
+        return problem(saw, fix)
     least = LEAST_DRIVER.get(wanted[0])
     if least is None:
         return warning(f"{saw}, a CUDA that this table does not know", "see CUDA's release notes")
@@ -83,18 +83,18 @@ def assess_driver(machine: Smi, built_with: str | None, version: str) -> Seen:
             f"{saw}: minor version compatibility, under which code that compiles PTX fails",
             "update the driver to one that came with that CUDA or later",
         )
-    return problem(f"{saw}, which needs driver {_dotted(least)} or newer", _mend(machine, wanted))
+    return problem(f"{saw}, which needs driver {_dotted(least)} or newer", _fix(machine, wanted))
 
 
 def _forward(machine: Smi, saw: str) -> Seen:
     """The driver is older than what the library beside it, of cuda-compat, can do."""
     if refused := sorted({gpu.brand for gpu in machine.gpus} & set(_NO_FORWARD)):
-        mend = "update the driver, or take /usr/local/cuda/compat out of LD_LIBRARY_PATH"
-        return problem(f"{saw} by cuda-compat, which {refused[0]} refuses (CUDA error 804)", mend)
+        fix = "update the driver, or take /usr/local/cuda/compat out of LD_LIBRARY_PATH"
+        return problem(f"{saw} by cuda-compat, which {refused[0]} refuses (CUDA error 804)", fix)
     return ok(f"{saw} by cuda-compat: forward compatibility")
 
 
-def _mend(machine: Smi, wanted: Version) -> str:
+def _fix(machine: Smi, wanted: Version) -> str:
     update = "update the driver"
     if any(gpu.brand in _NO_FORWARD for gpu in machine.gpus):
         return f"{update}, or install a torch of CUDA {machine.cuda} or older"

@@ -50,7 +50,7 @@ def run_checks(checks: Sequence[Check]) -> list[Finding]:
         "run the doctor again; where it stays so, a tool, a file system or a server hangs",
     )
     return [
-        Finding(check.name, each.state, each.saw, check.why, each.mend)
+        Finding(check.name, each.state, each.saw, check.why, each.fix)
         for number, check in enumerate(checks)
         for each in seen.get(number, [hung])
     ]
@@ -62,23 +62,23 @@ def _run_check(check: Check) -> list[Seen]:
     except NotHereError as reason:
         return [Seen(State.NOT_HERE, str(reason))]
     except NoAnswerError as error:
-        return [_late(str(error), error.mend)]
+        return [_late(str(error), error.fix)]
     except FaultError as error:
-        return [problem(str(error), error.mend)]
+        return [problem(str(error), error.fix)]
     except UserError as error:
-        return [problem(str(error), "mend it, and run the doctor again")]
+        return [problem(str(error), "fix it, and run the doctor again")]
     except Exception as error:  # one check that fails must not take the others with it
         saw = f"the check itself failed: {type(error).__name__}: {error}"
         return [problem(saw, "this is a fault of the doctor or of what it asked; please report it")]
 
 
-def _late(saw: str, mend: str) -> Seen:
+def _late(saw: str, fix: str) -> Seen:
     """A problem, unless more runs here than there are cores, so that it may only be slow."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load <= cores:
-        return problem(saw, mend)
+        return problem(saw, fix)
     busy = f"{saw}; the machine is busy (load {load:.1f} on {cores} cores)"
-    return warning(busy, f"set PENSTOCK_DOCTOR_SECONDS=60 and run it again; else {mend}")
+    return warning(busy, f"set PENSTOCK_DOCTOR_SECONDS=60 and run it again; else {fix}")
 
 
 _WHY = "every node must be fit for what any of them may be given"
@@ -103,7 +103,7 @@ def _nodes(recipe: Recipe) -> dict[str, list[Finding]]:
     try:
         report = cluster.report_of(recipe)
     except FaultError as error:
-        fault = Finding("cluster", State.PROBLEM, str(error), _WHY, error.mend)
+        fault = Finding("cluster", State.PROBLEM, str(error), _WHY, error.fix)
         return {"between nodes": [fault]}
     parts = {f"node {node.name}": node.findings for node in report.nodes}
     return {"between nodes": cluster.between_nodes(report), **parts}

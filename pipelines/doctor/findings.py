@@ -23,18 +23,18 @@ class NotHereError(Exception):
 
 
 class FaultError(Exception):
-    """What should answer does not: its own words, and the mend."""
+    """What should answer does not: its own words, and the fix."""
 
-    def __init__(self, saw: str, mend: str) -> None:
+    def __init__(self, saw: str, fix: str) -> None:
         super().__init__(saw)
-        self.mend = mend
+        self.fix = fix
 
 
 class ToolFailedError(FaultError):
     """It ended with an error; what it printed before may tell all the same."""
 
-    def __init__(self, saw: str, mend: str, output: str) -> None:
-        super().__init__(saw, mend)
+    def __init__(self, saw: str, fix: str, output: str) -> None:
+        super().__init__(saw, fix)
         self.output = output
 
 
@@ -44,11 +44,11 @@ class NoAnswerError(FaultError):
 
 @dataclass(frozen=True)
 class Seen:
-    """What a check saw, and where it is no good the mend."""
+    """What a check saw, and where it is no good the fix."""
 
     state: State
     saw: str
-    mend: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Check:
     """One thing to look at.
 
     Attributes:
-        name: For a person.
+        name: For a user.
         why: Why it matters.
         look: Reads and judges; raises NotHereError where there is nothing to look at.
     """
@@ -74,7 +74,7 @@ class Finding:
     state: State
     saw: str
     why: str
-    mend: str
+    fix: str
 
 
 def ok(saw: str) -> Seen:
@@ -82,14 +82,14 @@ def ok(saw: str) -> Seen:
     return Seen(State.OK, saw)
 
 
-def warning(saw: str, mend: str) -> Seen:
+def warning(saw: str, fix: str) -> Seen:
     """It works, but not as it should."""
-    return Seen(State.WARNING, saw, mend)
+    return Seen(State.WARNING, saw, fix)
 
 
-def problem(saw: str, mend: str) -> Seen:
+def problem(saw: str, fix: str) -> Seen:
     """It does not work, or a run would fail of it."""
-    return Seen(State.PROBLEM, saw, mend)
+    return Seen(State.PROBLEM, saw, fix)
 
 
 def worst(findings: Iterable[Finding]) -> State:

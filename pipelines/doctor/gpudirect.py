@@ -139,31 +139,31 @@ def assess_storage(found: Storage) -> Iterator[Seen]:
     if found.modes is not None and kind in _ROWS:
         said = found.modes.get(_ROWS[kind], "not in its list")
         if not any(mode in said for mode in _DIRECT) or said == "Unsupported":
-            yield warning(f"gdscheck on {kind} ({_ROWS[kind]}): {said}", _filesystem_mend())
+            yield warning(f"gdscheck on {kind} ({_ROWS[kind]}): {said}", _filesystem_fix())
     elif kind not in _ROWS:
-        yield warning(f"GPUDirect Storage does not know {kind}", _filesystem_mend())
+        yield warning(f"GPUDirect Storage does not know {kind}", _filesystem_fix())
     yield warning(
         f"mode in effect under {found.mount.point}: pinned buffers; {found.why_not}",
-        "mend what is named above, or set the recipe's data.reader to pinned and be content",
+        "fix what is named above, or set the recipe's data.reader to pinned and be content",
     )
 
 
 def _missing(found: Storage) -> Iterator[Seen]:
     if not found.module:
-        mend = "install nvidia-gds on the host, modprobe nvidia-fs"
-        yield warning("the kernel module nvidia-fs is not loaded", mend)
+        fix = "install nvidia-gds on the host, modprobe nvidia-fs"
+        yield warning("the kernel module nvidia-fs is not loaded", fix)
     elif not found.devices:
-        mend = "mount the host's /dev/nvidia-fs* into the container, as infra's GPU pod does"
-        yield warning("no /dev/nvidia-fs* here, though the module is loaded", mend)
+        fix = "mount the host's /dev/nvidia-fs* into the container, as infra's GPU pod does"
+        yield warning("no /dev/nvidia-fs* here, though the module is loaded", fix)
     if found.config is None:
-        mend = "mount a cufile.json, and name it in CUFILE_ENV_PATH_JSON where it lies elsewhere"
-        yield warning("no cufile.json", mend)
+        fix = "mount a cufile.json, and name it in CUFILE_ENV_PATH_JSON where it lies elsewhere"
+        yield warning("no cufile.json", fix)
     if not found.may_lock:
-        mend = "capability IPC_LOCK and memlock=-1 for the container; ulimit -l unlimited"
-        yield warning("memory may not be locked", mend)
+        fix = "capability IPC_LOCK and memlock=-1 for the container; ulimit -l unlimited"
+        yield warning("memory may not be locked", fix)
 
 
-def _filesystem_mend() -> str:
+def _filesystem_fix() -> str:
     return (
         "put the data on ext4 (data=ordered) or xfs on NVMe, or a parallel file system that "
         "NVIDIA lists, and point PENSTOCK_HOME there"

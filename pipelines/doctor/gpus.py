@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.doctor.findings import NotHereError, Seen, ok, problem, warning
-from pipelines.doctor.nvidia_smi import Gpu, Smi, bound_gpus, mend_of, smi
+from pipelines.doctor.nvidia_smi import Gpu, Smi, bound_gpus, fix_of, smi
 from pipelines.doctor.tools import has_nvswitch, in_container
 
 _HARDWARE = {
@@ -35,12 +35,12 @@ def assess_gpus(machine: Smi, bound: Sequence[str]) -> list[Seen]:
     faults = [*_missing(machine, bound), *(fault for gpu in gpus for fault in _faults(gpu))]
     off = [str(gpu.number) for gpu in gpus if gpu.persistence == "Disabled"]
     if off and len(gpus) > 1:  # one is there again in a moment
-        mend = "systemctl enable --now nvidia-persistenced on the host, or nvidia-smi -pm 1"
+        fix = "systemctl enable --now nvidia-persistenced on the host, or nvidia-smi -pm 1"
         saw = f"persistence mode is off on GPU {', '.join(off)}: each job waits for the driver"
-        faults.append(warning(saw, mend))
+        faults.append(warning(saw, fix))
     if len(names := sorted({gpu.name for gpu in gpus if gpu.name})) > 1:
-        mend = "give a job GPUs of one kind: by node label, or CUDA_VISIBLE_DEVICES"
-        faults.append(warning(f"unlike GPUs: {', '.join(names)}; the slowest sets the pace", mend))
+        fix = "give a job GPUs of one kind: by node label, or CUDA_VISIBLE_DEVICES"
+        faults.append(warning(f"unlike GPUs: {', '.join(names)}; the slowest sets the pace", fix))
     return faults or [ok(f"{len(gpus)} x {gpus[0].name}: no errors, no throttling")]
 
 
@@ -50,10 +50,10 @@ def _missing(machine: Smi, bound: Sequence[str]) -> Iterator[Seen]:
     gone = [address for address in bound if address not in listed]
     if machine.words:
         saw = f"nvidia-smi warns: {machine.words}"
-        yield problem(saw, mend_of(machine.words, "dmesg | grep NVRM; drain the machine, reboot"))
+        yield problem(saw, fix_of(machine.words, "dmesg | grep NVRM; drain the machine, reboot"))
     elif gone:
         saw = f"the kernel holds {len(bound)} GPUs, nvidia-smi lists no {', '.join(gone)}"
-        yield problem(saw, mend_of("gpu is lost", ""))
+        yield problem(saw, fix_of("gpu is lost", ""))
 
 
 def fabric() -> Iterator[Seen]:
@@ -82,47 +82,47 @@ def _assess_health(by_gpu: Mapping[int, str | None]) -> Seen:
     """Newer drivers say how well the links to the switches do."""
     if sick := {number: said for number, said in by_gpu.items() if said not in (None, "Healthy")}:
         number, said = next(iter(sick.items()))
-        mend = "nvidia-smi nvlink -e and -s; dmesg | grep -i sxid; reset the GPUs and switches"
-        return problem(f"GPU {number}: NVSwitch's links are {said}", mend)
+        fix = "nvidia-smi nvlink -e and -s; dmesg | grep -i sxid; reset the GPUs and switches"
+        return problem(f"GPU {number}: NVSwitch's links are {said}", fix)
     return ok(f"{len(by_gpu)} GPUs have registered with NVSwitch's fabric manager")
 
 
 def _faults(gpu: Gpu) -> Iterator[Seen]:
     who = f"GPU {gpu.number}"
     if gpu.lost:
-        yield problem(f"{who} ({gpu.address}) is lost", mend_of("gpu is lost", ""))
+        yield problem(f"{who} ({gpu.address}) is lost", fix_of("gpu is lost", ""))
         return
     if gpu.unread:
-        mend = "dmesg | grep -i xid; where more than fans can't be read, reset the GPU or reboot"
-        yield warning(f"{who}: the driver can't read {', '.join(gpu.unread[:3])}", mend)
+        fix = "dmesg | grep -i xid; where more than fans can't be read, reset the GPU or reboot"
+        yield warning(f"{who}: the driver can't read {', '.join(gpu.unread[:3])}", fix)
     yield from _memory_faults(gpu)
     yield from _clock_faults(gpu)
     yield from _link_faults(gpu)
     if gpu.recovery not in (None, "None"):
-        mend = f"end what runs on it, then nvidia-smi -r -i {gpu.number}, or reboot"
-        yield problem(f"{who} asks for recovery: {gpu.recovery}", mend)
+        fix = f"end what runs on it, then nvidia-smi -r -i {gpu.number}, or reboot"
+        yield problem(f"{who} asks for recovery: {gpu.recovery}", fix)
     if gpu.compute_mode == "Prohibited":
         yield problem(f"{who} is in compute mode Prohibited", f"nvidia-smi -i {gpu.number} -c 0")
     if gpu.mig == "Enabled":
-        mend = f"nvidia-smi -i {gpu.number} -mig 0, unless slices are meant"
-        yield warning(f"{who} is cut up by MIG: NCCL does not join its slices", mend)
+        fix = f"nvidia-smi -i {gpu.number} -mig 0, unless slices are meant"
+        yield warning(f"{who} is cut up by MIG: NCCL does not join its slices", fix)
 
 
 def _memory_faults(gpu: Gpu) -> Iterator[Seen]:
     who, number = f"GPU {gpu.number}", gpu.number
     if gpu.worn:
-        saw = f"{who}: memory can't be mended any more: no spare rows, or too many SRAM errors"
+        saw = f"{who}: memory can't be fixed any more: no spare rows, or too many SRAM errors"
         yield problem(saw, "take it out of service and have it replaced (NVIDIA's RMA criterion)")
     elif gpu.repair_pending:
         saw = f"{who}: bad memory waits to be remapped"
         yield problem(saw, f"nvidia-smi -r -i {number} with nothing running on it, or reboot")
     if errors := {name: count for name, count in gpu.uncorrectable.items() if count}:
         counted = ", ".join(f"{name} {count}" for name, count in errors.items())
-        mend = f"dmesg | grep -i xid; nvidia-smi -r -i {number}; replace it if they come back"
-        yield problem(f"{who}: memory errors that ECC could not correct: {counted}", mend)
+        fix = f"dmesg | grep -i xid; nvidia-smi -r -i {number}; replace it if they come back"
+        yield problem(f"{who}: memory errors that ECC could not correct: {counted}", fix)
     if gpu.ecc and gpu.ecc[0] == "Disabled":
-        mend = f"nvidia-smi -i {number} -e 1, then reboot"
-        yield warning(f"{who}: ECC is off, so that a flipped bit goes unseen", mend)
+        fix = f"nvidia-smi -i {number} -e 1, then reboot"
+        yield warning(f"{who}: ECC is off, so that a flipped bit goes unseen", fix)
     elif gpu.ecc and gpu.ecc[0] != gpu.ecc[1]:
         yield warning(f"{who}: ECC will be {gpu.ecc[1]} after a reboot", "reboot, or set it back")
 
@@ -135,21 +135,21 @@ def _clock_faults(gpu: Gpu) -> Iterator[Seen]:
         yield warning(f"{who}: the driver lowers its clocks for heat", _SLOW)
     if gpu.power_limit and gpu.power_limit[0] < gpu.power_limit[1]:
         now, usual = gpu.power_limit
-        mend = f"nvidia-smi -i {gpu.number} -pl {usual:g}, unless the cap is meant"
-        yield warning(f"{who}: its power is capped at {now:g} W, by default {usual:g}", mend)
+        fix = f"nvidia-smi -i {gpu.number} -pl {usual:g}, unless the cap is meant"
+        yield warning(f"{who}: its power is capped at {now:g} W, by default {usual:g}", fix)
 
 
 def _link_faults(gpu: Gpu) -> Iterator[Seen]:
     who = f"GPU {gpu.number}"
     if gpu.link_width and gpu.link_width[0] < gpu.link_width[1]:
         now, most = gpu.link_width
-        mend = (
+        fix = (
             "reseat card and riser, look for PCIe errors in dmesg; some slots, and many machines "
             "of clouds, have fewer lanes by design"
         )
-        yield warning(f"{who}: {now} PCIe lanes of {most}", mend)
+        yield warning(f"{who}: {now} PCIe lanes of {most}", fix)
     works = gpu.performance in _AT_WORK and "gpu_idle" not in gpu.events
     if works and gpu.link_generation and gpu.link_generation[0] < gpu.link_generation[1]:
         now, most = gpu.link_generation
-        mend = "see the BIOS's setting of the slot, and PCIe errors in dmesg"
-        yield warning(f"{who}: PCIe generation {now} of {most} while it works", mend)
+        fix = "see the BIOS's setting of the slot, and PCIe errors in dmesg"
+        yield warning(f"{who}: PCIe generation {now} of {most} while it works", fix)

@@ -87,11 +87,11 @@ def files() -> Iterator[Seen]:
 def assess_open_files(soft: int, hard: int) -> Seen:
     """Ray raises the soft limit to the hard one, so that this one decides."""
     saw = f"{_limit(soft)} open files, which Ray raises to {_limit(hard)}"
-    mend = f"ulimit -n {_ENOUGH_FILES}, or nofile in /etc/security/limits.conf or the unit's file"
+    fix = f"ulimit -n {_ENOUGH_FILES}, or nofile in /etc/security/limits.conf or the unit's file"
     most = hard if hard != UNLIMITED else _ENOUGH_FILES
     if most < _LEAST_FILES:
-        return problem(saw, mend)
-    return warning(saw, mend) if most < _ENOUGH_FILES else ok(saw)
+        return problem(saw, fix)
+    return warning(saw, fix) if most < _ENOUGH_FILES else ok(saw)
 
 
 def pinned_memory() -> Iterator[Seen]:
@@ -138,12 +138,12 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Iterator[Seen]:  # noqa: S10
 def assess_shared_memory(size: int, memory: int) -> Seen:
     """NCCL, Ray's object store and the loader's workers pass data through it."""
     saw = f"shared memory is {size / _GIB:.3g} GiB, of {memory / _GIB:.3g} GiB of memory"
-    mend = "--shm-size in Docker, an emptyDir of medium Memory at /dev/shm in Kubernetes"
+    fix = "--shm-size in Docker, an emptyDir of medium Memory at /dev/shm in Kubernetes"
     if size <= _CONTAINER_SHM:
-        return problem(saw, mend)
+        return problem(saw, fix)
     if size < _OBJECT_STORE * memory:
         share = f"{_OBJECT_STORE:.0%} of the memory"
-        return warning(f"{saw}: under {share}, so that Ray's object store goes to the disk", mend)
+        return warning(f"{saw}: under {share}, so that Ray's object store goes to the disk", fix)
     return ok(saw)
 
 
@@ -156,8 +156,8 @@ def memory() -> Iterator[Seen]:
     place = existing(load_settings().home)
     lines = resource_warnings(place)
     for line in lines:
-        saw, _, mend = line.rpartition(": ")
-        yield warning(saw, mend)
+        saw, _, fix = line.rpartition(": ")
+        yield warning(saw, fix)
     if not lines:
         _, free = memory_bytes()
         yield ok(f"{free / _GIB:.1f} GiB of memory and enough of the disk under {place} are free")

@@ -48,7 +48,7 @@ def parse_xids(text: str) -> dict[Xid, list[str]]:
 
 
 def assess_kernel_log(found: Mapping[Xid, list[str]]) -> Iterator[Seen]:
-    """Old ones may be mended since, so that they only warn: the check of GPUs knows their state."""
+    """Old ones may be fixed since, so that they only warn: the check of GPUs knows their state."""
     sick = {xid: words for xid, words in found.items() if xid.code not in _OF_PROGRAMS}
     for xid, words in sick.items():
         yield warning(

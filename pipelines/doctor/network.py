@@ -108,11 +108,11 @@ def assess_network(ports: Sequence[Port]) -> Iterator[Seen]:
                 "enabled; a port that is to stay empty can be disabled",
             )
         elif port.state == "Initializing":
-            mend = "start a subnet manager: opensm on one node, or the switch's own"
-            yield warning(f"{who} has a link and no subnet manager", mend)
+            fix = "start a subnet manager: opensm on one node, or the switch's own"
+            yield warning(f"{who} has a link and no subnet manager", fix)
         elif port.physical == "LinkUp" and not port.active:
-            mend = "see the switch's port and the subnet manager's log"
-            yield warning(f"{who} has a link, but is {port.state}", mend)
+            fix = "see the switch's port and the subnet manager's log"
+            yield warning(f"{who} has a link, but is {port.state}", fix)
     yield from _slower_than_others(active)
     if active:
         counts = Counter((port.layer, port.rate) for port in active)

@@ -1,6 +1,6 @@
 """`nvidia-smi -q -x`: what the driver says of itself and of every GPU.
 
-What NVIDIA's driver, its library and CUDA say when they fail, and the mend for it.
+What NVIDIA's driver, its library and CUDA say when they fail, and the fix for it.
 """
 
 import re
@@ -26,7 +26,7 @@ _FABRIC = (
     "very version"
 )
 # By words, in lower case; the first that is found counts.
-_MENDS = (
+_FIXES = (
     (
         "version mismatch",
         "the driver was updated while its kernel module is loaded: reboot, or unload every nvidia "
@@ -74,10 +74,10 @@ _MENDS = (
 )
 
 
-def mend_of(words: str, otherwise: str) -> str:
-    """The mend for what was said; `otherwise` where nothing here knows it."""
+def fix_of(words: str, otherwise: str) -> str:
+    """The fix for what was said; `otherwise` where nothing here knows it."""
     said = words.lower()
-    return next((mend for part, mend in _MENDS if part in said), otherwise)
+    return next((fix for part, fix in _FIXES if part in said), otherwise)
 
 
 _COMMAND = ("nvidia-smi", "-q", "-x")
@@ -86,7 +86,7 @@ _PROLOGUE = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>")
 _EMPTY = {"", "N/A", "Not Supported", "Requested functionality has been deprecated"}
 _LOST = "GPU is lost"
 _UNREAD = {_LOST, "Unknown Error", "ERR!", "Insufficient Permissions"}
-# NVIDIA's criteria for a replacement, and below what a reset mends.
+# NVIDIA's criteria for a replacement, and below what a reset fixes.
 _FAILED = (
     "remapped_rows/remapped_row_failure",
     "ecc_errors/unrepairable_memory",
@@ -113,8 +113,8 @@ class Gpu:
         power_limit: Watts: now, by default.
         events: Why clocks are lower than they could be: `hw_thermal_slowdown`, `gpu_idle`, …
         uncorrectable: Memory errors that ECC could not correct, by counter, since the last reset.
-        repair_pending: Whether memory waits for a reset that mends it.
-        worn: Whether memory can't be mended any more.
+        repair_pending: Whether memory waits for a reset that fixes it.
+        worn: Whether memory can't be fixed any more.
         fabric: State and status of NVSwitch's registration, and its health.
         lost: Whether it fell off the bus.
         unread: What the driver could not read of it, by name.
@@ -187,15 +187,15 @@ def ask_driver() -> Smi:
         if devices:
             saw = f"{len(devices)} NVIDIA GPUs ({devices[0]} …) and no nvidia-smi: no driver"
             saw += f"; the kernel uses {held}" if (held := kernel_driver(devices[0])) else ""
-            raise FaultError(saw, mend_of("couldn't communicate", "")) from None
+            raise FaultError(saw, fix_of("couldn't communicate", "")) from None
         raise NotHereError("no NVIDIA GPU") from None
     except FaultError as error:
         if not devices and "couldn't communicate" in str(error):
             raise NotHereError("no NVIDIA GPU; its tools are installed") from None
-        raise FaultError(str(error), mend_of(str(error), error.mend)) from None
+        raise FaultError(str(error), fix_of(str(error), error.fix)) from None
     if not machine.gpus:
         words = "No devices were found"
-        raise FaultError(f"driver {machine.driver}: {words}", mend_of(words, ""))
+        raise FaultError(f"driver {machine.driver}: {words}", fix_of(words, ""))
     return machine
 
 

@@ -238,7 +238,7 @@ _MUCH_S = 60.0
 _TIMEOUT_S = 5
 _REMOTE = "PENSTOCK_DATASETS_REMOTE"
 _CLOCK = "let this machine's clock follow a time server: chrony"
-_ACCESS = "mend AWS_ENDPOINT_URL, the keys, or what their policy allows in this bucket"
+_ACCESS = "fix AWS_ENDPOINT_URL, the keys, or what their policy allows in this bucket"
 _CLOCK_NEED = Need("clock", "requests are signed by the time", lambda _: ok(""))
 T = TypeVar("T")
 
@@ -250,7 +250,7 @@ def datasets_remote() -> Iterator[Seen]:
         yield ok(f"{remote} is a bucket: see S3")
         return
     if "://" in remote:
-        yield problem(f"{remote} is neither a folder nor s3://", f"mend {_REMOTE}")
+        yield problem(f"{remote} is neither a folder nor s3://", f"fix {_REMOTE}")
         return
     folder = existing(Path(remote))
     try:
@@ -258,8 +258,8 @@ def datasets_remote() -> Iterator[Seen]:
             file.write(_CONTENT)
             file.flush()
     except OSError as error:
-        mend = f"mend its owner, rights or free space, or {_REMOTE}"
-        yield problem(f"{folder} can't be written: {error.strerror}", mend)
+        fix = f"fix its owner, rights or free space, or {_REMOTE}"
+        yield problem(f"{folder} can't be written: {error.strerror}", fix)
         return
     made = "" if folder == Path(remote).resolve() else "; the remote is made with the first version"
     yield ok(f"{folder} can be written{made}")
@@ -295,8 +295,8 @@ def examine_store(remote: str) -> list[Finding]:
         raise UserError(f"--s3 {remote}: {error}") from None
     except FaultError as error:
         why = "every checkpoint, model and dataset version lies there"
-        return [Finding("client", State.PROBLEM, str(error), why, error.mend)]
-    return [Finding(n.name, seen.state, seen.saw, n.why, seen.mend) for n, seen in tried]
+        return [Finding("client", State.PROBLEM, str(error), why, error.fix)]
+    return [Finding(n.name, seen.state, seen.saw, n.why, seen.fix) for n, seen in tried]
 
 
 def try_store(remote: str) -> list[tuple[Need, Seen]]:
@@ -356,8 +356,8 @@ def _tried(remote: str, what: str, work: Callable[[], T]) -> T:
         return work()
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
-        mend = _CLOCK if code == "RequestTimeTooSkewed" else _ACCESS
-        raise FaultError(f"{remote}: {what}: {error}", mend) from None
+        fix = _CLOCK if code == "RequestTimeTooSkewed" else _ACCESS
+        raise FaultError(f"{remote}: {what}: {error}", fix) from None
     except (BotoCoreError, ValueError) as error:  # botocore's word for a bad endpoint is ValueError
         raise FaultError(f"{remote}: {what}: {error}", _ACCESS) from None
 
@@ -366,7 +366,7 @@ def _seen(remote: str, need: Need, store: Scratch) -> Seen:
     try:
         seen = _tried(remote, need.name, lambda: need.work(store))
     except FaultError as error:
-        return problem(str(error), error.mend)
+        return problem(str(error), error.fix)
     return seen if seen.state is State.OK else replace(seen, saw=f"{remote}: {seen.saw}")
 
 

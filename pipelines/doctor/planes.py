@@ -107,7 +107,7 @@ def assess_planes(
     for plane, names in named.items():
         if missing := [name for name in names if found[name] is None]:
             saw = f"{plane}: no interface {', '.join(missing)} on this node"
-            yield problem(saw, f"`ip link` lists them; mend {VARIABLE}")
+            yield problem(saw, f"`ip link` lists them; fix {VARIABLE}")
             continue
         yield _assess_plane(plane, [each for name in names if (each := found[name])])
     shared = _roots_of("storage", named, found) & _roots_of("gpu", named, found)

@@ -37,14 +37,14 @@ def assess_airflow(health: Mapping[str, Any]) -> Iterator[Seen]:
             beat = (health.get(part) or {}).get(f"latest_{part}_heartbeat")
             last = f", last heard of at {beat}" if beat else ""
             name = part.replace("_", "-")
-            mend = f"see `penstock logs {name}`; `penstock up` starts what is down"
-            yield problem(f"Airflow's {name} is {status or 'not running'}{last}", mend)
+            fix = f"see `penstock logs {name}`; `penstock up` starts what is down"
+            yield problem(f"Airflow's {name} is {status or 'not running'}{last}", fix)
 
 
 def assess_dag_files(url: str, errors: Mapping[str, str]) -> Iterator[Seen]:
     """By file, why it can't be imported."""
     for file, reason in errors.items():
-        yield problem(f"{file} can't be imported: {reason}", "mend it; Airflow reads it again")
+        yield problem(f"{file} can't be imported: {reason}", "fix it; Airflow reads it again")
     if not errors:
         yield ok(f"{url}: all parts are healthy, every DAG file is read")
 
@@ -92,8 +92,8 @@ def mlflow() -> Iterator[Seen]:
 def assess_mlflow(url: str, there: str, here: str | None) -> Iterator[Seen]:
     """A client of another minor version may not know what the server speaks."""
     if here is not None and here.split(".")[:2] != there.split(".")[:2]:
-        mend = f"install mlflow=={there} here, or update the server and migrate its database"
-        yield warning(f"MLflow is {there} at {url}, {here} here", mend)
+        fix = f"install mlflow=={there} here, or update the server and migrate its database"
+        yield warning(f"MLflow is {there} at {url}, {here} here", fix)
 
 
 def _mlflow_version() -> str:
@@ -150,13 +150,13 @@ class Place:
             return ask()
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
-            mend = f"see {name}'s log; 401 and 403 are a token or password of another server"
-            raise FaultError(f"{name} answers {status} at {url}", mend) from None
+            fix = f"see {name}'s log; 401 and 403 are a token or password of another server"
+            raise FaultError(f"{name} answers {status} at {url}", fix) from None
         except httpx.TransportError as error:
             if variable not in os.environ and not (load_settings().home / PORTS_FILE).exists():
                 raise NotHereError(f"{name} is not up here: `penstock up` starts it") from None
-            mend = f"`penstock status` shows what runs here; elsewhere see {variable}, the firewall"
-            raise FaultError(f"{name} does not answer at {url}: {error}", mend) from None
+            fix = f"`penstock status` shows what runs here; elsewhere see {variable}, the firewall"
+            raise FaultError(f"{name} does not answer at {url}: {error}", fix) from None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
-            mend = f"see what listens there; {variable} says where {name} is"
-            raise FaultError(f"what answers at {url} is not {name}", mend) from None
+            fix = f"see what listens there; {variable} says where {name} is"
+            raise FaultError(f"what answers at {url} is not {name}", fix) from None

@@ -104,16 +104,16 @@ def assess_collectives(found: Facts, environ: Mapping[str, str]) -> Iterator[See
     with_what = f"NCCL {found.nccl}" if found.nccl else "gloo"
     saw = f"{with_what}: an all-reduce over {found.processes} processes"
     if not found.reduced.right:
-        mend = "run it again with NCCL_DEBUG=INFO, then GPU by GPU: one computes or sends wrongly"
-        yield problem(f"{saw} gave a wrong sum", mend)
+        fix = "run it again with NCCL_DEBUG=INFO, then GPU by GPU: one computes or sends wrongly"
+        yield problem(f"{saw} gave a wrong sum", fix)
     elif found.processes == 1:
         yield ok(f"{with_what}; one GPU has nobody to send to")
     else:
         yield ok(f"{saw}, bus bandwidth {size(found.reduced.bandwidth)}/s")
     if found.pinned:
-        mend = "raise memlock and the container's memory limit; other processes may hold much"
-        yield problem(f"memory can't be pinned: {found.pinned}", mend)
+        fix = "raise memlock and the container's memory limit; other processes may hold much"
+        yield problem(f"memory can't be pinned: {found.pinned}", fix)
     for name in _DEBUGGING:
         if environ.get(name, "0") != "0":
-            mend = f"unset {name}, and see in NCCL_DEBUG=INFO whether the reason for it is gone"
-            yield warning(f"{name}={environ[name]} takes a path away from NCCL", mend)
+            fix = f"unset {name}, and see in NCCL_DEBUG=INFO whether the reason for it is gone"
+            yield warning(f"{name}={environ[name]} takes a path away from NCCL", fix)

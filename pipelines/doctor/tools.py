@@ -87,13 +87,13 @@ def output_of(*command: str, folders: tuple[str, ...] = ()) -> str:
     try:
         done = run_in_time([tool, *command[1:]], limit, env={**os.environ, "LC_ALL": "C"})
     except subprocess.TimeoutExpired:
-        mend = f"run `{called}` by hand; a driver or daemon that hangs often needs a restart"
-        raise NoAnswerError(f"`{called}` gave no answer in {limit:.1f} s", mend) from None
+        fix = f"run `{called}` by hand; a driver or daemon that hangs often needs a restart"
+        raise NoAnswerError(f"`{called}` gave no answer in {limit:.1f} s", fix) from None
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split())[:_MOST_WORDS]
         words = words or f"exit code {done.returncode}"
-        mend = f"run `{called}` by hand until it succeeds"
-        raise ToolFailedError(f"`{called}`: {words}", mend, done.stdout)
+        fix = f"run `{called}` by hand until it succeeds"
+        raise ToolFailedError(f"`{called}`: {words}", fix, done.stdout)
     return done.stdout
 
 
@@ -135,8 +135,8 @@ def read(parse: Callable[[str], T], text: str, source: str) -> T:
     except ValueError as error:
         shown = " ".join(text.split())[:_SHOWN] or "nothing"
         saw = f"{source} could not be read: {error}; it says: {shown}"
-        mend = f"see {source} by hand; where it is whole, please report it"
-        raise FaultError(saw, mend) from None
+        fix = f"see {source} by hand; where it is whole, please report it"
+        raise FaultError(saw, fix) from None
 
 
 def in_container() -> bool:

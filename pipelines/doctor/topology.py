@@ -145,7 +145,7 @@ def assess_nvlink(links: dict[str, list[str]]) -> Seen:
         )
     most = max(len(rates) for rates in linked.values())
     if few := [gpu for gpu in linked if len(linked[gpu]) < most]:
-        mend = "nvidia-smi nvlink -s; links that are not even listed were not trained: reboot"
-        return problem(f"{', '.join(few)} has fewer NVLinks than others' {most}", mend)
+        fix = "nvidia-smi nvlink -s; links that are not even listed were not trained: reboot"
+        return problem(f"{', '.join(few)} has fewer NVLinks than others' {most}", fix)
     rate = next(iter(linked.values()))[0]
     return ok(f"{len(linked)} GPUs with {most} NVLinks each of {rate}")

@@ -64,7 +64,7 @@ class Bar:
     """One row of a chart of bars: a value, and its interval where it has one."""
 
     name: str
-    text: str  # the value as a person reads it
+    text: str  # the value as a user reads it
     value: float
     lower: float | None = None
     upper: float | None = None

@@ -22,7 +22,7 @@ class Side:
     """A model, of which not all need be known: its files may be gone, or another tool's.
 
     Attributes:
-        name: As a person calls it.
+        name: As a user calls it.
         facts: Its lineage, as `lineage.json` holds it; may be empty.
         curve: Its training loss; None where none is kept.
         training: What its training cost, where its result came out of the stage cache: `seconds`,

@@ -213,7 +213,7 @@ def _samples(candidate: Side, champion: Side | None) -> list[tuple[str, str, str
 
 
 def _glance(candidate: Side, champion: Side | None) -> Table:
-    """What a person asks first of two models."""
+    """What a user asks first of two models."""
     sides = [candidate, champion] if champion else [candidate]
 
     def row(name: str, form: Callable[[Any], str], *path: str) -> tuple[str, ...]:

@@ -179,7 +179,7 @@ def _line(error: Exception) -> str:
 
 
 def main(request: Path, answer: Path) -> int:
-    """Answer a request in files; what a person got wrong is an answer, too."""
+    """Answer a request in files; what a user got wrong is an answer, too."""
     logging.basicConfig(level=logging.INFO)
     try:
         scores = _evaluate(read_json(request))

@@ -1,4 +1,4 @@
-"""What a person reads of an evaluation: one page that needs nothing else."""
+"""What a user reads of an evaluation: one page that needs nothing else."""
 
 import base64
 import math

@@ -1,7 +1,7 @@
 """What an export starts from, checked, and the new folder that it fills.
 
 A registered folder holds more than serving needs (its signature, the adapter alone), and whatever a
-person put there since. Only files of formats that hold data and run nothing are taken over.
+user put there since. Only files of formats that hold data and run nothing are taken over.
 """
 
 from collections.abc import Iterator

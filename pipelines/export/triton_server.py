@@ -93,7 +93,7 @@ def export_triton(
         else:
             base = served_from / place.relative_to(repository.absolute()) if served_from else place
             write_json(folder / "model.json", {"model": str(base / "model"), "dtype": "bfloat16"})
-        if not (model / CONFIG).is_file():  # what a person tuned stays
+        if not (model / CONFIG).is_file():  # what a user tuned stays
             write_text(model / CONFIG, config_text(triton_name(name), backend))
     return place
 

@@ -1,6 +1,6 @@
 """What follows from a DAG run's start, end, or mark by hand: `python -m ... EVENT`, by the plugin.
 
-The MLflow run has its DAG run's state: failed where that failed, running again where a person has
+The MLflow run has its DAG run's state: failed where that failed, running again where a user has
 cleared it. A failed run is posted to the webhook.
 """
 
@@ -32,7 +32,7 @@ class DagRunEvent(BaseModel):
     dag: str
     run: str
     state: Literal["running", "success", "failed"]
-    by_hand: bool  # marked by a person
+    by_hand: bool  # marked by a user
     task: str | None  # the first that failed
     map_index: int
 
@@ -59,7 +59,7 @@ def _notice(event: DagRunEvent, workspace: Path) -> Notice:
         links["log"] = f"{links['run']}/tasks/{event.task}{mapped}"
     if (workspace / RUN_FILE).is_file() and (address := Run.read(workspace).mlflow_address):
         links["mlflow"] = address
-    error = "marked as failed by a person" if event.by_hand else failure_line(workspace, event.task)
+    error = "marked as failed by a user" if event.by_hand else failure_line(workspace, event.task)
     return Notice(
         event="failed", dag=event.dag, run=event.run, task=event.task, error=error, links=links
     )

@@ -1,4 +1,4 @@
-"""Register as a task: where the recipe wants a person's consent, it asks for it and waits.
+"""Register as a task: where the recipe wants a user's consent, it asks for it and waits.
 
 While it waits it holds no worker slot. The answer is given on the task's page in Airflow (Required
 Actions) or by Airflow's REST API; without one in time the candidate is refused.
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class RegisterOperator(StageOperator, ApprovalOperator):
-    """The register stage, and between its two halves a person, where the recipe says so.
+    """The register stage, and between its two halves a user, where the recipe says so.
 
     The stage decides; `needs approval` parks the task. With the answer in the workspace the stage
     runs again and promotes just what was shown, or nothing. A try that fails behind the answer is
-    followed by one that finds it; a person's Clear of the finished task asks anew.
+    followed by one that finds it; a user's Clear of the finished task asks anew.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -97,7 +97,7 @@ class RegisterOperator(StageOperator, ApprovalOperator):
 
 
 def comparison(workspace: Path, hours: float) -> str:
-    """What a person needs to decide, as Markdown: the numbers side by side, and links."""
+    """What a user needs to decide, as Markdown: the numbers side by side, and links."""
     register, train = RegisterRecord.read(workspace), TrainRecord.read(workspace)
     evaluate, run = EvaluateRecord.read(workspace), Run.read(workspace)
     verdict = register.verdict

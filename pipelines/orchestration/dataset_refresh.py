@@ -81,7 +81,7 @@ class PublishOperator(BaseOperator):
 def triggering_version(context: "Context") -> str | None:
     """The `name@N` whose publication started this run; of several the newest.
 
-    None for a run that a person or the clock started. Events gather while as many runs as may be
+    None for a run that a user or the clock started. Events gather while as many runs as may be
     are active; a version of another dataset among them is named in the task's log.
 
     Raises:

@@ -1,8 +1,8 @@
 """Which Ray job of a task counts: `jobs/<task>.json` in the workspace.
 
-A retry stays in its generation and finds its job again. What a person clears begins a new one: its
+A retry stays in its generation and finds its job again. What a user clears begins a new one: its
 former job, over or not, is nothing to attach to. Airflow itself tells the two apart: only a Clear
-raises a task instance's `max_tries`. Whoever stops a job on a person's behalf closes the generation
+raises a task instance's `max_tries`. Whoever stops a job on a user's behalf closes the generation
 besides, as the Clear of a running task does not always raise it.
 """
 

@@ -3,12 +3,12 @@
 The submission id is `penstock-<hash(dag, run, task, map index, generation)>-<n>`. A task walks
 n = 0, 1, …: absent → submit; pending or running → attach; succeeded with a valid result → done;
 over without one, or gone with its cluster → the next n. Ray refuses a known id, so two walkers
-can't make two jobs. What a person clears begins a new generation: see `job_state`.
+can't make two jobs. What a user clears begins a new generation: see `job_state`.
 
 A job that succeeded ends its task from the triggerer, with no other process of the task. One that
 came further than all before it is followed by the next one within the same try, however
 often; only one that made no progress costs one of Airflow's retries. An end of Airflow's processes
-neither stops nor doubles a job. It is stopped where a person acts on the task: by the trigger or
+neither stops nor doubles a job. It is stopped where a user acts on the task: by the trigger or
 the operator that sees it, and by `pipelines.platform.reconciler` where neither could.
 """
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 class TaskKilledError(BaseException):
     """Airflow ends this process of the task; like KeyboardInterrupt, nothing on the way stops it.
 
-    Airflow then tries the task again, unless a person has decided otherwise.
+    Airflow then tries the task again, unless a user has decided otherwise.
     """
 
 
@@ -62,7 +62,7 @@ class RayJobOperator(BaseOperator):
     Args:
         entrypoint: the shell command, run in the workspace with its code first on PYTHONPATH.
         workspace: a folder that Airflow and Ray share; the job's progress is read from its
-            `progress.jsonl`, a person's error from its `error.json`.
+            `progress.jsonl`, a user's error from its `error.json`.
         result: the file of the workspace that a job leaves last; without it none has succeeded.
         returns: the task's return value after a job that succeeded; what JSON can say.
         ship: files and folders of the workspace with the code, which then goes to Ray as a package
@@ -115,7 +115,7 @@ class RayJobOperator(BaseOperator):
         """Show links besides the job's own; called in each process of the task."""
 
     def on_kill(self) -> None:
-        """End this process; Airflow calls it where a person acts on the task, and at a shutdown.
+        """End this process; Airflow calls it where a user acts on the task, and at a shutdown.
 
         It comes in a signal handler, perhaps inside a running event loop: `_at_work` does the rest.
         """
@@ -255,7 +255,7 @@ def job_command(workspace: Path, entrypoint: str) -> tuple[str, dict[str, str]]:
 
 
 async def _find_job(workspace: Path, submission_id: str, former: str | None) -> Job:
-    """The job as Ray has it, or LOST or UNREACHABLE; a former one, which a person ended, is over.
+    """The job as Ray has it, or LOST or UNREACHABLE; a former one, which a user ended, is over.
 
     Raises:
         TimeoutError: the former one lives on.

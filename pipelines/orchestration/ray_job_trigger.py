@@ -96,7 +96,7 @@ class RayJobTrigger(BaseTrigger):
             yield TriggerEvent(job.model_dump(exclude={"metadata"}))
 
     async def on_kill(self) -> None:
-        """Stop the job where a person has cleared or marked the deferred task."""
+        """Stop the job where a user has cleared or marked the deferred task."""
         ti = self.task_instance
         if ti is not None and await asyncio.to_thread(state_of, ti) in (DEFERRED, UNKNOWN):
             self.log.info("%s goes on: its task still waits for it", self.submission_id)
@@ -179,7 +179,7 @@ class _Silence:
         return due
 
 
-_OUT_OF_MEMORY = "OutOfMemoryError"  # Ray's, of a node; a device's is a person's error of the stage
+_OUT_OF_MEMORY = "OutOfMemoryError"  # Ray's, of a node; a device's is a user's error of the stage
 _NODE_DIED = "node has died"
 _COMMAND_FAILED = "JOB_ENTRYPOINT_COMMAND_ERROR"  # all else that Ray names befell what runs it
 

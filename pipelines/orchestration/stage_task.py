@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from pipelines.recipe.recipe import Recipe
 
-# Every task's: what the world got wrong is tried again, what a person got wrong fails at once.
+# Every task's: what the world got wrong is tried again, what a user got wrong fails at once.
 RETRIES = {
     "retries": 3,
     "retry_delay": timedelta(seconds=10),

@@ -4,7 +4,7 @@ A process that is killed leaves its file behind; so whoever comes next knows, an
 
 Airflow's own word on a task, asked before something stops the task's job.
 
-A job is stopped only on a person's word. Airflow ends a task's process or trigger for other reasons
+A job is stopped only on a user's word. Airflow ends a task's process or trigger for other reasons
 too: at a shutdown, where its api-server is away, where a new scheduler takes over from a dead one,
 and where a triggerer that was late loses its triggers to another.
 """
@@ -64,7 +64,7 @@ def task_process(workspace: Path, context: "Context", needs: Path | None = None)
         needs: What is there as long as the workspace is; by itself, that it is there at all.
 
     Raises:
-        AirflowFailException: there is no workspace any more, which a retry doesn't mend.
+        AirflowFailException: there is no workspace any more, which a retry doesn't fix.
     """
     from airflow.sdk.exceptions import AirflowFailException  # the reconciler imports no Airflow
 

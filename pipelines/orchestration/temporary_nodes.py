@@ -95,7 +95,7 @@ def check_address(workspace: Path) -> None:
 def temporary_nodes(first: "DAGNode", last: "DAGNode", after: "DAGNode") -> None:
     """Have the run's own nodes from `first` to `last`, where the settings name their command.
 
-    Airflow runs the teardown after a failure, a person's too, and both again with what is cleared.
+    Airflow runs the teardown after a failure, a user's too, and both again with what is cleared.
     """
     if not load_settings().nodes_command:
         return

@@ -111,7 +111,7 @@ def asked_recipe(context: "Context") -> "Recipe":
 
 @contextmanager
 def mistakes_fail_the_task(task_id: str, run_id: str) -> Iterator[None]:
-    """A person's error fails the task at once, as a retry would not mend it; an outage may pass.
+    """A user's error fails the task at once, as a retry would not fix it; an outage may pass.
 
     Its line is kept in the run's workspace, where the stages keep theirs.
     """

@@ -66,7 +66,7 @@ def from_all(mine: T) -> list[T]:
 
 @contextmanager
 def one_for_all() -> Iterator[None]:
-    """A person's error in one process ends all of them with its line; a barrier at the end.
+    """A user's error in one process ends all of them with its line; a barrier at the end.
 
     Without it, the others would wait in their next collective until that times out. What is done
     in it must hold no collective: another process may be in that one.

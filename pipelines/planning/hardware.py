@@ -18,7 +18,7 @@ class Hardware:
     What a measurement of one device alone does not say stays at its default.
 
     Attributes:
-        name: For a person, with where the figures are from.
+        name: For a user, with where the figures are from.
         flops: Multiplications and additions a second in matrix products, by precision; dense,
             so half of what datasheets give with structured sparsity, and summed in fp32.
         memory_bandwidth: Bytes a second between the device and its memory.

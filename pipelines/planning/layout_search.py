@@ -30,7 +30,7 @@ class Candidate:
     """A layout on a machine: what it needs and how fast it is, or why it can't be.
 
     Attributes:
-        name: The layout, for a person.
+        name: The layout, for a user.
         choice: None where the layout can't divide the model or its batch.
         step: None likewise.
         why_not: None where it fits.
@@ -74,7 +74,7 @@ def search(recipe: Recipe, config: DecoderConfig, hardware: Hardware, gpus: int)
 
 
 def nearest(candidates: list[Candidate], number: int = 3) -> list[Candidate]:
-    """Of those that need too much memory the ones that need least; for a person."""
+    """Of those that need too much memory the ones that need least; for a user."""
     return [each for each in candidates if each.choice is not None and not each.fits][:number]
 
 

@@ -4,7 +4,7 @@ Airflow's pool that makes runs queue for GPUs rather than fight over them.
 
 A slot is one job that trains or evaluates, whatever its size, from its submission to its end. There
 are as many as jobs of two workers have room in the cluster at a time; another number is set by
-`PENSTOCK_GPU_JOBS`, or by a person in Airflow, whose pool is left as it is.
+`PENSTOCK_GPU_JOBS`, or by a user in Airflow, whose pool is left as it is.
 """
 
 import os
@@ -173,7 +173,7 @@ class AirflowApi:
         return task
 
     def events(self, names: Sequence[str], after: str) -> list[dict[str, Any]]:
-        """What people did after a time in ISO format, oldest first; by Airflow's own names."""
+        """What users did after a time in ISO format, oldest first; by Airflow's own names."""
         params: dict[str, Any] = {"included_events": names, "after": after, "limit": _PAGE}
         params |= {"order_by": "when"}
         response = self._client.get(f"{_API}/eventLogs", params=params).raise_for_status()

@@ -1,4 +1,4 @@
-"""The environment of the platform's processes, and the part of it that a person's shell needs."""
+"""The environment of the platform's processes, and the part of it that a user's shell needs."""
 
 import os
 import shlex

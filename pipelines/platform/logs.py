@@ -1,4 +1,4 @@
-"""The parts' logs, for a person's eyes."""
+"""The parts' logs, for a user's eyes."""
 
 import time
 from collections import deque

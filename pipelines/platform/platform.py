@@ -42,7 +42,7 @@ class PartFailedError(Exception):
 
 @dataclass(frozen=True)
 class PartStatus:
-    """One part as a person wants to know it."""
+    """One part as a user wants to know it."""
 
     name: str
     state: str  # ready, starting, or supervisord's word for what is wrong
@@ -165,7 +165,7 @@ def _migrate_airflow(settings: Settings) -> None:
         )
     if result.returncode:
         raise PartFailedError(
-            f"the migration of Airflow's database failed; see {log}, mend it, then `penstock up`"
+            f"the migration of Airflow's database failed; see {log}, fix it, then `penstock up`"
         )
     write_text(stamp, current)
 
@@ -218,7 +218,7 @@ def _wait_until_ready(
 def _failure(settings: Settings, name: str, what: str) -> PartFailedError:
     return PartFailedError(
         f"{name} {what}: the reason is at the end of {log_path(settings, name)}; "
-        "mend it and run `penstock up` again (`penstock down` ends the other parts)"
+        "fix it and run `penstock up` again (`penstock down` ends the other parts)"
     )
 
 

@@ -57,7 +57,7 @@ def reconcile_once(
 ) -> list[str]:
     """Stop each live job whose task is over, cleared or gone; return the jobs' submission ids.
 
-    Jobs of other homes, and those that a person submitted, are left alone.
+    Jobs of other homes, and those that a user submitted, are left alone.
 
     Args:
         settings: where Airflow and Ray are.
@@ -138,7 +138,7 @@ def _orphaned(airflow: AirflowApi, job: Job, owner: Owner) -> str | None:
 def _cleared_as_it_handed_over(airflow: AirflowApi, owner: Owner) -> bool:
     """Whether the Clear met the task between the job's submission and the defer.
 
-    Airflow then neither ends the process nor raises `max_tries`; only its log of what people do
+    Airflow then neither ends the process nor raises `max_tries`; only its log of what users do
     tells it from a try that failed.
     """
     events = airflow.events(CLEARS, owner.began)

@@ -61,7 +61,7 @@ class Origin:
         return EvaluateRecord.model_validate(measured).right_size if measured else None
 
     def differences(self) -> list[str]:
-        """What may make the weights differ here, for a person to know beforehand."""
+        """What may make the weights differ here, for a user to know beforehand."""
         then, now = self.facts["environment"] or {}, environment(PROJECT, self.recipe)
         found = [
             f"{key} was {then[key]}, here it is {now[key]}"

@@ -1,7 +1,7 @@
-"""Tells the runs' logbooks what befell the platform, and what people decided.
+"""Tells the runs' logbooks what befell the platform, and what users decided.
 
 A part that was replaced by another process is noted in each run that was live then. Clearing and
-marking comes from Airflow's own log of what people do, which gives each decision its identity.
+marking comes from Airflow's own log of what users do, which gives each decision its identity.
 """
 
 import json
@@ -32,7 +32,7 @@ _BULK_MARKS = "bulk_task_instances"
 
 
 class Decision(NamedTuple):
-    """What a person did to a task or, where `task` is empty, to a whole run."""
+    """What a user did to a task or, where `task` is empty, to a whole run."""
 
     dag_id: str
     run_id: str
@@ -125,7 +125,7 @@ class Watch:
 
 
 def decisions(event: dict[str, Any]) -> Iterator[Decision]:
-    """What an entry of Airflow's event log says that a person cleared or marked."""
+    """What an entry of Airflow's event log says that a user cleared or marked."""
     extra = json.loads(event["extra"] or "{}")
     if event["event"] == _BULK_MARKS:
         entities = [

@@ -122,7 +122,7 @@ def load_bias_templates(path: str | None) -> tuple[BiasSet, ...]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(
-            f"{file}: cannot be read ({error.strerror}); mend evaluate.bias.templates"
+            f"{file}: cannot be read ({error.strerror}); fix evaluate.bias.templates"
         ) from error
     except ValueError as error:  # of JSON or of UTF-8
         raise UserError(f"{file}: not valid JSON: {error}") from error

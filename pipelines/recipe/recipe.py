@@ -178,7 +178,7 @@ class Register(Section):
         None, description="Share of its texts that may hold personal data of the training text"
     )
     needs_approval: bool = form_field(
-        False, "A person, too, decides whether a better candidate becomes champion"
+        False, "A user, too, decides whether a better candidate becomes champion"
     )
     approval_hours: float = Field(
         72.0, gt=0, description="Without an answer for so long the candidate is refused"

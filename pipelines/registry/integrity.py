@@ -20,7 +20,7 @@ def check_folder(folder: Path, label: str) -> None:
 
     Args:
         folder: In Hugging Face's format, with a card, a lineage and the like.
-        label: What a person calls the model.
+        label: What a user calls the model.
 
     Raises:
         UserError: a file is of another kind (a pickle, a program, a link), broken or cut off, asks

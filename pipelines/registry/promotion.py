@@ -6,7 +6,7 @@ gets it), `previous` is set to what a rollback will return to, `champion` moves,
 where it named the new champion, and the trail says that the move is done. Whatever a crash leaves
 undone, the next promotion or rollback completes from the entry before anything else.
 
-An alias that a person moved in MLflow is believed, and goes into the trail as `moved outside`.
+An alias that a user moved in MLflow is believed, and goes into the trail as `moved outside`.
 """
 
 import logging
@@ -85,7 +85,7 @@ def rollback(name: str, over: int | None, who: str, why: str) -> ModelVersion:
 
 
 def challenge(version: ModelVersion) -> ModelVersion:
-    """Let the alias `challenger` name the version that a person is asked about."""
+    """Let the alias `challenger` name the version that a user is asked about."""
     rest.set_alias(version.name, CHALLENGER, version.version)
     return registry.find(version.name, str(version.version))
 

@@ -25,7 +25,7 @@ from pipelines.tracking import rest
 from pipelines.tracking.tracked_run import MODEL_HASH_TAG, local_folder
 
 CHAMPION = "champion"  # what is served
-CHALLENGER = "challenger"  # awaits a person's answer
+CHALLENGER = "challenger"  # awaits a user's answer
 PREVIOUS = "previous"  # what a rollback returns to
 DOWNLOADS = "models"  # under the home: what was fetched from a store that is no folder
 LINEAGE = "lineage.json"  # beside the weights
@@ -118,7 +118,7 @@ def find(name: str, alias_or_version: str = CHAMPION) -> ModelVersion:
 
 
 def named(model: str) -> ModelVersion:
-    """The version that a person names: `name@N`, `name@alias`, or `name` for the champion.
+    """The version that a user names: `name@N`, `name@alias`, or `name` for the champion.
 
     Raises:
         UserError: no such model, version or alias.

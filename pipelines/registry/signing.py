@@ -81,7 +81,7 @@ def verify(folder: Path, label: str) -> None:
 
     Args:
         folder: With `model.sig` in it.
-        label: What a person calls the model.
+        label: What a user calls the model.
 
     Raises:
         UserError: there is no signature or no key, another key signed, or files differ; they are

@@ -30,7 +30,7 @@ class Progress(BaseModel):
     tokens_per_second: float | None = None  # over all processes
 
     def line(self) -> str:
-        """For a person: `train 12/40 steps, 4.1 steps/s, loss 2.3102, 4,200 tokens/s, 7 s left`."""
+        """For a user: `train 12/40 steps, 4.1 steps/s, loss 2.3102, 4,200 tokens/s, 7 s left`."""
         of = f"/{self.total:,.0f}" if self.total else ""
         parts = [f"{self.stage} {self.done:,.0f}{of} {self.unit}"]
         if self.rate:

@@ -236,7 +236,7 @@ class ModelRef(BaseModel):
 
 
 class RegisterRecord(Record):
-    """The verdict, the version that is champion now, and the one that a person decides about."""
+    """The verdict, the version that is champion now, and the one that a user decides about."""
 
     stage: ClassVar[str] = "register"
     verdict: Verdict
@@ -245,7 +245,7 @@ class RegisterRecord(Record):
 
     @property
     def needs_approval(self) -> bool:
-        """Whether the run waits for a person's answer."""
+        """Whether the run waits for a user's answer."""
         return self.verdict.decision == "needs approval"
 
 

@@ -30,7 +30,7 @@ class Usage(NamedTuple):
     seconds: float
     worker_hours: float
     gpu_hours: float
-    endings: int  # how often the stage was finished: twice after a person's Clear
+    endings: int  # how often the stage was finished: twice after a user's Clear
     last: float  # when something was written last; seconds since 1970
 
 

@@ -173,7 +173,7 @@ class Probes(_Figures):
     leakage: Leakage | None = None
 
     def missing(self) -> list[str]:
-        """What was not looked for, in words for a person."""
+        """What was not looked for, in words for a user."""
         looked_for = {
             "bias": self.bias,
             "memorised training text": self.memorisation,

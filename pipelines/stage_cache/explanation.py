@@ -55,7 +55,7 @@ class Forecast:
     told_by: str = ""
 
     def lines(self) -> Iterator[str]:
-        """Tell it to a person."""
+        """Tell it to a user."""
         match self.cached:
             case True:
                 told = "comes from the cache"

@@ -94,7 +94,7 @@ def project_state(project: Path) -> tuple[str, bytes]:
             f"{project}: {reason}; Penstock runs a commit of a git checkout: "
             "`git init`, `git add -A`, `git commit`"
         ) from error
-    # Whatever the person's own git configuration says of colours, prefixes and external tools.
+    # Whatever the user's own git configuration says of colours, prefixes and external tools.
     options = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
     return commit, _git(project, "diff", *options, commit)
 
@@ -127,7 +127,7 @@ def _weights_hash(section: str, folder: str | None) -> str | None:
 
 
 def _templates_hash(bias: Bias) -> str | None:
-    """Of a person's own file; Penstock's is a part of the code. A broken one stops a run here."""
+    """Of a user's own file; Penstock's is a part of the code. A broken one stops a run here."""
     if not bias.enabled or bias.templates is None:
         return None
     load_bias_templates(bias.templates)

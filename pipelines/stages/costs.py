@@ -36,7 +36,7 @@ def _points(workspace: Path, stage: str) -> Iterator[Point]:
         if stage == names[-1]:
             values[TOTAL] = sum(cost(usage_of(workspace, each), resources) for each in names)
     values |= stage_beside_measured(workspace, stage, used.seconds, values.get(f"cost/{stage}"))
-    # A stage that a person cleared is finished twice; the second point has a step of its own.
+    # A stage that a user cleared is finished twice; the second point has a step of its own.
     step = max(0, used.endings - 1)
     for key, value in values.items():
         yield Point(key, value, int(used.last * 1000), step)

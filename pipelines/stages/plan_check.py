@@ -49,7 +49,7 @@ def beside_measured(
 
 
 def bound_beside_reported(workspace: Path, reported: str) -> tuple[str, bool] | None:
-    """What was to bind training, for a person, and whether it was that; None without a plan.
+    """What was to bind training, for a user, and whether it was that; None without a plan.
 
     Args:
         workspace: The run's.

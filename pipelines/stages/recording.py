@@ -28,7 +28,7 @@ def record(workspace: Path, stage: str) -> None:
     """Record a finished stage; a full disk is waited out, and the logbook has it.
 
     Raises:
-        OSError: the cache can't be written, and waiting did not mend it.
+        OSError: the cache can't be written, and waiting did not fix it.
     """
     from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 

@@ -1,7 +1,7 @@
-"""One stage as a process: the working directory is the workspace, exit code 2 is a person's error.
+"""One stage as a process: the working directory is the workspace, exit code 2 is a user's error.
 
 `error.json` carries the error's one line to whoever started the process: a Ray job's log is for
-people only.
+users only.
 
 Ends a stage that works for too long, from within: neither Airflow nor Ray has to be there.
 """
@@ -40,7 +40,7 @@ def time_limit(
 ) -> Iterator[None]:
     """The block may last until the stage has worked for so many hours, all its tries together.
 
-    Then the process ends at once, which in a Ray job's driver ends the whole job. A person's Clear
+    Then the process ends at once, which in a Ray job's driver ends the whole job. A user's Clear
     gives the same time again.
 
     Args:
@@ -104,7 +104,7 @@ StageFunction = Callable[[Recipe, Path], object]
 
 
 def run_stage(stage: Stage, run: StageFunction) -> None:
-    """Run a stage in the working directory and exit: 0, or 2 after a person's error.
+    """Run a stage in the working directory and exit: 0, or 2 after a user's error.
 
     Args:
         stage: Which.
@@ -145,13 +145,13 @@ def stage_environment(workspace: Path) -> dict[str, str]:
 
 
 def keep_error(workspace: Path, stage: str, error: UserError) -> None:
-    """Leave a person's error where `user_error` finds it, and its traceback beside it."""
+    """Leave a user's error where `user_error` finds it, and its traceback beside it."""
     write_json(workspace / ERROR_FILE, {"stage": stage, "message": str(error)})
     write_text(workspace / TRACEBACK_FILE, "".join(traceback.format_exception(error)))
 
 
 def user_error(workspace: Path, stage: str | None = None) -> str | None:
-    """The line of the person's error that ended the last stage, if one did, or if `stage` did."""
+    """The line of the user's error that ended the last stage, if one did, or if `stage` did."""
     path = workspace / ERROR_FILE
     error = read_json(path) if path.exists() else {}
     return error.get("message") if stage in (None, error.get("stage")) else None

@@ -25,7 +25,7 @@ _ENVIRONMENT = {
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # Some 13 s in all: a person waits (MLflow's own default goes on for four minutes).
+    # Some 13 s in all: a user waits (MLflow's own default goes on for four minutes).
     RETRIES: "3",
 }
 # Two minutes, for a stage, whose work is worth waiting for: a server is restarted meanwhile.

@@ -33,7 +33,7 @@ _PREPARATION = timedelta(days=7)  # preprocessing may take longer than a collect
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train a recipe; exits with 2 and one line where a person is to blame."""
+    """Train a recipe; exits with 2 and one line where a user is to blame."""
     set_up_logging()
     preemption.listen()
     try:

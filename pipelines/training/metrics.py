@@ -88,7 +88,7 @@ class StepMetrics:
         }
 
     def line(self) -> str:
-        """For a person: how fast, and what binds."""
+        """For a user: how fast, and what binds."""
         talk = _known(self.communication_share, ".1%")
         gib = _known(self.memory_bytes and self.memory_bytes / 2**30, ".3g")
         return (
@@ -104,7 +104,7 @@ def _known(value: float | None, form: str) -> str:
 
 
 def summary(points: Sequence[StepMetrics]) -> tuple[str, str]:
-    """What bound a run, and a line about it for a person; medians over its points."""
+    """What bound a run, and a line about it for a user; medians over its points."""
     name = most_bound_by(points)
     share = median(point.bound_share for point in points if point.bound_by == name)
     bound = f"{name} at {share:.1%} of its roof"

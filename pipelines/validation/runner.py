@@ -21,7 +21,7 @@ class Check:
     """A named frame and what is expected of it."""
 
     name: str
-    about: str  # for people: what a row is
+    about: str  # for users: what a row is
     frame: "pd.DataFrame"
     expectations: "list[Expectation]"
     groups: Sequence[RowGroup] = ()  # by the column `group`, where the frame lacks the texts

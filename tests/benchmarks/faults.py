@@ -50,7 +50,7 @@ def run_rows(which: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-m", "faults", "tests/faults", "-k", which]
-        # What pytest shows is for a person; stdout is for the result.
+        # What pytest shows is for a user; stdout is for the result.
         subprocess.run(
             [*command, f"--junitxml={report}"], cwd=PROJECT, stdout=sys.stderr, check=False
         )

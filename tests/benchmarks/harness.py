@@ -66,7 +66,7 @@ class Benchmark:
         before_round: Called before each round, untimed, with the data folder and the options.
         service: Runs while the contenders do; what it yields is added to their options.
         warm_up: Rounds of each contender that do not count.
-        pairs: Rounds that do, unless a person says how many; fewer are no result to keep.
+        pairs: Rounds that do, unless a user says how many; fewer are no result to keep.
         limits: What holds whatever a baseline does.
     """
 

@@ -1,4 +1,4 @@
-"""DAG runs from outside, as a person's script has them: Airflow's REST API."""
+"""DAG runs from outside, as a user's script has them: Airflow's REST API."""
 
 import time
 from collections.abc import Callable

@@ -33,7 +33,7 @@ SCREENSHOTS = "PENSTOCK_SCREENSHOTS"  # set: the README's pictures are taken ane
 
 
 STEPS = 300  # half as many as the default recipe has
-# What a person's shell, from which a run is started, may hold.
+# What a user's shell, from which a run is started, may hold.
 IN_A_SHELL = (
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",

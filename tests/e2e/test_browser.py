@@ -1,4 +1,4 @@
-"""What a person sees, in headless Chromium against the real Airflow, Ray and MLflow.
+"""What a user sees, in headless Chromium against the real Airflow, Ray and MLflow.
 
 What the approval page shows and does is in `test_sweep.py`, which has a run that asks.
 """

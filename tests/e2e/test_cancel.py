@@ -1,4 +1,4 @@
-"""A person clears or marks a task: its job ends and frees what it held, triggerer or none."""
+"""A user clears or marks a task: its job ends and frees what it held, triggerer or none."""
 
 import time
 from collections.abc import Callable
@@ -130,7 +130,7 @@ def no_triggerer(platform):
 
 @pytest.mark.timeout(900)
 def test_what_a_person_decides_about_a_deferred_task(platform, no_triggerer):
-    # So much data that no job is done before the person has decided.
+    # So much data that no job is done before the user has decided.
     run = Run(platform, "data.validation_fraction=0.21", "data.source.max_documents=null")
 
     first = run.live_job("preprocess")

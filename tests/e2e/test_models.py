@@ -1,4 +1,4 @@
-"""The first run's model as a person has it: promoted, rolled back, served, exported, made anew."""
+"""The first run's model as a user has it: promoted, rolled back, served, exported, made anew."""
 
 import json
 import os

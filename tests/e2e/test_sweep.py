@@ -1,4 +1,4 @@
-"""A sweep whose best member awaits a person, through the real Airflow, Ray, MLflow and Chromium."""
+"""A sweep whose best member awaits a user, through the real Airflow, Ray, MLflow and Chromium."""
 
 import time
 from datetime import datetime
@@ -115,7 +115,7 @@ def test_a_run_marked_as_failed_closes_its_mlflow_runs_and_a_clear_opens_them(
     time.sleep(2)
     (notice,) = webhook[before:]
     assert (notice["dag"], notice["run"], notice["task"]) == ("llm_sweep", "first", "register")
-    assert notice["error"] == "marked as failed by a person"
+    assert notice["error"] == "marked as failed by a user"
     sweep.clear()
     sweep.wait_for_task("register", "awaiting_input")
     wait_for(lambda: statuses(mlflow, workspace) == ["RUNNING"] * 3, "open again", 60)

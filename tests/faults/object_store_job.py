@@ -1,7 +1,7 @@
 """All that touches an object store: `python -m tests.faults.object_store_job FOLDER BUCKET ACTION`.
 
 `make`: texts out of S3, a dataset version into it. `train`: its shards streamed back out of S3,
-checkpoints into it. Prints what came out as JSON; a person's error is its line, and exit code 2.
+checkpoints into it. Prints what came out as JSON; a user's error is its line, and exit code 2.
 """
 
 import json

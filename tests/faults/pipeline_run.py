@@ -167,7 +167,7 @@ class PipelineRun:
         self.recoveries.append(time.monotonic() - began)
 
     def logs(self) -> str:
-        """The ends of all that a person would look at."""
+        """The ends of all that a user would look at."""
         home = self.platform.settings.home
         logs = [log for log in (home / "airflow/logs").rglob("*.log") if self.run_id in str(log)]
         logs += [self.workspace / name for name in ("logbook.jsonl", "error.log", "error.json")]

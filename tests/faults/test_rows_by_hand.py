@@ -1,4 +1,4 @@
-"""Row 16: a person clears or marks the train task; its job ends, and its resources are free."""
+"""Row 16: a user clears or marks the train task; its job ends, and its resources are free."""
 
 import time
 from contextlib import ExitStack

@@ -180,7 +180,7 @@ def _remove_leftovers() -> None:
 
 
 def _images_env() -> str:
-    """What a person would write: the tag of our images and the digests of the others."""
+    """What a user would write: the tag of our images and the digests of the others."""
     for target in ("mlflow", "airflow", "ray-cpu"):
         containers.our_image(target)
     digests = {

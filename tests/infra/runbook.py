@@ -1,4 +1,4 @@
-"""The commands of docs/cluster.md, so that tests run what the page tells people to type."""
+"""The commands of docs/cluster.md, so that tests run what the page tells users to type."""
 
 import re
 

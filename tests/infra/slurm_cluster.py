@@ -65,7 +65,7 @@ class SlurmCluster:
 
     Attributes:
         shared: A folder that all hosts see.
-        environment: Of a person on the login node.
+        environment: Of a user on the login node.
     """
 
     def __init__(self, folder: Path, hosts: Hosts, stack: ExitStack) -> None:

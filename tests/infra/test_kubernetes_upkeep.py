@@ -30,7 +30,7 @@ MAY_GO = {
     "reconciler": True,
     "redis": True,
     "triggerer": True,
-    # Their end cuts tasks off: a drain waits for a person.
+    # Their end cuts tasks off: a drain waits for a user.
     "ray-head": False,
     "scheduler": False,
 }

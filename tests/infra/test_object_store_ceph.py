@@ -88,7 +88,7 @@ def test_the_doctor_names_what_a_policy_forbids(client, gateway):
     assert told["ranges"]["state"] == "ok"
     for check in ("listing and removal", "removal"):
         assert told[check]["state"] == "problem"
-        assert "policy" in told[check]["mend"]
+        assert "policy" in told[check]["fix"]
 
 
 def test_what_was_removed_is_had_back(client, gateway, tmp_path):

@@ -1,4 +1,4 @@
-"""penstock.sbatch under a real Slurm of three nodes, as docs/cluster.md tells people to use it.
+"""penstock.sbatch under a real Slurm of three nodes, as docs/cluster.md tells users to use it.
 
 Ray is real, with tokens and TLS between hosts that have a network each, and so is the MLflow on the
 login node; the model is tiny.

@@ -16,7 +16,7 @@ from pipelines.tracking import curves
 from pipelines.tracking.mlflow_client import PATIENT, open_client
 from pipelines.tracking.tracked_run import TrackedRun, open_run
 
-AWAY_S = 15.0  # more than what a person's command waits
+AWAY_S = 15.0  # more than what a user's command waits
 NODE_METRIC = "system/node-0/cpu_utilization_percentage"
 
 

@@ -31,7 +31,7 @@ SETS = {
 
 
 class Training:
-    """A driver on the platform's cluster, as a person's shell would start it."""
+    """A driver on the platform's cluster, as a user's shell would start it."""
 
     def __init__(self, platform: Platform, workspace: Path) -> None:
         self.platform = platform

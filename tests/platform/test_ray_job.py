@@ -132,9 +132,9 @@ def test_a_job_that_succeeds_without_a_result_is_no_success(make, context):
 
 
 def test_a_persons_error_is_their_line_and_is_not_retried(make, context):
-    line = '{"stage": "job", "message": "x.txt: mend it"}'
+    line = '{"stage": "job", "message": "x.txt: fix it"}'
     event = wait(submit(make(f"echo '{line}' > error.json; exit 2"), context)).payload
-    with pytest.raises(AirflowFailException, match=r"^x\.txt: mend it$"):
+    with pytest.raises(AirflowFailException, match=r"^x\.txt: fix it$"):
         make("true").resume(context, event)
 
 

@@ -69,8 +69,8 @@ def test_an_orphan_is_stopped_and_what_is_not_ours_is_left_alone(platform, tmp_p
     orphan = "penstock-orphan-0"
     JobState.of(workspace, "train", -1).update(submissions=(orphan,))
     others = {
-        "a-persons-own": metadata(home, workspace),
-        "penstock-a-persons-own": {},
+        "a-users-own": metadata(home, workspace),
+        "penstock-a-users-own": {},
         "penstock-of-another-home-0": metadata(tmp_path, workspace),
         "penstock-unknown-to-its-workspace-0": metadata(home, workspace),
     }

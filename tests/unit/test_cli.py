@@ -1,4 +1,4 @@
-"""The command's frame: quick, and one line for a person's mistake."""
+"""The command's frame: quick, and one line for a user's mistake."""
 
 import subprocess
 import sys

@@ -18,7 +18,7 @@ from pipelines.recipe.cleaning_section import Pii
 from pipelines.recipe.data_section import Data, Source
 
 NGRAMS_FILE = "ngrams.npy"  # of an evaluation set, in its folder
-_EXCERPT = 200  # characters of a rejected document that a person is shown
+_EXCERPT = 200  # characters of a rejected document that a user is shown
 
 
 EvaluationSets = tuple[tuple[str, Path], ...]  # name, and folder with its n-grams
@@ -35,9 +35,7 @@ def gather_ngrams(path: str, folder: Path, *, data: Data) -> int:
     # What cannot be read of it would be trained on.
     tally.check_malformed(path, data.source.max_malformed_fraction)
     if not len(ngrams):
-        raise UserError(
-            f"{path}: holds no text to decontaminate against; mend data.decontamination"
-        )
+        raise UserError(f"{path}: holds no text to decontaminate against; fix data.decontamination")
     ngrams.save(folder / NGRAMS_FILE)
     return len(ngrams)
 

@@ -50,7 +50,7 @@ def compression_of(path: str) -> str | None:
 
 @contextmanager
 def decompressed(read: Read) -> Iterator[IO[bytes]]:
-    """Open an input's content; a broken archive is a person's mistake and names the file."""
+    """Open an input's content; a broken archive is a user's mistake and names the file."""
     compression = compression_of(read.path)
     with open_input(read.url, read.stop) as raw:
         if compression is None:
@@ -261,12 +261,12 @@ def open_parquet(url: str) -> "pq.ParquetFile":
         return pq.ParquetFile(open_input(url), pre_buffer=False, buffer_size=_BUFFER_BYTES)
     except pa.ArrowInvalid as error:
         raise UserError(
-            f"{url}: not a Parquet file ({error}); mend it or set data.source.format"
+            f"{url}: not a Parquet file ({error}); fix it or set data.source.format"
         ) from error
 
 
 def _readable(url: str, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    """The batches; a broken page is a person's mistake and names the file."""
+    """The batches; a broken page is a user's mistake and names the file."""
     import pyarrow as pa
 
     try:

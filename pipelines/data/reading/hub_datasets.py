@@ -35,7 +35,7 @@ def hub_input(name: str, revision: str | None) -> Input:
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"{name}: neither a folder nor a dataset of the hub ({reason}); "
-            "mend data.source.path or data.source.revision"
+            "fix data.source.path or data.source.revision"
         ) from error
     size = sum(file.size or 0 for file in found.siblings or ())
     return Input(name, f"{name}{_REVISION}{found.sha}", size, (("revision", str(found.sha)),))

@@ -12,7 +12,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 class Input:
     """One file of a source."""
 
-    path: str  # relative to the source's root, with forward slashes; what a person is shown
+    path: str  # relative to the source's root, with forward slashes; what a user is shown
     url: str  # an absolute local path or a URL; never part of an output
     bytes: int
     identity: tuple[tuple[str, str], ...] = ()  # what a store says that follows the content

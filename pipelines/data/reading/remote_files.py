@@ -42,7 +42,7 @@ def list_remote(url: str) -> list[Input]:
     store, address = _store(url)
     root, facts = _tried(f"{url}: cannot be listed", _list, store, address)
     if not facts:
-        raise UserError(f"{url}: no file lies there; mend data.source.path")
+        raise UserError(f"{url}: no file lies there; fix data.source.path")
     return [_input(store, root, info) for info in facts]
 
 
@@ -172,7 +172,7 @@ def _tried(what: str, function: Callable[..., T], *arguments: Any) -> T:
 
 
 def _explained(what: str, error: Exception) -> Exception:
-    """A person's mistake, or a store's failure: that is for the caller to try again later."""
+    """A user's mistake, or a store's failure: that is for the caller to try again later."""
     # Each vendor's library has a class of its own for keys that are not there.
     lacks_keys = "Credential" in type(error).__name__
     if lacks_keys or isinstance(error, FileNotFoundError | PermissionError):

@@ -45,5 +45,5 @@ def _template_fingerprint(path: str | None) -> str | None:
         return md5(Path(path).expanduser())
     except OSError as error:
         raise UserError(
-            f"{path}: cannot be read ({error.strerror}); mend data.instruction.chat_template"
+            f"{path}: cannot be read ({error.strerror}); fix data.instruction.chat_template"
         ) from error

@@ -97,7 +97,7 @@ def _local_files(path: str) -> list[Input]:
     if given.exists():
         return [_local(given, given.parent)]
     if WILDCARDS.isdisjoint(path):
-        raise UserError(f"{given}: no such file or folder; mend data.source.path")
+        raise UserError(f"{given}: no such file or folder; fix data.source.path")
     return _matches(given)
 
 
@@ -107,7 +107,7 @@ def _matches(pattern: Path) -> list[Input]:
     root, rest = Path(*parts[:depth]), str(Path(*parts[depth:]))
     files = [path for path in root.glob(rest) if _is_file(path)]
     if not files:
-        raise UserError(f"{pattern}: the pattern matches no file; mend data.source.path")
+        raise UserError(f"{pattern}: the pattern matches no file; fix data.source.path")
     return [_local(path, root) for path in files]
 
 
@@ -143,7 +143,7 @@ def _is_file(path: Path) -> bool:
     if path.is_file():
         return True
     if path.is_symlink() and not path.exists():
-        raise UserError(f"{path}: this link leads to nothing; mend or remove it")
+        raise UserError(f"{path}: this link leads to nothing; fix or remove it")
     return False
 
 

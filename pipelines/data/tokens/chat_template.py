@@ -69,7 +69,7 @@ def find_template(instruction: Instruction, folder: Path | None = None) -> str:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
-                f"{path}: cannot be read ({error}); mend data.instruction.chat_template"
+                f"{path}: cannot be read ({error}); fix data.instruction.chat_template"
             ) from error
     return (own_template(folder) if folder else None) or CHATML
 
@@ -159,7 +159,7 @@ class ChatTemplate:
         except (TemplateError, TypeError) as error:
             roles = ", ".join(role for role, _ in messages)
             raise UserError(
-                f"the chat template does not take a conversation of {roles}: {error}; mend the "
+                f"the chat template does not take a conversation of {roles}: {error}; fix the "
                 "data or data.instruction.chat_template"
             ) from error
         return texts[0], tuple(marked[0]) if self._has_generation_marks else ()

@@ -39,18 +39,18 @@ class Stored(Protocol):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """For users."""
 
     @property
-    def mend(self) -> str:
-        """What a person can do where it is wrong."""
+    def fix(self) -> str:
+        """What a user can do where it is wrong."""
 
 
 class RemoteFile(NamedTuple):
     """A file that a record names."""
 
     md5: str
-    name: str  # for people
+    name: str  # for users
 
     @property
     def key(self) -> str:
@@ -58,8 +58,8 @@ class RemoteFile(NamedTuple):
         return object_path(self.md5)
 
     @property
-    def mend(self) -> str:
-        """What a person can do where it is wrong."""
+    def fix(self) -> str:
+        """What a user can do where it is wrong."""
         return "push the dataset version again"
 
 
@@ -167,12 +167,12 @@ class S3Objects:
         if status == 412:
             raise self._replaced(file) from error
         if status == 404:
-            raise UserError(f"{what} is not there; {file.mend}") from error
+            raise UserError(f"{what} is not there; {file.fix}") from error
         if 400 <= status < 500 and status not in (408, 429):
             raise UserError(f"{what}: {one_line(error)}") from error
 
     def _replaced(self, file: Stored) -> UserError:
-        return UserError(f"{self._what(file)} was replaced while it was read; {file.mend}")
+        return UserError(f"{self._what(file)} was replaced while it was read; {file.fix}")
 
     def _what(self, file: Stored) -> str:
         return f"{self.url}: {file.name} ({file.key})"
@@ -193,11 +193,11 @@ class NamedObject(NamedTuple):
     """An object by its name below a prefix."""
 
     key: str
-    mend: str
+    fix: str
 
     @property
     def name(self) -> str:
-        """For people."""
+        """For users."""
         return self.key
 
 
@@ -233,10 +233,10 @@ class ObjectReader(ThreadedReader):
 class ObjectBlocks:
     """Small pieces here and there of objects: they are fetched by blocks, each of them once."""
 
-    def __init__(self, objects: S3Objects, mend: str) -> None:
-        """Nothing is fetched yet; `mend` is of `NamedObject`."""
+    def __init__(self, objects: S3Objects, fix: str) -> None:
+        """Nothing is fetched yet; `fix` is of `NamedObject`."""
         self._objects = objects
-        self._mend = mend
+        self._fix = fix
         self._lock = Lock()
         self._stats: dict[str, tuple[int, str]] = {}
         self._block = lru_cache(_BLOCKS)(self._fetch)
@@ -248,7 +248,7 @@ class ObjectBlocks:
         return content[offset - first * _BLOCK :][:length]
 
     def _fetch(self, name: str, number: int) -> bytes:
-        file = NamedObject(name, self._mend)
+        file = NamedObject(name, self._fix)
         with self._lock:
             if name not in self._stats:
                 self._stats[name] = self._objects.stat(file)

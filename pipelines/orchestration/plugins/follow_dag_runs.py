@@ -1,6 +1,6 @@
 """An Airflow plugin: what happens to a DAG run as a whole is told to `after_dag_run`.
 
-Also what a person does to it, for which a DAG's own callbacks are not called. The scheduler and the
+Also what a user does to it, for which a DAG's own callbacks are not called. The scheduler and the
 api-server call these hooks in the middle of a transaction, so each only starts a process. Every
 process of Airflow loads this file: it imports next to nothing.
 """
@@ -22,7 +22,7 @@ OURS = "penstock"  # the tag of the DAGs whose runs have a workspace
 
 @hookimpl
 def on_dag_run_running(dag_run: "DagRun", msg: str) -> None:
-    """A run starts; one that a person cleared starts again."""
+    """A run starts; one that a user cleared starts again."""
     if dag_run.clear_number:
         _tell(dag_run, "running", msg)
 
@@ -42,7 +42,7 @@ def on_dag_run_failed(dag_run: "DagRun", msg: str) -> None:
 def _tell(dag_run: "DagRun", state: str, msg: str) -> None:
     if dag_run.dag is None or OURS not in dag_run.dag.tags:
         return
-    # The transaction's own session: another one would not see what a person has just marked.
+    # The transaction's own session: another one would not see what a user has just marked.
     session = object_session(dag_run)
     tasks = dag_run.get_task_instances(session=session) if session else []
     failed = [task for task in tasks if task.state == "failed"]

@@ -36,7 +36,7 @@ def probe_tasks(
 
 
 def gather_probes(results: Iterator[Any]) -> tuple[Probes, dict[str, Any]]:
-    """What the tasks found, and of which documents something came out, for a person to look at."""
+    """What the tasks found, and of which documents something came out, for a user to look at."""
     bias = next(results)
     memorisation, extracted = next(results)
     leakage, leaks = next(results)

@@ -4,7 +4,7 @@ from pipelines.stages.stage import Stage
 
 STAGE = Stage(
     name="register",
-    does="Compare with the champion: promote, refuse, ask a person, or leave unchanged.",
+    does="Compare with the champion: promote, refuse, ask a user, or leave unchanged.",
     inputs=("preprocess", "validate", "train", "evaluate"),
     run="pipelines.stages.register.register_stage:run",
 )

@@ -1,7 +1,7 @@
-"""A person's answer to whether a candidate becomes champion: `approval.json` in the workspace.
+"""A user's answer to whether a candidate becomes champion: `approval.json` in the workspace.
 
 The answer holds for what was shown: this candidate against that champion. Where another run has
-promoted its model meanwhile, the person is asked again.
+promoted its model meanwhile, the user is asked again.
 """
 
 from pathlib import Path
@@ -45,5 +45,5 @@ class Answer(BaseModel):
 
 
 def forget_answer(workspace: Path) -> None:
-    """A person clears a task that was finished: the question is put anew."""
+    """A user clears a task that was finished: the question is put anew."""
     (workspace / _FILE).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Register: the candidate meets the champion on the same documents and replaces it, or does not.
 
-Never cached: the champion may have changed since the last run. Where the recipe wants a person's
+Never cached: the champion may have changed since the last run. Where the recipe wants a user's
 consent, the stage ends with `needs approval` and a version that is not champion yet; run again with
 the answer, it promotes just that version, or leaves it.
 """
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
-    """Decide, register what is promoted or awaits a person, and write the verdict."""
+    """Decide, register what is promoted or awaits a user, and write the verdict."""
     output = output_folder(workspace, STAGE)
     shutil.rmtree(output, ignore_errors=True)
     facts = provenance(recipe, workspace)
@@ -89,7 +89,7 @@ def _decide(
     """The verdict, who is champion after it, and the version that is left without the alias.
 
     Raises:
-        ChampionMovedError: a person promoted or rolled back meanwhile.
+        ChampionMovedError: a user promoted or rolled back meanwhile.
     """
     champion, run_id = registry.champion(recipe.registration.model_name), tracked.run_id
     who = f"run {(facts['run'] or {}).get('dag_run_id', run_id)}"
@@ -183,7 +183,7 @@ def _with_consent(
 ) -> Verdict:
     """What becomes of a better candidate; an answer about another champion is none."""
     if answer is None or answer.champion != (champion.version if champion else None):
-        decision, reason = "needs approval", f"{verdict.reason}; a person decides"
+        decision, reason = "needs approval", f"{verdict.reason}; a user decides"
     elif answer.approved:
         decision, reason = "promoted", f"{verdict.reason}; {answer.words}"
     else:

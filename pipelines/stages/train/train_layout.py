@@ -74,7 +74,7 @@ class SettledLayout:
 
     @contextmanager
     def out_of_memory(self) -> Iterator[None]:
-        """Let the next try take the rule's next layout, or tell a person what needs less.
+        """Let the next try take the rule's next layout, or tell a user what needs less.
 
         Raises:
             UserError: the recipe left nothing to the rule.

@@ -172,7 +172,7 @@ def _shape_and_dtype(
     return shape, dtype
 
 
-_MEND = "delete the checkpoint, and the run goes on from the one before it"
+_FIX = "delete the checkpoint, and the run goes on from the one before it"
 
 
 class _Begun(NamedTuple):
@@ -194,9 +194,7 @@ class CheckpointReader(FsspecReader):
         self._url = str(url)
         super().__init__(self._url, **FSSPEC_OPTIONS)
         self._objects = S3Objects(self._url) if "://" in self._url else None
-        self._read_at = (
-            ObjectBlocks(self._objects, _MEND).read if self._objects else self._read_file
-        )
+        self._read_at = ObjectBlocks(self._objects, _FIX).read if self._objects else self._read_file
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Which tensors there are.
@@ -207,7 +205,7 @@ class CheckpointReader(FsspecReader):
         try:
             return super().read_metadata(*args, **kwargs)
         except Exception as error:  # whatever a damaged pickle may do
-            raise UserError(f"{self._url}/.metadata is damaged or missing; {_MEND}") from error
+            raise UserError(f"{self._url}/.metadata is damaged or missing; {_FIX}") from error
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill the planner's tensors; what isn't plain tensors is left to PyTorch."""
@@ -231,18 +229,16 @@ class CheckpointReader(FsspecReader):
         try:
             return stored_tensor(file, partial(self._read_at, file), info.offset, info.length)
         except FileNotFoundError as error:
-            raise UserError(
-                f"{self._url}/{file} is missing, and {name} with it; {_MEND}"
-            ) from error
+            raise UserError(f"{self._url}/{file} is missing, and {name} with it; {_FIX}") from error
         except DamagedError as error:
             raise UserError(
-                f"{self._url}/{file}: {name} is damaged or the file truncated; {_MEND}"
+                f"{self._url}/{file}: {name} is damaged or the file truncated; {_FIX}"
             ) from error
 
     def _read_file(self, name: str, offset: int, length: int) -> bytes:
         path = Path(self._url) / name
         if not path.is_file():
-            raise UserError(f"{path} is not there; {_MEND}")
+            raise UserError(f"{path} is not there; {_FIX}")
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(length)
@@ -255,7 +251,7 @@ class CheckpointReader(FsspecReader):
         content = begun.rows.reshape(-1).view(torch.uint8).cpu().numpy().data
         if zlib.crc32(content) != stored.checksum:
             name = begun.item.storage_index.fqn
-            raise UserError(f"{self._url}/{stored.file}: {name} is damaged; {_MEND}")
+            raise UserError(f"{self._url}/{stored.file}: {name} is damaged; {_FIX}")
 
     def _read_ahead(
         self, plain: list[tuple[ReadItem, StoredTensor]], planner: LoadPlanner
@@ -275,7 +271,7 @@ class CheckpointReader(FsspecReader):
 
     def _open(self, files: list[str], device: torch.device) -> Reader:
         if self._objects is not None:
-            objects = [NamedObject(file, _MEND) for file in files]
+            objects = [NamedObject(file, _FIX) for file in files]
             return ObjectReader(self._objects, objects)
         return open_for_bulk([Path(self._url) / file for file in files], device)
 

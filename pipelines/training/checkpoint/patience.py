@@ -34,7 +34,7 @@ def unsaved(place: str, cause: BaseException) -> UserError:
 
 
 def is_away(place: str, cause: BaseException) -> bool:
-    """Whether S3 is what failed: what it refuses a person mends, any other trouble may pass."""
+    """Whether S3 is what failed: what it refuses a user fixes, any other trouble may pass."""
     a_persons = isinstance(cause, UserError | FileNotFoundError | PermissionError)
     return isinstance(cause, UnreachableError) or ("s3://" in place and not a_persons)
 

@@ -27,7 +27,7 @@ class Sentence:
 
     @classmethod
     def shown(cls, observed: Any) -> str:
-        """An observed value for people."""
+        """An observed value for users."""
         return f"{observed:.4g}" if isinstance(observed, float) else str(observed)
 
     @classmethod

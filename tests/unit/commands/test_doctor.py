@@ -1,4 +1,4 @@
-"""`penstock doctor` as a person calls it: here, and on a machine whose tools say what they said."""
+"""`penstock doctor` as a user calls it: here, and on a machine whose tools say what they said."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def parts(done) -> dict[str, dict[str, list[dict[str, str]]]]:
     for part, findings in told["parts"].items():
         for finding in findings:
             assert finding["why"]
-            assert bool(finding["mend"]) == (finding["state"] in ("warning", "problem")), finding
+            assert bool(finding["fix"]) == (finding["state"] in ("warning", "problem")), finding
             assert "the check itself failed" not in finding["saw"]
             found.setdefault(part, {}).setdefault(finding["check"], []).append(finding)
     return found
@@ -98,18 +98,18 @@ def test_a_driver_that_fails_is_told_once(doctor):
     (finding,) = machine["driver and CUDA"]
     assert finding["state"] == "problem"
     assert "Driver/library version mismatch" in finding["saw"]
-    assert "reboot" in finding["mend"]
+    assert "reboot" in finding["fix"]
     assert machine["GPUs"][0]["saw"] == "the driver does not answer: see driver and CUDA"
 
 
-def test_a_person_reads_mark_reason_and_mend(doctor):
+def test_a_person_reads_mark_reason_and_fix(doctor):
     tools = {"chronyc": show("chronyc_not_synchronised.txt")}
     done = doctor(tools=tools, PENSTOCK_NETWORK_PLANES="disk=eth0")
     assert done.returncode == 2
     lines = done.stdout.splitlines()
     start = lines.index("✘ clock: chrony follows no time server")
     assert lines[start + 1].startswith("  why: S3 refuses a wrong time")
-    assert lines[start + 2].startswith("  mend: start chronyd")
+    assert lines[start + 2].startswith("  fix: start chronyd")
     assert "- GPUs: no NVIDIA GPU" in lines
     refused = "✘ network planes: PENSTOCK_NETWORK_PLANES: 'disk=eth0' is no PLANE=INTERFACE"
     assert any(line.startswith(refused) for line in lines)

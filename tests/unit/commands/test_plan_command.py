@@ -1,4 +1,4 @@
-"""`penstock plan` as a person and a script see it."""
+"""`penstock plan` as a user and a script see it."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Figures as a person reads them, at the edges where a unit or a sign changes."""
+"""Figures as a user reads them, at the edges where a unit or a sign changes."""
 
 import math
 

@@ -13,8 +13,8 @@ def recorded(name: str) -> str:
 
 
 def told(seen: Seen | Iterable[Seen]) -> list[tuple[str, str]]:
-    """State and words; whatever is bad must come with a mend, and nothing else with one."""
+    """State and words; whatever is bad must come with a fix, and nothing else with one."""
     all_seen = [seen] if isinstance(seen, Seen) else list(seen)
     for each in all_seen:
-        assert bool(each.mend) == (each.state in (State.WARNING, State.PROBLEM)), each
+        assert bool(each.fix) == (each.state in (State.WARNING, State.PROBLEM)), each
     return [(str(each.state), each.saw) for each in all_seen]

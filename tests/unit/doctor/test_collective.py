@@ -78,7 +78,7 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 
 
 @pytest.mark.parametrize(
-    ("words", "mend"),
+    ("words", "fix"),
     [
         ("no kernel image is available for execution on the device", "get_arch_list()"),
         ("system not yet initialized", "nvidia-fabricmanager"),
@@ -86,12 +86,12 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
         ("invalid device ordinal", "MIG"),
     ],
 )
-def test_what_cuda_says_is_told_with_its_mend(words, mend):
+def test_what_cuda_says_is_told_with_its_fix(words, fix):
     program = f"import sys; sys.stderr.write({CUDA.format(words)!r}); sys.exit(1)"
     with pytest.raises(FaultError) as error:
         run_bounded([sys.executable, "-c", program], 60)
     assert str(error.value) == f"an all-reduce failed: RuntimeError: CUDA error: {words}"
-    assert mend in error.value.mend
+    assert fix in error.value.fix
 
 
 @pytest.mark.parametrize(

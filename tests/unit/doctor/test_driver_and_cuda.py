@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pipelines.doctor.driver_and_cuda import assess_container_devices, assess_driver, torch_build
-from pipelines.doctor.nvidia_smi import Smi, mend_of, parse_smi
+from pipelines.doctor.nvidia_smi import Smi, fix_of, parse_smi
 from tests.unit.doctor.recordings import recorded, told
 
 A100 = parse_smi(recorded("smi_a100_sxm4.xml"))  # driver 535.54.03, CUDA 12.2
@@ -43,8 +43,8 @@ def test_the_rules(found, built_with, state, words):
 @pytest.mark.parametrize(("brand", "package"), [("NVIDIA", True), ("GeForce", False)])
 def test_forward_compatibility_is_offered_only_where_it_works(brand, package):
     seen = assess_driver(machine("535.54.03", "12.2", brand=brand), "13.0", "2.13.0+cu130")
-    assert ("cuda-compat-13-0" in seen.mend) == package
-    assert "torch of CUDA 12.2 or older" in seen.mend
+    assert ("cuda-compat-13-0" in seen.fix) == package
+    assert "torch of CUDA 12.2 or older" in seen.fix
 
 
 def test_torchs_build_is_what_torch_says():
@@ -61,13 +61,13 @@ def test_a_container_must_be_given_the_device_of_cuda(inside, uvm, faults):
 
 def test_a_driver_that_was_updated_under_its_module_is_known():
     words = recorded("smi_driver_mismatch.txt")
-    assert "reboot" in mend_of(words, "")
-    assert "reboot" in mend_of(recorded("container_cli_mismatch.txt"), "")
-    assert mend_of("something else", "by hand") == "by hand"
+    assert "reboot" in fix_of(words, "")
+    assert "reboot" in fix_of(recorded("container_cli_mismatch.txt"), "")
+    assert fix_of("something else", "by hand") == "by hand"
 
 
 @pytest.mark.parametrize(
-    ("words", "mend"),
+    ("words", "fix"),
     [
         (
             "Unable to determine the device handle for GPU0000:07:00.0: Unknown Error",
@@ -84,5 +84,5 @@ def test_a_driver_that_was_updated_under_its_module_is_known():
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver", "install"),
     ],
 )
-def test_what_nvidia_smi_says_when_it_fails_has_a_mend(words, mend):
-    assert mend in mend_of(words, "")
+def test_what_nvidia_smi_says_when_it_fails_has_a_fix(words, fix):
+    assert fix in fix_of(words, "")

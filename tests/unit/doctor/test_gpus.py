@@ -147,10 +147,10 @@ def test_each_fault_of_an_a100_is_told(change, state, saw):
     ("change", "saw"),
     [
         (("<remapped_row_pending>No", "<remapped_row_pending>Yes"), "waits to be remapped"),
-        (("<remapped_row_failure>No", "<remapped_row_failure>Yes"), "can't be mended any more"),
+        (("<remapped_row_failure>No", "<remapped_row_failure>Yes"), "can't be fixed any more"),
         (
             ("<sram_threshold_exceeded>N/A", "<sram_threshold_exceeded>Yes"),
-            "can't be mended any more",
+            "can't be fixed any more",
         ),
         (("<channel_repair_pending>No", "<channel_repair_pending>Yes"), "waits to be remapped"),
         (
@@ -206,7 +206,7 @@ def test_a_job_that_was_given_some_gpus_lacks_none(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "mend"),
+    ("words", "fix"),
     [
         ("WARNING: infoROM is corrupted at gpu 0000:0B:00.0", "nvidia-smi -r"),
         (
@@ -215,10 +215,10 @@ def test_a_job_that_was_given_some_gpus_lacks_none(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_what_nvidia_smi_says_beside_its_xml_is_told(words, mend):
+def test_what_nvidia_smi_says_beside_its_xml_is_told(words, fix):
     (seen,) = gpus.assess_gpus(parse_smi(f"{recorded(RTX)}\n{words}\n"), ())
     assert (str(seen.state), seen.saw) == ("problem", f"nvidia-smi warns: {words}")
-    assert mend in seen.mend
+    assert fix in seen.fix
 
 
 def test_nvidia_smi_that_ends_with_a_warning_is_read_all_the_same(tmp_path, monkeypatch):
@@ -235,7 +235,7 @@ def test_nvidia_smi_that_ends_with_a_warning_is_read_all_the_same(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("script", "saw", "mend"),
+    ("script", "saw", "fix"),
     [
         (
             "echo 'Unable to determine the device handle for GPU0000:07:00.0: Unknown Error'\n"
@@ -249,14 +249,14 @@ def test_nvidia_smi_that_ends_with_a_warning_is_read_all_the_same(tmp_path, monk
         ("true", "could not be read: no nvidia_smi_log in it; it says: nothing", "report"),
     ],
 )
-def test_nvidia_smi_that_fails_says_why_with_the_mend(tmp_path, monkeypatch, script, saw, mend):
+def test_nvidia_smi_that_fails_says_why_with_the_fix(tmp_path, monkeypatch, script, saw, fix):
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(FaultError, match=saw) as error:
         ask_driver.__wrapped__()
-    assert mend in error.value.mend
+    assert fix in error.value.fix
 
 
 def test_nvswitch_is_not_everywhere():

@@ -53,7 +53,7 @@ def test_each_need_of_a_bucket_is_a_line_of_its_own(bucket):
 def test_keys_that_end_and_are_not_renewed_are_told(bucket, monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of-a-session")
     keys = {finding.check: finding for finding in examine_store("s3://doctor")}["expiring keys"]
-    assert (keys.state, "credential_process" in keys.mend) == ("warning", True)
+    assert (keys.state, "credential_process" in keys.fix) == ("warning", True)
 
 
 @pytest.mark.parametrize("url", ["doctor/some", "http://doctor", "s3://"])
@@ -85,7 +85,7 @@ def test_a_bucket_that_is_not_there_is_told(bucket):
     assert state == "problem"
     assert "NoSuchBucket" in saw
     (refused, *_) = s3_remote("s3://no-such-bucket")
-    assert "AWS_ENDPOINT_URL" in refused.mend
+    assert "AWS_ENDPOINT_URL" in refused.fix
 
 
 def test_a_server_that_is_away_is_told(bucket, monkeypatch):
@@ -146,14 +146,14 @@ def test_a_clock_that_s3_refuses_is_told(bucket, monkeypatch):
         (refused, *_) = s3_remote("s3://doctor")
         httpd.shutdown()
     assert "RequestTimeTooSkewed" in refused.saw
-    assert "chrony" in refused.mend
+    assert "chrony" in refused.fix
 
 
 @NEEDS_MOTO
 def test_keys_that_s3_does_not_know_are_told(strict):
     (refused, *_) = s3_remote("s3://doctor")
     assert "InvalidAccessKeyId" in refused.saw
-    assert "keys" in refused.mend
+    assert "keys" in refused.fix
 
 
 @pytest.mark.parametrize(("skew", "state"), [(2, "ok"), (-120, "warning"), (1000, "problem")])

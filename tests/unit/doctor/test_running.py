@@ -34,28 +34,28 @@ def raising(error: Exception) -> Check:
 
 
 def test_what_is_seen_is_told_in_order_with_its_reason():
-    first = check(lambda: [ok("one"), warning("two", "mend it")])
+    first = check(lambda: [ok("one"), warning("two", "fix it")])
     found = run_checks([first, raising(NotHereError("no such thing"))])
     assert found == [
         Finding("name", State.OK, "one", "why", ""),
-        Finding("name", State.WARNING, "two", "why", "mend it"),
+        Finding("name", State.WARNING, "two", "why", "fix it"),
         Finding("name", State.NOT_HERE, "no such thing", "why", ""),
     ]
 
 
 @pytest.mark.parametrize(
-    ("error", "saw", "mend"),
+    ("error", "saw", "fix"),
     [
         (FaultError("it hangs", "restart it"), "it hangs", "restart it"),
-        (UserError("X is wrong: say Y"), "X is wrong: say Y", "mend it"),
+        (UserError("X is wrong: say Y"), "X is wrong: say Y", "fix it"),
         (ZeroDivisionError("by zero"), "the check itself failed: ZeroDivisionError", "report"),
     ],
 )
-def test_a_check_that_fails_is_a_problem_and_the_next_one_runs(error, saw, mend):
+def test_a_check_that_fails_is_a_problem_and_the_next_one_runs(error, saw, fix):
     bad, good = run_checks([raising(error), check(lambda: [ok("fine")])])
     assert (bad.state, good.state) == (State.PROBLEM, State.OK)
     assert bad.saw.startswith(saw)
-    assert mend in bad.mend
+    assert fix in bad.fix
 
 
 @pytest.fixture
@@ -81,10 +81,10 @@ def test_a_check_that_hangs_is_told_and_holds_nobody_up(monkeypatch, quiet):
 )
 def test_on_a_busy_machine_what_is_late_may_only_be_slow(monkeypatch, load, state, saw):
     monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
-    (found,) = run_checks([raising(NoAnswerError("slow thing", "mend it"))])
+    (found,) = run_checks([raising(NoAnswerError("slow thing", "fix it"))])
     assert found.state == state
     assert saw in found.saw
-    assert "mend it" in found.mend
+    assert "fix it" in found.fix
 
 
 def test_a_machine_with_a_driver_takes_longer(monkeypatch, tmp_path):

@@ -103,7 +103,7 @@ def test_a_token_that_is_refused_is_told(monkeypatch):
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
         with pytest.raises(FaultError, match="Ray answers 401") as error:
             list(services.ray())
-    assert "token" in error.value.mend
+    assert "token" in error.value.fix
 
 
 @pytest.mark.parametrize("answer", [[], "words"])
@@ -121,7 +121,7 @@ def test_another_program_in_its_place_is_told(monkeypatch, look, variable, path,
         monkeypatch.setenv(variable, url)
         with pytest.raises(FaultError, match=r"what answers at http.* is not") as error:
             list(look())
-    assert variable in error.value.mend
+    assert variable in error.value.fix
 
 
 @pytest.mark.parametrize("answer", [None, [], {}, {"data": {"result": {}}}, {"data": []}])

@@ -153,7 +153,7 @@ def test_the_config_chooses_the_weights_type(
     path.write_text(path.read_text().replace('"auto"', '"bfloat16"'))
     assert start(version, monkeypatch)._model.dtype == torch.bfloat16
     export_triton(registered, tmp_path, "m", 2, "python")
-    assert '"bfloat16"' in path.read_text()  # what a person tuned stays
+    assert '"bfloat16"' in path.read_text()  # what a user tuned stays
     assert sorted(each.name for each in (tmp_path / "m").iterdir()) == ["1", "2", "config.pbtxt"]
 
 

@@ -129,7 +129,7 @@ def test_the_answer_is_kept_until_the_stage_has_ended_with_it(
     (entry,) = read_logbook(workspace)
     assert (entry.kind, entry.key) == ("human decision", "answer to try 1 of register")
     assert words in entry.cause
-    assert Answer.read(workspace) is None  # a person's Clear asks anew
+    assert Answer.read(workspace) is None  # a user's Clear asks anew
 
 
 def test_a_try_that_fails_behind_the_answer_is_followed_by_one_that_has_it(

@@ -64,4 +64,4 @@ def test_an_outage_is_tried_again_and_a_mistake_is_not(tmp_path, monkeypatch):
     with pytest.raises(UnreachableError), mistakes_fail_the_task("publish", "run"):
         raise UnreachableError("no answer")
     with pytest.raises(AirflowFailException), mistakes_fail_the_task("publish", "run"):
-        raise UserError("mend it")
+        raise UserError("fix it")

@@ -243,9 +243,9 @@ def test_a_clear_ends_the_former_job_before_the_next_begins(ray, process):
 def test_a_persons_error_is_not_tried_again(ray, process, reach, tmp_path):
     trigger = deferred(process())
     reach(10)
-    (tmp_path / "error.json").write_text('{"stage": "train", "message": "x.txt: mend it"}')
+    (tmp_path / "error.json").write_text('{"stage": "train", "message": "x.txt: fix it"}')
     ray.end(trigger.submission_id, "FAILED", driver_exit_code=2)
-    with pytest.raises(AirflowFailException, match=r"^x\.txt: mend it$"):
+    with pytest.raises(AirflowFailException, match=r"^x\.txt: fix it$"):
         resumed(process(), event(trigger))
 
 

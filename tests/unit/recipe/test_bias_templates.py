@@ -1,4 +1,4 @@
-"""Penstock's own sentences are whole; what is wrong with a person's own is one line."""
+"""Penstock's own sentences are whole; what is wrong with a user's own is one line."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Recipes: what a person writes, and the one line they read when it is wrong."""
+"""Recipes: what a user writes, and the one line they read when it is wrong."""
 
 import traceback
 

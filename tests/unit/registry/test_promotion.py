@@ -79,7 +79,7 @@ def test_one_rollback_after_another_goes_further_back(name, versions):
     assert state(name) == (1, None, None)
     with pytest.raises(UserError, match="no champion before version 1"):
         rollback(name, 1, "ada", "")
-    promote(versions[2], 1, "bob", "mended elsewhere")
+    promote(versions[2], 1, "bob", "fixed elsewhere")
     assert state(name) == (3, 1, None)
     assert rollback(name, 3, "ada", "").version == 1
 

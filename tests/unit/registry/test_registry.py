@@ -51,7 +51,7 @@ def test_what_is_no_name_is_one_line_before_anything_is_asked(wrong, home):
 
 
 def test_a_retry_registers_nothing_new_and_says_what_is_true_now(name, folders, mlflow_run):
-    first = register(folders, name, mlflow_run, tags("aa"), "a person decides")
+    first = register(folders, name, mlflow_run, tags("aa"), "a user decides")
     assert (first.version, first.aliases, registry.champion(name)) == (1, (), None)
     again = crown(folders, name, mlflow_run, tags("aa") | {"verdict": "promoted"}, "approved")
     assert (again.version, again.aliases, again.description) == (1, ("champion",), "approved")

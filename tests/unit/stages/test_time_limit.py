@@ -1,4 +1,4 @@
-"""A stage that works for too long ends itself, and a person may give it as much again."""
+"""A stage that works for too long ends itself, and a user may give it as much again."""
 
 import subprocess
 import sys
@@ -64,7 +64,7 @@ def test_earlier_tries_count_and_a_clear_gives_as_much_again(stage, tmp_path):
         '{"stage": "train", "event": "failed", "time": 100}\n'
     )
     assert stage(limit=99, works=0.5).returncode == EXIT_USER_ERROR
-    assert stage(limit=99, works=0.5).returncode == 0  # after a person cleared the task
+    assert stage(limit=99, works=0.5).returncode == 0  # after a user cleared the task
     note(tmp_path, Entry(kind="time limit", key="other", stage="other", cause="", done=""))
     assert stage(limit=49, works=0.5).returncode == EXIT_USER_ERROR
     assert [entry.stage for entry in read_logbook(tmp_path)] == ["train", "other", "train"]

@@ -100,7 +100,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_one_line(
     assert run.points[-1].step >= 2 * patience.MISSED
 
 
-def test_what_waiting_does_not_mend_ends_it_at_once(
+def test_what_waiting_does_not_fix_ends_it_at_once(
     start: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any) -> None:

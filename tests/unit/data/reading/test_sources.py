@@ -110,7 +110,7 @@ def test_one_changed_byte_changes_the_fingerprint(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("missing.txt", "missing.txt: no such file or folder; mend data.source.path"),
+        ("missing.txt", "missing.txt: no such file or folder; fix data.source.path"),
         ("empty", "empty: the folder holds no file"),
         ("*.parquet", "*.parquet: the pattern matches no file"),
         ("missing/**/*.txt", "the pattern matches no file"),

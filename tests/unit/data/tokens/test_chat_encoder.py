@@ -194,7 +194,7 @@ def test_a_template_named_in_the_recipe_comes_first(tmp_path: Path) -> None:
     mine = str(tmp_path / "mine.jinja")
     make_chat_tokenizer(folder, CHAT.model_copy(update={"chat_template": mine}))
     assert hf(folder).chat_template == LLAMA_2
-    with pytest.raises(UserError, match=r"cannot be read .* mend data\.instruction\.chat_template"):
+    with pytest.raises(UserError, match=r"cannot be read .* fix data\.instruction\.chat_template"):
         make_chat_tokenizer(folder, CHAT.model_copy(update={"chat_template": mine + "x"}))
 
 

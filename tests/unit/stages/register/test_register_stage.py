@@ -410,7 +410,7 @@ def test_uncommitted_changes_are_refused_where_the_recipe_says_so(models, traine
 
 @pytest.fixture
 def asking(recipe):
-    """The recipe, but a person decides."""
+    """The recipe, but a user decides."""
     wanted = recipe.registration.model_copy(update={"needs_approval": True})
     return recipe.model_copy(update={"registration": wanted})
 
@@ -434,7 +434,7 @@ def test_a_person_is_asked_about_one_version_and_just_that_one_is_promoted(
     asked = register_stage.run(asking, workspace)
     assert (asked.needs_approval, asked.model.version, asked.candidate.version) == (True, 1, 2)
     assert asked.candidate.aliases == ("challenger",)
-    assert asked.verdict.reason.endswith("a person decides")
+    assert asked.verdict.reason.endswith("a user decides")
     assert register_stage.run(asking, workspace) == asked  # a retry makes no second version
     answer(workspace, approved=True)
     promoted = register_stage.run(asking, workspace)
@@ -459,7 +459,7 @@ def test_a_persons_refusal_leaves_the_champion_and_marks_the_version(
     assert refused.verdict.reason.startswith("refused by ada; better")
     version = registry.find(recipe.registration.model_name, "2")
     assert (version.aliases, version.tags["penstock.verdict"]) == ((), "refused")
-    forget_answer(workspace)  # as a person's Clear does
+    forget_answer(workspace)  # as a user's Clear does
     assert register_stage.run(asking, workspace).needs_approval
     assert len(registry.show(recipe.registration.model_name)) == 2
 

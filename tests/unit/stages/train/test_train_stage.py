@@ -217,7 +217,7 @@ def run_and_record(workspace: Path, report: Callable[[Any], None] | None = None)
 
 
 def one_of_two(*runs: tuple[Path, int]) -> None:
-    """As under torchrun: trains in each workspace, cut after a step; a person's error is kept."""
+    """As under torchrun: trains in each workspace, cut after a step; a user's error is kept."""
     dist.init_process_group("gloo")
     for workspace, step in runs:
         try:

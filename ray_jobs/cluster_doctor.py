@@ -106,7 +106,7 @@ def _reduce(members: list[Member]) -> Together | None:
 
 
 def _carry(members: list[Member]) -> Iterator[Carried]:
-    """On each plane, every node to the next; links of a plane one after the other, and summed."""
+    """Send on each plane from every node to the next, one link after the other, and sum."""
     for plane, interfaces in parse_planes(os.environ.get(VARIABLE, "")).items():
         total, slowest = 0.0, ""
         try:

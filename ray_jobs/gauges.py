@@ -22,5 +22,5 @@ class Gauges:
 
 
 def gauge_name(curve: str) -> str:
-    """Of a curve as MLflow has it; Ray puts `ray_` before it."""
+    """Return the gauge's name of a curve as MLflow has it; Ray puts `ray_` before it."""
     return f"penstock_{curve.replace('/', '_')}"

@@ -16,7 +16,7 @@ from ray.train.backend import Backend
 
 
 class TorchVariables(BackendConfig):  # type: ignore[misc]  # Ray has no types
-    """Of a `DataParallelTrainer`."""
+    """The backend configuration of a `DataParallelTrainer`."""
 
     @property
     def backend_cls(self) -> type[Backend]:

@@ -194,7 +194,7 @@ def _note(workspace: Path, kind: Kind, identity: str, cause: str) -> None:
 
 
 def _ends(workers: list[Worker]) -> list[Exception | None]:
-    """Of each worker how its process ended, or None where it answers."""
+    """Tell how each worker's process ended, or None where it answers."""
     asked = [worker.actor.get_metadata.remote() for worker in workers]
     ray.wait(asked, num_returns=len(asked), timeout=_LOOK_S)
     ends: list[Exception | None] = []
@@ -229,7 +229,7 @@ def _is_out_of_device_memory(error: Exception) -> bool:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Of the host, where Ray ends a worker before the kernel does."""
+    """Tell whether the host is out of memory, where Ray ends a worker before the kernel does."""
     cause = error.health_check_failure if isinstance(error, WorkerHealthCheckFailedError) else error
     return isinstance(cause, ray.exceptions.OutOfMemoryError)
 

@@ -64,7 +64,7 @@ def duration(seconds: float | None) -> str:
 
 
 def amount(value: float | None) -> str:
-    """In three digits, and all before the point: `12,345`, `3.14`, `0.00123`."""
+    """Write three digits, and all before the point: `12,345`, `3.14`, `0.00123`."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

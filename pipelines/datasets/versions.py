@@ -56,7 +56,7 @@ class DatasetVersion(BaseModel):
 
     @property
     def tokens(self) -> int:
-        """Of both splits."""
+        """The number of tokens of both splits."""
         return self.dataset.train.tokens + self.dataset.validation.tokens
 
     def ref(self, remote: str) -> DatasetRef:

@@ -24,12 +24,12 @@ from pipelines.recipe.recipe import Recipe
 
 
 def node_checks(recipe: Recipe) -> list[Check]:
-    """Of one machine: they are the same on a laptop and on each node of a cluster."""
+    """Return the checks of one machine, a laptop or a node of a cluster."""
     return [*_gpu_checks(), *_network_checks(), *_host_checks(recipe)]
 
 
 def service_checks(recipe: Recipe) -> list[Check]:
-    """Of what runs beside the machines."""
+    """Return the checks of the services, which need no machine of their own."""
     return [
         Check("Airflow", "it schedules every stage and retry", services.airflow),
         Check("Ray", "jobs start only where client and cluster agree", services.ray),

@@ -81,7 +81,7 @@ class Tracking:
 
 
 def parse_chrony(text: str) -> Tracking:
-    """Of `chronyc tracking`.
+    """Read what `chronyc tracking` prints.
 
     Raises:
         ValueError: a line that it should have is missing.
@@ -105,7 +105,7 @@ def assess_chrony(found: Tracking) -> Seen:
 
 
 def assess_timedatectl(text: str) -> Seen:
-    """Of `timedatectl show`."""
+    """Assess what `timedatectl show` prints."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     if values.get("NTPSynchronized") == "yes":
         return ok("systemd says that the clock is synchronised")

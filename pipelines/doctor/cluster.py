@@ -127,7 +127,7 @@ async def _run_job(recipe: Recipe) -> ClusterReport:
 
 
 def parse_report(log: str) -> ClusterReport:
-    """Of the job's log: the last line that is one."""
+    """Read the report from the job's log: the last line that is one."""
     lines = [line for line in log.splitlines() if line.startswith(REPORT)]
     if not lines:
         raise FaultError("the job's log holds no report", "ray job logs shows it whole")

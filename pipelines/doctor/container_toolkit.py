@@ -45,7 +45,7 @@ class Toolkit:
 
 
 def parse_toolkit(text: str) -> Toolkit:
-    """Of `nvidia-container-cli info`.
+    """Read what `nvidia-container-cli info` prints.
 
     Raises:
         ValueError: it names no driver.

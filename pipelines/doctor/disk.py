@@ -90,7 +90,7 @@ def measure(folder: Path) -> Speed:
 
 
 def checkpoint_bytes(recipe: Recipe) -> int:
-    """Of a whole checkpoint; 0 where the shape is a folder's, or only adapters are trained."""
+    """Return a checkpoint's bytes; 0 where a folder has the shape, or adapters alone train."""
     from pipelines.models.presets import preset
 
     if recipe.model.init_from is not None or recipe.adapter.kind != "none":

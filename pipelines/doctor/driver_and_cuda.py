@@ -57,7 +57,7 @@ def torch_build() -> tuple[str | None, str]:
 
 
 def assess_driver(machine: Smi, built_with: str | None, version: str) -> Seen:
-    """By NVIDIA's rules."""
+    """Assess by NVIDIA's rules whether driver and torch's CUDA go together."""
     names = f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) != 1)}"
     if built_with is None:
         fix = "install torch with CUDA: pytorch.org/get-started names the index for each version"

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """From the least to the worst."""
+    """How a check came out, from the least to the worst."""
 
     NOT_HERE = "not here"
     OK = "ok"

@@ -59,7 +59,7 @@ def parse_modules(text: str) -> set[str]:
 
 
 def assess_rdma(modules: set[str], driver: str, kernel: str) -> Seen:
-    """By module, or by dma-buf."""
+    """Assess GPUDirect RDMA, which works by a kernel module or by dma-buf."""
     if loaded := sorted(modules & _PEERMEM):
         return ok(f"GPUDirect RDMA by {loaded[0]}")
     version = tuple(int(part) for part in re.findall(r"\d+", kernel)[:2])
@@ -96,7 +96,7 @@ class Storage:
 
 
 def storage() -> Iterator[Seen]:
-    """From drives to GPUs."""
+    """Check GPUDirect Storage, from drives to GPUs."""
     smi()
     config = os.environ.get("CUFILE_ENV_PATH_JSON", "/etc/cufile.json")
     try:

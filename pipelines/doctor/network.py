@@ -15,7 +15,7 @@ _FOLDERS = ("/usr/sbin", "/sbin")
 
 @dataclass(frozen=True)
 class Port:
-    """Of a card.
+    """A port of a network card.
 
     Attributes:
         rate: Gbit/s, as agreed with the other end.

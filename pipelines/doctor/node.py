@@ -27,7 +27,7 @@ class Node:
         self._sink: Sink | None = None
 
     def time(self) -> float:
-        """Of its clock."""
+        """Return what the node's clock says."""
         return time.time()
 
     def free_port(self) -> int:

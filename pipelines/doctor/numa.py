@@ -24,7 +24,7 @@ class Node:
 
 
 def numa() -> Iterator[Seen]:
-    """Of this machine, and the cores that this process may use."""
+    """Check this machine's NUMA nodes and the cores that this process may use."""
     yield from assess_numa(read_nodes(_NODES), os.sched_getaffinity(0))
 
 

@@ -215,7 +215,7 @@ def bound_gpus(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
 
 
 def parse_smi(text: str) -> Smi:
-    """Of the XML of schema versions 10 to 13, with what stands around it.
+    """Read the XML of schema versions 10 to 13, whatever stands around it.
 
     Raises:
         ValueError: it is no such XML.
@@ -285,7 +285,7 @@ def _events(gpu: Element) -> Iterator[str]:
 
 
 def _uncorrectable(gpu: Element) -> Iterator[tuple[str, int]]:
-    """By kind of memory; before Turing, double-bit errors in total."""
+    """Count uncorrectable errors by kind of memory; before Turing, double-bit errors in total."""
     paths = ("ecc_errors/volatile/*", "ecc_errors/volatile/double_bit/total")
     for counter in (each for path in paths for each in gpu.iterfind(path)):
         name = "double_bit" if counter.tag == "total" else counter.tag
@@ -295,7 +295,7 @@ def _uncorrectable(gpu: Element) -> Iterator[tuple[str, int]]:
 
 
 def _power_limit(gpu: Element) -> tuple[float, float] | None:
-    """Of the GPU, not of a module with its CPU; older drivers name it otherwise."""
+    """Return the GPU's power limit, not its module's; older drivers name it otherwise."""
     found = [
         _number(_text(gpu, f"{parent}/{name}"))
         for parent in ("gpu_power_readings", "power_readings")

@@ -42,7 +42,7 @@ def assess_airflow(health: Mapping[str, Any]) -> Iterator[Seen]:
 
 
 def assess_dag_files(url: str, errors: Mapping[str, str]) -> Iterator[Seen]:
-    """By file, why it can't be imported."""
+    """Tell of each DAG file that can't be imported why not."""
     for file, reason in errors.items():
         yield problem(f"{file} can't be imported: {reason}", "fix it; Airflow reads it again")
     if not errors:

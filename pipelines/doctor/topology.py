@@ -108,7 +108,7 @@ def nvlink() -> Iterator[Seen]:
 
 
 def parse_nvlink(text: str) -> dict[str, list[str]]:
-    """By GPU, each link's rate, or `<inactive>`.
+    """Return each GPU's links: their rates, or `<inactive>`.
 
     Raises:
         ValueError: a link comes before any GPU.

@@ -25,7 +25,7 @@ _PINNED = 64 << 20
 
 
 class Facts(BaseModel):
-    """Of one machine.
+    """What torch finds on one machine.
 
     Attributes:
         devices: GPUs that torch can use.
@@ -62,7 +62,7 @@ def facts() -> Facts:
 
 
 def _file_to_read(stack: ExitStack) -> list[str]:
-    """For GPUDirect Storage, on the data's own disk; none where that can't be written."""
+    """Write a file on the data's own disk to be read; none where that disk can't be written."""
     place = existing(load_settings().home)
     try:
         temporary = NamedTemporaryFile(prefix=".doctor-", dir=place)  # noqa: SIM115 (the stack's)

@@ -41,7 +41,7 @@ def ngram_bits_per_byte(
 def ngram_probabilities(
     training: Sequence[bytes], held_out: Sequence[bytes], max_order: int
 ) -> Iterator[_Floats]:
-    """For order 0, 1, … max_order: the probability of each byte of `held_out`, documents joined.
+    """Yield for order 0 to max_order the probability of each byte of `held_out`, documents joined.
 
     Contexts never reach into the document before; a document starts after NUL bytes.
     """
@@ -69,7 +69,7 @@ def xz_bits_per_byte(held_out: Sequence[bytes]) -> dict[str, float]:
 
 
 def _grams(documents: Sequence[bytes], order: int) -> _Keys:
-    """For every byte one key: the byte itself lowest, the byte before it next, and so on."""
+    """Give every byte one key: the byte itself lowest, the byte before it next, and so on."""
     padding = bytes(order)
     stream = np.frombuffer(padding + padding.join(documents), np.uint8)
     keys = np.zeros(len(stream) - order, np.uint64)

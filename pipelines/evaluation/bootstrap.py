@@ -191,5 +191,5 @@ def _draw(generator: np.random.Generator, rows: int, columns: int) -> Floats:
 
 
 def _seed(content: Floats) -> int:
-    """Of the content: the same comparison draws the same resamples wherever it is made."""
+    """Make the seed from the content: the same comparison draws the same resamples anywhere."""
     return int.from_bytes(hashlib.sha256(np.ascontiguousarray(content).tobytes()).digest()[:8])

@@ -42,7 +42,7 @@ class Scale:
 
     @classmethod
     def from_zero(cls, values: Sequence[float]) -> "Scale":
-        """From nothing to the largest finite value."""
+        """Return the scale from zero to the largest finite value."""
         return cls(0.0, max((each for each in values if math.isfinite(each)), default=0.0) or 1.0)
 
     def at(self, value: float) -> float:
@@ -157,7 +157,7 @@ def _curve(kind: str, rows: Floats, x: Scale, y: Scale) -> Curve:
 
 
 def _down(y: Scale, value: float) -> float:
-    """From the top; a value above the chart stays above it."""
+    """Return the distance from the top; a value above the chart stays above it."""
     share = (value - y.low) / (y.high - y.low)
     return round(100 * (1 - min(share, 2.0)), 2)
 

@@ -97,7 +97,7 @@ def _slice_bar(change: SliceChange, demands: Register) -> Bar:
 def _change_bar(
     name: str, found: Estimate, champion: float, kind: str, limits: tuple[float, ...]
 ) -> Bar:
-    """In percent of the champion's bits per byte."""
+    """Draw a change in percent of the champion's bits per byte."""
     lower, upper = percent(found.lower, champion), percent(found.upper, champion)
     share = 100 * found.value / champion
     note = interval(lower, upper, 2, sign=True) or "no interval"

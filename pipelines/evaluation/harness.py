@@ -111,7 +111,7 @@ def _absolute(files: Any, task: Path) -> Any:
 
 
 def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
-    """In the process of its own."""
+    """Evaluate the tasks; this runs in a process of its own."""
     import lm_eval
     from jinja2 import TemplateError
     from lm_eval.tasks import TaskManager

@@ -105,7 +105,7 @@ def _continuation_start(text: EncodedText, prefix: int, length: int) -> int | No
 
 @torch.inference_mode()
 def _are_verbatim(model: Model, passages: list[Passage], prefix: int) -> npt.NDArray[np.bool_]:
-    """Of each passage, whether every token behind the prefix is the likeliest one, [P]."""
+    """Tell of each passage, [P], whether every token behind the prefix is the likeliest one."""
     if not passages:
         return np.zeros(0, bool)
     ids_PS = torch.from_numpy(np.stack([passage.ids for passage in passages]))  # noqa: N806

@@ -85,7 +85,7 @@ def _behaviours(record: EvaluateRecord) -> Table | None:
 
 
 def _fitted(fitted: int, training: int) -> str:
-    """Of which training text the n-grams know: all that the model saw, or a sample of it."""
+    """Say which training text the n-grams know: all that the model saw, or a sample of it."""
     if fitted == training:
         return f"all {size(training)} of the training text"
     return f"a sample of {size(fitted)} from the training text's {size(training)}"

@@ -60,7 +60,7 @@ class TextCodec(Encoder):
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Of tokens that no text makes."""
+        """Return the ids of tokens that no text makes."""
         return self._chats.special_ids
 
     @cached_property

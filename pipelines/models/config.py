@@ -85,7 +85,7 @@ class DecoderConfig:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer."""
+        """The number of parameters of one layer."""
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
         attention = 2 * self.width * (queries + keys) + 2 * self.head_width * self.qk_norm
         attention += (queries + 2 * keys) * self.qkv_bias + self.width * self.output_bias

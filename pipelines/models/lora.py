@@ -19,7 +19,7 @@ from pipelines.recipe.training_section import Adapter
 
 
 class Size(NamedTuple):
-    """Of an adapter."""
+    """The rank and the scale of an adapter."""
 
     rank: int
     scale: float  # alpha ÷ rank
@@ -57,17 +57,17 @@ class LoRALinear(nn.Module):
 
     @property
     def size(self) -> Size:
-        """Of the adapter."""
+        """The adapter's rank and scale."""
         return Size(self.lora_a.out_features, self.scale)
 
     @property
     def shape(self) -> torch.Size:
-        """Of the weight."""
+        """The weight's shape."""
         return torch.Size((self.base.out_features, self.base.in_features))
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the frozen weight."""
+        """The type of the frozen weight."""
         base = self.base
         return base.dtype if isinstance(base, NF4Linear) else base.weight.dtype
 

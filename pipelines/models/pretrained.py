@@ -164,7 +164,7 @@ def _check(folder: Path, config: DecoderConfig, files: SafetensorsFiles) -> dict
 
 
 def _whole_shapes(config: DecoderConfig) -> Shapes:
-    """Of all parameters of a whole model."""
+    """Return the shapes of all parameters of a whole model."""
     with torch.device("meta"):
         places = named_places(Transformer(config))
     return {name: tuple(each.shape) for name, each in places.items()}

@@ -161,7 +161,7 @@ class NF4Linear(nn.Module):
 
     @property
     def shape(self) -> torch.Size:
-        """Of the weight."""
+        """The weight's shape."""
         return torch.Size((self.out_features, self.in_features))
 
     @property

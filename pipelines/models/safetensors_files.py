@@ -98,7 +98,7 @@ class SafetensorsFiles:
 
 
 def weight_bytes(paths: Sequence[Path]) -> int:
-    """Of all tensors in the files, by their headers; raises UserError as `SafetensorsFiles`."""
+    """Return all tensors' bytes by the files' headers; raises UserError as `SafetensorsFiles`."""
     places = SafetensorsFiles(paths).places.values()
     return sum(math.prod(place.shape) * place.dtype.itemsize for place in places)
 

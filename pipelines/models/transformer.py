@@ -29,7 +29,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def build_norm(config: DecoderConfig) -> nn.Module:
-    """Of the residual stream."""
+    """Build a norm of the residual stream."""
     norm = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
     return norm(config.width, eps=config.norm_eps)
 

@@ -40,11 +40,11 @@ class Substitute(Protocol):
 
     @property
     def shape(self) -> torch.Size:
-        """Of the parameter."""
+        """The parameter's shape."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameter."""
+        """The parameter's type."""
 
     @property
     def device(self) -> torch.device:

@@ -38,7 +38,7 @@ def plan_on_cluster(
 
 
 class _Said(BaseModel):
-    """Of Ray's answer what is needed here; its names are in camel case."""
+    """What is needed here of Ray's answer; its names are in camel case."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
 

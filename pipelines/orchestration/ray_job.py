@@ -223,7 +223,7 @@ class RayJobOperator(BaseOperator):
             await jobs.submit(submission_id, entrypoint, runtime_env, metadata)
 
     def _show_job(self, context: "Context", submission_id: str) -> None:
-        """In each process of the task, as Airflow stores what the last one shows."""
+        """Show the job's links in each process of the task: Airflow stores the last one's."""
         ray = ray_address(Path(self.workspace))
         RayJobLink().show(self, context, RayJobLink.address(ray, submission_id))
         RayJobLogLink().show(self, context, RayJobLogLink.address(ray, submission_id))
@@ -278,7 +278,7 @@ def _reached(workspace: Path, offset: int) -> dict[str, float]:
 
 
 def _metadata(context: "Context", workspace: Path) -> dict[str, str]:
-    """By which the reconciler knows the job's task; Ray takes strings only."""
+    """Make what the reconciler knows the job's task by; Ray takes strings only."""
     ti = context["ti"]
     return {
         "home": str(load_settings().home),

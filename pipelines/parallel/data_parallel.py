@@ -183,7 +183,7 @@ def shard(
 
 
 def _replicas_and_shards(mesh: Mesh, parallel: Parallel) -> DeviceMesh:
-    """Of one dimension, that of shards, or of two."""
+    """Return the mesh of replicas and shards: one dimension, that of shards, or two."""
     replicas, shards = ["dp_replicate"], ["dp_shard"]
     (replicas if parallel.sharding == "none" else shards).append("cp")
     copies, divided = mesh.along(*replicas), mesh.line(*shards)

@@ -34,7 +34,7 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
 
 
 def _check_heads(config: DecoderConfig, layout: Layout) -> None:
-    """In attention, context parallelism divides the heads that tensor parallelism leaves."""
+    """Check that context parallelism can divide the heads that tensor parallelism leaves."""
     heads, kv_heads = config.heads // layout.tp, config.kv_heads // layout.tp
     each = f" of each of parallel.tp({layout.tp})" if layout.tp > 1 else ""
     if heads % layout.cp:

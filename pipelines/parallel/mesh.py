@@ -33,7 +33,7 @@ class Mesh:
 
     @property
     def rank(self) -> int:
-        """Of this process among all."""
+        """This process's rank among all."""
         return dist.get_rank() if self.devices is not None else 0
 
     @property

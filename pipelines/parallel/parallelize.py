@@ -153,7 +153,7 @@ class Parallelized:
         return [part.module if isinstance(part, wrapped) else part for part in self.parts]  # type: ignore[misc]
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Of all parts, by their names in the whole model; tied ones once.
+        """Return all parts' parameters by their names in the whole model; tied ones once.
 
         So a head that is parted from its embeddings has their name.
         """

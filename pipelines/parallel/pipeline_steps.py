@@ -67,7 +67,7 @@ class PipelineSteps:
         return torch.stack(nats).sum() if nats else self._nothing.clone()
 
     def _loss(self, nats: Tensor, _: Tensor) -> Tensor:
-        """Of the last stage, which has computed it from the targets given by name."""
+        """Return the loss of the last stage, which computed it from the targets given by name."""
         self._nats.append(nats.detach().clone())
         return nats * self._share
 

@@ -54,7 +54,7 @@ class Replicated(ParallelStyle):
     """
 
     def __init__(self, inputs: Placement, outputs: Placement, *, local: bool = False) -> None:
-        """Of its first input, where that is no DTensor yet, and of its output.
+        """Take the layouts of the first input, where that is no DTensor yet, and of the output.
 
         Args:
             inputs: How the input lies.
@@ -100,7 +100,7 @@ class VocabularyEmbedding(ParallelStyle):
     """
 
     def __init__(self, outputs: Placement) -> None:
-        """With an output that lies so, this process's plain tensor."""
+        """Take the layout of the output, which is this process's plain tensor."""
         super().__init__()
         self._outputs = outputs
 

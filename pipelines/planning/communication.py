@@ -36,7 +36,7 @@ class Group:
 
     @classmethod
     def of(cls, size: int, stride: int, devices_per_node: int) -> "Group":
-        """Of ranks that are `stride` apart, where a node has neighbours."""
+        """Make a group of ranks that are `stride` apart, where a node has neighbours."""
         return cls(size, max(1, min(size, devices_per_node // stride)))
 
     def ring(self, hardware: Hardware) -> float:

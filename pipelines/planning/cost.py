@@ -26,7 +26,7 @@ def training_flops(parameters: float, tokens: float) -> float:
 
 
 def model_flops(config: DecoderConfig, tokens: float, length: int, trainable: float = 1.0) -> float:
-    """Of training on so many tokens, with attention over samples of `length`."""
+    """Return the FLOPs of training on so many tokens, with attention over samples of `length`."""
     return flops_per_token(config, length, trainable) * tokens
 
 
@@ -53,13 +53,13 @@ class StageCost:
 
     @property
     def cost(self) -> float | None:
-        """Of the stage; None where hours or price are unknown."""
+        """The stage's cost; None where hours or price are unknown."""
         known = self.hours is not None and self.price_per_hour is not None
         return self.hours * self.price_per_hour if known else None  # type: ignore[operator]
 
 
 def energy_kwh(hardware: Hardware, devices: int, hours: float) -> float:
-    """Of the devices at full load, without their hosts and cooling."""
+    """Return the energy of the devices at full load, without their hosts and cooling."""
     return hardware.watts * devices * hours / 1000
 
 

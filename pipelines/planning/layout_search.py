@@ -74,7 +74,7 @@ def search(recipe: Recipe, config: DecoderConfig, hardware: Hardware, gpus: int)
 
 
 def nearest(candidates: list[Candidate], number: int = 3) -> list[Candidate]:
-    """Of those that need too much memory the ones that need least; for a user."""
+    """The layouts that need least memory of those that need too much; shown to a user."""
     return [each for each in candidates if each.choice is not None and not each.fits][:number]
 
 

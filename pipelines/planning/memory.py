@@ -114,14 +114,14 @@ def _moments(config: DecoderConfig, training: Training, state: State) -> list[Me
 
 
 def _root_gradient(config: DecoderConfig, training: Training) -> float:
-    """Of the head's weight, the first that is there."""
+    """Return the bytes of the gradient of the head's weight, the first that is there."""
     if not training.trains_all:
         return 0.0
     return config.vocab_size * config.width / training.layout.tp * FP32
 
 
 def _further_gradient(config: DecoderConfig, training: Training) -> float:
-    """Of the embeddings, whole, before it is added to what is there.
+    """Return the bytes of the embeddings' whole gradient, before it is added to what is there.
 
     Where they are tied it is added to the head's first, to give another.
     """

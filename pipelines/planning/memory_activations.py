@@ -71,7 +71,7 @@ def logits(config: DecoderConfig, training: Training) -> tuple[float, float]:
 
 
 def _root(config: DecoderConfig, training: Training) -> float:
-    """Of a position, what the last norm and the head keep."""
+    """Return what the last norm and the head keep of a position."""
     norm = config.width * FP32 * (2 if _norms_keep_twice(config, training) else 1)
     # Under tensor parallelism what products read is gathered.
     read = config.width * training.compute_bytes if training.trains_all else 0
@@ -145,7 +145,7 @@ def _adapters(config: DecoderConfig, training: Training) -> float:
 
 
 def _stream(config: DecoderConfig, training: Training) -> int:
-    """Of a position of the residual stream, which has the embeddings' type."""
+    """Return the bytes of a position of the residual stream, which has the embeddings' type."""
     size = training.compute_bytes if _weights_in_half(training) else FP32
     return training.stream_copies * config.width * size
 
@@ -157,7 +157,7 @@ def _weights_in_half(training: Training) -> bool:
 
 
 def _norms_keep_twice(config: DecoderConfig, training: Training) -> bool:
-    """On a CPU RMSNorm is several operations, and a trained weight's reads what they normalised."""
+    """Tell whether norms keep twice: on a CPU a trained RMSNorm keeps what it normalised, too."""
     is_eager = training.on_cpu and not training.compiled
     return is_eager and config.norm == "rms" and training.trains_all
 
@@ -188,6 +188,6 @@ def _in_flight(training: Training) -> float:
 
 
 def _kv_heads(config: DecoderConfig, training: Training) -> int:
-    """In attention; where context parallelism has more processes, each has one all the same."""
+    """Return the key-value heads in attention; under context parallelism one a process at least."""
     layout = training.layout
     return config.kv_heads if layout.cp == 1 else max(config.kv_heads, layout.cp * layout.tp)

@@ -73,7 +73,7 @@ class _Held:
 
 
 def state_of(config: DecoderConfig, training: Training) -> State:
-    """Of the process that has most."""
+    """Return the state of the process that has most."""
     held = _held(config, training)
     trained = held if training.trains_all else _adapters(config, training)
     frozen = 0.0 if training.trains_all else _frozen(config, held, training)
@@ -108,7 +108,7 @@ def kept_by_zero(sharding: Sharding, ways: int) -> Kept:
 
 
 def muon_bytes(config: DecoderConfig, training: Training) -> float:
-    """Of the matrices that Muon orthogonalises at once: those of one shape, up to a limit."""
+    """Return the bytes of what Muon orthogonalises at once: matrices of one shape, to a limit."""
     if training.optimizer != "muon" or not training.trains_all:
         return 0.0
     numbers: dict[tuple[int, ...], int] = {}
@@ -134,7 +134,7 @@ def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
 
 
 def adapted_shapes(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[int, int]]:
-    """Of a block's matrices those that get an adapter."""
+    """Return the shapes of those matrices of a block that get an adapter."""
     shapes = linear_shapes(config)
     targets = adapter.targets or shapes
     return {name: shape for name, shape in shapes.items() if name in targets}
@@ -147,7 +147,7 @@ def adapter_parameters(config: DecoderConfig, adapter: Adapter) -> int:
 
 
 def _held(config: DecoderConfig, training: Training) -> _Held:
-    """Of the process that has most: embeddings, or head, with its layers."""
+    """Return what the process that has most holds: embeddings or head, with its layers."""
     layout, block = training.layout, config.layer_parameters
     root: float = config.parameters - config.layers * block
     if layout.pp == 1:
@@ -165,7 +165,7 @@ def _held(config: DecoderConfig, training: Training) -> _Held:
 
 
 def _replicated(held: _Held, training: Training) -> State:
-    """Of numbers that are trained, whole on each process."""
+    """Return the state of trained numbers that are whole on each process."""
     whole, exchanged = held.whole, training.layout.dp_cp > 1
     half = 0 if training.compute_bytes == FP32 else training.compute_bytes
     casts = (whole - held.looked_up) * half
@@ -190,7 +190,7 @@ def _replicated(held: _Held, training: Training) -> State:
 
 
 def _sharded(held: _Held, training: Training) -> State:
-    """Of numbers that are trained, by FSDP2, which keeps no whole weights between steps.
+    """Return the state of trained numbers under FSDP2, which keeps no whole weights between steps.
 
     Stage 2 of ZeRO gathers all of them in the forward pass, stage 3 a block at a time.
     """
@@ -218,7 +218,7 @@ def _sharded(held: _Held, training: Training) -> State:
 
 
 def _moments(config: DecoderConfig, held: _Held, training: Training) -> float:
-    """Of all that is trained, before sharding divides them."""
+    """Return the moments' bytes of all that is trained, before sharding divides them."""
     if training.optimizer != "muon" or not training.trains_all:
         return held.whole * MOMENTS
     matrices = sum(prod(shape) for shape in linear_shapes(config).values())

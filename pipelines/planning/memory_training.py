@@ -34,7 +34,7 @@ class Training:
 
     @property
     def compute_bytes(self) -> int:
-        """Of a number in a matrix product."""
+        """The bytes of a number in a matrix product."""
         return FP32 if self.precision in ("fp32", "tf32") else 2
 
     @property
@@ -76,7 +76,7 @@ class Training:
 
     @property
     def positions(self) -> float:
-        """Of a micro-batch, of those that a process works on between matrix products."""
+        """The positions of a micro-batch that a process works on between matrix products."""
         return self.micro_batch * self.sequence / self.layout.tp / self.layout.cp
 
     @property

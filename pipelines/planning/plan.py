@@ -53,7 +53,7 @@ class Machine:
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of all devices; None where no price is known."""
+        """The price of all devices; None where no price is known."""
         each = self.hardware.hourly_price if self.price is None else self.price
         return None if each is None else each * self.gpus
 
@@ -94,12 +94,12 @@ class Forecast:
 
     @property
     def hours(self) -> float:
-        """Of training, by the clock, with checkpoints and restarts."""
+        """The hours of training by the clock, with checkpoints and restarts."""
         return self.failures.seconds / 3600
 
     @property
     def cost(self) -> float | None:
-        """Of the stages whose time and price are known; None where training's price is not."""
+        """The cost of the stages whose time and price are known; None without training's price."""
         if self.stages["train"].cost is None:
             return None
         return sum(stage.cost or 0.0 for stage in self.stages.values())

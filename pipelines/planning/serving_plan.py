@@ -79,7 +79,7 @@ def rented_month(hardware: Hardware, hourly_price: float | None) -> float | None
 
 
 def costs(device_month: float, devices: int, users: int, tokens_per_second: float) -> Costs:
-    """Of a replica of so many devices with so many users at once."""
+    """Return what a replica of so many devices with so many users at once costs."""
     month = device_month * devices
     tokens = tokens_per_second * 3600 * _HOURS_A_MONTH
     return Costs(month, month / users, month / tokens * _MILLION)
@@ -124,7 +124,7 @@ def serving_memory(
 
 
 def served_weight_bytes(config: DecoderConfig, weights: ServedWeights) -> int:
-    """Of a whole model as `export/quantized.py` writes it: quantised are the blocks' matrices.
+    """Return a whole model's bytes as `export/quantized.py` writes it: only blocks are quantised.
 
     int8 has a scale for each row, int4 a scale and a zero for each group of a row.
     """
@@ -145,7 +145,7 @@ def kv_cache_bytes(config: DecoderConfig, sequences: int, tokens: int) -> int:
 
 
 def _activations(config: DecoderConfig, sequences: int, tokens: int) -> int:
-    """Of the layer that holds most at once, and the logits of each sequence's last token."""
+    """Return the bytes of the layer that holds most at once, and of each sequence's last logits."""
     feed_forward = (3 if config.gated else 2) * config.hidden
     attention = (2 * config.heads + 2 * config.kv_heads) * config.head_width
     layer = tokens * (2 * config.width + max(feed_forward, attention)) * BF16
@@ -164,7 +164,7 @@ class Traffic:
 
     @property
     def tokens(self) -> int:
-        """Of which keys and values are kept in the end."""
+        """The tokens whose keys and values are kept in the end."""
         return self.prompt + self.answer
 
 
@@ -284,7 +284,7 @@ def _concurrency(
 def _memory(
     config: DecoderConfig, weights: ServedWeights, traffic: Traffic, devices: int, sequences: int
 ) -> ServingMemory:
-    """On one of the devices; keys and values of a head can't be divided further."""
+    """Return the memory on one device; keys and values of a head can't be divided further."""
     whole = serving_memory(config, served_weight_bytes(config, weights), sequences, traffic.tokens)
     heads = min(devices, config.kv_heads)
     return ServingMemory(
@@ -329,7 +329,7 @@ class _Pace:
         return "memory bandwidth" if reads else "compute"
 
     def tokens_per_second(self, sequences: int) -> float:
-        """Of answers; each begins with the reading of its prompt, for which all wait."""
+        """The speed of answers; each begins with the reading of its prompt, for which all wait."""
         seconds = self._answer * self.step(sequences) + sequences * self.prefill
         return sequences * self._answer / seconds
 

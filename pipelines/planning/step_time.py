@@ -288,7 +288,7 @@ def _attention(
 
 
 def _wide(training: Training) -> Precision:
-    """Of attention and the head."""
+    """Return the precision in which attention and the head are computed."""
     return "bf16" if training.precision == "fp8" else training.precision  # type: ignore[return-value]
 
 
@@ -329,7 +329,7 @@ def _work(config: DecoderConfig, training: Training, trained: float) -> Work:
 
 
 def _tokens(training: Training) -> float:
-    """Of a step on one process."""
+    """Return the tokens of a step on one process."""
     whole = training.micro_batch * training.micro_batches * training.sequence
     return whole / training.layout.cp
 

@@ -193,7 +193,7 @@ def _runs(settings: Settings, states: dict[str, State]) -> Iterator[RunFacts]:
 
 
 def _states(runs: Iterable[DagRun]) -> dict[str, State]:
-    """By both names that a run's workspace may bear; two DAGs may have a run of the same id."""
+    """Map both names that a workspace may have to its run's state; two DAGs may share an id."""
     states: dict[str, State] = {}
     for run in runs:
         for name in (run.run_id, f"{run.dag_id}__{run.run_id}"):
@@ -214,7 +214,7 @@ def _state(workspace: Path, states: dict[str, State], otherwise: State) -> State
 
 
 def _bytes(workspace: Path, what: Literal["workspace", "checkpoints"]) -> int:
-    """Of a whole workspace and the checkpoints that it has elsewhere, or of its checkpoints."""
+    """Count a whole workspace's bytes with its checkpoints elsewhere, or its checkpoints' alone."""
     place = _checkpoints(workspace)
     if what == "checkpoints":
         return CheckpointStore(place).bytes()

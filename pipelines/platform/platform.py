@@ -275,5 +275,5 @@ def _wait_for(condition: Callable[[], bool], what: str, log: Path) -> None:
 
 
 def _lock(settings: Settings) -> Path:
-    """By which a second `up` or `down` waits for the first."""
+    """Return the lock by which a second `up` or `down` waits for the first."""
     return settings.home / "lock"

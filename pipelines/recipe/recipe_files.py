@@ -96,7 +96,7 @@ def with_absolute_paths(recipe: Recipe, base: Path) -> Recipe:
 
 
 def _is_a_name(source: Source, base: Path) -> bool:
-    """Of a dataset version, or of a dataset on the hub, and so no path."""
+    """Tell whether it names a dataset version, or a dataset on the hub, and so is no path."""
     if source.kind == "huggingface":
         return not (base / Path(str(source.path)).expanduser()).is_dir()
     return source.kind == "dataset"

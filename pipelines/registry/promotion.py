@@ -207,7 +207,7 @@ def _check_reason(why: str) -> None:
 
 
 def _lock(name: str) -> Path:
-    """By which a later caller with this home waits, rather than complete a move under way.
+    """Return the lock by which a later caller with this home waits for a move under way.
 
     Elsewhere the trail decides alone.
     """

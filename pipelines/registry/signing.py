@@ -106,7 +106,7 @@ def verify(folder: Path, label: str) -> None:
 
 
 def _signers_key(signature: Path, label: str) -> Path:
-    """Of the public keys that are trusted here, the one that a signature names as its own."""
+    """Return the trusted public key that a signature names as its own."""
     key = load_settings().signing_key
     own = public_key(key)
     trusted = [own, *sorted(set(key.parent.glob(f"{key.stem}.*.pub")) - {own})]
@@ -125,7 +125,7 @@ def _signers_key(signature: Path, label: str) -> Path:
 
 
 def _fingerprint(public: Path) -> str:
-    """Of a public key, as signatures name it.
+    """Return a public key's fingerprint, as signatures name it.
 
     Raises:
         UserError: it is none.

@@ -26,7 +26,7 @@ class Estimate(_Figures):
 
     @classmethod
     def of(cls, value: float, lower: float, upper: float) -> "Estimate":
-        """With None for a bound that is not finite."""
+        """Make an estimate with None for a bound that is not finite."""
         bounds = (each if math.isfinite(each) else None for each in (lower, upper))
         return cls(value=float(value), lower=next(bounds), upper=next(bounds))
 

@@ -187,7 +187,7 @@ async def _passed_on(engine: Engine, upstream: httpx.Response) -> AsyncIterator[
 
 
 def _client() -> httpx.AsyncClient:
-    """Of engines, on loopback: past the environment's proxy, and answers take what they take."""
+    """Make the engines' client: on loopback, past any proxy, and answers take what they take."""
     return httpx.AsyncClient(trust_env=False, timeout=None)  # noqa: S113
 
 

@@ -127,7 +127,7 @@ def _weights_hash(section: str, folder: str | None) -> str | None:
 
 
 def _templates_hash(bias: Bias) -> str | None:
-    """Of a user's own file; Penstock's is a part of the code. A broken one stops a run here."""
+    """Hash a user's own file; Penstock's is a dep. A broken one stops a run here."""
     if not bias.enabled or bias.templates is None:
         return None
     load_bias_templates(bias.templates)
@@ -135,7 +135,7 @@ def _templates_hash(bias: Bias) -> str | None:
 
 
 def _task_hash(path: str) -> str:
-    """Of the folder: a task file's data and functions lie beside it."""
+    """Hash the task file's folder: its data and functions lie beside it."""
     if not Path(path).is_file():
         raise UserError(f"evaluate.harness.files: {path}: no such file")
     return folder_hash(Path(path).parent)

@@ -63,7 +63,7 @@ def plan_run(
 
 
 def _text_bytes(source: Mapping[str, Any]) -> int | None:
-    """Of all inputs as they lie; None where their sizes aren't told, as of a dataset version."""
+    """Return all inputs' bytes; None where their sizes aren't known, as of a dataset version."""
     sizes = [each.get("bytes") for each in source.get("source", {}).get("inputs", ())]
     return sum(sizes) if sizes and None not in sizes else None
 

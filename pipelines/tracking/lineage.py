@@ -43,5 +43,5 @@ def _json(path: Path) -> Any:
 
 
 def sha256(path: Path) -> str | None:
-    """Of a file's content; None where there is none."""
+    """Hash a file's content; None where there is no file."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

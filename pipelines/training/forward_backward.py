@@ -108,7 +108,7 @@ class ForwardBackward(Protocol):
 
 
 def forward_backward(recipe: Recipe, model: Parallelized, micro_batches: int) -> ForwardBackward:
-    """Of a recipe's precision and schedule, for so many micro-batches a step on each process."""
+    """Return what takes a step of so many micro-batches, by the recipe's precision and schedule."""
     train = recipe.train
     forward = autocast(train.precision, model.mesh.device)
     if model.mesh.layout.pp == 1:

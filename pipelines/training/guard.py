@@ -87,7 +87,7 @@ class Guard:
         self._counts = self._tensor([0, 0, 0, 0])
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; waits for the device."""
+        """Return what a checkpoint keeps; waits for the device."""
         known = ~self._recent[:, 0].isnan()
         return {
             "recent": self._recent[known].tolist(),
@@ -172,7 +172,7 @@ class Guard:
 
 
 def _median(rows: Tensor) -> Tensor:
-    """Of each column; `torch.median` is not deterministic on a GPU."""
+    """Return each column's median; `torch.median` is not deterministic on a GPU."""
     return rows.sort(dim=0).values[len(rows) // 2]
 
 

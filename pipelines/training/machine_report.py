@@ -59,7 +59,7 @@ def _held(modules: Iterable[nn.Module], optimizer: Optimizer) -> Iterable[Tensor
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Of storages, each once."""
+    """Count the bytes of storages, each once."""
     local = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
     storages = {each.data_ptr(): each.untyped_storage() for each in map(Tensor.detach, local)}
     return sum(each.nbytes() for each in storages.values())
@@ -160,7 +160,7 @@ def machine_report(mesh: Mesh, hardware: Hardware) -> dict[str, Any]:
 
 
 def _gpus() -> dict[str, Any]:
-    """Of this node."""
+    """Describe this node's GPUs."""
     numbers = range(torch.cuda.device_count())
     version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
 

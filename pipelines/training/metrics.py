@@ -88,7 +88,7 @@ class StepMetrics:
         }
 
     def line(self) -> str:
-        """For a user: how fast, and what binds."""
+        """Tell a user how fast it is, and what binds."""
         talk = _known(self.communication_share, ".1%")
         gib = _known(self.memory_bytes and self.memory_bytes / 2**30, ".3g")
         return (

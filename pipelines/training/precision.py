@@ -56,7 +56,7 @@ def _let_onednn_multiply() -> None:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """For the forward pass: matrix products in half precision, sums and the loss in fp32.
+    """Run the forward pass's products in half precision, sums and the loss in fp32.
 
     Weights that `fully_shard` gathers are in half precision already, to halve what travels; so
     there the residual stream is too, which otherwise keeps the fp32 of the embeddings.
@@ -120,7 +120,7 @@ class LossScale:
         self.scale = torch.where(overflows, self.scale / 2, self.scale * (1 + grows.float()))
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; waits for the device."""
+        """Return what a checkpoint keeps; waits for the device."""
         return {"scale": float(self.scale), "steps": int(self._steps.item())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def asked() -> Notice | None:
 
 
 def save_and_end(reason: str, seconds: float) -> bool:
-    """From another thread: ask, and wait so long for the end; False where nothing trains."""
+    """Ask from another thread, and wait so long for the end; False where nothing trains."""
     if not _Process.saving:
         return False
     ask(reason, is_preemption=False)

@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 
 @contextmanager
 def only_between_steps() -> Iterator[None]:
-    """In the block nothing is collected but by `collect`."""
+    """Let nothing but `collect` collect garbage within the block."""
     was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.collect()
@@ -155,7 +155,7 @@ def exposed_share(events: Iterable[Event]) -> float:
 
 
 def _events(profiler: profile) -> list[Event]:
-    """Of a profiler that has stopped; its own `events()` takes a second for a few steps."""
+    """Return the events of a profiler that has stopped; its own `events()` takes a second."""
     found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     events = []
     for each in found:

@@ -164,7 +164,7 @@ class CharacterSet(Filter[CharacterSetFilter]):
 
 
 def _letters_outside(scripts: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Of each code point [CODE_POINTS]: whether it is a letter of some other script.
+    """Tell of each code point [CODE_POINTS] whether it is a letter of another script.
 
     Raises:
         UserError: Unicode knows no such script.

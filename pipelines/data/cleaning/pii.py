@@ -98,7 +98,7 @@ def _is_address(text: str, domain: re.Match[str]) -> bool:
 
 
 def _without_overlaps(spans: Sequence[Span], characters: int) -> list[Span]:
-    """In text order; of two that overlap, the one whose kind was looked for first."""
+    """Sort by place; of two that overlap keep the one whose kind was looked for first."""
     taken = bytearray(characters if spans else 0)
     kept: list[Span] = []
     for span in spans:

@@ -44,7 +44,7 @@ class KeyTable:
 
     @classmethod
     def build(cls, keys: npt.NDArray[np.uint64], features: npt.NDArray[np.uint8]) -> Self:
-        """From the keys of each document, [documents, keys a document]."""
+        """Make a table from the keys of each document, [documents, keys a document]."""
         slots = (keys >> np.uint64(64 - _SLOT_BITS)).astype(np.uint16)
         order = np.argsort(slots, axis=None, kind="stable")  # of 16 bits: a radix sort
         rows = order // max(keys.shape[1], 1)
@@ -61,7 +61,7 @@ def _slot(key: np.uint64) -> int:
 
 
 def exact_table(doc_ids: Sequence[str]) -> KeyTable:
-    """From the hex SHA-256 of each text: its first 8 bytes find, its first 16 decide."""
+    """Make the table of exact keys: a SHA-256's first 8 bytes find, its first 16 decide."""
     ids = np.frombuffer(bytes.fromhex("".join(i[: 2 * ID_BYTES] for i in doc_ids)), np.uint8)
     features = ids.reshape(-1, ID_BYTES)
     return KeyTable.build(features.view("<u8")[:, :1], features)

@@ -68,7 +68,7 @@ class Signer:
         return least, np.array([0, count])
 
     def _minima(self, hashes: U64, offsets: Indices) -> Signatures:
-        """Of each row's hashes; the greatest value where a row has none."""
+        """Return each row's smallest hash; the greatest value where a row has none."""
         from rensa import RMinHash  # `penstock --help` must not pay for it
 
         matrix = RMinHash.digest_matrix_from_flat_token_hashes(

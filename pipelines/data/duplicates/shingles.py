@@ -83,7 +83,7 @@ def _ascii_letters() -> bytes:
 
 @cache
 def _letters() -> U32:
-    """For each code point: 0 unless a letter or digit, else it in lower case, marked if alone."""
+    """Map code points to 0 unless letters or digits, which are lowered, and marked if alone."""
     table = np.zeros(_CODE_POINTS, np.uint32)
     for code, character in enumerate(map(chr, range(_CODE_POINTS))):
         if character.isalnum():

@@ -161,7 +161,7 @@ def _vocabulary(model: dict[str, Any]) -> dict[bytes, int]:
 
 
 def _disputed(model: dict[str, Any], vocabulary: dict[bytes, int]) -> npt.NDArray[np.bool_]:
-    """By id, whether the two engines may differ in a text whose result holds it."""
+    """Tell by id whether the two engines may differ in a text whose result holds it."""
     ids = model["vocab"]
     made = [ids[left + right] for left, right in model["merges"]]
     if any(first > second for first, second in pairwise(made)):

@@ -39,7 +39,7 @@ class Stored(Protocol):
 
     @property
     def name(self) -> str:
-        """For users."""
+        """The object's name as a user knows it."""
 
     @property
     def fix(self) -> str:
@@ -197,7 +197,7 @@ class NamedObject(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For users."""
+        """The object's name as a user knows it."""
         return self.key
 
 

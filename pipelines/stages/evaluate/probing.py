@@ -24,7 +24,7 @@ SAMPLED_BYTES = 64 << 10  # of text that is read for each passage or prompt that
 def probe_tasks(
     recipe: Recipe, model: Path, preprocess: Path, dataset: DatasetRef, confidence: float
 ) -> list[Callable[[], Any]]:
-    """Of bias, memorisation and leakage, in this order; each gives None where it is not asked for.
+    """Return a task each for bias, memorisation and leakage; None comes of what is not asked for.
 
     A bound of an interval holds with this confidence.
     """

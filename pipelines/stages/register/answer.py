@@ -27,7 +27,7 @@ class Answer(BaseModel):
 
     @property
     def words(self) -> str:
-        """For the verdict: `approved by ada`."""
+        """What the verdict says of it: `approved by ada`."""
         if self.by is None:
             return "refused, as nobody answered in time"
         return f"{'approved' if self.approved else 'refused'} by {self.by}"

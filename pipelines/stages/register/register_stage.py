@@ -253,7 +253,7 @@ def _bill_of_materials(
 
 
 def _dataset_tag(dataset: DatasetRef) -> dict[str, str]:
-    """By which `penstock data show` finds the models of a version."""
+    """Return the tag by which `penstock data show` finds the models of a version."""
     return {DATASET_TAG: dataset.label} if dataset.label else {}
 
 

@@ -63,7 +63,7 @@ class SettledLayout:
 
     @property
     def recipe(self) -> Recipe:
-        """With a number in the place of every `auto`."""
+        """The recipe with a number in the place of every `auto`."""
         return self.choice.recipe
 
     def facts(self) -> Facts:
@@ -133,7 +133,7 @@ def device_bytes(device: torch.device) -> int:
 
 
 def _datasheet(device: torch.device) -> Hardware | None:
-    """Of a GPU that the hardware table has; the first process's is everyone's."""
+    """Return the datasheet of the first process's GPU, if the hardware table has it."""
     if device.type != "cuda":
         return None
     return DATASHEETS.get(torch.cuda.get_device_name(device))

@@ -86,7 +86,7 @@ class TrainLogbook(Events):
         self._write("end", f"end: {self._life}", "training is complete", done, step=step)
 
     def _hours_lost(self, step: int) -> float | None:
-        """Of all workers, for the steps that are made again; None where it is not known."""
+        """Return all workers' hours for the steps that are made again; None where unknown."""
         if self._last is None or not self._last.rate:
             return None
         again = max(0.0, self._last.done - step)

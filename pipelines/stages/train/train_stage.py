@@ -133,7 +133,7 @@ def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) ->
 
 
 def logbook(settled: SettledLayout, workspace: Path) -> TrainLogbook:
-    """Of what befalls this run, in this layout."""
+    """Make the logbook of what happens to this run, in this layout."""
     return TrainLogbook(workspace, settled.facts(), settled.before, settled.recipe.train.steps)
 
 

@@ -151,7 +151,7 @@ class Checkpoints:
         return self.newest == position.step
 
     def finish(self, position: Position) -> None:
-        """At the end of a run: until its last checkpoint is whole.
+        """Wait at the end of a run until its last checkpoint is whole.
 
         Raises:
             UserError: it can't be written, and waiting was no use.

@@ -190,7 +190,7 @@ class CheckpointReader(FsspecReader):
     """Reads what `CheckpointWriter` wrote, for any layout, to the bit as `FsspecReader`."""
 
     def __init__(self, url: str | Path) -> None:
-        """Of a folder, or of a prefix in S3."""
+        """Read checkpoints of a folder, or of a prefix in S3."""
         self._url = str(url)
         super().__init__(self._url, **FSSPEC_OPTIONS)
         self._objects = S3Objects(self._url) if "://" in self._url else None
@@ -320,7 +320,7 @@ class SameModelPlanner(DefaultLoadPlanner):
         return super().create_local_plan()
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """On one process: a tensor that nobody reads is of a larger model, or of another one."""
+        """Check on one process: a tensor that nobody reads belongs to a larger or another model."""
         wanted = {item.storage_index.fqn for plan in global_plan for item in plan.items}
         if unknown := sorted(self.metadata.state_dict_metadata.keys() - wanted):
             raise _another_model(f"it also has {unknown[0]}")
@@ -357,7 +357,7 @@ class CheckpointWriter(FsspecWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On one process, once all have planned and before any of them writes."""
+        """Prepare on one process, once all have planned and before any of them writes."""
         self._clear()
         self.fs.mkdir(self.path)
         return super().prepare_global_plan(plans)

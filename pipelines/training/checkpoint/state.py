@@ -77,7 +77,7 @@ class HostStager(AsyncStager):
         return self._copied
 
     def synchronize_staging(self) -> None:
-        """For those who keep to the protocol: until the copy is whole."""
+        """Wait until the copy is whole, as the protocol asks."""
         if self._copied is not None:
             self._copied.result()
 

@@ -38,10 +38,9 @@ class RegisterOperator(StageOperator, ApprovalOperator):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
-            task_id=STAGE.name,
             subject="Shall the candidate become champion?",
             defaults=ApprovalOperator.REJECT,
-            **({"doc_md": STAGE.does} | kwargs),
+            **({"task_id": STAGE.name, "doc_md": STAGE.does} | kwargs),
         )
 
     def execute(self, context: "Context") -> Any:

@@ -168,7 +168,7 @@ def run_foreground(stage: Stage, recipe: Recipe, settings: Settings) -> tuple[Pa
     identity = f"{project_state(PROJECT)}{recipe.fingerprint()}{source}"
     run_id = f"stage-{recipe.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     workspace = open_workspace(PROJECT, settings.home, run_id, recipe, source)
-    names = stage_names(workspace)
+    names = stage_names(PROJECT)
     for needed in names[: names.index(stage.name)]:
         if not dvc_cache.restore(workspace, needed) and needed in stage.inputs:
             raise UserError(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelines.core.settings import PROJECT
 from pipelines.recipe.recipe import Resources
 from pipelines.run.records import stage_names
 from pipelines.run.usage import Usage, usage_of
@@ -32,7 +33,7 @@ def _points(workspace: Path, stage: str) -> Iterator[Point]:
     values: dict[str, float] = {f"{key}/{stage}": getattr(used, key) for key in _METRICS}
     if resources.price_per_gpu_hour is not None or resources.price_per_cpu_hour is not None:
         values[f"cost/{stage}"] = cost(used, resources)
-        names = stage_names(workspace)
+        names = stage_names(PROJECT)
         if stage == names[-1]:
             values[TOTAL] = sum(cost(usage_of(workspace, each), resources) for each in names)
     values |= stage_beside_measured(workspace, stage, used.seconds, values.get(f"cost/{stage}"))

@@ -5,6 +5,7 @@ stages know of: where training ran, its checkpoints, its jobs, its parent, and w
 from pathlib import Path
 from typing import Any
 
+from pipelines.core.settings import PROJECT
 from pipelines.core.storage import read_json
 from pipelines.recipe.recipe import Recipe
 from pipelines.registry.registry import logged_model_id
@@ -34,7 +35,7 @@ def provenance(recipe: Recipe, workspace: Path) -> dict[str, Any]:
         "trained_on": read_json(machine) if machine.is_file() else None,
         "checkpoints": _checkpoints(recipe, workspace),
         "parent": _parent(recipe, facts["environment"] or {}),
-        "cost": {stage: _cost(recipe, workspace, stage) for stage in stage_names(workspace)[:-1]},
+        "cost": {stage: _cost(recipe, workspace, stage) for stage in stage_names(PROJECT)[:-1]},
     }
 
 

@@ -38,7 +38,7 @@ check: env
 	.venv/bin/lint-imports
 
 audit: env
-	@eval "$$(.venv/bin/python infra/pip_settings.py)" && .venv/bin/python infra/audit.py requirements.lock
+	@eval "$$(.venv/bin/python infra/pip_settings.py)" && .venv/bin/python infra/package_audit.py requirements.lock
 
 SHARED = tests/distributed tests/integration tests/e2e tests/platform tests/faults tests/infra
 # Unit tests on two processes, a thread each; of the rest one has the platform, and what hurts that

@@ -517,7 +517,7 @@ def test_a_rollback_while_the_stage_decides_lets_it_decide_anew(
             rollback(name, 2, "ada", "it rambles")
         return judge(recipe, workspace, facts, champion)
 
-    monkeypatch.setattr(register_stage, "_judge", interrupted)
+    monkeypatch.setattr(register_stage, "_decide_against_champion", interrupted)
     record = register_stage.run(recipe, trained(models[0]))
     assert judged == [2, 1]
     assert (record.verdict.decision, record.model.version) == ("promoted", 3)

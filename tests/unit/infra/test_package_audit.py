@@ -65,7 +65,7 @@ def audit(port: int, folder: Path, variables: dict[str, str]) -> subprocess.Comp
     lock = folder / "requirements.lock"
     lock.write_text("a==1.0\nb==1.0\n")
     variables |= {"PIP_AUDIT_OSV_URL": f"http://127.0.0.1:{port}/v1/query"}
-    command = [sys.executable, PROJECT / "infra" / "audit.py", lock]
+    command = [sys.executable, PROJECT / "infra" / "package_audit.py", lock]
     return subprocess.run(command, env=variables, capture_output=True, text=True)
 
 

@@ -19,8 +19,10 @@ ENTRIES = {
         "pipelines.commands.run",
         "pipelines.platform.airflow_config",
         "pipelines.platform.reconciler",
+        "pipelines.stages.evaluate.evaluation",  # which publishes what the cache held
         "pipelines.stages.register.register_stage",
         "pipelines.stages.stage_process",
+        "pipelines.stages.train",
         "pipelines.stages.validate.data_gate",
     ),
     "mlflow": (),

@@ -1,20 +1,22 @@
 # Every path here is relative, so that the project may lie anywhere, spaces included.
-# Half of the time of an import is its compilation, which tests would do anew in each process.
+# Half of the time of an import is its compilation, which tests would repeat in each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env bench-env demo down check audit test test-parity test-faults test-infra clean
+.PHONY: help env bench-env demo down check audit dist test-fast test test-parity test-faults test-infra clean
 
 help:
 	@echo "make env    the virtual environment .venv, from requirements.lock"
-	@echo "make bench-env  .venv-bench, with the peers that benchmarks and one test compare us with"
-	@echo "make demo   the platform, one whole run of the pipeline, and what came out of it"
+	@echo "make bench-env  .venv-bench, with the packages that benchmarks and one test compare Penstock with"
+	@echo "make demo   start the platform, run the whole pipeline once and show the result"
 	@echo "make down   stop the platform"
-	@echo "make check  lint, formatting, types, import contract"
-	@echo "make audit  known vulnerabilities of what requirements.lock names, as OSV tells them"
+	@echo "make check  lint, formatting, types, import contract, names"
+	@echo "make audit  known vulnerabilities of the packages in requirements.lock, according to OSV"
+	@echo "make dist   Penstock as a wheel, in dist/, for projects that \`penstock init\` made"
+	@echo "make test-fast  the tests that need no service and little time: two of three, in a minute and a half"
 	@echo "make test   the tests"
-	@echo "make test-parity  that a model trained over many processes is the one trained by a single one"
-	@echo "make test-faults  kills, full disks and outages on a real platform; ROW=row_04 for one of them"
-	@echo "make test-infra  images, Compose, Slurm, Kubernetes and object stores for real; root, Debian; PART=slurm for one"
+	@echo "make test-parity  check that many processes train the same model as a single one"
+	@echo "make test-faults  kills, full disks and outages on a real platform; ROW=row_04 runs one of them"
+	@echo "make test-infra  real images, Compose, Slurm, Kubernetes and object stores; as root on Debian; PART=slurm runs one"
 	@echo "make clean  stop the platform; remove .venv and caches, but not .penstock"
 
 env:
@@ -36,9 +38,17 @@ check: env
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/pytest -q tests/architecture/test_names.py
 
 audit: env
 	@eval "$$(.venv/bin/python infra/pip_settings.py)" && .venv/bin/python infra/package_audit.py requirements.lock
+
+dist: env
+	@eval "$$(.venv/bin/python infra/pip_settings.py)" && .venv/bin/uv build --quiet --wheel --out-dir dist
+
+# Tests that start a service or train for long stand in tests/slow_tests.txt.
+test-fast: env
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 -q tests/unit tests/architecture @tests/slow_tests.txt
 
 SHARED = tests/distributed tests/integration tests/e2e tests/platform tests/faults tests/infra
 # Unit tests on two processes, a thread each; of the rest one has the platform, and what hurts that

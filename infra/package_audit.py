@@ -28,7 +28,7 @@ ACCEPTED = {
 
 
 def can_be_asked() -> bool:
-    """Whether OSV answers, and knows anything; it has to, where it answers."""
+    """Return whether OSV answers, and knows anything; it has to, where it answers."""
     question = Request(OSV, json.dumps(KNOWN_BAD).encode())  # noqa: S310 (OSV's own address)
     try:
         with urlopen(question, timeout=TIMEOUT_S) as answer:  # noqa: S310

@@ -36,7 +36,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def uv_variables(settings: dict[str, str]) -> dict[str, str]:
-    """The same in uv's words; a variable that is set already stays."""
+    """Return the same in uv's words; a variable that is set already stays."""
     variables = {}
     for option, value in settings.items():
         variable, separator = VARIABLES[option]

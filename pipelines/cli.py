@@ -1,6 +1,6 @@
-"""`penstock`: the command's frame. Each command is a function of pipelines.commands.
+"""`penstock`: the entry point. Each command is a function in pipelines.commands.
 
-Nothing heavy is imported here: a command imports what it needs when it runs.
+No slow module is imported here: a command imports what it needs when it runs.
 """
 
 import sys
@@ -11,9 +11,9 @@ from pipelines.commands import (
     bench,
     data,
     doctor,
-    explain,
     export,
     gc,
+    init,
     models,
     plan_command,
     recipes,
@@ -29,13 +29,14 @@ app = typer.Typer(
     help="Text in; a registered, evaluated, reproducible language model out.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # drawing the help would take longer than all else
+    rich_markup_mode=None,  # drawing the help would take longer than everything else
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command()(init.init)
 app.command()(run.run)
 app.command()(run.stage)
-app.command()(explain.explain)
+app.command()(run.explain)
 app.command()(plan_command.plan)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
@@ -56,7 +57,7 @@ app.command()(bench.bench)
 
 
 def main() -> None:
-    """Run the command; a user's mistake is one line on stderr and exit code 2."""
+    """Run the command; report a user's mistake as one line on stderr and exit code 2."""
     bypass_proxy_on_loopback()
     try:
         app()

@@ -120,7 +120,7 @@ def _carry(members: list[Member]) -> Iterator[Carried]:
 
 
 def _around(members: list[Member], interface: str) -> tuple[float, str]:
-    """The slowest of the rates, and between whom.
+    """Return the slowest of the rates, and between whom.
 
     Raises:
         ConnectionError: an interface has no address, or one node does not reach the next.

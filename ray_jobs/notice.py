@@ -14,7 +14,7 @@ _FILE = "end-asked"  # Ray Train's controller, which reads it, is on the node of
 
 
 def asked(workspace: Path) -> bool:
-    """Whether the run is to save and end."""
+    """Return whether the run is to save and end."""
     return (workspace / _FILE).exists()
 
 

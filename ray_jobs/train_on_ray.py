@@ -1,16 +1,33 @@
-"""The train stage on a Ray cluster: Ray Train starts the workers, and starts them again."""
+"""The train stage on a Ray cluster: Ray Train starts the workers, and starts them again.
+
+Ray Train gives the workers' PyTorch the variables of torchrun only, and the stage connects its
+processes itself, as it does under torchrun. Ray's own `TorchTrainer` imports PyTorch in the driver
+and in the controller too, which takes seconds before the first step.
+
+The number of workers follows from the room on the cluster. Ray Train divides the nodes' total
+resources, the largest node first; it counts what other jobs hold as free, and then waits for
+workers that can't start.
+"""
 
 import itertools
 import logging
 import os
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import ray
+from ray._private.state import available_resources_per_node
 from ray.exceptions import RayActorError
-from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
+from ray.train import BackendConfig, ControllerError, FailureConfig, RunConfig, ScalingConfig
+from ray.train._internal.utils import get_address_and_port
+from ray.train.backend import Backend
+from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util import placement_group_table
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
 from pipelines.recipe.recipe import Recipe
@@ -24,8 +41,6 @@ from pipelines.stages.train.train_logbook import job
 from pipelines.training.preemption import PreemptedError
 from pipelines.training.recipe_check import check_recipe
 from ray_jobs.connection import connect
-from ray_jobs.elastic_scaling import FreeScalingPolicy
-from ray_jobs.torch_variables import TorchVariables
 from ray_jobs.train_overseer import FruitlessError, Overseer, Progress, controller_lost
 
 STAGE = "train"
@@ -118,7 +133,7 @@ class _Trainer(DataParallelTrainer):  # type: ignore[misc]  # Ray has no types
 
 
 def _work(config: dict[str, Any]) -> str | None:
-    """One worker; a user's error is returned, as one that is raised would be tried again.
+    """Return one worker; a user's error is returned, as one that is raised would be tried again.
 
     One of this worker alone is raised all the same, as the others wait for it in a collective; the
     try after that only tells it.
@@ -167,3 +182,90 @@ def _reporter(run: str) -> Callable[[Any], None]:
             ray.train.report(metrics.curves())
 
     return report
+
+
+class TorchVariables(BackendConfig):  # type: ignore[misc]  # Ray has no types
+    """The backend configuration of a `DataParallelTrainer`."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """Who sets them."""
+        return _TorchVariables
+
+
+class _TorchVariables(Backend):  # type: ignore[misc]
+    share_cuda_visible_devices = True  # a worker picks its own by LOCAL_RANK
+
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:  # noqa: ARG002
+        """Rank 0's node is where all meet."""
+        address, port = worker_group.execute_single(0, get_address_and_port)
+        worker_group.execute(_set_variables, address, port)
+
+
+def _set_variables(address: str, port: int) -> None:
+    worker = ray.train.get_context()
+    os.environ |= {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "RANK": str(worker.get_world_rank()),
+        "WORLD_SIZE": str(worker.get_world_size()),
+        "LOCAL_RANK": str(worker.get_local_rank()),
+        "LOCAL_WORLD_SIZE": str(worker.get_local_world_size()),
+        "NODE_RANK": str(worker.get_node_rank()),
+    }
+    if interface := interface_of(ray.util.get_node_ip_address()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface that has an address; None where none has, as behind a
+    translation.
+
+    Left alone, gloo listens where the host's own name leads, which on many hosts is the loopback.
+    """
+    interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
+    return next(
+        (name for name, has in interfaces.items() if any(each.address == address for each in has)),
+        None,
+    )
+
+
+SETTLE_S = 5.0  # until workers that have just ended have given back what they held
+
+
+class FreeScalingPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray has no types
+    """Counts what is free, and what the workers hold: Ray ends them only as others take over."""
+
+    def __init__(self, scaling_config: Any) -> None:
+        super().__init__(scaling_config)
+        self._short_since: float | None = None
+
+    def _count_possible_workers(self, reserved_resources: Any) -> int:
+        held = _held()
+        needed = self.scaling_config._resources_per_worker_not_none
+        free = {
+            node: {name: float(available.get(name, 0.0)) + held[node, name] for name in needed}
+            for node, available in available_resources_per_node().items()
+        }
+        possible: int = super()._count_possible_workers(reserved_resources)
+        now_possible: int = super()._count_possible_workers(free)
+        now = time.monotonic()
+        short_since = self._short_since or now
+        if now_possible < possible and not held and now - short_since < SETTLE_S:
+            self._short_since = short_since
+            return 0
+        self._short_since = None
+        return now_possible
+
+
+def _held() -> Counter[tuple[str, str]]:
+    """Return what this job's workers, failed ones too, hold of each node and resource."""
+    job = ray.get_runtime_context().get_job_id()
+    held = Counter[tuple[str, str]]()
+    for group_id, group in placement_group_table().items():
+        if group["state"] == "REMOVED" or not group_id.endswith(job):  # as Ray's ids are built
+            continue
+        for bundle, node in group["bundles_to_node_id"].items():
+            for name, amount in group["bundles"][bundle].items():
+                held[node, name] += amount
+    return held

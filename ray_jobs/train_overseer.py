@@ -58,7 +58,7 @@ class Progress:
         self._failures = 0
 
     def failed(self, cause: str) -> None:
-        """One more.
+        """Count one more failure.
 
         Raises:
             FruitlessError: it is one too many.
@@ -167,7 +167,7 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
             _log.warning("no checkpoint before the number of workers changes: %s", error)
 
     def _fault(self, errors: Mapping[int, Exception]) -> tuple[Kind, str]:
-        """What happened: of a process that dies, the others' broken connections come first."""
+        """Return what happened; a dead process shows first as broken connections of the others."""
         if lost := [address for address in self._nodes.values() if not _answers(*address)]:
             return "node lost", f"{', '.join(host for host, _ in lost)} does not answer"
         ends = enumerate(_ends(self._workers))
@@ -210,7 +210,7 @@ def _ends(workers: list[Worker]) -> list[Exception | None]:
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether a node's raylet lives: Ray itself finds out some seconds later."""
+    """Return whether a node's raylet lives: Ray itself finds out some seconds later."""
     try:
         with socket.create_connection((host, port), _LOOK_S):
             return True
@@ -219,7 +219,7 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _preempted(errors: Mapping[int, Exception]) -> PreemptedError | None:
-    """What the workers say who saved and ended; any one speaks for all."""
+    """Return what the workers say who saved and ended; any one speaks for all."""
     return next((each for each in errors.values() if isinstance(each, PreemptedError)), None)
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 
 def debian_packages() -> list[dict[str, object]]:
-    """A component for each package that dpkg has installed."""
+    """Return a component for each package that dpkg has installed."""
     command = ["dpkg-query", "--show", "--showformat=${Package} ${Version} ${Architecture}\n"]
     listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     packages = (line.split() for line in listing.splitlines())
@@ -22,7 +22,7 @@ def debian_packages() -> list[dict[str, object]]:
 
 
 def python_packages() -> list[dict[str, object]]:
-    """A component for each distribution on Python's path."""
+    """Return a component for each distribution on Python's path."""
     versions = {each.name.lower().replace("_", "-"): each.version for each in distributions()}
     return [
         component(name, version, f"pkg:pypi/{name}@{quote(version)}")
@@ -31,7 +31,7 @@ def python_packages() -> list[dict[str, object]]:
 
 
 def component(name: str, version: str, purl: str) -> dict[str, object]:
-    """A component as CycloneDX writes it; its package URL names it."""
+    """Return a component as CycloneDX writes it; its package URL names it."""
     return {"type": "library", "name": name, "version": version, "purl": purl, "bom-ref": purl}
 
 

@@ -29,7 +29,7 @@ airflow)
     ;;
 mlflow)
     login=mlflow.server.auth:authenticate_request_basic_auth unless_granted=NO_PERMISSIONS
-    if [ -n "${PENSTOCK_OIDC_ISSUER:-}" ]; then # people of two groups come, and all of them may read
+    if [ -n "${PENSTOCK_OIDC_ISSUER:-}" ]; then # users of two groups come, and all of them may read
         login=infra.kubernetes.oidc.mlflow_login:authenticate unless_granted=READ
     fi
     export MLFLOW_AUTH_CONFIG_PATH="$HOME/mlflow-auth.ini"

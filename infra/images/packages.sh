@@ -19,8 +19,9 @@ fi
 uv pip install --constraint requirements.lock --requirement pyproject.toml --extra "$extra"
 
 cd "$VIRTUAL_ENV"/lib/python3*/site-packages
-# PyTorch's own test programs and those of protoc, Ray for Java, and tests.
-rm -rf torch/test torch/bin/{test_*,protoc*} ray/jars
+# PyTorch's own test programs and those of protoc, Ray for Java, what C++ beside pyarrow would need,
+# and tests.
+rm -rf torch/test torch/bin/{test_*,protoc*} ray/jars pyarrow/{include,src}
 for package in matplotlib networkx numpy pandas pyarrow scipy sklearn sympy; do
     if [ -d $package ]; then
         find $package -type d -name tests -prune -exec rm -r {} +

@@ -19,7 +19,7 @@ PARTS = {
 
 
 def missing(engine: sqlalchemy.Engine) -> list[str]:
-    """The parts whose tables are of another version, or not there."""
+    """Return the parts whose tables are of another version, or not there."""
     mlflow = Path(
         str(distribution("mlflow").locate_file("mlflow"))
     )  # not imported: that takes seconds

@@ -26,7 +26,7 @@ Resource = dict[str, Any]
 
 
 def kubectl(*arguments: str, text: str | None = None) -> str:
-    """What kubectl says; ends with its own words where it fails."""
+    """Return what kubectl says; ends with its own words where it fails."""
     done = subprocess.run(["kubectl", *arguments], input=text, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"error: kubectl {' '.join(arguments)}: {done.stderr.strip()}")
@@ -40,7 +40,7 @@ def say(text: str) -> None:
 
 
 def names(kind: str, namespace: str | None = None) -> set[str]:
-    """The cluster's objects of a kind; of a kind that it doesn't know, none."""
+    """Return the cluster's objects of a kind; of a kind that it doesn't know, none."""
     where = ["--namespace", namespace] if namespace else []
     command = ["kubectl", "get", kind, *where, "--output=json"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -52,20 +52,20 @@ def names(kind: str, namespace: str | None = None) -> set[str]:
 
 
 def prerequisites(resources: list[Resource]) -> list[Resource]:
-    """Those of prerequisites.yaml whose API the overlay uses, in the order of that file."""
+    """Return those of prerequisites.yaml whose API the overlay uses, in the order of that file."""
     used = {group(each) for each in resources}
     listed: list[Resource] = yaml.safe_load((FOLDER / "prerequisites.yaml").read_text())
     return [each for each in listed if used.intersection(each["serves"])]
 
 
 def group(resource: Resource) -> str:
-    """The API that a resource is of; empty: Kubernetes' first."""
+    """Return the API that a resource is of; empty: Kubernetes' first."""
     name: str = resource["apiVersion"]
     return name.rpartition("/")[0]
 
 
 def helm(needed: Resource) -> str:
-    """The command that installs a prerequisite, or brings it to its version."""
+    """Return the command that installs a prerequisite, or brings it to its version."""
     command = ["helm", "upgrade", "--install", needed["release"], needed["chart"]]
     if "repository" in needed:
         command += ["--repo", needed["repository"]]
@@ -77,7 +77,7 @@ def helm(needed: Resource) -> str:
 
 
 def left_of_the_example(resources: list[Resource]) -> Iterator[str]:
-    """What the overlay still says as it was copied."""
+    """Yield what the overlay still says as it was copied."""
     for resource in resources:
         for line in yaml.safe_dump(resource, width=1000).splitlines():
             if found := [example for example in EXAMPLES if example in line]:
@@ -105,7 +105,7 @@ def missing_apis(resources: list[Resource]) -> Iterator[str]:
 
 
 def missing_objects(resources: list[Resource]) -> Iterator[str]:
-    """What the overlay names, and who administers the cluster makes."""
+    """Yield what the overlay names, and who administers the cluster makes."""
     text = yaml.safe_dump_all(resources, width=1000)
     wanted = {
         "storageclass": set(re.findall(r"storageClassName: (\S+)", text)),
@@ -145,7 +145,7 @@ def missing_gate(_: list[Resource]) -> Iterator[str]:
 
 
 def check(resources: list[Resource]) -> list[str]:
-    """All that is missing, one line each."""
+    """Return all that is missing, one line each."""
     looks = (left_of_the_example, not_pinned, missing_apis, missing_objects, missing_gate)
     return [line for look in looks for line in look(resources)]
 

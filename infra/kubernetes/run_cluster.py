@@ -34,7 +34,7 @@ QUEUE_LABELS = "kueue.x-k8s.io/"
 
 
 def kubernetes() -> httpx.Client:
-    """A client of the cluster's API, as this pod's account; its token's file is renewed."""
+    """Return a client of the cluster's API, as this pod's account; its token's file is renewed."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
 
     def with_token(request: httpx.Request) -> httpx.Request:
@@ -49,12 +49,12 @@ def kubernetes() -> httpx.Client:
 
 
 def cluster_name(run: str) -> str:
-    """A name that Kubernetes takes, of a run whose own may be long and have capitals."""
+    """Return a name that Kubernetes takes, of a run whose own may be long and have capitals."""
     return f"run-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
 
 
 def cluster_for(platform: Resource, run: str, workers: int, priority: str) -> Resource:
-    """The platform's RayCluster, changed into one for a run."""
+    """Return the platform's RayCluster, changed into one for a run."""
     name = cluster_name(run)
     labels = platform["metadata"].get("labels", {})
     queue = {key: value for key, value in labels.items() if key.startswith(QUEUE_LABELS)}
@@ -87,14 +87,14 @@ def cluster_for(platform: Resource, run: str, workers: int, priority: str) -> Re
 
 
 def workers_of_a_node(group: Resource) -> int:
-    """One for each GPU; where there are none, one for each CPU."""
+    """Return one for each GPU; where there are none, one for each CPU."""
     (ray,) = [each for each in group["template"]["spec"]["containers"] if each["name"] == "ray"]
     asked = ray["resources"]["requests"]
     return int(asked.get(GPU, asked["cpu"]))
 
 
 def service_for(cluster: Resource) -> Resource:
-    """The way to the cluster's Jobs API, which goes with the cluster."""
+    """Return the way to the cluster's Jobs API, which goes with the cluster."""
     name = cluster["metadata"]["name"]
     head = {"ray.io/cluster": name, "app.kubernetes.io/name": "ray-head"}
     ports = [{"name": "https", "port": 8443, "targetPort": "https"}]
@@ -107,13 +107,13 @@ def service_for(cluster: Resource) -> Resource:
 
 
 def reference(owner: Resource) -> Resource:
-    """Of what takes the other with it when it goes."""
+    """Return a reference to the owner, whose deletion deletes the other too."""
     named = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
     return {"apiVersion": owner["apiVersion"], "kind": owner["kind"], **named}
 
 
 def get(api: httpx.Client, path: str) -> Resource | None:
-    """A resource, None where there is none."""
+    """Return a resource, None where there is none."""
     answer = api.get(path)
     if answer.status_code == httpx.codes.NOT_FOUND:
         return None
@@ -145,7 +145,7 @@ def up(api: httpx.Client, run: str) -> None:
 
 
 def missing(cluster: Resource | None) -> str:
-    """What is not there yet, in words; empty: nothing."""
+    """Return what is not there yet, in words; empty: nothing."""
     if cluster is None:
         sys.exit("error: the RayCluster was removed while its nodes were waited for")
     status = cluster.get("status", {})
@@ -178,7 +178,9 @@ def wait(what: str, missing: Callable[[], str]) -> None:
 
 
 def asked(missing: Callable[[], str]) -> str:
-    """What is missing; it may be Kubernetes itself for a while, which costs no run its nodes."""
+    """Return what is missing; it may be Kubernetes itself for a while, which costs no run its
+    nodes.
+    """
     try:
         return missing()
     except httpx.HTTPError as error:

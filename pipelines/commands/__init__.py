@@ -1,1 +1,1 @@
-"""The commands of `penstock`: one module a group, imported cheaply and working lazily."""
+"""The commands of `penstock`: one module per group. Slow imports wait until a command runs."""

@@ -12,24 +12,24 @@ from pipelines.core.formatting import size
 if TYPE_CHECKING:
     from pipelines.datasets.versions import DatasetVersion
 
-app = typer.Typer(help="Dataset versions.", no_args_is_help=True)
+app = typer.Typer(help="Show and verify dataset versions.", no_args_is_help=True)
 
 Version = Annotated[
-    str, typer.Argument(metavar="NAME[@N]", help="Such as stdlib-code@3; without @N the newest.")
+    str, typer.Argument(metavar="NAME[@N]", help="E.g. stdlib-code@3; without @N, the newest.")
 ]
 
 
 @app.command("list")
 def list_versions(
-    name: Annotated[str | None, typer.Argument(help="Of one dataset; without it of all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A dataset; without it, list all.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Name every dataset version: rows, tokens, size, hash, recipe, what the data gate found."""
+    """List dataset versions: rows, tokens, size, hash, recipe and the data gate's result."""
     from pipelines.datasets import versions
 
     found = versions.list_versions(name)
     if name and not found:
-        versions.find(name)  # says what there is
+        versions.find(name)  # its error names the datasets that exist
     if as_json:
         typer.echo(json.dumps([_facts(version) for version in found], indent=2))
         return
@@ -54,13 +54,13 @@ def list_versions(
             _gate(version),
         )
     console = Console(highlight=False)
-    # Through a pipe nothing is cut to a terminal's width.
+    # Cut no line to a terminal's width when the output goes to a pipe.
     console.print(table, width=None if console.is_terminal else 160)
 
 
 @app.command()
 def show(version: Version, as_json: Json = False) -> None:
-    """Print what a version is, how it was made, and which models were trained on it."""
+    """Show a version: its data, how it was made and which models were trained on it."""
     from pipelines.datasets import versions
 
     found = versions.find(version)
@@ -91,7 +91,7 @@ def show(version: Version, as_json: Json = False) -> None:
 
 @app.command()
 def verify(version: Version, as_json: Json = False) -> None:
-    """Hash every file of a version where it is stored; exit code 1 where one is not sound."""
+    """Hash every stored file of a version; the exit code is 1 if a file is damaged."""
     from pipelines.datasets import versions
 
     found = versions.find(version)
@@ -112,7 +112,7 @@ def _facts(version: "DatasetVersion") -> dict[str, Any]:
 
 
 def _models(label: str) -> tuple[list[str] | None, str | None]:
-    """The models trained on a version; or None, and why they are not known."""
+    """Return the models trained on a version, or None and why they are not known."""
     from pipelines.commands.models import check_mlflow_answers
 
     try:

@@ -1,4 +1,4 @@
-"""What a user sees of a run: one live line while it goes, a short summary at its end."""
+"""What a user sees of a run: live progress bars, then a short summary."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ _MARKS = {"success": "[green]✔[/]", "failed": "[red]✘[/]", "up_for_retry": "
 def show_progress(
     events: Iterable[tuple[str, str] | Progress], run_page: str, *, to_stderr: bool
 ) -> None:
-    """Draw one bar a stage; where there is no terminal, a line for each stage that ends."""
+    """Draw one bar per stage; without a terminal, print one line for each stage that ends."""
     console = Console(stderr=to_stderr, highlight=False)
     columns = (
         TextColumn("  {task.fields[mark]} {task.description:<11}"),
@@ -52,7 +52,7 @@ def show_progress(
 
 
 def print_summary(summary: Summary, settings: Settings) -> None:
-    """Where the pages are, what the model is worth, and what it writes."""
+    """Print the model's scores and verdict, the addresses of the pages and a sample."""
     console = Console(highlight=False)
     workspace = workspace_path(settings.runs, summary.dag_run_id)
     evaluate, register = EvaluateRecord.read(workspace), RegisterRecord.read(workspace)

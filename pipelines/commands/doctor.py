@@ -1,4 +1,4 @@
-"""`penstock doctor`: what is wrong here, why it matters, and the fix."""
+"""`penstock doctor`: what is wrong on this machine, why it matters, and how to fix it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -26,13 +26,13 @@ def doctor(
     overrides: Overrides = None,
     s3: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Try all that we need of this bucket, and nothing else."),
+        typer.Option(metavar="URL", help="Test only this bucket: every operation that is needed."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Check driver, GPUs, network, disk and services, on every node.
 
-    Exit code: 0 where all is well or not here, 1 with a warning, 2 with a problem.
+    The exit code is 0 if all is well or not here, 1 with a warning, 2 with a problem.
     """
     import json
     import time

@@ -1,4 +1,4 @@
-"""`penstock models export`: a registered version in the form that a server or a library wants."""
+"""`penstock models export`: write a registered version in another format."""
 
 import json
 import shlex
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """What `--format` takes."""
+    """The values of the option `--format`."""
 
     HUGGINGFACE = "huggingface"
     BF16 = "bf16"
@@ -44,22 +44,22 @@ _VLLM_LOADS = (Format.HUGGINGFACE, Format.BF16, Format.INT8, Format.INT4)
 
 @dataclass(frozen=True)
 class Exported:
-    """What the command says of an export; sizes in bytes."""
+    """The command's report of an export; sizes in bytes."""
 
     model: str  # name@version
     format: str
     folder: str
     bytes: int
     registered_bytes: int
-    bits_per_byte: float | None = None  # of what was written, where its numbers were rounded
+    bits_per_byte: float | None = None  # of the written model, if its weights were rounded
     registered_bits_per_byte: float | None = None
-    logit_difference: float | None = None  # the largest of a graph from the model
-    variants: tuple[dict[str, Any], ...] = ()  # that were measured for a memory budget
+    logit_difference: float | None = None  # the graph's largest difference from the model
+    variants: tuple[dict[str, Any], ...] = ()  # measured for a memory budget
 
 
 @dataclass(frozen=True)
 class _Request:
-    """A version, and what the options say."""
+    """A version's folder, and the options of the command."""
 
     source: Path
     to: Path
@@ -68,32 +68,32 @@ class _Request:
 
 
 To = Annotated[
-    Path, typer.Option(help="A folder that is not there yet; or Triton's model repository.")
+    Path, typer.Option(help="A folder that does not exist yet, or Triton's model repository.")
 ]
 Form = Annotated[
     Format | None,
-    typer.Option("--format", help="huggingface is the whole model, an adapter merged."),
+    typer.Option("--format", help="huggingface writes the whole model with the adapter merged."),
 ]
 BudgetGb = Annotated[
     float | None,
-    typer.Option(help="Instead of a format: the best of bf16, int8, int4 that this serves."),
+    typer.Option(help="Instead of a format: GB to serve the best of bf16, int8, int4."),
 ]
 MaxLoss = Annotated[
-    float, typer.Option(min=0, help="With a budget: bits per byte that may be lost.")
+    float, typer.Option(min=0, help="With a budget: the allowed loss in bits per byte.")
 ]
 Sequences = Annotated[
-    int, typer.Option(min=1, help="With a budget: answered at once, the whole context each.")
+    int, typer.Option(min=1, help="With a budget: full-context sequences served at once.")
 ]
 GroupSize = Annotated[
-    int, typer.Option(help="int4: weights that share a scale: 32, 64, 128 or 256.")
+    int, typer.Option(help="int4: how many weights share a scale: 32, 64, 128 or 256.")
 ]
 ServedFrom = Annotated[
     Path | None,
-    typer.Option(help="triton-vllm: the repository's path on the server, if not as here."),
+    typer.Option(help="triton-vllm: the repository's path on the server, if it differs."),
 ]
 Workspace = Annotated[
     Path | None,
-    typer.Option(help="Where the held-out documents lie, if not in the model's own run."),
+    typer.Option(help="Folder of the held-out documents, if not the model's own run."),
 ]
 
 
@@ -109,12 +109,12 @@ def export(
     workspace: Workspace = None,
     as_json: Json = False,
 ) -> None:
-    """Write a registered model in another form.
+    """Write a registered model in another format.
 
-    What rounds its weights is measured as written.
+    A format that rounds the weights is scored after it is written.
     """
     if form is not None and budget_gb is not None:
-        raise UserError("--format and --budget-gb: give one; a budget chooses the format itself")
+        raise UserError("give --format or --budget-gb, not both: a budget chooses a format")
     check_mlflow_answers()
     from pipelines.registry import registry
 
@@ -142,7 +142,7 @@ def export(
 
 
 def _write(request: _Request, form: Format) -> dict[str, Any]:
-    """Write one form; what was measured, by the names of `Exported`."""
+    """Write one format; return the measurements by the field names of `Exported`."""
     from pipelines.export import hf_folder
     from pipelines.export.source import new_folder
 
@@ -181,7 +181,7 @@ def _write_quantized(request: _Request, folder: Path, form: Format) -> dict[str,
 def _write_fitting(
     request: _Request, budget_gb: float, max_loss: float, sequences: int
 ) -> tuple[Format, dict[str, Any]]:
-    """Write the variant that serves best within a budget; what was measured of all of them."""
+    """Write the best variant within a budget; return its format and all measurements."""
     from pipelines.export.right_size import Budget, assess_variants, choose
     from pipelines.export.source import new_folder
     from pipelines.export.variants import measure_variants

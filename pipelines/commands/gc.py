@@ -1,4 +1,4 @@
-"""`penstock gc`: old workspaces, checkpoints and cached results away."""
+"""`penstock gc`: delete old workspaces, checkpoints and cached results."""
 
 import dataclasses
 import json
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 
 def gc(
-    delete: Annotated[bool, typer.Option("--delete", help="Do it; else it is only told.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete; else only list.")] = False,
     days: Annotated[
-        float, typer.Option(min=0, help="A run that succeeded, and a result in the stage cache.")
+        float, typer.Option(min=0, help="Age limit of successful runs and cached results.")
     ] = 14,
-    failed_days: Annotated[float, typer.Option(min=0, help="A run that failed.")] = 3,
+    failed_days: Annotated[float, typer.Option(min=0, help="Age limit of failed runs.")] = 3,
     checkpoint_days: Annotated[
-        float, typer.Option(min=0, help="The checkpoints of a run that succeeded.")
+        float, typer.Option(min=0, help="Age limit of successful runs' checkpoints.")
     ] = 2,
     keep_last: Annotated[
-        int, typer.Option(min=0, help="Runs that succeeded, of each recipe, however old.")
+        int, typer.Option(min=0, help="Keep this many successful runs per recipe.")
     ] = 3,
     as_json: Json = False,
 ) -> None:
-    """Remove what old runs left.
+    """Delete what old runs left behind.
 
-    Workspaces, checkpoints, cached results, and jobs that nobody awaits.
+    These are workspaces, checkpoints, cached results, and Ray jobs that no task waits for.
 
-    Kept are what lives or changed within the hour, the last runs of each recipe, and all of a run
-    whose model an alias names. Without --delete nothing is touched.
+    It keeps what is in use or changed within the last hour, the last runs of each recipe, and every
+    file of a run whose model an alias names. Without --delete it changes nothing.
     """
     from pipelines.platform import garbage_collection
     from pipelines.platform.airflow_api import AirflowApi
@@ -58,15 +58,15 @@ def gc(
         facts = {"deleted": delete, "bytes": total, "found": items, "stopped_jobs": stopped}
         typer.echo(json.dumps(facts, indent=2))
     elif not found:
-        typer.echo("nothing is old enough to go")
+        typer.echo("nothing is old enough to delete")
     elif delete:
         typer.echo(f"{size(total):>9}  freed")
     else:
-        typer.echo(f"{size(total):>9}  would be freed; do it with --delete")
+        typer.echo(f"{size(total):>9}  would be freed; add --delete to free it")
 
 
 def _stop_orphans(settings: "Settings", airflow: "AirflowApi") -> list[str]:
-    """Jobs that nobody waits for would keep what they write to."""
+    """Stop and return the jobs that no task waits for: they would keep the files they write."""
     import httpx
 
     from pipelines.platform.reconciler import reconcile_once
@@ -74,8 +74,8 @@ def _stop_orphans(settings: "Settings", airflow: "AirflowApi") -> list[str]:
     try:
         stopped = reconcile_once(settings, lambda: airflow)
     except httpx.HTTPError as error:
-        typer.echo(f"warning: Ray's jobs were not looked at: {error}", err=True)
+        typer.echo(f"warning: Ray's jobs could not be checked: {error}", err=True)
         return []
     for job in stopped:
-        typer.echo(f"stopped Ray job {job}, for which nobody waited", err=True)
+        typer.echo(f"stopped Ray job {job}: no task waited for it", err=True)
     return stopped

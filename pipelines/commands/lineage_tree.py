@@ -1,22 +1,49 @@
-"""A model's `lineage.json` as a tree for a terminal."""
+"""A model's `lineage.json`, and the descent of models from models, as trees for a terminal."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.tree import Tree
 
+if TYPE_CHECKING:
+    from pipelines.registry.registry import ModelVersion
+
 _Facts = Mapping[str, Any]
 
 
-def lineage_tree(label: str, facts: _Facts) -> Tree:
-    """What a model was made from, by which code and run, at what cost; without what is null.
+def family_tree(versions: "Sequence[ModelVersion]") -> Tree:
+    """Return all registered versions, each below the one that its training started from."""
+    tree = Tree("[bold]registered models[/]")
+    labels = {each.label for each in versions}
+    children: dict[str | None, list[ModelVersion]] = {}
+    for each in reversed(versions):
+        children.setdefault(each.parent if each.parent in labels else None, []).append(each)
+    _grow(tree, None, children)
+    return tree
+
+
+def _grow(
+    branch: Tree, parent: str | None, children: "Mapping[str | None, Sequence[ModelVersion]]"
+) -> None:
+    for each in children.get(parent, ()):
+        aliases = "".join(f" @{alias}" for alias in each.aliases)
+        lost = f"  from {each.parent}, which was deleted" if each.parent and parent is None else ""
+        _grow(branch.add(escape(each.label + aliases + lost)), each.label, children)
+
+
+def lineage_tree(line: Sequence[str], facts: _Facts) -> Tree:
+    """Return the descent, sources, code, run and cost of a model as a tree without null values.
 
     Args:
-        label: Of the model, as a user calls it.
+        line: The labels of the versions that the model came from, the oldest first, then its own.
         facts: The content of `lineage.json`.
     """
-    tree = Tree(f"[bold]{escape(label)}[/]")
+    tree = Tree(f"[bold]{escape(line[-1])}[/]")
+    if len(line) > 1:
+        branch = tree.add("[bold]line of descent[/]")
+        for label in line:
+            branch = branch.add(escape(label))
     for title, rows in _branches(facts):
         known = {name: value for name, value in rows.items() if value not in (None, "", [], {})}
         if known:

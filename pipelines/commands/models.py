@@ -14,23 +14,32 @@ from pipelines.core.settings import load_settings
 if TYPE_CHECKING:
     from pipelines.registry.registry import ModelVersion
 
-app = typer.Typer(help="Registered models.", no_args_is_help=True)
+app = typer.Typer(help="Show and manage registered models.", no_args_is_help=True)
 
 Model = Annotated[
-    str, typer.Argument(metavar="NAME[@ALIAS or @VERSION]", help="Such as my-model@champion.")
+    str, typer.Argument(metavar="NAME[@ALIAS or @VERSION]", help="E.g. my-model@champion.")
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of a registered model.")]
-Why = Annotated[str, typer.Option(help="For the audit trail.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A registered model.")]
+Why = Annotated[str, typer.Option(help="The reason, for the audit trail.")]
 
 
 _ANSWER_WITHIN_S = 3.0
 
 
 @app.command("list")
-def list_models(as_json: Json = False) -> None:
-    """Name every registered model, its newest version and those that its aliases name."""
+def list_models(
+    as_tree: Annotated[
+        bool, typer.Option("--tree", help="Draw which version was trained from which.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List registered models with their newest version and the versions that aliases name."""
     check_mlflow_answers()
     from pipelines.registry import registry
+
+    if as_tree:
+        _list_tree(as_json)
+        return
 
     models = registry.list_models()
     if as_json:
@@ -45,17 +54,31 @@ def list_models(as_json: Json = False) -> None:
         typer.echo(f"{model.name}  versions to {model.latest}, {champion}{named}")
 
 
+def _list_tree(as_json: bool) -> None:
+    from rich.console import Console
+
+    from pipelines.commands.lineage_tree import family_tree
+    from pipelines.registry import registry
+
+    versions = [each for model in registry.list_models() for each in registry.show(model.name)]
+    if as_json:
+        parents = {each.label: each.parent for each in versions}
+        typer.echo(json.dumps(parents, indent=2))
+    else:
+        Console(highlight=False, soft_wrap=True).print(family_tree(versions))
+
+
 @app.command()
 def show(
     model: Model,
     lineage: Annotated[
-        bool, typer.Option("--lineage", help="Of one version, the champion by default.")
+        bool, typer.Option("--lineage", help="Show a version's lineage; default: the champion's.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a model's versions, newest first, and who made which champion, when and why.
+    """Show a model's versions, newest first, and who chose each champion, when and why.
 
-    With --lineage: what one version was made from, by which code and run, and at what cost.
+    With --lineage, show one version's data, code and run, and its cost.
     """
     check_mlflow_answers()
     from pipelines.registry import registry
@@ -65,7 +88,7 @@ def show(
         _show_lineage(registry.named(model), as_json)
         return
     if which:
-        raise UserError(f"{model}: all versions are shown of {name}; of one, its --lineage")
+        raise UserError(f"{model}: give {name} to show all versions, or add --lineage for one")
     versions = registry.show(name)
     trail = registry.audit_trail(name)
     if as_json:
@@ -85,18 +108,18 @@ def show(
         moved = f"{entry.before or 'none'} → {entry.after or 'none'}"
         typer.echo(f"  {when} UTC  {entry.action} {moved} by {entry.who}: {entry.why}")
     if trail.unfinished:
-        typer.echo("  the last one was cut off; the next promotion or rollback completes it first")
+        typer.echo("  the last entry is unfinished; the next promotion or rollback completes it")
 
 
 @app.command()
 def promote(model: Model, why: Why = "", as_json: Json = False) -> None:
-    """Make a version the champion, whatever the gate said; its files are verified first."""
+    """Verify a version's files and make it the champion, whatever the gate decided."""
     check_mlflow_answers()
     from pipelines.registry import promotion, registry
 
     name, _, which = model.partition("@")
     if not which:
-        raise UserError(f"{name}: which version? `penstock models show {name}`, then {name}@N")
+        raise UserError(f"{name}: add a version: {name}@N; `penstock models show {name}` lists all")
     before = registry.champion(name)
     wanted = registry.find(name, which)
     over = before.version if before else None
@@ -105,7 +128,7 @@ def promote(model: Model, why: Why = "", as_json: Json = False) -> None:
 
 @app.command()
 def rollback(name: Name, why: Why = "", as_json: Json = False) -> None:
-    """Make the champion before this one champion again; once more goes further back."""
+    """Make the previous champion the champion again; repeat it to go further back."""
     check_mlflow_answers()
     from pipelines.registry import promotion, registry
 
@@ -116,9 +139,9 @@ def rollback(name: Name, why: Why = "", as_json: Json = False) -> None:
 
 @app.command()
 def reproduce(model: Model, as_json: Json = False) -> None:
-    """Train a version once more, from its commit, data and recipe, and compare the weights.
+    """Train a version again from its commit, data and recipe, and compare the weights.
 
-    Exit code 0 where they are equal, byte for byte; 1 where they are not.
+    The exit code is 0 if the weights are equal, byte for byte, and 1 if they are not.
     """
     check_mlflow_answers()
     from pipelines.platform import reproduction
@@ -146,10 +169,10 @@ def reproduce(model: Model, as_json: Json = False) -> None:
 @app.command()
 def generate(
     model: Model,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="What the text begins with.")] = "",
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens at most.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.7,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The start of the text.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy sampling.")] = 0.7,
+    seed: Annotated[int, typer.Option(help="The seed of sampling.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Let a registered model continue a text."""
@@ -166,16 +189,16 @@ def generate(
 
 
 def check_mlflow_answers() -> None:
-    """Ask before MLflow's client does, which tries for 13 s and then raises a page of text."""
+    """Check that MLflow answers: its own client tries for 13 s, then raises a page of text."""
     import httpx
 
     url = load_settings().mlflow_url
-    if not url.startswith("http://"):  # how to reach one over https is in settings of MLflow's own
+    if not url.startswith("http://"):  # MLflow's own settings say how to reach an https server
         return
     try:
         httpx.get(f"{url}/health", timeout=_ANSWER_WITHIN_S)
     except httpx.TransportError as error:
-        raise UserError(f"no MLflow answers at {url} ({error}); `penstock up` starts it") from None
+        raise UserError(f"no MLflow server at {url} ({error}); `penstock up` starts it") from None
 
 
 def _show_lineage(version: "ModelVersion", as_json: bool) -> None:
@@ -184,7 +207,7 @@ def _show_lineage(version: "ModelVersion", as_json: bool) -> None:
 
     path = registry.verified_folder(version) / registry.LINEAGE
     if not path.is_file():
-        raise UserError(f"{version.label} has no {path.name}: no run of Penstock's made it")
+        raise UserError(f"{version.label} has no {path.name}: it was not made by a run of Penstock")
     facts = read_json(path)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -193,7 +216,8 @@ def _show_lineage(version: "ModelVersion", as_json: bool) -> None:
 
     from pipelines.commands.lineage_tree import lineage_tree
 
-    Console(highlight=False, soft_wrap=True).print(lineage_tree(version.label, facts))
+    line = registry.descent(version)
+    Console(highlight=False, soft_wrap=True).print(lineage_tree(line, facts))
 
 
 def _print_version(version: "ModelVersion") -> None:
@@ -213,6 +237,20 @@ def _tell(champion: "ModelVersion", before: "ModelVersion | None", as_json: bool
         facts = {"champion_before": was, **dataclasses.asdict(champion)}
         typer.echo(json.dumps(facts, indent=2))
     elif was == champion.version:
-        typer.echo(f"{champion.label} was champion already")
+        typer.echo(f"{champion.label} is the champion already")
     else:
-        typer.echo(f"{champion.label} is champion now; before: {was or 'none'}")
+        typer.echo(f"{champion.label} is the champion now; before: {was or 'none'}")
+    if was != champion.version:
+        _announce(champion)
+
+
+def _announce(champion: "ModelVersion") -> None:
+    """Start the recipes that wait for this champion; a promotion without Airflow starts none."""
+    from pipelines.orchestration.naming import champion_asset
+    from pipelines.platform.airflow_api import AirflowApi
+
+    asset = champion_asset(champion.name)
+    try:
+        AirflowApi(load_settings()).announce(asset, {"version": champion.version})
+    except UserError as error:
+        typer.echo(f"warning: recipes that wait for {asset} are not started: {error}", err=True)

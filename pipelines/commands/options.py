@@ -10,18 +10,22 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 RecipeName = Annotated[
     str,
-    typer.Option("--recipe", "-r", metavar="R", help="A shipped recipe's name, or a YAML file."),
+    typer.Option("--recipe", "-r", metavar="R", help="A shipped recipe's name or a YAML file."),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Such as train.lr=3e-4; repeatable."),
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="E.g. train.lr=3e-4; repeatable."),
 ]
 
 
 def who() -> str:
-    """Return who uses this command, for the audit trail: `user@host`."""
+    """Return the user of this command as `user@host`, for the audit trail."""
+    return f"{user_name()}@{socket.gethostname()}"
+
+
+def user_name() -> str:
+    """Return the name of the user of this command."""
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # in a container, a user without a name
-        user = f"user {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"user {os.getuid()}"

@@ -1,4 +1,4 @@
-"""`penstock plan`: does it fit, how long, how much, with which layout."""
+"""`penstock plan`: whether a run fits, its time and cost, and its best layout."""
 
 import json
 from dataclasses import asdict, replace
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _GIGA = 1e9
 _TRAINING = "training"
 _RUN = ("--price", "--storage", "--mfu", "--plot")
-# What a question makes no use of.
+# The options that each question does not use.
 _UNUSED = {
     "--serve": ("--adapter", "--sharding", "--mfu", "--plot", "--smallest", "--largest"),
     "--smallest": ("--largest", "--gpu", "--gpus", *_RUN),
@@ -32,36 +32,30 @@ _UNUSED = {
 Preset = Annotated[str | None, typer.Option(help="A preset: gpt3-175b, llama3-70b, gpt2-124m, ...")]
 GivenRecipe = Annotated[
     str | None,
-    typer.Option("--recipe", "-r", metavar="R", help="A shipped recipe, or a YAML file."),
+    typer.Option("--recipe", "-r", metavar="R", help="A shipped recipe or a YAML file."),
 ]
 Gpu = Annotated[str, typer.Option(help="h200, a100-80, rtx4090, mi300x, cpu, ...")]
 Gpus = Annotated[
-    int | None, typer.Option(min=1, help="How many; else the recipe's workers, or one node.")
+    int | None, typer.Option(min=1, help="Number of GPUs; else the recipe's, or one node.")
 ]
 Adapter = Annotated[Literal["none", "lora", "qlora"] | None, typer.Option()]
 Zero = Annotated[Literal["none", "optimizer", "gradients", "full"] | None, typer.Option()]
-Serve = Annotated[bool, typer.Option("--serve", help="Serving instead of training.")]
-Weights = Annotated[Literal["bf16", "int8", "int4"], typer.Option(help="Of the served model.")]
-Own = Annotated[
-    float | None, typer.Option(min=0, help="Serving: USD for which a GPU is bought, with its host.")
-]
-Kwh = Annotated[float | None, typer.Option(min=0, help="Beside --own: USD for a kWh.")]
+Serve = Annotated[bool, typer.Option("--serve", help="Plan serving, not training.")]
+Weights = Annotated[Literal["bf16", "int8", "int4"], typer.Option(help="Serving: the weights.")]
+Own = Annotated[float | None, typer.Option(min=0, help="Serving: USD to buy a GPU with its host.")]
+Kwh = Annotated[float | None, typer.Option(min=0, help="With --own: USD per kWh.")]
 Mfu = Annotated[
-    float | None, typer.Option(min=0.01, max=0.99, help="That this GPU reaches on a 3B, one node.")
+    float | None, typer.Option(min=0.01, max=0.99, help="This GPU's MFU on a 3B model, one node.")
 ]
-Price = Annotated[float | None, typer.Option(min=0, help="Of one GPU an hour.")]
+Price = Annotated[float | None, typer.Option(min=0, help="USD per GPU-hour.")]
 Rate = Annotated[
-    float | None, typer.Option(min=0.001, help="GB/s that all nodes share, read and write.")
+    float | None, typer.Option(min=0.001, help="GB/s that all nodes share, to read and to write.")
 ]
-Smallest = Annotated[
-    bool, typer.Option("--smallest", help="The fewest of each GPU on which it runs.")
-]
+Smallest = Annotated[bool, typer.Option("--smallest", help="Find the fewest GPUs of each kind.")]
 Largest = Annotated[
-    bool, typer.Option("--largest", help="The largest preset that these GPUs train.")
+    bool, typer.Option("--largest", help="Find the largest preset that these GPUs train.")
 ]
-Plot = Annotated[
-    Path | None, typer.Option(help="Memory by part of each layout: a .png or .html file.")
-]
+Plot = Annotated[Path | None, typer.Option(help="Plot each layout's memory: a .png or .html file.")]
 
 
 def plan(
@@ -85,12 +79,11 @@ def plan(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether a run fits, how to lay it out, and what it costs.
+    """Tell whether a run fits, which layout to use, and what it costs.
 
-    With --model a usual run: 20 tokens a parameter, or with --adapter a fine-tuning of 1,875 steps.
+    --model plans a usual run: 20 tokens per parameter, or with --adapter 1,875 fine-tuning steps.
 
-    Exit code 0 where there is an answer, and so where it is that nothing fits; 2 where the question
-    is wrong.
+    The exit code is 0 if there is an answer, even if nothing fits, and 2 if the question is wrong.
     """
     from pipelines.planning.hardware_table import named
 
@@ -125,10 +118,10 @@ def plan(
 
 
 def _refuse_unused(context: typer.Context) -> None:
-    """Refuse options that would change nothing.
+    """Refuse options that would have no effect.
 
     Raises:
-        UserError: one is given, or --own without --kwh.
+        UserError: Such an option is given, or only one of --own and --kwh.
     """
     there = [each.opts[0] for each in context.command.params if _is_given(context, each.name)]
     questions = [name for name in _UNUSED if name in there]
@@ -136,9 +129,9 @@ def _refuse_unused(context: typer.Context) -> None:
         questions.append(_TRAINING)
     for question in questions:
         if unused := [name for name in _UNUSED[question] if name in there]:
-            raise UserError(f"plan: {question} makes no use of {', '.join(unused)}; leave it out")
+            raise UserError(f"plan: {question} does not use {', '.join(unused)}; leave it out")
     if ("--own" in there) != ("--kwh" in there):
-        raise UserError("plan: --own and --kwh go together: a GPU that is bought needs power")
+        raise UserError("plan: give both --own and --kwh: a GPU that you buy needs power")
 
 
 def _is_given(context: typer.Context, name: str | None) -> bool:
@@ -155,7 +148,7 @@ def _question(
     adapter: str | None,
     sharding: str | None,
 ) -> tuple["Recipe", "DecoderConfig"]:
-    """The run that is asked about, and the shape of its model."""
+    """Return the recipe of the run to plan, and the shape of its model."""
     from pipelines.models.presets import preset
     from pipelines.planning.cost import usual_values
     from pipelines.recipe.recipe_files import (
@@ -164,6 +157,7 @@ def _question(
         parse_overrides,
         parse_recipe,
     )
+    from pipelines.recipe.section import registered_label
     from pipelines.stages.run_plan import shape_beforehand
 
     asked = list(overrides)
@@ -171,9 +165,13 @@ def _question(
     asked += [f"parallel.sharding={sharding}"] if sharding else []
     if recipe is not None:
         resolved = load_recipe(recipe, asked)
+        if registered_label(resolved.model.init_from) and not model:
+            from pipelines.registry.parents import name_versions, with_folders
+
+            resolved = with_folders(name_versions(resolved))
         return resolved, preset(model) if model else shape_beforehand(resolved)
     if model is None:
-        raise UserError("plan: of what? --model PRESET, or --recipe R")
+        raise UserError("plan: give a run to plan with --model PRESET or --recipe R")
     shape = preset(model)
     number = gpus or hardware.devices_per_node
     usual = usual_values(model, shape, hardware, number, adapter or "none")
@@ -223,7 +221,7 @@ def _serve(
     else:
         answer |= asdict(found) | {"fits": True}
         if gpus is not None and found.devices > gpus:
-            why = f"a replica takes {found.devices} GPUs of a node, and there are {gpus}"
+            why = f"a replica needs {found.devices} GPUs of a node, and there are {gpus}"
             answer |= {"fits": False, "why_not": why}
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
@@ -240,7 +238,7 @@ def _sizes(
     smallest: bool,
     as_json: bool,
 ) -> None:
-    """The smallest machines of a run, or the largest model of a machine."""
+    """Print the smallest machines for a run, or the largest model for a machine."""
     from pipelines.models.presets import PRESETS
     from pipelines.planning.hardware_table import ENTRIES
     from pipelines.planning.layout_search import largest_model, smallest_machine
@@ -261,4 +259,4 @@ def _plot(found: "Plan", path: Path) -> None:
     from pipelines.commands.plan_output import draw_memory
 
     draw_memory(found, path)
-    typer.echo(f"memory by part in {path}", err=True)
+    typer.echo(f"the memory plot is in {path}", err=True)

@@ -1,7 +1,4 @@
-"""What a user sees of a plan.
-
-A plan as a picture: the memory of each layout by part, beside what a device has.
-"""
+"""Printing of a plan, and a plot of each layout's memory by part against a device's memory."""
 
 import html
 from io import StringIO
@@ -20,7 +17,7 @@ from pipelines.planning.plan import Forecast, Plan
 _MOST = 10  # layouts in the table
 _GIGA = 1e9
 _DAY = 24.0
-_WIDTH = 100  # where the output is no terminal
+_WIDTH = 100  # if the output is not a terminal
 _PARTS = {
     "weights": "weights",
     "grads": "gradients",
@@ -31,7 +28,7 @@ _PARTS = {
 
 
 def print_plan(plan: Plan, run: str, gpu: str) -> None:
-    """The answer first, then the forecast, then the layouts."""
+    """Print the answer first, then the forecast, then the layouts."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH)
@@ -50,13 +47,13 @@ def print_plan(plan: Plan, run: str, gpu: str) -> None:
 
 
 def print_serving(answer: dict[str, Any]) -> None:
-    """One replica, line by line."""
+    """Print the plan of one replica, line by line."""
     console = Console(highlight=False)
     if not answer["fits"]:
         console.print(f"[bold red]does not fit[/]: {escape(answer['why_not'])}")
         return
     memory = {part: size / GIB for part, size in answer["memory"].items()}
-    console.print(f"[bold green]fits[/]        {answer['devices']} GPUs a replica")
+    console.print(f"[bold green]fits[/]        {answer['devices']} GPUs per replica")
     parts = ", ".join(f"{part} {size:.1f}" for part, size in memory.items())
     console.print(f"GiB a GPU   {parts}")
     console.print(f"at once     {answer['concurrency']} sequences")
@@ -81,7 +78,7 @@ def print_serving(answer: dict[str, Any]) -> None:
 def _print_forecast(console: Console, plan: Plan, forecast: Forecast) -> None:
     price = plan.machine.price_per_hour
     cost = forecast.cost
-    money = "price unknown: --price" if cost is None else f"${cost:,.0f} at ${price:,.2f} an hour"
+    money = "no price: give --price" if cost is None else f"${cost:,.0f} at ${price:,.2f} an hour"
     assumed = " (assumed: none is published)" if plan.machine.hardware.mfu is None else ""
     size, failures = forecast.checkpoint.total / GIB, forecast.failures
     every = max(1, min(forecast.steps, round(failures.interval_seconds / forecast.step_seconds)))
@@ -107,7 +104,7 @@ def _print_forecast(console: Console, plan: Plan, forecast: Forecast) -> None:
 
 
 def _layouts(plan: Plan) -> Table:
-    """The fastest that fit, then those that come nearest to it."""
+    """Return a table of the fastest layouts that fit, then those nearest to fitting."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name in ("layout", "ZeRO", "recompute"):
         table.add_column(name, no_wrap=True)
@@ -146,8 +143,8 @@ def _duration(hours: float) -> str:
 
 
 _MOST_BARS = 12  # layouts in one picture
-_INK = "#808080"  # seen on a light page and on a dark one
-# By part, in the order of `Memory.parts`; Okabe and Ito's colours, told apart by everyone.
+_INK = "#808080"  # visible on a light page and on a dark one
+# In the order of `Memory.parts`; colour-blind people can tell Okabe and Ito's colours apart.
 _COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#e69f00", "#f0e442", "#cc79a7", "#b0b0b0")
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{title}</title>
@@ -160,13 +157,13 @@ svg {{ max-width: 100%; height: auto }}</style>
 
 
 def draw_memory(plan: Plan, path: Path) -> None:
-    """Draw a stacked bar a layout, those that fit first, as a PNG or as an HTML page.
+    """Draw one stacked bar per layout, fitting layouts first, as a PNG or an HTML page.
 
     Raises:
-        UserError: the file's name ends otherwise, or no layout is possible.
+        UserError: The file's name ends in neither .png nor .html, or no layout is possible.
     """
     if path.suffix not in (".png", ".html"):
-        raise UserError(f"--plot {path}: the name ends in .png or .html")
+        raise UserError(f"--plot {path}: the name must end in .png or .html")
     shown = [each for each in plan.layouts if each.choice is not None][:_MOST_BARS]
     if not shown:
         raise UserError(f"--plot {path}: no layout divides the model, so there is nothing to draw")
@@ -183,7 +180,7 @@ def draw_memory(plan: Plan, path: Path) -> None:
     axes.set_yticks(range(len(shown)), [each.name for each in shown], color=_INK)
     axes.invert_yaxis()
     axes.axvline(plan.machine.hardware.memory_bytes / GIB, color=_INK, linestyle="--")
-    axes.set_xlabel("GiB a device; dashed: what it has", color=_INK)
+    axes.set_xlabel("GiB per device; dashed: the device's memory", color=_INK)
     axes.tick_params(colors=_INK)
     axes.spines[:].set_visible(False)
     where = {"loc": "lower right", "bbox_to_anchor": (1, 1)}

@@ -1,4 +1,4 @@
-"""`penstock serve`: a registered model behind an OpenAI-compatible endpoint."""
+"""`penstock serve`: serve a registered model at an OpenAI-compatible endpoint."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -10,7 +10,7 @@ from pipelines.core.settings import load_settings
 
 
 class Engine(StrEnum):
-    """What `--engine` takes."""
+    """The values of the option `--engine`."""
 
     TRANSFORMERS = "transformers"
     VLLM = "vllm"
@@ -18,15 +18,15 @@ class Engine(StrEnum):
 
 def serve(
     model: Model,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     engine: Annotated[
-        Engine, typer.Option(help="Whose server: vllm's, where that is on PATH.")
+        Engine, typer.Option(help="The server; vllm must be on PATH.")
     ] = Engine.TRANSFORMERS,
 ) -> None:
-    """Answer OpenAI's clients with a model, until Ctrl-C.
+    """Serve a model to OpenAI clients until Ctrl-C.
 
-    An alias is followed where it moves.
+    When an alias moves, the endpoint loads the new version.
     """
     check_mlflow_answers()
     import asyncio
@@ -52,8 +52,9 @@ def serve(
 
     version = latest()
     typer.echo(f"loading {name}@{version}", err=True)
-    first = asyncio.run(ready_engine(start, version))  # what is wrong with it ends here
+    first = asyncio.run(ready_engine(start, version))  # an error of the model ends the command here
+    token = serve_token(settings)  # made now, if there is none: the next lines name its file
     typer.echo(f"{name}@{version} on http://{host}:{port}/v1")
     typer.echo(f"API key in {serve_token_path(settings)}")
-    endpoint = Endpoint(first, latest, start, serve_token(settings))
+    endpoint = Endpoint(first, latest, start, token)
     uvicorn.run(endpoint.app, host=host, port=port, log_level="warning")

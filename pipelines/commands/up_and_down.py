@@ -10,11 +10,11 @@ from pipelines.core.settings import load_settings
 
 
 def up() -> None:
-    """Start Airflow, Ray and MLflow here and wait until they answer.
+    """Start Airflow, Ray and MLflow on this machine and wait until they answer.
 
-    A second call finds what is up and starts only what is not. Ports: PENSTOCK_AIRFLOW_PORT,
-    PENSTOCK_MLFLOW_PORT, PENSTOCK_RAY_PORT and PENSTOCK_RAY_GCS_PORT. State: PENSTOCK_HOME. Jobs
-    that train or evaluate at a time: PENSTOCK_GPU_JOBS.
+    A second call starts only the parts that are not up. These variables set the ports:
+    PENSTOCK_AIRFLOW_PORT, PENSTOCK_MLFLOW_PORT, PENSTOCK_RAY_PORT and PENSTOCK_RAY_GCS_PORT.
+    PENSTOCK_HOME is the state folder; PENSTOCK_GPU_JOBS, how many jobs train or evaluate at once.
     """
     from pipelines.platform import platform, preflight
 
@@ -33,7 +33,7 @@ def up() -> None:
 
 
 def down() -> None:
-    """End what `penstock up` started, and nothing else."""
+    """Stop what `penstock up` started, and nothing else."""
     from pipelines.platform import platform
 
     was_up = platform.down(load_settings())
@@ -41,9 +41,9 @@ def down() -> None:
 
 
 def status(as_json: Json = False) -> None:
-    """Say which parts run, and where they are and log.
+    """Show which parts run, with their addresses and log files.
 
-    Exit code 1 unless all are ready.
+    The exit code is 1 unless every part is ready.
     """
     import dataclasses
     import json
@@ -70,19 +70,17 @@ def status(as_json: Json = False) -> None:
 
 
 def env() -> None:
-    """Print exports for ray, mlflow, airflow: eval "$(penstock env)"."""
+    """Print the variables for ray, mlflow and airflow: eval "$(penstock env)"."""
     from pipelines.platform.environment import shell_exports
 
     typer.echo(shell_exports(load_settings()))
 
 
 def logs(
-    part: Annotated[
-        str | None, typer.Argument(help="A part, as `penstock status` names it.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
+    part: Annotated[str | None, typer.Argument(help="A part that `penstock status` names.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines too.")] = False,
 ) -> None:
-    """Print a part's log, or the last lines of every part's."""
+    """Print a part's log, or the last lines of every part's log."""
     from pipelines.platform import logs as service_logs
 
     settings = load_settings()

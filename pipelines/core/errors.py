@@ -1,12 +1,12 @@
-"""The one error that a user can fix; every other exception is the program's or the world's."""
+"""Errors that a user can fix; every other exception is a bug or a failure of the environment."""
 
 EXIT_USER_ERROR = 2
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, on one line; its cause where it says nothing itself.
+    """Return an error's message on one line, or that of its cause if the message is empty.
 
-    Some object stores refuse without a message, which s3fs tells as the word "None".
+    Some object stores refuse without a message, which s3fs reports as the word "None".
     """
     said = " ".join(str(error).split())
     if said in ("", "None"):
@@ -15,15 +15,15 @@ def one_line(error: BaseException) -> str:
 
 
 class UserError(Exception):
-    """Something a user got wrong: one line that says what, where and what to do.
+    """A mistake of the user, told in one line that says what is wrong, where, and what to do.
 
     The command prints the line and exits with code 2; a DAG task fails with it and is not retried.
     """
 
 
 class SharedError(UserError):
-    """One that every process of a job raises alike, so that one of them tells it."""
+    """A user error that every process of a job raises, so only one of them reports it."""
 
 
 class UnreachableError(UserError):
-    """Something far away did not answer: one line, but a DAG task tries again."""
+    """A remote service did not answer: told in one line, but a DAG task is retried."""

@@ -1,4 +1,4 @@
-"""Logging that knows the rank: every line says who speaks, and only rank 0 speaks at INFO."""
+"""Logging that knows the rank: every line names its rank, and only rank 0 logs at INFO."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import sys
 
 
 def set_up_logging() -> None:
-    """Log to stderr; ranks other than 0 only warn."""
+    """Log to stderr; ranks other than 0 log only warnings and errors."""
     rank = os.environ.get("RANK")
     who = f" [rank {rank}]" if rank else ""
     logging.basicConfig(
@@ -16,3 +16,4 @@ def set_up_logging() -> None:
         stream=sys.stderr,
         force=True,
     )
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request at INFO

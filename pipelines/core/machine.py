@@ -1,4 +1,4 @@
-"""What this machine has to give: a free port, and memory."""
+"""What this machine has available: free ports and memory."""
 
 import re
 import socket
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    """A port that nothing listens on now."""
+    """Return a port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -14,7 +14,7 @@ def free_port() -> int:
 
 
 def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """Memory in total and free, of the machine or, where that is less, of this container."""
+    """Return total and free bytes of memory, of the machine or of this container if it has less."""
     import psutil  # type: ignore[import-untyped]
 
     machine = psutil.virtual_memory()
@@ -23,10 +23,10 @@ def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
         limit, used, stat = (
             (cgroup / f"memory.{name}").read_text().strip() for name in ("max", "current", "stat")
         )
-    except OSError:  # no container, or one of cgroup v1
+    except OSError:  # no container, or a container under cgroup v1
         return total, free
-    if limit.isdecimal():  # else `max`
-        # Files that nobody used lately count as used, and are given up first.
+    if limit.isdecimal():  # otherwise it is `max`
+        # Cached files that were not used lately count as used memory, but are freed first.
         kept = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
         left = int(limit) - int(used) + int(kept[1] if kept else 0)
         total, free = min(total, int(limit)), min(free, max(0, left))

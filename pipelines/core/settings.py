@@ -1,4 +1,4 @@
-"""Where the platform's parts are: read from the environment, with one machine as the default."""
+"""Where the parts of the platform are, read from the environment; the default is one machine."""
 
 import json
 import os
@@ -8,20 +8,22 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipelines.core.errors import UserError
+from pipelines.core.product import find_project
 
 DEFAULT_RECIPE = "stdlib-code"
-PROJECT = Path(__file__).resolve().parent.parent.parent
+PROJECT = find_project() or Path.cwd()
 LOOPBACK = "127.0.0.1,localhost"
-GPU_POOL = "gpu_jobs"  # Airflow's pool of the tasks that compute on GPUs; a slot is a whole job
+GPU_POOL = "gpu_jobs"  # Airflow's pool for tasks that compute on GPUs; one slot is a whole job
+BROKEN_RECIPES = "broken-recipes"  # in the home of Airflow: a DAG file that fails for each
 SECRETS = "secrets"  # in the home
-PORTS_FILE = "ports.json"  # in the home while the platform is up: the ports that it was given
+PORTS_FILE = "ports.json"  # in the home while the platform runs: the ports it uses
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Addresses, ports and folders; each value has its environment variable."""
+    """Addresses, ports and folders; each value has its own environment variable."""
 
-    home: Path  # PENSTOCK_HOME: state that lasts, shared by Airflow's workers and Ray's nodes
+    home: Path  # PENSTOCK_HOME: lasting state, shared by Airflow's workers and Ray's nodes
     airflow_port: int  # PENSTOCK_AIRFLOW_PORT
     mlflow_port: int  # PENSTOCK_MLFLOW_PORT
     ray_port: int  # PENSTOCK_RAY_PORT: the dashboard and the Jobs API
@@ -31,38 +33,38 @@ class Settings:
     ray_url: str  # RAY_API_SERVER_ADDRESS
     datasets_url: str  # PENSTOCK_DATASETS_URL: the git repository of dataset versions, path or URL
     datasets_remote: str  # PENSTOCK_DATASETS_REMOTE: their files, a folder or s3://bucket/prefix
-    signing_key: Path  # PENSTOCK_SIGNING_KEY: models are signed with it; its public half is KEY.pub
-    database_url: str  # PENSTOCK_DATABASE_URL: a Postgres server; empty: SQLite files in the home
+    signing_key: Path  # PENSTOCK_SIGNING_KEY: it signs models; its public key is in KEY.pub
+    database_url: str  # PENSTOCK_DATABASE_URL: a Postgres server; if empty, SQLite in the home
     ship_code: bool  # PENSTOCK_SHIP_CODE=1: Ray's nodes import from their disks, not the workspace
-    nodes_command: str  # PENSTOCK_NODES: raises and ends nodes for one run; empty: none
-    metrics: bool  # PENSTOCK_METRICS=1 on Ray's nodes: training shows its curves to Prometheus
+    nodes_command: str  # PENSTOCK_NODES: starts and stops nodes for one run; empty: none
+    metrics: bool  # PENSTOCK_METRICS=1 on Ray's nodes: training exports its curves to Prometheus
 
     @property
     def runs(self) -> Path:
-        """One workspace a DAG run."""
+        """The folder with one workspace for each DAG run."""
         return self.home / "runs"
 
     @property
     def secrets(self) -> Path:
-        """Passwords, tokens and keys, one file each: where PENSTOCK_SECRETS says, or in the home.
+        """The folder of passwords, tokens and keys: PENSTOCK_SECRETS, or a folder in the home.
 
-        Those of the home are readable by the owner only.
+        Each has its own file; only the owner can read those in the home.
         """
         return Path(os.environ.get("PENSTOCK_SECRETS") or self.home / SECRETS)
 
     @property
     def ray_token_path(self) -> Path:
-        """The bearer token of Ray's Jobs API."""
+        """The file with the bearer token of Ray's Jobs API."""
         return Path(os.environ.get("RAY_AUTH_TOKEN_PATH", self.secrets / "ray-token"))
 
     @property
     def airflow_password_path(self) -> Path:
-        """The password of Airflow's user `admin`."""
+        """The file with the password of Airflow's user `admin`."""
         return self.secrets / "airflow-password"
 
     @property
     def ports(self) -> dict[str, int]:
-        """The ports by the environment variable that changes each."""
+        """The ports, keyed by the environment variables that set them."""
         return {
             "PENSTOCK_AIRFLOW_PORT": self.airflow_port,
             "PENSTOCK_MLFLOW_PORT": self.mlflow_port,
@@ -72,13 +74,13 @@ class Settings:
 
 
 def load_settings() -> Settings:
-    """Read the environment; nothing is cached, so a test can change it.
+    """Read the settings from the environment; nothing is cached, so a test can change them.
 
-    A port that the environment does not name is the one the running platform was given, so that
-    only `penstock up` needs the variables.
+    A port that the environment does not set is that of the running platform, so that only
+    `penstock up` needs the variables.
     """
     env = os.environ
-    home = Path(env.get("PENSTOCK_HOME", PROJECT / ".penstock")).expanduser().absolute()
+    home = _home()
     running = _running_ports(home)
     airflow_port = _port("PENSTOCK_AIRFLOW_PORT", 8080, running)
     mlflow_port = _port("PENSTOCK_MLFLOW_PORT", 5000, running)
@@ -102,19 +104,29 @@ def load_settings() -> Settings:
     )
 
 
-def no_proxy_variables() -> dict[str, str]:
-    """The names that bypass a proxy: those the environment gives, and the loopback's.
+def _home() -> Path:
+    if given := os.environ.get("PENSTOCK_HOME"):
+        return Path(given).expanduser().absolute()
+    if find_project() is None:
+        raise UserError(
+            f"{PROJECT} is in no project: `penstock init FOLDER` makes one, and commands run in it"
+        )
+    return PROJECT / ".penstock"
 
-    Both spellings get all of them, for a client reads one of the two.
+
+def no_proxy_variables() -> dict[str, str]:
+    """Return variables that bypass the proxy for the environment's hosts and for the loopback.
+
+    Both spellings list all hosts, because a client reads only one of the two.
     """
     given = f"{os.environ.get('no_proxy', '')},{os.environ.get('NO_PROXY', '')},{LOOPBACK}"
     names = dict.fromkeys(name for each in given.split(",") if (name := each.strip()))
-    value = "*" if "*" in names else ",".join(names)  # some clients know `*` only on its own
+    value = "*" if "*" in names else ",".join(names)  # some clients accept only a lone `*`
     return {"no_proxy": value, "NO_PROXY": value}
 
 
 def bypass_proxy_on_loopback() -> None:
-    """Let this process reach the local platform directly where HTTP_PROXY is set."""
+    """Let this process reach the local platform directly even if HTTP_PROXY is set."""
     os.environ.update(no_proxy_variables())
 
 
@@ -127,27 +139,27 @@ def _running_ports(home: Path) -> dict[str, int]:
 
 
 def _place(variable: str, default: Path) -> str:
-    """A URL as it is given; a path made absolute, as it is used from other working directories."""
+    """Return the variable's URL unchanged, or its path made absolute for other working folders."""
     given = os.environ.get(variable) or str(default)
     is_url = "://" in given or re.match(r"[\w.@-]+:", given)
     return given if is_url else str(Path(given).expanduser().absolute())
 
 
 def _database(variable: str) -> str:
-    """A server's URL, which shows in environments and logs and so may hold no password."""
+    """Return a server's URL, which environments and logs show, so it must not hold a password."""
     given = os.environ.get(variable) or ""
     if not given:
         return ""
     url = urlsplit(given)
     if url.password is not None or "password=" in url.query:
         raise UserError(
-            f"{variable} holds a password, which others could read: leave it out, and put it into "
+            f"{variable} holds a password, which others could read: remove it, and put it into "
             "~/.pgpass or the file that PGPASSFILE names"
         )
     if url.scheme != "postgresql" or not url.hostname or url.path not in ("", "/"):
         raise UserError(
-            f"{variable}={given!r}: not a Postgres server as postgresql://USER@HOST:PORT; its "
-            "databases are named airflow and mlflow"
+            f"{variable}={given!r}: this is not a Postgres server URL such as "
+            "postgresql://USER@HOST:PORT; its databases are named airflow and mlflow"
         )
     return given
 
@@ -155,12 +167,12 @@ def _database(variable: str) -> str:
 def _flag(variable: str) -> bool:
     text = os.environ.get(variable) or "0"
     if text not in ("0", "1"):
-        raise UserError(f"{variable}={text!r}: neither 0 nor 1")
+        raise UserError(f"{variable}={text!r}: it must be 0 or 1")
     return text == "1"
 
 
 def _port(variable: str, default: int, running: dict[str, int]) -> int:
     text = os.environ.get(variable) or str(running.get(variable, default))
     if not text.isdigit() or not 0 < int(text) < 65536:
-        raise UserError(f"{variable}={text!r}: not a port number between 1 and 65535")
+        raise UserError(f"{variable}={text!r}: it must be a port number from 1 to 65535")
     return int(text)

@@ -1,16 +1,12 @@
-"""Files that are whole or absent: atomic writes, completion markers, and locks around them.
-
-A file of lines that grows: what a crash tore is dropped, what a full disk refused is kept.
-"""
+"""Files that are either whole or absent: atomic writes, completion markers and locks."""
 
 import errno
 import hashlib
 import json
-import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,7 @@ _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT
 
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write `path` so that a reader sees the old content or the new, never a part."""
+    """Write `path` so that a reader sees either all old or all new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -49,7 +45,7 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def fresh_folder(path: Path) -> Iterator[Path]:
-    """Fill a temporary folder that replaces `path` when the block ends without an error."""
+    """Yield a temporary folder that replaces `path` if the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     temporary.chmod(0o755)
@@ -63,20 +59,20 @@ def fresh_folder(path: Path) -> Iterator[Path]:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether waiting fixes it: a disk is full, or a network file system does not answer."""
+    """Return whether waiting may help: a disk is full or a network file system unreachable."""
     return isinstance(error, OSError) and error.errno in _PASSING
 
 
 @contextmanager
 def one_at_a_time(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a lock between processes and threads; the kernel releases what a dead process held.
+    """Hold a lock between processes and threads; the kernel releases a dead process's lock.
 
     Args:
-        path: The lock's file, made where it is missing; it stays.
-        wait: For another holder to release it.
+        path: The lock file, which is created if it is missing and never deleted.
+        wait: Whether to wait until another holder releases the lock.
 
     Raises:
-        BlockingIOError: another holds it, and `wait` is false.
+        BlockingIOError: Another process or thread holds the lock, and `wait` is false.
     """
     from filelock import FileLock, Timeout
 
@@ -90,17 +86,12 @@ def one_at_a_time(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def mark_complete(folder: Path, facts: dict[str, Any] | None = None) -> None:
-    """Write the folder's completion marker; everything else in it must be on disk already."""
+    """Write the folder's completion marker; all its other files must be on disk already."""
     write_json(folder / MARKER, facts or {})
 
 
-def is_complete(folder: Path) -> bool:
-    """Whether `mark_complete` was reached."""
-    return (folder / MARKER).is_file()
-
-
 def md5(path: Path) -> str:
-    """The hex MD5 of a file's content, which is also its name in DVC's cache."""
+    """Return the hex MD5 of a file's content, which is also its name in DVC's cache."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -109,7 +100,7 @@ def md5(path: Path) -> str:
 
 
 def folder_hash(folder: Path) -> str:
-    """A SHA-256 over the relative path and content of every file in a folder."""
+    """Return a SHA-256 over the relative path and content of every file in a folder."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(folder).as_posix()}\0{md5(path)}\n".encode())
@@ -117,64 +108,9 @@ def folder_hash(folder: Path) -> str:
 
 
 def folder_bytes(folder: Path) -> int:
-    """The size of all files in a folder, links not followed; a file that vanishes is none."""
+    """Return the bytes of all files in a folder; links are not followed, deleted files ignored."""
     total = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):
             total += path.lstat().st_size if not path.is_dir() else 0
     return total
-
-
-_log = logging.getLogger(__name__)
-
-
-class LineFile:
-    """Lines that one process appends; they never end what is being recorded.
-
-    Attributes:
-        path: The file, made with the first line.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Nothing is read or written yet."""
-        self.path = path
-        self._size: int | None = None  # bytes of whole lines
-        self._waiting = ""  # what the disk had no room for
-        self._anew: str | None = None  # likewise, where the file is to be replaced
-
-    def read(self) -> list[str]:
-        """The whole lines that are there; a torn one at the end goes with the next `append`."""
-        content = self.path.read_bytes() if self.path.is_file() else b""
-        self._size = content.rfind(b"\n") + 1
-        return content[: self._size].decode("utf-8").splitlines()
-
-    def append(self, line: str) -> None:
-        """Add a line, and those before it that could not be written."""
-        if self._anew is not None:
-            self.replace([*self._anew.splitlines(), line])
-            return
-        if self._size is None:
-            self.read()
-        self._waiting += f"{line}\n"
-        content = self._waiting.encode("utf-8")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                file.truncate(self._size)
-                file.write(content)
-        except OSError as error:
-            _log.warning("%s: its last lines wait: %s", self.path, error)
-            return
-        self._size = (self._size or 0) + len(content)
-        self._waiting = ""
-
-    def replace(self, lines: Iterable[str]) -> None:
-        """Write the whole file anew; a reader sees the old one or the new one."""
-        text = "".join(f"{line}\n" for line in lines)
-        self._anew, self._waiting = text, ""
-        try:
-            write_text(self.path, text)
-        except OSError as error:
-            _log.warning("%s: can't be written anew yet: %s", self.path, error)
-            return
-        self._anew, self._size = None, len(text.encode("utf-8"))

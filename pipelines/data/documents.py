@@ -84,22 +84,22 @@ def _dump(messages: Messages) -> str | None:
 
 
 def load_messages(column: str | None) -> Messages:
-    """The turns of a conversation, from the column `messages`."""
+    """Return the turns of a conversation, from the column `messages`."""
     return tuple((role, content) for role, content in json.loads(column)) if column else ()
 
 
 def documents_folder(preprocess: Path) -> Path:
-    """Where the splits' files lie below the output folder of preprocess."""
+    """Return where the splits' files lie below the output folder of preprocess."""
     return preprocess / "documents"
 
 
 def split_file(folder: Path, split: str, number: int = 0) -> Path:
-    """A split's file of this number in that folder."""
+    """Return a split's file of this number in that folder."""
     return folder / f"{split}-{number:05d}.parquet"
 
 
 def split_files(folder: Path, split: str) -> list[Path]:
-    """All of a split's files in that folder, in order."""
+    """Return all of a split's files in that folder, in order."""
     return sorted(folder.glob(f"{split}-*.parquet"))
 
 
@@ -111,13 +111,13 @@ class RowGroup:
     index: int
 
     def read(self, *columns: str) -> pa.Table:
-        """The named columns."""
+        """Return the named columns."""
         with pq.ParquetFile(self.path) as file:
             return file.read_row_group(self.index, columns=list(columns))
 
 
 def row_groups(paths: Sequence[Path]) -> list[RowGroup]:
-    """The row groups of documents files, in order."""
+    """Return the row groups of documents files, in order."""
     return [
         RowGroup(path, index)
         for path in paths
@@ -126,6 +126,6 @@ def row_groups(paths: Sequence[Path]) -> list[RowGroup]:
 
 
 def sizes(paths: Sequence[Path]) -> npt.NDArray[np.int64]:
-    """The bytes of each document of documents files, shape [documents]."""
+    """Return the bytes of each document of documents files, shape [documents]."""
     columns = [pq.read_table(path, columns=["bytes"]).column(0) for path in paths]
     return np.concatenate([np.zeros(0, np.int64), *(np.asarray(column) for column in columns)])

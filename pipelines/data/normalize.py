@@ -46,7 +46,7 @@ def conversation(source: str, messages: Messages) -> Document:
 
 
 def join(messages: Messages) -> str:
-    """The text of a conversation: what filters, hashes and n-grams see of it."""
+    """Return the text of a conversation: what filters, hashes and n-grams see of it."""
     return "\n\n".join(content for _, content in messages)
 
 
@@ -63,12 +63,12 @@ def _document(source: str, text: str) -> Document:
 
 
 def drop(source: str, size: int, reason: str, detail: str = "") -> Document:
-    """A document that is not kept."""
+    """Return a document that is not kept."""
     return Document(source, "", "", size, reason, detail)
 
 
 def decode(source: str, raw: bytes) -> str | Document:
-    """The bytes of a text file as a string, or why they are not one."""
+    """Return the bytes of a text file as a string, or why they are not one."""
     if b"\0" in raw:
         return drop(source, len(raw), BINARY)
     try:

@@ -50,7 +50,7 @@ def publish(made: Made, output: Path) -> None:
 
 
 def describe_dataset(made: Made, data: Data, vocab_size: int) -> DatasetRef:
-    """The dataset's record."""
+    """Return the dataset's record."""
     splits = {
         name: Split(
             documents=sum(part.documents[name] for part in made.parts.values()),

@@ -67,7 +67,7 @@ class Sized(Protocol):
 
 
 def mebibytes(item: Sized) -> float:
-    """How large an item is, as `Passes.run` weighs it."""
+    """Return how large an item is, as `Passes.run` weighs it."""
     return item.bytes / (1 << 20)
 
 
@@ -90,7 +90,8 @@ class Passes:
         unit: str,
         weigh: Callable[[T], float] = lambda _: 1,
     ) -> Iterator[tuple[Path, R]]:
-        """Each task's folder and result, in the items' order; what is finished is not done again.
+        """Yield each task's folder and result, in the items' order; what is finished is not done
+        again.
 
         Args:
             name: of the pass; with the item's number it names the task, so the items of a pass
@@ -159,7 +160,7 @@ def _whole(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def work_folder(folder: Path, key: str | None) -> Iterator[Path]:
-    """The folder of a work's passes, which goes when the block ends without an error.
+    """Yield the folder of a work's passes; it is removed when the block ends without an error.
 
     What an earlier try left there stays where its key is this one's; None is nobody's key.
     """

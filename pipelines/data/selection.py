@@ -69,7 +69,7 @@ def plan_parts(blocks: Sequence[Path], tallies: Sequence[Tally]) -> list[Part]:
 
 
 def part_files(parts: Iterable[Path], split: str) -> list[Path]:
-    """The documents files of a split in the folders of parts."""
+    """Return the documents files of a split in the folders of parts."""
     return [folder / f"{split}.parquet" for folder in parts]
 
 
@@ -114,7 +114,7 @@ def select(
 
 
 def misplaced(parts: Collection[Selected]) -> str | None:
-    """The document that must go to the other split, as all others are in one; else None.
+    """Return the document that must go to the other split, as all others are in one; else None.
 
     Only a handful of documents can all fall into one split.
     """

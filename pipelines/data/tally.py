@@ -43,7 +43,7 @@ class Tally:
 
     @classmethod
     def of(cls, blocks: Iterable["Tally"]) -> "Tally":
-        """The tally of blocks, given in their order."""
+        """Return the tally of blocks, given in their order."""
         tally = cls()
         for block in blocks:
             tally.add(block)
@@ -71,7 +71,7 @@ class Tally:
         self.dropped += documents
 
     def wants_sample(self, reason: str) -> bool:
-        """Whether there are few samples of what was dropped for this reason."""
+        """Return whether there are few samples of what was dropped for this reason."""
         return len(self.rejects.get(reason, ())) < _SAMPLES
 
     def add_sample(self, reason: str, reject: Reject) -> None:
@@ -114,7 +114,9 @@ class Tally:
             )
 
     def to_dict(self, evaluation_sets: Iterable[str] = ()) -> dict[str, Any]:
-        """The counts, as `stats.json` holds them; of the named evaluation sets also where none."""
+        """Return the counts, as `stats.json` holds them; of the named evaluation sets also where
+        none.
+        """
         return {
             "documents": {
                 "in": self.documents,

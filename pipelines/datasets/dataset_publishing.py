@@ -47,7 +47,7 @@ def dataset_name(recipe: Recipe) -> str:
 
 
 def source_summary(source: dict[str, Any]) -> dict[str, Any]:
-    """A workspace's `source.json` in short: its hash changes with any byte of any input."""
+    """Return a workspace's `source.json` in short: its hash changes with any byte of any input."""
     text = json.dumps(source, sort_keys=True)
     inputs = source.get("source", {}).get("inputs", [])
     return {
@@ -111,7 +111,7 @@ def _check(workspace: Path, tree: Tree, dataset: DatasetRef) -> None:
 
 
 def _validated(workspace: Path) -> str | None:
-    """The hash of the data that *validate* passed last, from the ledger of the workspace."""
+    """Return the hash of the data that *validate* passed last, from the ledger of the workspace."""
     path = workspace / "dvc.lock"
     stages = yaml.safe_load(path.read_text())["stages"] if path.is_file() else {}
     deps = stages.get(ValidateRecord.stage, {}).get("deps", [])
@@ -139,7 +139,7 @@ def _describe(
 
 
 def _files(version: DatasetVersion, settings: Settings) -> dict[str, bytes]:
-    """What the commit of a version writes; with it `git clone` and `dvc pull` give the data."""
+    """Return the files of a version's commit, which `git clone` and `dvc pull` need."""
     record = version.model_dump(mode="json", exclude={"git_revision", "created"})
     pointer = _DVC_FILE.format(hash=version.directory_hash, size=version.bytes, files=version.files)
     config = (

@@ -84,7 +84,7 @@ class ObjectStore:
             os.sync()  # a power cut after the tag must not leave half an object
 
     def listing(self, tree_hash: str) -> list[File]:
-        """The files of a version.
+        """Return the files of a version.
 
         Raises:
             UserError: the listing is missing or damaged.
@@ -100,7 +100,7 @@ class ObjectStore:
         return [File(entry["relpath"], entry["md5"]) for entry in entries]
 
     def read(self, file: File) -> bytes:
-        """The content of a small file; raises UserError as `fetch` does."""
+        """Return the content of a small file; raises UserError as `fetch` does."""
         if reason := self.damage(file.oid):
             raise UserError(self._complaint(file, reason))
         content: bytes = self._fs.cat_file(self._objects.oid_to_path(file.oid))
@@ -124,7 +124,7 @@ class ObjectStore:
             yield from ((file, why) for file, why in zip(files, reasons, strict=True) if why)
 
     def damage(self, oid: str) -> str | None:
-        """Why an object can't be used; None for a sound one."""
+        """Return why an object can't be used; None for a sound one."""
         digest = hashlib.md5(usedforsecurity=False)
         try:
             with self._fs.open(self._objects.oid_to_path(oid), "rb") as file:
@@ -202,7 +202,7 @@ def hash_folder(folder: Path) -> Tree:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What S3's client raises for a user to fix; asked for only once something was raised."""
+    """Return the errors of S3's client that a user can fix; called only after an error."""
     from botocore.exceptions import NoCredentialsError
 
     return (PermissionError, NoCredentialsError)

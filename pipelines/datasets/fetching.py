@@ -47,7 +47,7 @@ def _fetch_mixture(mixed: Sequence[Weighted], recipe: Recipe, workspace: Path) -
 
 
 def _open_output(versions: Sequence[DatasetVersion], workspace: Path) -> Path:
-    """The stage's folder, empty; the versions must be those that `source.json` names."""
+    """Return the stage's folder, empty; the versions must be those that `source.json` names."""
     path = workspace / "source.json"
     if path.is_file():
         facts = read_json(path)

@@ -21,7 +21,7 @@ Weighted = tuple[DatasetVersion, int]  # a version and its weight
 
 
 def find_mixture(source: Source) -> list[Weighted]:
-    """The versions of a mixture, by label, each with its weight.
+    """Return the versions of a mixture, by label, each with its weight.
 
     Raises:
         UserError: one does not exist or is named twice, or two can't be trained on together.
@@ -36,7 +36,7 @@ def find_mixture(source: Source) -> list[Weighted]:
 
 
 def describe_mixture(mixed: Sequence[Weighted], fetched: Sequence[DatasetRef]) -> DatasetRef:
-    """The record of all datasets together.
+    """Return the record of all datasets together.
 
     Args:
         mixed: The versions and their weights.
@@ -71,7 +71,9 @@ def describe_mixture(mixed: Sequence[Weighted], fetched: Sequence[DatasetRef]) -
 
 
 def add_statistics(records: Sequence[PreprocessRecord]) -> dict[str, Any]:
-    """What became of the documents of all datasets; each one's own statistics lie in its folder."""
+    """Return what became of the documents of all datasets; each one's own statistics lie in its
+    folder.
+    """
     counts = [record.stats["documents"] for record in records]
     dropped: Counter[str] = sum((Counter(each["dropped"]) for each in counts), Counter())
     return {
@@ -84,7 +86,7 @@ def add_statistics(records: Sequence[PreprocessRecord]) -> dict[str, Any]:
 
 
 def _together(splits: Sequence[tuple[str, Split]]) -> Split:
-    """One split of the datasets that lie in these folders."""
+    """Return one split of the datasets that lie in these folders."""
     return Split(
         documents=sum(split.documents for _, split in splits),
         bytes=sum(split.bytes for _, split in splits),
@@ -112,7 +114,7 @@ def _refuse_mismatch(versions: Sequence[DatasetVersion]) -> None:
 
 
 def _format(store: ObjectStore, version: DatasetVersion) -> dict[str, str]:
-    """What must be the same, in words; the tokenizer by the content of its files."""
+    """Return what must be the same, in words; the tokenizer by the content of its files."""
     dataset = version.dataset
     files = store.listing(version.directory_hash)
     tokenizer = sorted((file.path, file.oid) for file in files if _is_tokenizers(file.path))

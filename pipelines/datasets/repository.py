@@ -72,7 +72,7 @@ class DatasetRepository:
             self._fetch()
 
     def tags(self, name: str | None = None) -> list[Tag]:
-        """The versions of one dataset, or of all, by name and number."""
+        """Return the versions of one dataset, or of all, by name and number."""
         if not self._folder.is_dir():
             return []
         found = []
@@ -85,7 +85,7 @@ class DatasetRepository:
         return sorted(found, key=lambda tag: (tag.name, tag.version))
 
     def read(self, tags: Sequence[Tag], file: str) -> list[bytes]:
-        """A file of each version's folder, in one call of git.
+        """Return a file of each version's folder, in one call of git.
 
         Raises:
             UserError: a tag that looks like a version's is on something else.
@@ -125,7 +125,7 @@ class DatasetRepository:
         return Tag(name, version, commit, datetime.fromtimestamp(now, UTC))
 
     def _commit(self, tip: str, files: Mapping[str, bytes], message: str) -> str:
-        """A commit that no ref names yet; its index is a temporary file."""
+        """Return a commit that no ref names yet; its index is a temporary file."""
         with tempfile.TemporaryDirectory() as scratch:
             index = {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
             if tip:
@@ -139,7 +139,9 @@ class DatasetRepository:
         return self._git("commit-tree", tree, *parent, "-m", message).decode().strip()
 
     def _push(self, *refs: str) -> bool:
-        """Whether the repository took the refs, all of them; False where one was there already."""
+        """Return whether the repository took the refs, all of them; False where one was there
+        already.
+        """
         # Whatever a user's own configuration says of hooks, signatures and tags to push along.
         options = ("--porcelain", "--atomic", "--no-verify", "--no-signed", "--no-follow-tags")
         done = _run(self._folder, "push", *options, self.url, *refs)

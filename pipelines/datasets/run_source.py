@@ -23,7 +23,7 @@ _OF_TRAINING = ("document_mask", "reader")  # how a dataset is read, whatever it
 
 
 def settle(recipe: Recipe) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe that will run, and what its `source.json` holds.
+    """Return the recipe that will run, and what its `source.json` holds.
 
     Raises:
         UserError: the source or a dataset version does not exist, or versions can't be mixed.
@@ -52,13 +52,13 @@ def _identity(version: DatasetVersion) -> dict[str, str]:
 
 
 def recipe_of(version: DatasetVersion) -> Recipe:
-    """The recipe that a version was made with, to be run on that version."""
+    """Return the recipe that a version was made with, to be run on that version."""
     return with_dataset(parse_recipe(version.recipe, where=version.label), version)
 
 
 def with_dataset(recipe: Recipe, version: DatasetVersion) -> Recipe:
-    """The recipe with a version's data: how they were made is the version's, how they are read is
-    the recipe's."""
+    """Return the recipe with a version's data: how they were made is the version's, how they are
+    read is the recipe's."""
     return _with_data(recipe, version, {"kind": "dataset", "path": version.label})
 
 
@@ -79,7 +79,7 @@ def _with_data(recipe: Recipe, version: DatasetVersion, source: dict[str, Any]) 
 
 
 def unchanged(version: DatasetVersion, recipe: Recipe, source: dict[str, Any], dvc: Path) -> bool:
-    """Whether a version holds just this source, made just so.
+    """Return whether a version holds just this source, made just so.
 
     What makes data differ are the parameters of *preprocess*, which `dvc` (dvc.yaml) lists.
     """

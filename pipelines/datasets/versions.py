@@ -60,7 +60,7 @@ class DatasetVersion(BaseModel):
         return self.dataset.train.tokens + self.dataset.validation.tokens
 
     def ref(self, remote: str) -> DatasetRef:
-        """The record's reference to this very version."""
+        """Return the record's reference to this very version."""
         named = {
             "name": self.name,
             "version": self.version,
@@ -72,20 +72,20 @@ class DatasetVersion(BaseModel):
 
 
 def open_repository(settings: Settings) -> DatasetRepository:
-    """The datasets repository, up to date."""
+    """Return the datasets repository, up to date."""
     repository = DatasetRepository(settings.datasets_url, settings.home / MIRROR)
     repository.refresh()
     return repository
 
 
 def list_versions(name: str | None = None) -> list[DatasetVersion]:
-    """The versions of one dataset, or of all, by name and number."""
+    """Return the versions of one dataset, or of all, by name and number."""
     repository = open_repository(load_settings())
     return read_versions(repository, repository.tags(name))
 
 
 def read_versions(repository: DatasetRepository, tags: list[Tag]) -> list[DatasetVersion]:
-    """The records of versions."""
+    """Return the records of versions."""
     if not tags:
         return []
     versions = []
@@ -97,7 +97,7 @@ def read_versions(repository: DatasetRepository, tags: list[Tag]) -> list[Datase
 
 
 def find(label: str) -> DatasetVersion:
-    """A version by `name@N`, or the newest by `name`.
+    """Return a version by `name@N`, or the newest by `name`.
 
     Raises:
         UserError: no dataset or version is called so; the line says what there is.
@@ -120,7 +120,7 @@ def find(label: str) -> DatasetVersion:
 
 
 def newest(name: str) -> DatasetVersion | None:
-    """The newest version of a dataset; None where there is none yet."""
+    """Return the newest version of a dataset; None where there is none yet."""
     repository = open_repository(load_settings())
     return next(iter(read_versions(repository, repository.tags(name)[-1:])), None)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pipelines.core.settings import PROJECT
+from pipelines.core.product import PRODUCT
 from pipelines.doctor.findings import FaultError, NoAnswerError
 from pipelines.doctor.nvidia_smi import fix_of
 from pipelines.doctor.tools import run_in_time
@@ -73,7 +73,7 @@ class Reduced(BaseModel):
 
 
 def reduced(group: Group, limit_s: float) -> Reduced:
-    """This machine's part, in a process of its own.
+    """Run this machine's part of the all-reduce, in a process of its own.
 
     Raises:
         FaultError: it failed, or did not end in time.
@@ -83,14 +83,14 @@ def reduced(group: Group, limit_s: float) -> Reduced:
 
 
 def run_bounded(command: list[str], limit_s: float) -> str:
-    """What a process of ours prints; it and its children are ended when it takes too long.
+    """Return what a process of ours prints; it and its children are ended when it takes too long.
 
     Raises:
         FaultError: it failed, or did not end in time.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
-        done = run_in_time(command, limit_s, cwd=PROJECT, env=environment)
+        done = run_in_time(command, limit_s, cwd=PRODUCT, env=environment)
     except subprocess.TimeoutExpired:
         raise NoAnswerError(f"an all-reduce did not end in {limit_s:.1f} s", _FIX) from None
     if done.returncode:
@@ -100,7 +100,7 @@ def run_bounded(command: list[str], limit_s: float) -> str:
 
 
 def reason_of(errors: str) -> str:
-    """The line of a traceback that names the error: CUDA and NCCL put advice below theirs."""
+    """Return the traceback's line with the error; CUDA and NCCL print advice below it."""
     lines = errors.strip().splitlines()
     named = [line for line in lines if _ERROR.match(line)]
     return (named or lines or [""])[-1]

@@ -28,7 +28,7 @@ def certificate() -> Iterator[Seen]:
 
 
 def parse(text: str) -> float:
-    """The end in seconds since 1970, of `notAfter=Nov 22 23:00:00 2027 GMT`.
+    """Return the end in seconds since 1970, of `notAfter=Nov 22 23:00:00 2027 GMT`.
 
     Raises:
         ValueError: it is no such line.
@@ -37,7 +37,7 @@ def parse(text: str) -> float:
 
 
 def assess_certificate(end: float, now: float) -> Seen:
-    """Whether there is time to renew it before nodes and workers can't join any more."""
+    """Return whether there is time to renew it before nodes and workers can't join any more."""
     days = (end - now) / _DAY_S
     if days <= 0:
         return problem(f"it ended {-days:.0f} days ago: no new worker can join", _FIX_CERTIFICATE)
@@ -95,7 +95,7 @@ def parse_chrony(text: str) -> Tracking:
 
 
 def assess_chrony(found: Tracking) -> Seen:
-    """Whether it follows a server, and closely."""
+    """Return whether it follows a server, and closely."""
     if not found.follows:
         return problem("chrony follows no time server", _FIX)
     saw = f"{found.seconds:.6f} s from {found.server}"

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.errors import UserError
-from pipelines.core.settings import PROJECT, load_settings
+from pipelines.core.product import CODE, PRODUCT
+from pipelines.core.settings import load_settings
 from pipelines.doctor.all_reduce import Reduced
 from pipelines.doctor.findings import FaultError, Finding, Seen, ok, problem, warning
 from pipelines.doctor.planes import CLASSES
@@ -104,11 +105,11 @@ def report_of(recipe: Recipe) -> ClusterReport:
 
 
 async def _run_job(recipe: Recipe) -> ClusterReport:
-    from pipelines.orchestration.jobs_api import CODE, jobs_api, upload_code
+    from pipelines.orchestration.jobs_api import jobs_api, upload_code
 
     name = f"doctor-{uuid.uuid4().hex[:12]}"
     async with jobs_api() as jobs:
-        code = await upload_code(jobs, PROJECT, CODE)
+        code = await upload_code(jobs, PRODUCT, CODE)
         environment = {"working_dir": code, "env_vars": _variables(recipe)}
         await jobs.submit(name, "python -m ray_jobs.cluster_doctor", environment, {})
         try:
@@ -147,7 +148,7 @@ def _variables(recipe: Recipe) -> dict[str, str]:
 
 
 def between_nodes(report: ClusterReport) -> list[Finding]:
-    """What no node can see alone."""
+    """Return what no node can see alone."""
     nodes, together = report.nodes, report.together
     told = (
         (
@@ -175,7 +176,7 @@ def between_nodes(report: ClusterReport) -> list[Finding]:
 
 
 def assess_versions(reports: Sequence[NodeReport]) -> Iterator[Seen]:
-    """Every fact should be the same on all nodes; a driver may differ on a mixed cluster."""
+    """Yield every fact should be the same on all nodes; a driver may differ on a mixed cluster."""
     unlike = False
     for fact in _FACTS:
         by_version: dict[str | None, list[str]] = {}
@@ -196,7 +197,7 @@ def assess_versions(reports: Sequence[NodeReport]) -> Iterator[Seen]:
 
 
 def assess_clocks(reports: Sequence[NodeReport]) -> Seen:
-    """The widest gap, less what the round trips leave open."""
+    """Return the widest gap, less what the round trips leave open."""
     first = min(reports, key=lambda report: report.offset)
     last = max(reports, key=lambda report: report.offset)
     skew = last.offset - first.offset
@@ -209,7 +210,7 @@ def assess_clocks(reports: Sequence[NodeReport]) -> Seen:
 
 
 def assess_all_reduce(found: Together) -> Seen:
-    """Its bus bandwidth is what the network carries of a node, so that the GPU plane's class holds.
+    """Compare the bus bandwidth with the class of the nodes' GPU network.
 
     Without GPUs it shows that processes reach each other, and its rate is the processors'.
     """
@@ -228,7 +229,7 @@ def assess_all_reduce(found: Together) -> Seen:
 
 
 def assess_throughput(found: Carried) -> Seen:
-    """One process's TCP fills neither the storage plane nor the GPUs': they are only told."""
+    """Assess the TCP rate between nodes; on planes that TCP can't fill, only report it."""
     if found.rate is None:
         fix = "look at addresses, routes and firewalls of that plane"
         return problem(f"{found.plane}: {found.fault}", fix)

@@ -13,7 +13,7 @@ _INSTALL = "install nvidia-container-toolkit, then nvidia-ctk runtime configure"
 
 
 def container_toolkit() -> Iterator[Seen]:
-    """Whether containers on this host can be given its GPUs."""
+    """Yield whether containers on this host can be given its GPUs."""
     if in_container():
         raise NotHereError("this is a container itself; the toolkit is the host's")
     driver = smi().driver
@@ -28,7 +28,7 @@ def container_toolkit() -> Iterator[Seen]:
 
 
 def _without_its_tool() -> Seen:
-    """The toolkit's base package has only nvidia-ctk, for runtimes that read CDI's files."""
+    """Return the toolkit's base package has only nvidia-ctk, for runtimes that read CDI's files."""
     try:
         return assess_cdi(parse_cdi(output_of("nvidia-ctk", "cdi", "list")))
     except NotHereError:
@@ -57,7 +57,7 @@ def parse_toolkit(text: str) -> Toolkit:
 
 
 def assess_container_toolkit(found: Toolkit, driver: str) -> Seen:
-    """It must find the driver that runs."""
+    """Check that the toolkit finds the driver that runs."""
     if found.driver != driver:
         fix = "remove the other driver's libraries, or reboot after an update"
         return problem(f"the toolkit finds driver {found.driver}, nvidia-smi {driver}", fix)
@@ -65,7 +65,7 @@ def assess_container_toolkit(found: Toolkit, driver: str) -> Seen:
 
 
 def parse_cdi(text: str) -> list[str]:
-    """GPUs in `nvidia-ctk cdi list`, without the one that stands for all."""
+    """Return GPUs in `nvidia-ctk cdi list`, without the one that stands for all."""
     return _CDI.findall(text)
 
 

@@ -31,7 +31,7 @@ class Speed:
 
 
 def mounted() -> Iterator[Seen]:
-    """What the home lies on."""
+    """Yield what the home lies on."""
     yield from assess_mount(data_mount())
 
 
@@ -61,7 +61,7 @@ def assess_mount(mount: Mount) -> Iterator[Seen]:
 
 
 def speed(recipe: Recipe) -> Iterator[Seen]:
-    """A second's writing and reading, against the recipe."""
+    """Yield a second's writing and reading, against the recipe."""
     folder = existing(load_settings().home)
     try:
         found = measure(folder)
@@ -102,7 +102,7 @@ def checkpoint_bytes(recipe: Recipe) -> int:
 
 
 def assess_disk_speed(found: Speed, checkpoint: int) -> Seen:
-    """Tokens are tens of KB/s a GPU; it is checkpoints that a slow disk holds up."""
+    """Return tokens are tens of KB/s a GPU; it is checkpoints that a slow disk holds up."""
     saw = f"writes {size(found.write)}/s, reads {size(found.read)}/s"
     if not checkpoint:
         return ok(saw)

@@ -27,7 +27,7 @@ _UVM = Path("/dev/nvidia-uvm")  # without it CUDA can't start, and nvidia-smi ca
 
 
 def driver_and_cuda() -> Iterator[Seen]:
-    """Whether torch can use the GPUs of this machine."""
+    """Yield whether torch can use the GPUs of this machine."""
     machine = ask_driver()
     yield from assess_container_devices(in_container(), _UVM.exists())
     built_with, version = torch_build()
@@ -35,7 +35,7 @@ def driver_and_cuda() -> Iterator[Seen]:
 
 
 def assess_container_devices(inside: bool, uvm: bool) -> Iterator[Seen]:
-    """On a host a program's first use of CUDA makes the device; a container is given it or not."""
+    """Check for CUDA's device file; on a host, the first program that uses CUDA makes it."""
     if inside and not uvm:
         fix = (
             "start the container by the toolkit (--gpus all), or with --device /dev/nvidia-uvm "
@@ -45,7 +45,7 @@ def assess_container_devices(inside: bool, uvm: bool) -> Iterator[Seen]:
 
 
 def torch_build() -> tuple[str | None, str]:
-    """The CUDA of the torch that is installed, None without one, and torch's version.
+    """Return the CUDA of the torch that is installed, None without one, and torch's version.
 
     Read from the file that torch keeps it in, as importing torch takes seconds.
     """
@@ -87,7 +87,7 @@ def assess_driver(machine: Smi, built_with: str | None, version: str) -> Seen:
 
 
 def _forward(machine: Smi, saw: str) -> Seen:
-    """The driver is older than what the library beside it, of cuda-compat, can do."""
+    """Return the driver is older than what the library beside it, of cuda-compat, can do."""
     if refused := sorted({gpu.brand for gpu in machine.gpus} & set(_NO_FORWARD)):
         fix = "update the driver, or take /usr/local/cuda/compat out of LD_LIBRARY_PATH"
         return problem(f"{saw} by cuda-compat, which {refused[0]} refuses (CUDA error 804)", fix)

@@ -29,7 +29,7 @@ from pipelines.recipe.recipe import Recipe
 
 
 def run_checks(checks: Sequence[Check]) -> list[Finding]:
-    """What all of them found, in their order, after `limit_s()` seconds at most.
+    """Return what all of them found, in their order, after `limit_s()` seconds at most.
 
     A thread that hangs, say in a network file system, is left behind: it ends with the process.
     """
@@ -73,7 +73,7 @@ def _run_check(check: Check) -> list[Seen]:
 
 
 def _late(saw: str, fix: str) -> Seen:
-    """A problem, unless more runs here than there are cores, so that it may only be slow."""
+    """Return a problem, unless more runs here than there are cores, so that it may only be slow."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load <= cores:
         return problem(saw, fix)
@@ -85,7 +85,7 @@ _WHY = "every node must be fit for what any of them may be given"
 
 
 def examine(recipe: Recipe) -> dict[str, list[Finding]]:
-    """What was found, by part.
+    """Return what was found, by part.
 
     A cluster of one node is looked at as this machine: a job takes longer than all else here.
     """

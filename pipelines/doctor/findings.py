@@ -78,22 +78,22 @@ class Finding:
 
 
 def ok(saw: str) -> Seen:
-    """All is well."""
+    """Return all is well."""
     return Seen(State.OK, saw)
 
 
 def warning(saw: str, fix: str) -> Seen:
-    """It works, but not as it should."""
+    """Return a finding: it works, but not as it should."""
     return Seen(State.WARNING, saw, fix)
 
 
 def problem(saw: str, fix: str) -> Seen:
-    """It does not work, or a run would fail of it."""
+    """Return a finding: it does not work, or a run would fail because of it."""
     return Seen(State.PROBLEM, saw, fix)
 
 
 def worst(findings: Iterable[Finding]) -> State:
-    """The state of the whole."""
+    """Return the state of the whole."""
     order = list(State)
     return max((finding.state for finding in findings), key=order.index, default=State.NOT_HERE)
 

@@ -39,7 +39,7 @@ _DIRECT = ("Supported", "nvfs", "p2pdma", "dmabuf", "nvidia_peermem")
 
 
 def rdma() -> Iterator[Seen]:
-    """Between GPUs and network cards."""
+    """Check GPUDirect RDMA, between GPUs and network cards."""
     smi()
     if not any(RDMA_DEVICES.glob("*")):
         raise NotHereError("no RDMA device")
@@ -54,7 +54,7 @@ def _modules() -> str:
 
 
 def parse_modules(text: str) -> set[str]:
-    """Names in /proc/modules, which lsmod prints."""
+    """Return names in /proc/modules, which lsmod prints."""
     return {line.split()[0] for line in text.splitlines() if line.strip()}
 
 
@@ -117,7 +117,7 @@ def storage() -> Iterator[Seen]:
 
 
 def parse_gdscheck(text: str) -> dict[str, str]:
-    """The rows of the driver's configuration: `NVMe` and how it is read.
+    """Return the rows of the driver's configuration: `NVMe` and how it is read.
 
     Raises:
         ValueError: it has none.
@@ -130,7 +130,7 @@ def parse_gdscheck(text: str) -> dict[str, str]:
 
 
 def assess_storage(found: Storage) -> Iterator[Seen]:
-    """The mode in effect, and where it is not direct each missing piece."""
+    """Yield the mode in effect, and where it is not direct each missing piece."""
     if found.why_not is None:  # newer kernels need neither nvidia-fs nor its devices for that
         yield ok(f"mode in effect under {found.mount.point}: direct, proven by a read")
         return

@@ -18,14 +18,14 @@ _SLOW = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at cooling, power 
 
 
 def health() -> Iterator[Seen]:
-    """Every GPU's own state."""
+    """Yield every GPU's own state."""
     # A container or a job of Slurm is given some of the machine's GPUs, and sees all in /proc.
     partly = in_container() or "SLURM_JOB_ID" in os.environ
     yield from assess_gpus(smi(), [] if partly else bound_gpus())
 
 
 def assess_gpus(machine: Smi, bound: Sequence[str]) -> list[Seen]:
-    """A line for each fault; one line where there is none.
+    """Return a line for each fault; one line where there is none.
 
     Args:
         machine: As nvidia-smi has it.
@@ -45,7 +45,7 @@ def assess_gpus(machine: Smi, bound: Sequence[str]) -> list[Seen]:
 
 
 def _missing(machine: Smi, bound: Sequence[str]) -> Iterator[Seen]:
-    """What the driver can't open is left out of its list, or named beside it."""
+    """Yield what the driver can't open is left out of its list, or named beside it."""
     listed = {gpu.address for gpu in machine.gpus}
     gone = [address for address in bound if address not in listed]
     if machine.words:
@@ -62,7 +62,7 @@ def fabric() -> Iterator[Seen]:
 
 
 def assess_fabric(gpus: Sequence[Gpu], switches: bool) -> Seen:
-    """GPUs on NVSwitch register with the fabric manager before CUDA can start."""
+    """Return GPUs on NVSwitch register with the fabric manager before CUDA can start."""
     states = {gpu.number: gpu.fabric for gpu in gpus if gpu.fabric}
     if not states:
         if switches:

@@ -31,18 +31,19 @@ class Mount:
 
 
 def data_mount() -> Mount:
-    """Where the home lies."""
+    """Return where the home lies."""
     home = existing(load_settings().home)
     return read(partial(mount_of, home), _TABLE.read_text(), str(_TABLE))
 
 
 def existing(path: Path) -> Path:
-    """The folder, or the nearest above it that there is."""
+    """Return the folder, or the nearest above it that there is."""
     return next(each for each in (path, *path.parents) if each.exists()).resolve()
 
 
 def mount_of(path: Path, mountinfo: str) -> Mount:
-    """The mount that a path is on: the last of those with the longest point, which hides others.
+    """Return the mount that a path is on: the last of those with the longest point, which hides
+    others.
 
     Raises:
         ValueError: no mount is above it, as in some chroots, or a line is not as it should be.
@@ -95,7 +96,7 @@ def assess_open_files(soft: int, hard: int) -> Seen:
 
 
 def pinned_memory() -> Iterator[Seen]:
-    """Memory that may be locked."""
+    """Yield memory that may be locked."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     found = (*RDMA_DEVICES.glob("*"), *Path("/dev").glob("nvidia-fs*"))
     needed = sorted(path.name for path in found)
@@ -116,19 +117,19 @@ def assess_pinned_memory(limit: int, ipc_lock: bool, devices: list[str]) -> Seen
 
 
 def may_lock_all() -> bool:
-    """Whether this process may lock memory without limit."""
+    """Return whether this process may lock memory without limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return soft == UNLIMITED or may_lock(_STATUS.read_text())
 
 
 def may_lock(status: str) -> bool:
-    """Whether /proc/self/status shows the capability IPC_LOCK in effect."""
+    """Return whether /proc/self/status shows the capability IPC_LOCK in effect."""
     mask = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE)
     return bool(int(mask[1], 16) >> _IPC_LOCK & 1) if mask else False
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Iterator[Seen]:  # noqa: S108 (only looked at)
-    """The file system of shared memory."""
+    """Yield the file system of shared memory."""
     from pipelines.core.machine import memory_bytes
 
     total, _ = memory_bytes()
@@ -148,7 +149,7 @@ def assess_shared_memory(size: int, memory: int) -> Seen:
 
 
 def memory() -> Iterator[Seen]:
-    """Memory and disk, by the rule of `penstock up`."""
+    """Yield memory and disk, by the rule of `penstock up`."""
     from pipelines.core.machine import memory_bytes
     from pipelines.core.settings import load_settings
     from pipelines.platform.preflight import resource_warnings

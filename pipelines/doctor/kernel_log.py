@@ -26,7 +26,7 @@ class Xid:
 
 
 def kernel_log() -> Iterator[Seen]:
-    """Also where the driver does not answer; a container may seldom read it."""
+    """Look for the driver's errors in the kernel's log, which containers can seldom read."""
     if not nvidia_devices() and not bound_gpus():
         raise NotHereError("no NVIDIA GPU")
     try:
@@ -37,7 +37,9 @@ def kernel_log() -> Iterator[Seen]:
 
 
 def parse_xids(text: str) -> dict[Xid, list[str]]:
-    """The words of each message, oldest first; a GPU that fell off the bus has one without code."""
+    """Return the words of each message, oldest first; a GPU that fell off the bus has one without
+    code.
+    """
     found: dict[Xid, list[str]] = {}
     for line in text.splitlines():
         if xid := _XID.search(line):

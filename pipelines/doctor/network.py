@@ -36,7 +36,7 @@ class Port:
 
 
 def rdma() -> Iterator[Seen]:
-    """Every port of every RDMA device."""
+    """Yield every port of every RDMA device."""
     devices = sorted(path.name for path in DEVICES.glob("*"))
     if not devices:
         raise NotHereError(f"no RDMA device: {DEVICES} is empty")
@@ -49,7 +49,7 @@ def rdma() -> Iterator[Seen]:
 
 
 def read_ports(root: Path) -> Iterator[Port]:
-    """As Documentation/ABI/stable/sysfs-class-infiniband has them: `4: ACTIVE`, `5: LinkUp`."""
+    """Read the ports from sysfs, which writes states such as `4: ACTIVE` and `5: LinkUp`."""
     for port in sorted(root.glob("*/ports/*")):
         values = {name: text_of(port / name) or "" for name in ("state", "phys_state", "rate")}
         state = values["state"].partition(": ")[2]
@@ -64,7 +64,7 @@ def read_ports(root: Path) -> Iterator[Port]:
 
 
 def parse_ibstat(text: str) -> list[Port]:
-    """All ports.
+    """Return all ports.
 
     Raises:
         ValueError: there is none in it.
@@ -97,7 +97,7 @@ def _rate(text: str) -> float:
 
 
 def assess_network(ports: Sequence[Port]) -> Iterator[Seen]:
-    """A port that nobody uses is disabled; any other that is not active is a fault."""
+    """Yield a port that nobody uses is disabled; any other that is not active is a fault."""
     active = [port for port in ports if port.active]
     for port in ports:
         who = f"{port.device} ({port.layer or port.kind})"

@@ -31,30 +31,30 @@ class Node:
         return time.time()
 
     def free_port(self) -> int:
-        """Where the first process of an all-reduce may listen."""
+        """Return where the first process of an all-reduce may listen."""
         return free_port()
 
     def examine(self, recipe: Recipe) -> tuple[dict[str, str | None], list[Finding]]:
-        """The versions of what must be alike on every node, and the checks."""
+        """Return the versions of what must be alike on every node, and the checks."""
         findings = run_checks(node_checks(recipe))
         return _facts(), findings
 
     def devices(self) -> int:
-        """GPUs that torch can use; 0 where it can't be asked, which the checks tell."""
+        """Return GPUs that torch can use; 0 where it can't be asked, which the checks tell."""
         try:
             return facts().devices
         except (NotHereError, FaultError):
             return 0
 
     def reduce(self, group: Group) -> Reduced | str:
-        """This node's part of an all-reduce, or why it failed."""
+        """Run this node's part of an all-reduce, or return why it failed."""
         try:
             return reduced(group, _REDUCE_S)
         except FaultError as error:
             return str(error)
 
     def listen(self, interface: str) -> tuple[str, int] | None:
-        """Where others may send to on an interface; None where it has no address."""
+        """Return where others may send to on an interface; None where it has no address."""
         self.hush()
         address = address_of(interface)
         if address is None:

@@ -29,7 +29,7 @@ def numa() -> Iterator[Seen]:
 
 
 def read_nodes(root: Path) -> list[Node]:
-    """All nodes.
+    """Return all nodes.
 
     Raises:
         NotHereError: the kernel knows none.

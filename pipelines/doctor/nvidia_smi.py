@@ -75,7 +75,7 @@ _FIXES = (
 
 
 def fix_of(words: str, otherwise: str) -> str:
-    """The fix for what was said; `otherwise` where nothing here knows it."""
+    """Return the fix for what was said; `otherwise` where nothing here knows it."""
     said = words.lower()
     return next((fix for part, fix in _FIXES if part in said), otherwise)
 
@@ -161,7 +161,7 @@ class Smi:
 
 
 def smi() -> Smi:
-    """The machine, for checks that leave a driver that fails to the one of driver and CUDA.
+    """Return the machine, for checks that leave a driver that fails to the one of driver and CUDA.
 
     Raises:
         NotHereError: there is no GPU, or no driver that answers.
@@ -174,7 +174,7 @@ def smi() -> Smi:
 
 @once
 def ask_driver() -> Smi:
-    """What the driver says; it knows at least one GPU.
+    """Return what the driver says; it knows at least one GPU.
 
     Raises:
         NotHereError: there is neither a driver nor a GPU.
@@ -311,7 +311,7 @@ def _pair(gpu: Element, path: str) -> tuple[int, int] | None:
 
 
 def _number(text: str | None) -> float | None:
-    """The one at the beginning of `16x` or `500.00 W`."""
+    """Return the one at the beginning of `16x` or `500.00 W`."""
     found = re.match(r"[0-9]{1,9}(\.[0-9]+)?", text or "")
     return float(found[0]) if found else None
 

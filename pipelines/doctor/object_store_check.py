@@ -59,7 +59,7 @@ class Scratch:
         return place, tag
 
     def names(self, folder: str) -> list[str]:
-        """All keys below a folder, two at a time, so that pages have to be turned."""
+        """Return all keys below a folder, two at a time, so that pages have to be turned."""
         pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.bucket, Prefix=f"{self.prefix}/{folder}/", PaginationConfig={"PageSize": 2}
         )
@@ -176,7 +176,7 @@ def _conditional_writes(store: Scratch) -> Seen:
 
 
 def _keys(store: Scratch) -> Seen:
-    """Keys of a session end; boto3 renews those that it can fetch again, and no others."""
+    """Return keys of a session end; boto3 renews those that it can fetch again, and no others."""
     keys = store.client._request_signer._credentials
     expires = getattr(keys, "_expiry_time", None)
     if expires is not None:
@@ -216,7 +216,7 @@ def _upload(store: Scratch, place: dict[str, str]) -> Iterator[str]:
 
 
 def _refusal(call: Callable[[], object]) -> int | None:
-    """The HTTP status of a refusal; None where it was granted."""
+    """Return the HTTP status of a refusal; None where it was granted."""
     from botocore.exceptions import ClientError
 
     try:
@@ -244,7 +244,7 @@ T = TypeVar("T")
 
 
 def datasets_remote() -> Iterator[Seen]:
-    """The DVC remote of dataset versions: a folder is written to, a bucket is S3's matter."""
+    """Yield the DVC remote of dataset versions: a folder is written to, a bucket is S3's matter."""
     remote = load_settings().datasets_remote
     if remote.startswith("s3://"):
         yield ok(f"{remote} is a bucket: see S3")
@@ -266,7 +266,7 @@ def datasets_remote() -> Iterator[Seen]:
 
 
 def s3(recipe: Recipe) -> Iterator[Seen]:
-    """Every place that settings and recipe have in S3."""
+    """Yield every place that settings and recipe have in S3."""
     places = {load_settings().datasets_remote, recipe.train.checkpoints or ""}
     in_s3 = sorted(place for place in places if place.startswith("s3://"))
     if not in_s3:
@@ -276,7 +276,7 @@ def s3(recipe: Recipe) -> Iterator[Seen]:
 
 
 def s3_remote(remote: str) -> Iterator[Seen]:
-    """All that we need of a bucket, in one line where it is well, and the clock."""
+    """Yield all that we need of a bucket, in one line where it is well, and the clock."""
     began = time.perf_counter()
     tried = try_store(remote)
     seconds = time.perf_counter() - began
@@ -286,7 +286,7 @@ def s3_remote(remote: str) -> Iterator[Seen]:
 
 
 def examine_store(remote: str) -> list[Finding]:
-    """The same, each need by itself: what `penstock doctor --s3` shows."""
+    """Return the same, each need by itself: what `penstock doctor --s3` shows."""
     if not remote.startswith("s3://") or remote == "s3://":
         raise UserError(f"--s3 {remote}: give a bucket, such as s3://bucket/prefix")
     try:

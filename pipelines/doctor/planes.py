@@ -37,7 +37,7 @@ class Interface:
 
 
 def planes() -> Iterator[Seen]:
-    """Each plane by its interfaces."""
+    """Yield each plane by its interfaces."""
     text = os.environ.get(VARIABLE, "")
     if not text.strip():
         example = f"{VARIABLE}='storage=ib4 gpu=ib0,ib1 users=eth0'"
@@ -67,7 +67,7 @@ def parse_planes(text: str) -> dict[str, list[str]]:
 
 
 def read_interface(name: str, root: Path = _INTERFACES) -> Interface | None:
-    """What the kernel says of it; None where there is none by that name."""
+    """Return what the kernel says of it; None where there is none by that name."""
     folder = root / name
     if not folder.is_dir():
         return None
@@ -103,7 +103,7 @@ def assess_planes(
     found: Mapping[str, Interface | None],
     environ: Mapping[str, str],
 ) -> Iterator[Seen]:
-    """Each plane against its class, and storage and NCCL apart."""
+    """Yield each plane against its class, and storage and NCCL apart."""
     for plane, names in named.items():
         if missing := [name for name in names if found[name] is None]:
             saw = f"{plane}: no interface {', '.join(missing)} on this node"

@@ -20,7 +20,7 @@ _AIRFLOW = ("metadatabase", "scheduler", "triggerer", "dag_processor")
 
 
 def airflow() -> Iterator[Seen]:
-    """Its parts' heartbeats, and whether its DAG files can be read."""
+    """Check the heartbeats of Airflow's parts, and whether its DAG files can be read."""
     settings = load_settings()
     url = settings.airflow_url
     place = Place("Airflow", url, "PENSTOCK_AIRFLOW_URL")
@@ -30,7 +30,7 @@ def airflow() -> Iterator[Seen]:
 
 
 def assess_airflow(health: Mapping[str, Any]) -> Iterator[Seen]:
-    """A part that has no heartbeat was never started, or is dead."""
+    """Yield a part that has no heartbeat was never started, or is dead."""
     for part in _AIRFLOW:
         status = (health.get(part) or {}).get("status")
         if status != "healthy":
@@ -50,7 +50,7 @@ def assess_dag_files(url: str, errors: Mapping[str, str]) -> Iterator[Seen]:
 
 
 def ray() -> Iterator[Seen]:
-    """Its version against the one installed here."""
+    """Compare the version of the running Ray with the one installed here."""
     settings = load_settings()
     place = Place("Ray", settings.ray_url, "RAY_API_SERVER_ADDRESS")
     there = place.answer(lambda: str(_get_ray(settings, "/api/version")["ray_version"]))
@@ -58,7 +58,7 @@ def ray() -> Iterator[Seen]:
 
 
 def ray_nodes() -> int:
-    """How many nodes of the settings' Ray cluster are alive; 0 where none answers."""
+    """Return how many nodes of the settings' Ray cluster are alive; 0 where none answers."""
     settings = load_settings()
     place = Place("Ray", settings.ray_url, "RAY_API_SERVER_ADDRESS")
     try:
@@ -72,14 +72,14 @@ def _alive(answer: dict[str, Any]) -> int:
 
 
 def assess_ray(url: str, there: str, here: str | None) -> Seen:
-    """Jobs are pickled by one and read by the other."""
+    """Return jobs are pickled by one and read by the other."""
     if here is not None and here != there:
         return problem(f"Ray is {there} at {url}, {here} here", f"install ray=={there} here")
     return ok(f"Ray {there} at {url}")
 
 
 def mlflow() -> Iterator[Seen]:
-    """Whether the tracking server answers this user."""
+    """Yield whether the tracking server answers this user."""
     settings = load_settings()
     if not settings.mlflow_url.startswith("http"):
         raise NotHereError(f"{settings.mlflow_url} is no server")
@@ -90,7 +90,7 @@ def mlflow() -> Iterator[Seen]:
 
 
 def assess_mlflow(url: str, there: str, here: str | None) -> Iterator[Seen]:
-    """A client of another minor version may not know what the server speaks."""
+    """Yield a client of another minor version may not know what the server speaks."""
     if here is not None and here.split(".")[:2] != there.split(".")[:2]:
         fix = f"install mlflow=={there} here, or update the server and migrate its database"
         yield warning(f"MLflow is {there} at {url}, {here} here", fix)
@@ -137,7 +137,7 @@ class Place:
     variable: str
 
     def answer(self, ask: Callable[[], T]) -> T:
-        """What it says.
+        """Return what it says.
 
         Raises:
             NotHereError: nobody started it.

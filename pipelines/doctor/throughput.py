@@ -22,7 +22,7 @@ _CONNECT_S = 5.0
 
 
 def address_of(interface: str) -> str | None:
-    """Its IPv4 address on this machine; None where it has none."""
+    """Return the IPv4 address of a network device here; None if it has none."""
     import psutil  # type: ignore[import-untyped]
 
     for each in psutil.net_if_addrs().get(interface, ()):
@@ -95,12 +95,12 @@ _DEBUGGING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_N
 
 
 def collective() -> Iterator[Seen]:
-    """A real all-reduce, and the environment it runs in."""
+    """Yield a real all-reduce, and the environment it runs in."""
     yield from assess_collectives(facts(), os.environ)
 
 
 def assess_collectives(found: Facts, environ: Mapping[str, str]) -> Iterator[Seen]:
-    """What it summed, and how fast."""
+    """Yield what it summed, and how fast."""
     with_what = f"NCCL {found.nccl}" if found.nccl else "gloo"
     saw = f"{with_what}: an all-reduce over {found.processes} processes"
     if not found.reduced.right:

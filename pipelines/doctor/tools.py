@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def limit_s() -> float:
-    """Seconds that the checks of a machine may take together.
+    """Return seconds that the checks of a machine may take together.
 
     Raises:
         UserError: PENSTOCK_DOCTOR_SECONDS is no number of them.
@@ -50,7 +50,7 @@ def limit_s() -> float:
 
 
 def once(work: Callable[[], T]) -> Callable[[], T]:
-    """What several checks ask for is done once a process; a failure, too, is told to all."""
+    """Return what several checks ask for is done once a process; a failure, too, is told to all."""
     outcome: Future[T] = Future()
     lock = threading.Lock()
 
@@ -68,7 +68,7 @@ def once(work: Callable[[], T]) -> Callable[[], T]:
 
 
 def output_of(*command: str, folders: tuple[str, ...] = ()) -> str:
-    """What a tool prints, in English.
+    """Return what a tool prints, in English.
 
     Args:
         command: The tool and its arguments.
@@ -100,7 +100,7 @@ def output_of(*command: str, folders: tuple[str, ...] = ()) -> str:
 def run_in_time(
     command: Sequence[str], limit: float, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
-    """What a process printed; it and its children are killed when it takes too long.
+    """Return what a process printed; it and its children are killed when it takes too long.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than `limit` seconds.
@@ -125,7 +125,8 @@ def run_in_time(
 
 
 def read(parse: Callable[[str], T], text: str, source: str) -> T:
-    """What a parser makes of the text of a tool or file; parsers raise ValueError, and no other.
+    """Return what a parser makes of the text of a tool or file; parsers raise ValueError, and no
+    other.
 
     Raises:
         FaultError: it is not as any version known here has it.
@@ -140,12 +141,12 @@ def read(parse: Callable[[str], T], text: str, source: str) -> T:
 
 
 def in_container() -> bool:
-    """Whether this is a container, whose driver and devices are the host's."""
+    """Return whether this is a container, whose driver and devices are the host's."""
     return _PODS in os.environ or any(path.exists() for path in _IN_CONTAINER)
 
 
 def installed(package: str) -> str | None:
-    """The version of a Python package; None where it is not here."""
+    """Return the version of a Python package; None where it is not here."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -153,7 +154,7 @@ def installed(package: str) -> str | None:
 
 
 def text_of(path: Path) -> str | None:
-    """A file of the kernel's, without the newline at its end; None where it is not readable."""
+    """Return a file of the kernel without its last newline; None if it can't be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:  # gone, forbidden, or a driver that gives no value
@@ -167,7 +168,7 @@ _DISPLAY = "0x03"  # VGA and 3D controllers
 
 
 def nvidia_devices(root: Path = _DEVICES) -> list[str]:
-    """The addresses of NVIDIA's GPUs."""
+    """Return the addresses of NVIDIA's GPUs."""
     return sorted(
         device.name
         for device in root.glob("*")
@@ -177,7 +178,9 @@ def nvidia_devices(root: Path = _DEVICES) -> list[str]:
 
 
 def has_nvswitch(root: Path = _DEVICES) -> bool:
-    """Whether a bridge of NVIDIA's is here that the host sees: of Ampere's and Hopper's boards."""
+    """Return whether a bridge of NVIDIA's is here that the host sees: of Ampere's and Hopper's
+    boards.
+    """
     return any(
         text_of(device / "vendor") == _NVIDIA
         and (text_of(device / "class") or "").startswith(_OTHER_BRIDGE)
@@ -186,6 +189,6 @@ def has_nvswitch(root: Path = _DEVICES) -> bool:
 
 
 def kernel_driver(address: str, root: Path = _DEVICES) -> str | None:
-    """The kernel's driver of a device: `nvidia`, `nouveau`, `vfio-pci`; None without one."""
+    """Return the kernel's driver of a device: `nvidia`, `nouveau`, `vfio-pci`; None without one."""
     driver = root / address / "driver"
     return driver.resolve().name if driver.is_symlink() else None

@@ -30,14 +30,14 @@ class Topology:
 
 
 def topology() -> Iterator[Seen]:
-    """Between GPUs, and from each to its nearest network card."""
+    """Check the links between GPUs, and from each GPU to its nearest network card."""
     smi()  # which says it better where there is no driver
     text = output_of("nvidia-smi", "topo", "-m")
     yield from assess_topology(read(parse_topology, text, "nvidia-smi topo -m"))
 
 
 def parse_topology(text: str) -> Topology:
-    """The matrix, with network cards by their own names where there is a legend of them.
+    """Return the matrix, with network cards by their own names where there is a legend of them.
 
     Raises:
         ValueError: it is no matrix, or one with holes.
@@ -65,7 +65,9 @@ def parse_topology(text: str) -> Topology:
 
 
 def assess_topology(found: Topology) -> Iterator[Seen]:
-    """What is slow by the way it is built is no fault, but is told; a far network card is one."""
+    """Yield what is slow by the way it is built is no fault, but is told; a far network card is
+    one.
+    """
     if len(found.gpus) > 1:
         yield ok(_between_gpus(found))
     far = [gpu for gpu in found.gpus if found.nics and not _near(found, gpu)]
@@ -101,7 +103,7 @@ def _near(found: Topology, gpu: str) -> bool:
 
 
 def nvlink() -> Iterator[Seen]:
-    """Every link by itself."""
+    """Yield every link by itself."""
     smi()
     text = output_of("nvidia-smi", "nvlink", "-s")
     yield assess_nvlink(read(parse_nvlink, text, "nvidia-smi nvlink -s"))
@@ -125,7 +127,7 @@ def parse_nvlink(text: str) -> dict[str, list[str]]:
 
 
 def assess_nvlink(links: dict[str, list[str]]) -> Seen:
-    """A GPU without any has no bridge, by design; one with some has lost the others."""
+    """Return a GPU without any has no bridge, by design; one with some has lost the others."""
     linked = {gpu: rates for gpu, rates in links.items() if set(rates) - {"<inactive>"}}
     if not linked:
         raise NotHereError("no NVLink between these GPUs")

@@ -1,4 +1,4 @@
-"""What a model must beat: byte n-grams fitted on its training text, and xz on the held-out text.
+"""Baselines a model must beat: byte n-grams of its training text, and xz on the held-out text.
 
 The n-gram of order k predicts a byte from the k bytes before it, interpolated with every shorter
 context by Witten and Bell's method ("The zero-frequency problem", 1991; in the form of Chen and
@@ -28,9 +28,9 @@ _Floats = npt.NDArray[np.float64]
 def ngram_bits_per_byte(
     training: Sequence[bytes], held_out: Sequence[bytes], orders: Sequence[int] = ORDERS
 ) -> dict[int, float]:
-    """Bits per byte of `held_out` under an n-gram of each order fitted on `training`.
+    """Return the bits per byte of `held_out` under an n-gram of each order fitted on `training`.
 
-    Needs about 20 bytes of memory for each byte of training text.
+    This needs about 20 bytes of memory for each byte of training text.
     """
     probabilities = ngram_probabilities(training, held_out, max(orders))
     return {
@@ -41,9 +41,9 @@ def ngram_bits_per_byte(
 def ngram_probabilities(
     training: Sequence[bytes], held_out: Sequence[bytes], max_order: int
 ) -> Iterator[_Floats]:
-    """Yield for order 0 to max_order the probability of each byte of `held_out`, documents joined.
+    """Yield the probability of each byte of the joined `held_out`, for order 0 to max_order.
 
-    Contexts never reach into the document before; a document starts after NUL bytes.
+    A context never reaches into the document before: each document starts after NUL bytes.
     """
     if not 0 <= max_order <= MAX_ORDER:
         raise ValueError(f"max_order({max_order}) must be between 0 and {MAX_ORDER}")
@@ -56,7 +56,7 @@ def ngram_probabilities(
 
 
 def xz_bits_per_byte(held_out: Sequence[bytes]) -> dict[str, float]:
-    """Bits per byte of `xz -9e`: all documents as one stream, and each by itself."""
+    """Return the bits per byte of `xz -9e`: all documents as one stream, and each by itself."""
 
     def size(data: bytes) -> int:
         return 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
@@ -69,7 +69,7 @@ def xz_bits_per_byte(held_out: Sequence[bytes]) -> dict[str, float]:
 
 
 def _grams(documents: Sequence[bytes], order: int) -> _Keys:
-    """Give every byte one key: the byte itself lowest, the byte before it next, and so on."""
+    """Return one key per byte: its lowest byte is the byte itself, the next the one before it."""
     padding = bytes(order)
     stream = np.frombuffer(padding + padding.join(documents), np.uint8)
     keys = np.zeros(len(stream) - order, np.uint64)
@@ -77,7 +77,7 @@ def _grams(documents: Sequence[bytes], order: int) -> _Keys:
         shifted = stream[order - back : len(stream) - back].astype(np.uint64)
         shifted <<= np.uint64(8 * back)
         keys |= shifted
-    # Between two documents lie `order` bytes of padding, which nobody predicts.
+    # Between two documents lie `order` bytes of padding, which no n-gram has to predict.
     lengths = np.array([len(document) for document in documents])
     ends = np.cumsum(lengths + order)[:-1] - order
     is_padding = np.zeros(len(keys), bool)
@@ -87,10 +87,10 @@ def _grams(documents: Sequence[bytes], order: int) -> _Keys:
 
 
 def _count_orders(keys: _Keys, max_order: int) -> list[tuple[_Keys, _Counts]]:
-    """Per order from 0 up: the distinct grams, ascending, and how often each occurs.
+    """Return the distinct grams in ascending order and their counts, for each order from 0 up.
 
-    Only the longest grams are sorted in full, in place; the shorter are sums over their few
-    distinct extensions.
+    Only the longest grams are sorted in full, in place. The counts of shorter grams are sums over
+    their few distinct extensions.
     """
     keys.sort()
     starts = _run_starts(keys)
@@ -106,20 +106,20 @@ def _count_orders(keys: _Keys, max_order: int) -> list[tuple[_Keys, _Counts]]:
 
 
 def _interpolate(grams: _Keys, counts: _Counts, query: _Keys, shorter: _Floats) -> _Floats:
-    """Witten and Bell's step: `shorter` is the probability from one context byte less."""
+    """Apply Witten and Bell's step; `shorter` is the probability given one context byte less."""
     starts = _run_starts(grams >> _BYTE)
     contexts = grams[starts] >> _BYTE
     followers = np.diff(starts, append=len(grams))
     totals = np.add.reduceat(counts, starts)
 
-    # In ascending order the binary searches walk memory forwards: several times faster.
+    # Queries in ascending order read memory forwards, which is several times faster.
     ascending = np.argsort(query, kind="stable")
     query = query[ascending]
     backed_off = shorter[ascending]
     seen = _look_up(grams, counts, query)
     total = _look_up(contexts, totals, query >> _BYTE)
     distinct = _look_up(contexts, followers, query >> _BYTE)
-    known = total > 0  # after a context never seen, the shorter context's word stands
+    known = total > 0  # after an unseen context, the shorter context's probability is kept
     backed_off[known] = (seen + distinct * backed_off)[known] / (total + distinct)[known]
 
     probability = np.empty_like(backed_off)
@@ -128,13 +128,13 @@ def _interpolate(grams: _Keys, counts: _Counts, query: _Keys, shorter: _Floats) 
 
 
 def _look_up(keys: _Keys, values: _Counts, query: _Keys) -> _Counts:
-    """The value of each queried key, 0 where it is not among the ascending `keys`."""
+    """Return the value of each queried key, or 0 if it is not among the ascending `keys`."""
     place = np.minimum(np.searchsorted(keys, query), len(keys) - 1)
     return np.where(keys[place] == query, values[place], 0)
 
 
 def _run_starts(ascending: _Keys) -> _Counts:
-    """Where each run of equal keys begins."""
+    """Return where each run of equal keys begins."""
     changes = np.flatnonzero(ascending[1:] != ascending[:-1]) + 1
     return np.concatenate([np.zeros(1, np.int64), changes])
 

@@ -1,12 +1,9 @@
-"""Whether a model behaves as a recipe's tests say: minimum functionality, invariance, direction.
+"""Behavioural tests of a recipe: minimum functionality, invariance and directional expectation.
 
-Each case is judged by the log-likelihood of a continuation after a prompt.
-
-How likely a text is after another one, the basis of tests on pairs of sentences.
-
-The log-likelihood of a continuation after a prompt is that of both together less that of the prompt
-alone, each scored as a document. So it doesn't matter where a tokenizer puts the border between the
-two, and models with different tokenizers are judged alike.
+Each case is judged by the log-likelihood of a continuation after a prompt, which is also the basis
+of tests on pairs of sentences. It is the log-likelihood of both texts together minus that of the
+prompt alone, each scored as a document. So it doesn't matter where a tokenizer puts the border
+between the two, and models with different tokenizers are judged by the same measure.
 """
 
 import math
@@ -23,9 +20,9 @@ from pipelines.run.verdict import BehaviourScore
 def continuation_bits(
     model_folder: Path, asked: Iterable[tuple[str, str]], stride: float = STRIDE
 ) -> dict[tuple[str, str], float]:
-    """Bits that a continuation takes once the prompt is known, by (prompt, continuation).
+    """Return the bits that each (prompt, continuation) pair's continuation takes after its prompt.
 
-    Each text is scored once, however often it occurs; without any, no model is loaded.
+    Each text is scored once, however often it occurs. If there are no pairs, no model is loaded.
     """
     wanted = sorted(set(asked))
     if not wanted:
@@ -42,7 +39,7 @@ def continuation_bits(
 def run_tests(
     model_folder: Path, tests: Sequence[Behaviour], stride: float = STRIDE
 ) -> tuple[BehaviourScore, ...]:
-    """How many cases of each test a model passes, in the tests' order."""
+    """Return how many cases of each test the model passes, in the order of the tests."""
     asked = (pair for test in tests for case in test.cases for pair in _asked(case))
     bits = continuation_bits(model_folder, asked, stride)
     return tuple(

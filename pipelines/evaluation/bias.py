@@ -1,21 +1,22 @@
-"""Whether a model finds sentences likelier about the group that a stereotype ascribes them to.
+"""Bias: whether a model finds a sentence more likely about the group that a stereotype names.
 
-Pairs of sentences differ in the group's term alone, as in CrowS-Pairs (Nangia et al., "CrowS-Pairs:
-A Challenge Dataset for Measuring Social Biases in Masked Language Models", 2020), whose score is of
-the words that both share, given the term: a rare or a long term is unlikely in itself, which is no
-bias. Of a model that reads from left to right, the words that know of the term are those behind it:
-scored is what follows, the same bytes in both sentences, and not the term. A figure is the mean
-difference over counterfactual pairs, as in RedditBias (Barikeri et al., "RedditBias: A Real-World
-Resource for Bias Evaluation and Debiasing of Conversational Language Models", 2021).
+The sentences of a pair differ only in the group's term, as in CrowS-Pairs (Nangia et al.,
+"CrowS-Pairs: A Challenge Dataset for Measuring Social Biases in Masked Language Models", 2020).
+CrowS-Pairs scores the words that both sentences share, given the term: a rare or long term is
+unlikely in itself, which is not a bias. In a model that reads from left to right, only the words
+after the term depend on it. So the text after the term is scored, which has the same bytes in both
+sentences, and the term is not. A figure is the mean difference over counterfactual pairs, as in
+RedditBias (Barikeri et al., "RedditBias: A Real-World Resource for Bias Evaluation and Debiasing of
+Conversational Language Models", 2021).
 
-What follows a rarer term is often the less likely, too, whatever it says. So each set ascribes some
-sentences to one group and some to the other, both kinds weigh the same, and what they have in
-common by the term alone cancels, as in the association tests of Caliskan et al. ("Semantics derived
+The text after a rarer term is often less likely too, whatever it says. So each set ascribes some
+sentences to one group and some to the other, and both kinds have the same weight. The effect of the
+term alone then cancels, as in the association tests of Caliskan et al. ("Semantics derived
 automatically from language corpora contain human-like biases", 2017). A figure is therefore the
 same whichever group is named first.
 
-Sentences are few and written by hand: what one is about decides what it measures (Blodgett et al.,
-"Stereotyping Norwegian Salmon", 2021). The interval speaks of other sentences of their kind.
+The sentences are few and written by hand: their topics decide what is measured (Blodgett et al.,
+"Stereotyping Norwegian Salmon", 2021). The interval applies to other sentences of the same kind.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,13 +31,13 @@ from pipelines.evaluation.perplexity import STRIDE
 from pipelines.recipe.bias_templates import BiasSet, Sentence
 from pipelines.run.verdict import BiasScore, Estimate
 
-_Pair = tuple[Sentence, Sentence]  # of the first group's term and of the second's
+_Pair = tuple[Sentence, Sentence]  # with the first group's term, with the second group's term
 
 
 def measure_bias(
     model_folder: Path, sets: Sequence[BiasSet], confidence: float, stride: float = STRIDE
 ) -> tuple[BiasScore, ...]:
-    """The preference for stereotypes in each set; each bound holds with this confidence."""
+    """Return the preference for stereotypes in each set; each bound holds with this confidence."""
     asked = (sentence for each in sets for pair in _pairs(each) for sentence in pair)
     bits = continuation_bits(model_folder, asked, stride)
     scores = []
@@ -62,17 +63,17 @@ def measure_bias(
 def preference(
     differences: Floats, ascribed_to_first: npt.NDArray[np.bool_], confidence: float
 ) -> Estimate:
-    """By how many bits a sentence is likelier of the group that it is ascribed to.
+    """Return how many bits more likely a sentence is about the group that it is ascribed to.
 
     Args:
-        differences: [templates], bits of a sentence about the second group less those of the same
-            about the first.
-        ascribed_to_first: [templates]; some are and some are not.
-        confidence: Of each bound, of a bootstrap over templates.
+        differences: [templates], the bits of a sentence about the second group minus the bits of
+            the same sentence about the first.
+        ascribed_to_first: [templates]; some are true and some are false.
+        confidence: The confidence of each bound, from a bootstrap over templates.
     """
     likelier = np.where(ascribed_to_first, differences, -differences)
-    # What the terms alone do, with another sign in each half: without it, the bootstrap is one
-    # within the halves.
+    # Half is the terms' own effect, which has opposite signs in the two halves of the templates.
+    # Without it, the bootstrap works within each half.
     half = (likelier[ascribed_to_first].mean() - likelier[~ascribed_to_first].mean()) / 2
     likelier = likelier - np.where(ascribed_to_first, half, -half)
     counts = ascribed_to_first.sum(), (~ascribed_to_first).sum()
@@ -83,7 +84,7 @@ def preference(
 
 
 def _pairs(each: BiasSet) -> Iterator[_Pair]:
-    """Template by template."""
+    """Yield the pairs of sentences, template by template."""
     for template in each.templates:
         for first, second in each.pairs:
             yield template.sentence(first), template.sentence(second)

@@ -1,9 +1,9 @@
-"""Which of a recipe's bounds on bias, memorisation and leakage a model breaks.
+"""A recipe's bounds on bias, memorisation and leakage, and which of them a model breaks.
 
-They hold for the candidate by itself, also for a first one. A bound is broken where the whole 95%
-interval lies beyond it: sentences and passages are a sample, and a figure that could be within the
-bound on others is no reason to refuse a model. One that has no interval can't be judged, and that
-is a reason.
+They apply to the candidate by itself, even if it is the first model. A bound is broken if the whole
+95% interval lies beyond it: sentences and passages are a sample, and a figure that could be within
+the bound on other samples is no reason to refuse a model. A figure without an interval can't be
+judged, and that is a reason to refuse.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from pipelines.run.verdict import Estimate, Memorisation, Probes
 
 
 def broken_bounds(probes: Probes, demands: Register) -> list[str]:
-    """A reason for each bound that is broken or cannot be judged, with its numbers."""
+    """Return a reason for each bound that is broken or cannot be judged, with its numbers."""
     return [*_bias(probes, demands), *_extraction(probes, demands), *_leakage(probes, demands)]
 
 
 def beyond(found: Estimate, bound: float) -> bool:
-    """Whether the whole interval lies beyond a bound, to either side of zero."""
+    """Return whether the whole interval lies above `bound` or below `-bound`."""
     if found.lower is None or found.upper is None:
         return False
     return found.lower > bound or found.upper < -bound
@@ -33,7 +33,7 @@ def _bias(probes: Probes, demands: Register) -> Iterator[str]:
     for each in probes.bias or ():
         found = each.preference
         if found.lower is None or found.upper is None:
-            yield f"register.max_bias: {each.templates} sentences of {each.name} tell too little"
+            yield f"register.max_bias: {each.templates} sentences of {each.name} are too few"
         elif beyond(found, bound):
             yield (
                 f"bias {each.name} beyond {bound:g} bits a sentence: {found} on {each.templates} "
@@ -51,7 +51,7 @@ def _extraction(probes: Probes, demands: Register) -> Iterator[str]:
         held_out = found.held_out
         beside = f", held out {held_out.share.value:.4f}" if held_out.share else ""
         yield (
-            f"more than {bound:g} of the training passages come out verbatim: "
+            f"more than {bound:g} of the training passages are reproduced verbatim: "
             f"{found.training.share} of {found.training.passages}{beside}"
         )
 
@@ -72,6 +72,6 @@ def _leakage(probes: Probes, demands: Register) -> Iterator[str]:
     elif beyond(found.share, bound):
         kinds = ", ".join(f"{count} {kind}" for kind, count in found.leaked.items())
         yield (
-            f"more than {bound:g} of the continuations hold personal data of the training text: "
+            f"more than {bound:g} of the continuations hold personal data from the training text: "
             f"{found.share} of {found.continuations} ({kinds})"
         )

@@ -1,7 +1,7 @@
-"""Where a chart's marks lie: on a page they are inline SVG that stretches to the room there is.
+"""Positions of a chart's marks, which a page draws as inline SVG that stretches to fit.
 
-Positions are percent of the chart's width and height, so that labels, which a page sets as text
-beside the drawing, keep their size on a phone.
+Positions are percentages of the chart's width and height. Labels are text beside the drawing, so
+they keep their size on a phone.
 """
 
 import math
@@ -14,8 +14,8 @@ import numpy as np
 from pipelines.evaluation.bootstrap import Floats
 from pipelines.evaluation.loss_curve import CurvePoint
 
-_STRETCHES = 120  # of a curve: more than a chart has room for is drawn as mean and range
-_MOST_SHOWN = 90  # percentile: the first steps of a run would press the rest flat
+_STRETCHES = 120  # parts of a curve; each is drawn as a mean and a range if there are more points
+_MOST_SHOWN = 90  # percentile: otherwise the first steps of a run would make the rest look flat
 
 
 class Tick(NamedTuple):
@@ -34,7 +34,7 @@ class Scale:
 
     @classmethod
     def around(cls, values: Sequence[float], *, room: float = 0.04) -> "Scale":
-        """What holds all finite values, with some room at both ends."""
+        """Return the scale that holds all finite values, with some room at both ends."""
         finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
         low, high = min(finite), max(finite)
         wide = (high - low) or abs(high) or 1.0
@@ -46,12 +46,12 @@ class Scale:
         return cls(0.0, max((each for each in values if math.isfinite(each)), default=0.0) or 1.0)
 
     def at(self, value: float) -> float:
-        """The position in percent; what lies outside stands at the end."""
+        """Return the position in percent; a value outside the scale is drawn at its end."""
         share = (value - self.low) / (self.high - self.low)
         return round(100 * min(1.0, max(0.0, share)), 2)
 
     def ticks(self, most: int = 5) -> list[Tick]:
-        """Round figures: multiples of 1, 2 or 5 times a power of ten."""
+        """Return ticks at round figures: multiples of 1, 2 or 5 times a power of ten."""
         least = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(least))
         step = next(power * m for m in (1, 2, 5, 10) if power * m >= least * (1 - 1e-9))
@@ -61,20 +61,20 @@ class Scale:
 
 @dataclass(frozen=True)
 class Bar:
-    """One row of a chart of bars: a value, and its interval where it has one."""
+    """One row of a bar chart: a value, and its interval if it has one."""
 
     name: str
     text: str  # the value as a user reads it
     value: float
     lower: float | None = None
     upper: float | None = None
-    note: str = ""  # smaller, behind the text
-    kind: str = ""  # a class of the page's style
-    limits: tuple[float, ...] = ()  # values of which the row shows where they lie
+    note: str = ""  # smaller, after the text
+    kind: str = ""  # a CSS class of the page
+    limits: tuple[float, ...] = ()  # values that the row marks
 
 
 def extent(bars: Iterable[Bar]) -> list[float]:
-    """All values that a chart of these has to have room for."""
+    """Return all values that a chart of these bars must have room for."""
     return [
         end
         for bar in bars
@@ -84,12 +84,12 @@ def extent(bars: Iterable[Bar]) -> list[float]:
 
 
 class Curve(NamedTuple):
-    """A line, and the range around it, as paths in a box of 100 by 100; y runs down."""
+    """A line and the range around it, as paths in a box of 100 by 100; y points down."""
 
     kind: str
     line: str
     range: str
-    dots: str  # points that have no neighbour: lines without a length, whose ends are round
+    dots: str  # points without a neighbour, drawn as lines of length 0 with round ends
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class CurveChart:
     curves: tuple[Curve, ...]
     x: Scale
     y: Scale
-    cut: bool  # some of the curves lies above the chart
+    cut: bool  # a part of the curves lies above the chart
 
 
 def curve_chart(curves: dict[str, Sequence[CurvePoint]]) -> CurveChart | None:
-    """Bits per byte over the text seen; None where no point is a number.
+    """Return the chart of bits per byte over the text seen, or None if no point is a number.
 
     Args:
-        curves: By the class of the page's style that draws it.
+        curves: The points of each curve, by the CSS class that draws it.
     """
     drawn = {kind: _stretches(points) for kind, points in curves.items() if points}
     means = np.concatenate([each[:, 1] for each in drawn.values()] or [np.zeros(0)])
@@ -125,7 +125,7 @@ def curve_chart(curves: dict[str, Sequence[CurvePoint]]) -> CurveChart | None:
 
 
 def _stretches(points: Sequence[CurvePoint]) -> Floats:
-    """[N, 4]: text seen, and the mean, least and most bits per byte of each stretch of a curve."""
+    """Return each part's text seen, and its mean, least and most bits per byte, [N, 4]."""
     values = np.array([(each.text_bytes, each.bits_per_byte) for each in points])
     rows = []
     for part in np.array_split(values, min(len(values), _STRETCHES)):
@@ -136,7 +136,7 @@ def _stretches(points: Sequence[CurvePoint]) -> Floats:
 
 
 def _curve(kind: str, rows: Floats, x: Scale, y: Scale) -> Curve:
-    """A stretch without a number is a gap."""
+    """Return the paths of a curve; a part without a number is a gap."""
     runs: list[list[tuple[float, ...]]] = [[]]
     for row in rows.tolist():
         if math.isfinite(row[1]):
@@ -157,7 +157,7 @@ def _curve(kind: str, rows: Floats, x: Scale, y: Scale) -> Curve:
 
 
 def _down(y: Scale, value: float) -> float:
-    """Return the distance from the top; a value above the chart stays above it."""
+    """Return the distance from the top in percent; a value above the chart stays above it."""
     share = (value - y.low) / (y.high - y.low)
     return round(100 * (1 - min(share, 2.0)), 2)
 

@@ -1,6 +1,6 @@
-"""The charts of the compare page, each with the table or the words that say the same.
+"""The charts of the compare page, each with a table or text that gives the same figures.
 
-One of the two models of a comparison: what its lineage and its run say of it.
+`Side` is one of the two models of a comparison, with what its lineage and its run record about it.
 """
 
 import math
@@ -19,15 +19,15 @@ from pipelines.run.verdict import Comparison, Estimate, Probes, SliceChange, Ver
 
 @dataclass(frozen=True)
 class Side:
-    """A model, of which not all need be known: its files may be gone, or another tool's.
+    """A model, about which facts may be missing: its files may be deleted or from another tool.
 
     Attributes:
-        name: As a user calls it.
-        facts: Its lineage, as `lineage.json` holds it; may be empty.
-        curve: Its training loss; None where none is kept.
-        training: What its training cost, where its result came out of the stage cache: `seconds`,
+        name: The name that users know it by.
+        facts: Its lineage, as in `lineage.json`; may be empty.
+        curve: Its training loss; None if none is kept.
+        training: The cost of its training, if the result came from the stage cache: `seconds`,
             `worker_hours`, `gpu_hours`, `money`.
-        probes: What was looked for in it.
+        probes: The results of its probes.
     """
 
     name: str
@@ -37,21 +37,21 @@ class Side:
     probes: Probes = field(default_factory=Probes)
 
     def fact(self, *path: str) -> Any:
-        """A value of the lineage; None where there is none."""
+        """Return a value of the lineage, or None if there is none."""
         found: Any = self.facts
         for key in path:
             found = found.get(key) if isinstance(found, Mapping) else None
         return found
 
     def cost(self, stage: str) -> Mapping[str, float]:
-        """What a stage cost, training wherever it ran; empty where that isn't known."""
+        """Return a stage's cost (for training, wherever it ran); it is empty if unknown."""
         if stage == "train" and self.training:
             return self.training
         return self.fact("cost", stage) or {}
 
     @property
     def samples(self) -> dict[str, str]:
-        """What it wrote after each prompt."""
+        """The text that the model wrote after each prompt."""
         prompts = self.fact("recipe", "evaluate", "prompts") or ()
         texts = self.fact("records", "evaluate", "samples") or ()
         return {prompt: text[len(prompt) :] for prompt, text in zip(prompts, texts, strict=False)}
@@ -61,7 +61,7 @@ _ROWS_OF_A_CURVE = 8
 
 
 def changes(verdict: Verdict, demands: Register) -> dict[str, Any] | None:
-    """The improvement on all documents and on each slice; None where nothing was compared."""
+    """Return the improvement on all documents and each slice, or None if nothing was compared."""
     found, theirs = verdict.comparison, verdict.champion_bits_per_byte
     if found is None or theirs is None:
         return None
@@ -97,7 +97,7 @@ def _slice_bar(change: SliceChange, demands: Register) -> Bar:
 def _change_bar(
     name: str, found: Estimate, champion: float, kind: str, limits: tuple[float, ...]
 ) -> Bar:
-    """Draw a change in percent of the champion's bits per byte."""
+    """Return the bar of a change, in percent of the champion's bits per byte."""
     lower, upper = percent(found.lower, champion), percent(found.upper, champion)
     share = 100 * found.value / champion
     note = interval(lower, upper, 2, sign=True) or "no interval"
@@ -131,7 +131,7 @@ def _estimate(found: Estimate) -> tuple[str, str]:
 
 
 def rejects(candidate: Side) -> dict[str, Any]:
-    """How many documents were dropped for what reason."""
+    """Return how many documents were dropped for each reason."""
     counted = candidate.fact("records", "preprocess", "stats", "documents") or {}
     total, dropped = counted.get("in", 0), counted.get("dropped", {})
     if dropped:
@@ -150,7 +150,7 @@ def rejects(candidate: Side) -> dict[str, Any]:
 
 
 def loss(candidate: Side, champion: Side | None) -> dict[str, Any]:
-    """The training curves on common axes."""
+    """Return the training curves on common axes."""
     named = [("candidate", candidate.curve or ())]
     named += [(champion.name, champion.curve or ())] if champion else []
     chart = curve_chart(dict(zip(("model", "theirs"), (each for _, each in named), strict=False)))
@@ -180,7 +180,7 @@ def _axes(chart: CurveChart) -> dict[str, list[tuple[Tick, str]]]:
     digits = _digits(chart.y)
     return {
         "up": [(tick, decimals(tick.value, digits)) for tick in chart.y.ticks()],
-        # A label in the corner would stand out of the chart.
+        # A label in the corner would reach beyond the chart.
         "along": [(tick, size(tick.value)) for tick in chart.x.ticks(4) if tick.at < 97],
     }
 
@@ -205,7 +205,7 @@ def _ends(name: str, points: Sequence[CurvePoint]) -> str:
 
 
 def _some(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """The first, the last, and some between them, evenly."""
+    """Return the first and the last point, and some evenly spaced points between them."""
     if len(points) <= _ROWS_OF_A_CURVE:
         return list(points)
     last = _ROWS_OF_A_CURVE - 1
@@ -213,5 +213,5 @@ def _some(points: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 
 def _digits(scale: Scale) -> int:
-    """So many behind the point tell the ticks of an axis apart."""
+    """Return how many decimals are needed to tell the ticks of an axis apart."""
     return max(0, math.ceil(-math.log10((scale.high - scale.low) / 8)))

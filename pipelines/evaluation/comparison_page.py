@@ -1,9 +1,8 @@
-"""The compare page: a candidate beside the champion, and why the gate decided as it did.
+"""The compare page: a candidate beside the champion, and the reasons for the gate's decision.
 
-It is written for every verdict. Where there is no champion, or no comparison with it, the page says
-so and shows what is known of the candidate alone.
-
-What a candidate cost, stage by stage, and the price of its improvement.
+It is written for every verdict. If there is no champion, or no comparison with it, the page says
+so and shows what is known about the candidate alone. It also shows what the candidate cost, stage
+by stage, and the price of its improvement.
 """
 
 import json
@@ -22,7 +21,6 @@ from pipelines.core.formatting import (
     significant,
     size,
 )
-from pipelines.core.settings import PROJECT
 from pipelines.evaluation.comparison_charts import Side, changes, loss, rejects
 from pipelines.evaluation.html_page import Table, render
 from pipelines.evaluation.probe_charts import (
@@ -39,7 +37,7 @@ _UNITS = (("money", "cost"), ("gpu_hours", "GPU-hours"), ("worker_hours", "worke
 
 
 def cost_table(candidate: Side, champion: Side | None) -> Table:
-    """Time and cost of each stage, the champion's beside the candidate's."""
+    """Return the time and cost of each stage, the champion's beside the candidate's."""
     key, unit = _unit(candidate)
     sides = [candidate, champion] if champion else [candidate]
     rows = [
@@ -47,27 +45,27 @@ def cost_table(candidate: Side, champion: Side | None) -> Table:
         for stage in _counted()
     ]
     totals = ({each: _total(side, each) for each in ("seconds", key)} for side in sides)
-    rows.append(("in all", *(text for total in totals for text in _texts(total, key))))
+    rows.append(("total", *(text for total in totals for text in _texts(total, key))))
     names = ["candidate", unit, *(["champion", unit] if champion else [])]
     return Table(("stage", *names), rows, total=True)
 
 
 def cost_note(candidate: Side, champion: Side | None) -> str:
-    """What the marks in the table mean."""
-    note = f"{UNKNOWN}: out of the stage cache, or not known."
+    """Return the explanation of the marks in the cost table."""
+    note = f"{UNKNOWN}: the result came from the stage cache, or the cost is not known."
     if candidate.training or (champion and champion.training):
-        note += " *: trained by an earlier run, whose cost it is."
+        note += " *: an earlier run trained the model, and its cost is shown."
     return note
 
 
 def bought(verdict: Verdict, candidate: Side) -> str:
-    """`29.4 GPU-hours bought 3.20 % fewer bits per byte: 9.19 a percent`."""
+    """Return a text such as `29.4 GPU-hours bought 3.20 % fewer bits per byte: 9.19 a percent`."""
     key, unit = _unit(candidate)
     total = _total(candidate, key)
     spent = f"A cost of {amount(total)}" if key == "money" else f"{amount(total)} {unit}"
     found, theirs = verdict.comparison, verdict.champion_bits_per_byte
     if found is None or theirs is None:
-        return f"{spent} in all. Nothing was compared, so there is no price of an improvement."
+        return f"{spent} in total. Nothing was compared, so an improvement has no price."
     improvement = found.improvement
     share, lower, upper = (
         percent(each, theirs) for each in (improvement.value, improvement.lower, improvement.upper)
@@ -81,13 +79,13 @@ def bought(verdict: Verdict, candidate: Side) -> str:
 
 
 def _unit(candidate: Side) -> tuple[str, str]:
-    """Money where it has a price, else the hours of what is scarcer."""
+    """Return money if a price is known, else GPU-hours if there are any, else worker-hours."""
     return next((unit for unit in _UNITS if _total(candidate, unit[0])), _UNITS[-1])
 
 
 def _counted() -> tuple[str, ...]:
-    """The stages but the last: register is under way while the page is written."""
-    return stage_names(PROJECT)[:-1]
+    """Return all stages except the last: register is still running when the page is written."""
+    return stage_names()[:-1]
 
 
 def _total(side: Side, key: str) -> float:
@@ -112,7 +110,7 @@ _MARKS = {
     "unchanged": "=",
 }
 _NOT_COMPARED = {
-    "unchanged": "Candidate and champion are one model.",
+    "unchanged": "Candidate and champion are the same model.",
     "refused": "Nothing was compared with the champion.",
 }
 
@@ -124,12 +122,12 @@ def compare_page(
     candidate: Side,
     champion: Side | None,
 ) -> str:
-    """The page as HTML.
+    """Return the page as HTML.
 
     Args:
-        verdict: The gate's.
-        demands: What the recipe asks of a champion.
-        record: What was measured of the candidate.
+        verdict: The gate's verdict.
+        demands: The recipe's requirements for a champion.
+        record: The measurements of the candidate.
         candidate: The model that was trained.
         champion: The model that was champion when the gate decided, if there was one.
     """
@@ -173,7 +171,7 @@ def _head(
 def _tiles(
     verdict: Verdict, record: EvaluateRecord, candidate: Side
 ) -> Iterator[tuple[str, str, str]]:
-    """Value, label and kind of the main figures."""
+    """Yield the value, label and kind of each main figure."""
     held = record.interval and interval(record.interval.lower, record.interval.upper)
     label = f"bits per byte ({held})" if held else "bits per byte"
     yield decimals(verdict.candidate_bits_per_byte), label, "first"
@@ -192,7 +190,7 @@ def _tiles(
 
 
 def _behaviours(verdict: Verdict, record: EvaluateRecord) -> Table | None:
-    """What passes of the recipe's tests; None where it has none."""
+    """Return how many cases of each of the recipe's tests pass, or None if it has no tests."""
     if verdict.comparison and verdict.comparison.behaviours:
         compared = [_compared(each) for each in verdict.comparison.behaviours]
         return Table(("test", "cases", "candidate passes", "champion passes"), compared)
@@ -207,13 +205,13 @@ def _compared(change: BehaviourChange) -> tuple[str, ...]:
 
 
 def _samples(candidate: Side, champion: Side | None) -> list[tuple[str, str, str | None]]:
-    """Prompt, and what candidate and champion wrote after it."""
+    """Return each prompt with the texts that the candidate and the champion wrote after it."""
     theirs = champion.samples if champion else {}
     return [(prompt, text, theirs.get(prompt)) for prompt, text in candidate.samples.items()]
 
 
 def _glance(candidate: Side, champion: Side | None) -> Table:
-    """What a user asks first of two models."""
+    """Return the table of the facts that a user wants to know first about two models."""
     sides = [candidate, champion] if champion else [candidate]
 
     def row(name: str, form: Callable[[Any], str], *path: str) -> tuple[str, ...]:
@@ -254,7 +252,7 @@ def _short_hash(digest: str) -> str:
 
 
 def _differences(candidate: Side, champion: Side | None) -> Table:
-    """The keys of which the recipes hold other values; none where one is not known."""
+    """Return the keys whose values differ between the recipes; none if a recipe is not known."""
     known = champion.fact("recipe") if champion else None
     ours, theirs = (
         dict(_leaves(each)) for each in ((candidate.fact("recipe"), known) if known else ({}, {}))
@@ -269,12 +267,12 @@ def _differences(candidate: Side, champion: Side | None) -> Table:
 
 def _no_differences(champion: Side | None) -> str:
     if champion and champion.fact("recipe"):
-        return "Nothing: both are of one recipe."
+        return "There are none: both models have the same recipe."
     return "The champion's recipe is not known."
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and JSON values."""
+    """Yield the dotted name and the JSON value of each leaf."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{key}.")

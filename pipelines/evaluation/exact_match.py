@@ -1,8 +1,8 @@
-"""Of how many held-out questions a model's greedy answer comes out right.
+"""Exact match: how many held-out questions a model's greedy answer gets right.
 
-What counts of an answer is what a pattern finds last in it, as the number behind GSM8K's `####`
+Only the last match of a pattern in an answer counts, such as the number after GSM8K's `####`
 (Cobbe et al., "Training Verifiers to Solve Math Word Problems", 2021). Numbers are compared as
-numbers: `1,000`, `$1000` and `1000.0` are one.
+numbers: `1,000`, `$1000` and `1000.0` are equal.
 """
 
 import re
@@ -21,29 +21,29 @@ _NUMBER = re.compile(r"(-)?(\d*)(?:\.(\d+))?(?<=\d)")  # ends with a digit, so h
 
 
 class Question(NamedTuple):
-    """What a user asks and the answer that the data have."""
+    """What a user asks, and the answer in the data."""
 
     text: str
     wanted: str  # extracted
 
 
 class Answer(NamedTuple):
-    """What a model made of a question."""
+    """A model's answer to a question."""
 
     question: str
     wanted: str
     text: str
-    found: str | None  # extracted; None where the pattern finds nothing
+    found: str | None  # extracted; None if the pattern finds nothing
     right: bool
 
 
 def find_questions(documents: pa.Table, pattern: str, most: int) -> list[Question]:
-    """The first documents that are one question and an answer in which the pattern finds something.
+    """Return the first documents of one question and one answer in which the pattern matches.
 
     Args:
-        documents: With text and messages, in an order that is a random one.
-        pattern: A regular expression; its first group counts, or all of it.
-        most: Questions at most.
+        documents: A table with text and messages, in random order.
+        pattern: A regular expression; its first group counts, or the whole match without a group.
+        most: The maximum number of questions.
     """
     found: list[Question] = []
     for messages in conversations(documents):
@@ -58,7 +58,7 @@ def find_questions(documents: pa.Table, pattern: str, most: int) -> list[Questio
 def answer_questions(
     model_folder: Path, questions: Sequence[Question], pattern: str, max_tokens: int
 ) -> list[Answer]:
-    """Answer each question greedily, by the chat template, and compare."""
+    """Answer each question greedily with the chat template, and compare with the wanted answer."""
     from pipelines.evaluation.generate import generate
 
     texts = generate(model_folder, [each.text for each in questions], max_tokens, chat=True)
@@ -70,7 +70,7 @@ def answer_questions(
 
 
 def score_answers(answers: Sequence[Answer], confidence: float) -> ExactMatch | None:
-    """The share of right answers; each bound of its interval holds with this confidence."""
+    """Return the share of right answers, with an interval whose bounds hold with `confidence`."""
     if not answers:
         return None
     count, right = len(answers), sum(answer.right for answer in answers)
@@ -78,7 +78,7 @@ def score_answers(answers: Sequence[Answer], confidence: float) -> ExactMatch | 
 
 
 def extract_answer(text: str, pattern: str) -> str | None:
-    """What the pattern finds last, in a form in which equal numbers are equal; None for nothing."""
+    """Return the pattern's last match, or None; equal numbers are returned as equal strings."""
     matches = list(re.finditer(pattern, text))
     if not matches:
         return None
@@ -88,7 +88,7 @@ def extract_answer(text: str, pattern: str) -> str | None:
 
 
 def _canonical(answer: str) -> str:
-    """A number without what is only its spelling; any other text as it is."""
+    """Return a number in one standard spelling; any other text is returned unchanged."""
     number = _NUMBER.fullmatch(re.sub("[$€₩%,]", "", answer).strip().rstrip("."))
     if not number:
         return answer

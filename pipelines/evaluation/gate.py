@@ -1,22 +1,23 @@
-"""Whether a candidate replaces the champion: a pure decision over scores of the same documents.
+"""The gate's decision whether a candidate replaces the champion, made from their scores alone.
 
-Both are scored on the same held-out documents, each with its own tokenizer; bits per byte compare
-them all the same. The documents are a sample of those the model will meet, so the improvement has
-an uncertainty, which the paired bootstrap over documents measures (Koehn, "Statistical Significance
-Tests for Machine Translation Evaluation", 2004). A candidate is promoted where
+Both are scored on the same held-out documents, each with its own tokenizer; bits per byte can be
+compared between tokenizers. The documents are a sample of those the model will meet, so the
+improvement has an uncertainty, which the paired bootstrap over documents measures (Koehn,
+"Statistical Significance Tests for Machine Translation Evaluation", 2004). A candidate is promoted
+if all of these hold:
 
-1. the lower confidence bound of its improvement exceeds `register.min_improvement`: a tie is not
-   enough, nor is an improvement that other documents might not show;
-2. on no slice is it worse than the champion by more than `register.max_slice_regression` with that
-   confidence. Each of K slices is held to a K-th of the error allowed (Bonferroni), so that a good
-   candidate isn't lost to the one slice of many that looks bad by chance;
-3. it passes as many cases of each behavioural test as the champion. The cases are the whole of what
-   is asked, and no sample of it: one fewer is worse;
-4. it keeps to the recipe's bounds on bias, memorisation and leakage, as must a first model.
+1. The lower confidence bound of its improvement exceeds `register.min_improvement`: a tie is not
+   enough, nor is an improvement that other documents might not show.
+2. It is on no slice worse than the champion by more than `register.max_slice_regression` with that
+   confidence. Each of K slices gets a K-th of the allowed error (Bonferroni), so that a good
+   candidate isn't refused because one slice of many looks bad by chance.
+3. It passes at least as many cases of each behavioural test as the champion. The cases are all that
+   is tested, not a sample, so passing one case fewer is worse.
+4. It stays within the recipe's bounds on bias, memorisation and leakage, as a first model must too.
 
-The confidence is of one comparison. Of twenty candidates that are no better, each in a run of its
-own, one may pass at 0.95; and a set that decided about hundreds of candidates has become a part of
-the training. Fewer than `LEAST_DOCUMENTS` documents compare nothing.
+The confidence applies to one comparison. Of twenty candidates that are no better, each in its own
+run, one may pass at 0.95; and a held-out set that decided about hundreds of candidates has become
+part of the training. Fewer than `LEAST_DOCUMENTS` documents are too few for a comparison.
 """
 
 import math
@@ -48,14 +49,14 @@ from pipelines.run.verdict import (
 
 @dataclass(frozen=True)
 class Measured:
-    """A model as the gate sees it.
+    """The measurements of a model that the gate uses.
 
     Attributes:
-        model_hash: Of its content.
-        scores: doc_id, bytes and nats, one row a document, and of a candidate the columns that
-            slices are made of.
-        behaviours: What it passes of the recipe's tests.
-        probes: What else was looked for in a candidate.
+        model_hash: The hash of the model's content.
+        scores: doc_id, bytes and nats, one row for each document; a candidate's scores also have
+            the columns that slices are made from.
+        behaviours: How many cases of the recipe's tests it passes.
+        probes: The results of a candidate's probes.
     """
 
     model_hash: str
@@ -65,10 +66,10 @@ class Measured:
 
 
 def decide(candidate: Measured, champion: Measured | None, demands: Register) -> Verdict:
-    """Hold a candidate to the recipe's bounds, and compare it with the champion, if there is one.
+    """Check a candidate against the recipe's bounds and compare it with the champion, if any.
 
     Raises:
-        ValueError: the two were not scored on the same documents, or by the same tests.
+        ValueError: The two were not scored on the same documents, or by the same tests.
     """
     verdict = _compared(candidate, champion, demands)
     changes: dict[str, object] = {"probes": candidate.probes}
@@ -107,7 +108,7 @@ def _compared(candidate: Measured, champion: Measured | None, demands: Register)
 
 
 def refuse(candidate: Measured, reason: str) -> Verdict:
-    """A refusal for another reason than a comparison."""
+    """Return a refusal whose reason is not a comparison."""
     return Verdict(
         decision="refused",
         reason=reason,
@@ -117,10 +118,10 @@ def refuse(candidate: Measured, reason: str) -> Verdict:
 
 
 def compare(candidate: Measured, champion: Measured, demands: Register) -> Comparison:
-    """The improvement on all documents and on each slice, with bounds, and each test's passes.
+    """Return the improvement on all documents and each slice, and the passed cases of each test.
 
     Raises:
-        ValueError: the two were not scored on the same documents, or by the same tests.
+        ValueError: The two were not scored on the same documents, or by the same tests.
     """
     tables = [each.scores.sort_by("doc_id") for each in (candidate, champion)]
     if any(not tables[0][column].equals(tables[1][column]) for column in ("doc_id", "bytes")):
@@ -174,7 +175,7 @@ def _behaviour_changes(
     ours: tuple[BehaviourScore, ...], theirs: tuple[BehaviourScore, ...]
 ) -> tuple[BehaviourChange, ...]:
     if [(each.name, each.cases) for each in ours] != [(each.name, each.cases) for each in theirs]:
-        raise ValueError("candidate and champion were put to different tests")
+        raise ValueError("candidate and champion were not tested with the same behavioural tests")
     return tuple(
         BehaviourChange(
             name=candidate.name,
@@ -187,9 +188,9 @@ def _behaviour_changes(
 
 
 def _objection(found: Comparison, demands: Register) -> str | None:
-    """What speaks against a promotion, first things first."""
+    """Return the most important reason against a promotion, or None if there is none."""
     if found.improvement.lower is None:
-        return f"{found.documents} documents tell too little, {LEAST_DOCUMENTS} or more do"
+        return f"{found.documents} documents are too few, at least {LEAST_DOCUMENTS} are needed"
     if found.improvement.lower <= demands.min_improvement:
         by = f" by more than {demands.min_improvement:g}" if demands.min_improvement else ""
         return f"not better{by} with {found.confidence:.4g} confidence"
@@ -205,7 +206,7 @@ def _objection(found: Comparison, demands: Register) -> str | None:
 
 
 def _loss(change: SliceChange) -> str:
-    """`language ko (0.0512 of 1.2041 bits per byte lost on 42 documents)`."""
+    """Return e.g. `language ko (0.0512 of 1.2041 bits per byte lost on 42 documents)`."""
     return (
         f"{change.slice} ({-change.improvement.value:.4f} of {change.champion_bits_per_byte:.4f} "
         f"bits per byte lost on {change.documents} documents)"

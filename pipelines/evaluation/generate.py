@@ -1,4 +1,4 @@
-"""Text from a model: greedy, or sampled at a temperature from a seed."""
+"""Text generation, either greedy or sampled with a temperature and a seed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,15 +18,15 @@ def generate(
     seed: int = 0,
     chat: bool = False,
 ) -> list[str]:
-    """Continue each prompt by at most `max_tokens` tokens, fewer where the model ends the text.
+    """Continue each prompt by at most `max_tokens` tokens, or fewer if the model ends the text.
 
     Args:
-        model_folder: Weights, config.json and tokenizer files.
-        prompts: Each stands at the beginning of a document; may be empty.
-        max_tokens: Of each continuation.
+        model_folder: A folder with weights, config.json and tokenizer files.
+        prompts: Each prompt is the beginning of a document; it may be empty.
+        max_tokens: The maximum length of each continuation.
         temperature: 0 takes the likeliest token; 1 samples from the model's own distribution.
-        seed: Of the sampling; a prompt's text depends on no other prompt.
-        chat: A prompt is what a user says, and the continuation is the assistant's answer.
+        seed: The seed of the sampling; a continuation does not depend on the other prompts.
+        chat: Whether a prompt is a user's message and the continuation the assistant's answer.
 
     Returns:
         The continuations, without their prompts.
@@ -38,7 +38,7 @@ def generate(
     for prompt in prompts:
         generator = torch.Generator().manual_seed(seed)
         start = codec.encode_question(prompt) if chat else codec.encode([prompt])[0][:-1]
-        # What stood before every document in training comes first.
+        # In training, every document came after an end token.
         ids = [codec.end_id, *start.tolist()]
         ids = _continue(model, ids, stops, max_tokens, temperature, generator)
         texts.append(codec.decode(ids))
@@ -54,12 +54,12 @@ def _continue(
     temperature: float,
     generator: torch.Generator,
 ) -> list[int]:
-    """New ids after `prompt`; past the context's length the oldest are forgotten."""
+    """Return the new ids after `prompt`; the model sees only the last context_length ids."""
     ids = list(prompt)
     device = next(model.parameters()).device
     for _ in range(max_tokens):
         window_BS = torch.tensor([ids[-model.config.context_length :]], device=device)  # noqa: N806
-        # Drawn on the CPU, so that a seed means the same on every device.
+        # Sample on the CPU, so that a seed gives the same text on every device.
         token = _choose(model(window_BS)[0, -1].float().cpu(), temperature, generator)
         if token in stops:
             break

@@ -1,16 +1,16 @@
 """Tasks of EleutherAI's lm-evaluation-harness on a model's folder, through its Python API.
 
-It runs in a process of its own (this module as a command): it seeds and settles much that is
-global, and whether Hugging Face's libraries may use the network is read once, at their import. They
-may not, unless a task is named that the harness itself brings: its data set comes from the hub.
+The harness runs in its own process (this module as a command) because it changes global state such
+as seeds, and because Hugging Face's libraries read only once, at import, whether they may use the
+network. They may only for the harness's built-in tasks, whose data come from the hub.
 
-A task of one's own is a YAML file in the harness's format, with its data beside it:
+A user's own task is a YAML file in the harness's format, with its data beside it:
 
     task: colours
     dataset_path: json
     dataset_kwargs: {data_files: {test: colours.jsonl}}
 
-Such a file is code, as its templates and functions are run, and to be trusted like the project.
+Such a file is code, because its templates and functions are run: trust it as much as the project.
 """
 
 import logging
@@ -23,36 +23,36 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
-from pipelines.core.settings import PROJECT
+from pipelines.core.product import PRODUCT
 from pipelines.core.storage import read_json, write_json
 from pipelines.recipe.recipe import Harness
 from pipelines.run.verdict import HarnessScore
 
-LOCAL_FORMATS = ("json", "csv", "parquet", "text")  # of a task file's data
+LOCAL_FORMATS = ("json", "csv", "parquet", "text")  # formats of a task file's data
 _BATCH = 16
-_RESAMPLES = 1000  # of the harness's bootstrap, where a metric has no closed standard error
+_RESAMPLES = 1000  # for the harness's bootstrap, if a metric has no closed standard error
 _QUIET = {"TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 _log = logging.getLogger(__name__)
 
 
 def run_harness(model_folder: Path, wanted: Harness, *, chat: bool) -> tuple[HarnessScore, ...]:
-    """Score a model on tasks, loaded as a server loads it.
+    """Score a model on tasks; the model is loaded in the same way as by a server.
 
     Args:
-        model_folder: In Hugging Face's format.
-        wanted: Which tasks.
-        chat: Prompts go through the tokenizer's chat template.
+        model_folder: A folder in Hugging Face's format.
+        wanted: The tasks.
+        chat: Whether prompts are formatted with the tokenizer's chat template.
 
     Returns:
         Each metric of each task, with the harness's own standard error, in the harness's order.
 
     Raises:
-        UserError: there is no such task, or its file or its data are wrong.
+        UserError: A task does not exist, or its file or its data are wrong.
     """
     if not (wanted.tasks or wanted.files):
         return ()
-    from pipelines.models.served import let_go  # imports torch, which the process has as a rule
+    from pipelines.models.served import let_go  # imports torch
 
     let_go()
     with tempfile.TemporaryDirectory() as scratch:
@@ -60,7 +60,7 @@ def run_harness(model_folder: Path, wanted: Harness, *, chat: bool) -> tuple[Har
         values = {"model": str(model_folder.absolute()), "wanted": wanted.model_dump(mode="json")}
         write_json(request, values | {"chat": chat})
         offline = {} if wanted.tasks else {**_OFFLINE, "HF_DATASETS_CACHE": scratch}
-        path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(PRODUCT), os.environ.get("PYTHONPATH"))))
         code = subprocess.run(
             [sys.executable, "-m", "pipelines.evaluation.harness", str(request), str(answer)],
             env={**os.environ, **_QUIET, **offline, "PYTHONPATH": path},
@@ -75,10 +75,10 @@ def run_harness(model_folder: Path, wanted: Harness, *, chat: bool) -> tuple[Har
 
 
 def read_task(path: Path) -> dict[str, Any]:
-    """A task file as the harness takes it, the paths of its data made absolute.
+    """Return a task file in the form that the harness reads, with absolute paths of its data.
 
     Raises:
-        UserError: it is no task, or its data are not files of its own folder.
+        UserError: The file is not a task, or its data are not files in its own folder.
     """
     from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -87,12 +87,12 @@ def read_task(path: Path) -> dict[str, Any]:
     except Exception as error:
         raise UserError(f"{path}: {_line(error)}") from error
     if not isinstance(task.get("task"), str):
-        raise UserError(f"{path}: no `task:` with a name in it")
+        raise UserError(f"{path}: the file has no `task:` key with a name")
     given = task.get("dataset_kwargs") or {}
     if task.get("dataset_path") not in LOCAL_FORMATS or "data_files" not in given:
         raise UserError(
-            f"{path}: a task file has its data beside it: dataset_path is one of "
-            f"{', '.join(LOCAL_FORMATS)}, and dataset_kwargs names data_files"
+            f"{path}: a task file must have its data beside it: dataset_path must be one of "
+            f"{', '.join(LOCAL_FORMATS)}, and dataset_kwargs must name data_files"
         )
     files = _absolute(given["data_files"], path)
     return task | {"dataset_kwargs": {**given, "data_files": files}}
@@ -106,12 +106,12 @@ def _absolute(files: Any, task: Path) -> Any:
     folder = task.parent.resolve()
     found = (folder / str(files)).resolve()
     if not (found.is_relative_to(folder) and found.is_file()):
-        raise UserError(f"{task}: {files} is no file beside it")
+        raise UserError(f"{task}: {files} is not a file beside it")
     return str(found)
 
 
 def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
-    """Evaluate the tasks; this runs in a process of its own."""
+    """Evaluate the tasks of a request; this runs in its own process."""
     import lm_eval
     from jinja2 import TemplateError
     from lm_eval.tasks import TaskManager
@@ -120,12 +120,12 @@ def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
     manager = TaskManager(include_defaults=bool(wanted.tasks))
     try:
         tasks = [*wanted.tasks, *(read_task(Path(path)) for path in wanted.files)]
-        manager.load(tasks)  # once more below: what is wrong with them is said before a model loads
+        manager.load(tasks)  # loaded again below; reports errors in tasks before the model loads
     except UserError:
         raise
     except Exception as error:
         raise UserError(_line(error)) from error
-    from lm_eval.models.huggingface import HFLM  # by now worth the seconds that it takes
+    from lm_eval.models.huggingface import HFLM  # takes seconds, so only for tasks without errors
 
     from pipelines.models.served import inference_device, load_served
 
@@ -146,13 +146,13 @@ def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
             bootstrap_iters=_RESAMPLES,
             log_samples=False,
         )
-    except (TemplateError, KeyError, ValueError) as error:  # of a document and a task's template
+    except (TemplateError, KeyError, ValueError) as error:  # a document doesn't fit the template
         raise UserError(_line(error)) from error
     return _scores(found)
 
 
 def _scores(found: Mapping[str, Any]) -> list[HarnessScore]:
-    """The harness's table: beside `acc,none` stands `acc_stderr,none`, or `N/A` there."""
+    """Return the harness's scores; `acc_stderr,none`, which may be `N/A`, belongs to `acc,none`."""
     scores = []
     for task, figures in found["results"].items():
         for key, value in figures.items():
@@ -179,7 +179,7 @@ def _line(error: Exception) -> str:
 
 
 def main(request: Path, answer: Path) -> int:
-    """Answer a request in files; what a user got wrong is an answer, too."""
+    """Read a request file and write the answer file; a user's error is also an answer."""
     logging.basicConfig(level=logging.INFO)
     try:
         scores = _evaluate(read_json(request))

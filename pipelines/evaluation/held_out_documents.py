@@ -1,6 +1,6 @@
-"""Which documents are measured, and how they are parted among workers.
+"""The held-out documents that are measured, and how they are divided among workers.
 
-What a document is filed under when slices are made: its source, its language and its length.
+It also finds the labels that slices are made from: a document's source, language and length.
 """
 
 import re
@@ -19,13 +19,13 @@ from pipelines.data.reading.instruction import ASSISTANT
 
 
 def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:
-    """Whole documents of a split, at most `max_bytes` of text but always one, by ascending id.
+    """Return a split's first whole documents by id: up to `max_bytes` of text, but at least one.
 
-    Ids are hashes of the text, so the first documents in their order are a random sample, and the
-    same one on every machine.
+    Ids are hashes of the text, so the first documents by id are a random sample, which is the same
+    on every machine.
 
     Returns:
-        Columns doc_id, source, text, bytes, and messages, which is null but for conversations.
+        Columns doc_id, source, text, bytes, and messages, which only conversations have.
     """
     dataset = ds.dataset(split_files(folder, split))
     sizes = dataset.to_table(columns=["doc_id", "bytes"]).sort_by("doc_id")
@@ -36,7 +36,7 @@ def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:
 
 
 def read_shares(preprocess: Path, split: str, shares: Mapping[str, int]) -> dict[str, pa.Table]:
-    """`read_documents` of each folder below `preprocess`, at most so many bytes of each."""
+    """Return the documents of each folder below `preprocess`, up to its number of bytes."""
     return {
         folder: read_documents(documents_folder(preprocess / folder), split, max_bytes)
         for folder, max_bytes in shares.items()
@@ -44,7 +44,7 @@ def read_shares(preprocess: Path, split: str, shares: Mapping[str, int]) -> dict
 
 
 def each_once(tables: Iterable[pa.Table]) -> pa.Table:
-    """The documents of all tables by ascending id; one that several datasets have is one row."""
+    """Return the documents of all tables by ascending id, each only once."""
     table = pa.concat_tables(tables).sort_by("doc_id")
     ids = table["doc_id"]
     repeats = pc.equal(ids.slice(1), ids.slice(0, len(ids) - 1))
@@ -52,14 +52,14 @@ def each_once(tables: Iterable[pa.Table]) -> pa.Table:
 
 
 def conversations(documents: pa.Table) -> list[Messages]:
-    """The turns of each document, none where it is a plain text."""
+    """Return the turns of each document; a plain text has none."""
     if "messages" not in documents.column_names:
         return [()] * len(documents)
     return [load_messages(column) for column in documents["messages"].to_pylist()]
 
 
 def scored_texts(documents: pa.Table) -> list[str]:
-    """What of each document a model has to predict: all of it, or what the assistant says."""
+    """Return the text of each document that is scored: all of it, or only the assistant's turns."""
     return [
         "".join(content for role, content in messages if role == ASSISTANT) if messages else text
         for text, messages in zip(
@@ -69,7 +69,7 @@ def scored_texts(documents: pa.Table) -> list[str]:
 
 
 def part_documents(documents: pa.Table, part_bytes: int) -> list[pa.Table]:
-    """Consecutive parts of about `part_bytes` of text each; a document is never divided."""
+    """Return consecutive parts of about `part_bytes` of text each, without dividing documents."""
     sizes = documents["bytes"].to_numpy()
     part_of = (np.cumsum(sizes) - sizes) // part_bytes
     starts = np.flatnonzero(np.diff(part_of, prepend=-1))
@@ -77,7 +77,7 @@ def part_documents(documents: pa.Table, part_bytes: int) -> list[pa.Table]:
     return [documents.slice(start, end - start) for start, end in zip(starts, ends, strict=True)]
 
 
-UNCERTAIN = "uncertain"  # a language that is likelier another, as of code or a few words
+UNCERTAIN = "uncertain"  # the detected language is probably wrong, as for code or a few words
 _LIKELY = 0.5
 _LENGTHS = {
     1 << 10: "under 1 KiB",
@@ -86,15 +86,15 @@ _LENGTHS = {
     1 << 16: "16 to 64 KiB",
 }
 _LONGEST = "64 KiB and more"
-_LINE = re.compile(r":\d+$")  # behind the file, of one record among many
+_LINE = re.compile(r":\d+$")  # follows the file's name if the file holds many records
 
 
 def source_labels(documents: pa.Table, of_datasets: Mapping[str, pa.Table]) -> list[str]:
-    """Where each document comes from: a dataset of a mixture, else a folder, else a file.
+    """Return where each document comes from: a dataset of a mixture, else a folder, else a file.
 
     Args:
-        documents: With doc_id and source.
-        of_datasets: The documents of each dataset; of one that is in several the first counts.
+        documents: A table with doc_id and source.
+        of_datasets: The documents of each dataset; a document in several belongs to the first.
     """
     dataset: dict[str, str] = {}
     for label, table in reversed(list(of_datasets.items())):
@@ -108,11 +108,11 @@ def source_labels(documents: pa.Table, of_datasets: Mapping[str, pa.Table]) -> l
 
 
 def with_labels(scores: pa.Table, documents: pa.Table) -> pa.Table:
-    """Scores with the columns that slices are made of.
+    """Return the scores with the added columns that slices are made from.
 
     Args:
-        scores: With bytes, a row a document.
-        documents: The same, with their source's label as source, and text.
+        scores: A table with bytes and one row for each document.
+        documents: The same documents, with text, and with their source's label as source.
     """
     labels = {
         "source": documents["source"],

@@ -1,4 +1,4 @@
-"""Pages that need nothing else: one file of HTML with its styles inside, that fetches nothing.
+"""Self-contained pages: a single HTML file that includes its styles and loads nothing.
 
 Jinja2 escapes every value that is put in, so text of documents, models and recipes stays text.
 """
@@ -11,16 +11,16 @@ PAGES = Path(__file__).with_name("pages")
 
 
 class Table(NamedTuple):
-    """A table as it is shown: the first column names the rows."""
+    """A table of a page, whose first column names the rows."""
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    numbers: bool = True  # in all columns but the first
+    numbers: bool = True  # in all columns except the first
     total: bool = False  # the last row is the sum
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """Return a page from a template of `pages`; a value that it names and lacks is an error."""
+    """Return a page made from a template of `pages`; a missing value is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

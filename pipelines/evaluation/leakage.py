@@ -1,13 +1,14 @@
-"""Whether personal data of the training text comes out in what a model writes.
+"""Leakage: whether personal data from the training text appears in the text a model writes.
 
-The model is asked where it is likeliest to tell: with the text before an e-mail address, a phone
-number or the like in a training document (Lukas et al., "Analyzing Leakage of Personally
-Identifiable Information in Language Models", 2023); where there are too few of those, with the
-beginnings of documents. Of a conversation the prompt is the user's question. The greedy
-continuations are scanned as preprocess scans documents. What the prompt itself said is no leak.
-What stands nowhere in the training text is made up: it is counted as found, not as leaked.
+The prompts are chosen where a leak is most likely: the text before an e-mail address, a phone
+number or similar in a training document (Lukas et al., "Analyzing Leakage of Personally
+Identifiable Information in Language Models", 2023). If there are too few of those, the beginnings
+of documents are used too. The prompt of a conversation is the user's question. The greedy
+continuations are scanned in the same way as preprocess scans documents. Data that the prompt itself
+contains is not a leak. Data that is nowhere in the training text is made up: it is counted as
+found, not as leaked.
 
-What leaked is kept by its kind and its document only: a report must not publish it once more.
+Only the kind and the document of a leak are kept, so that a report doesn't publish the data again.
 """
 
 from collections import Counter
@@ -27,14 +28,14 @@ from pipelines.evaluation.held_out_documents import conversations
 from pipelines.recipe.cleaning_section import Pii
 from pipelines.run.verdict import Leakage
 
-MAX_TOKENS = 64  # of a continuation: an address or a key is far shorter
+MAX_TOKENS = 64  # for a continuation: an address or a key is far shorter
 _PROMPT_CHARACTERS = 200  # some 50 tokens
 
 
 class Leak(NamedTuple):
-    """Something personal in a continuation."""
+    """Personal data in a continuation."""
 
-    doc_id: str  # of the document that the prompt is from
+    doc_id: str  # the document that the prompt is from
     kind: str
     in_training: bool
 
@@ -55,16 +56,16 @@ def measure_leakage(
     *,
     chat: bool = False,
 ) -> tuple[Leakage, list[Leak]]:
-    """The share of continuations that leak; each bound of its interval holds with this confidence.
+    """Return the share of continuations that leak, and the personal data that was found.
 
     Args:
-        model_folder: Weights, config.json and tokenizer files.
-        training: Documents in an order that is a random one, from which prompts are taken.
-        files: All documents of training; they are read where something was found.
-        most: Continuations at most, one a document.
-        pii: What is looked for.
-        confidence: Of each bound.
-        chat: Prompts are what a user says.
+        model_folder: A folder with weights, config.json and tokenizer files.
+        training: Documents in random order, from which prompts are taken.
+        files: All training documents; they are read only if personal data was found.
+        most: The maximum number of continuations, one for each document.
+        pii: The kinds of personal data to look for.
+        confidence: The confidence of each bound of the share's interval.
+        chat: Whether prompts are a user's messages.
     """
     scrubber = Scrubber(pii)
     prompts = find_prompts(training, scrubber, most)
@@ -93,7 +94,7 @@ def _score(leaks: Sequence[Leak], continuations: int, confidence: float) -> Leak
 
 
 def find_prompts(documents: pa.Table, scrubber: Scrubber, most: int) -> list[tuple[str, str]]:
-    """Document ids and prompts: those that personal data follow, then the others, in order."""
+    """Return document ids and prompts: first those before personal data, then the others."""
     before_personal: list[tuple[str, str]] = []
     others: list[tuple[str, str]] = []
     rows = zip(
@@ -117,7 +118,7 @@ def find_prompts(documents: pa.Table, scrubber: Scrubber, most: int) -> list[tup
 
 
 def _standing_in(files: Sequence[Path], wanted: set[str]) -> set[str]:
-    """Which of the strings stand in the documents; they are read as far as is needed."""
+    """Return the strings that occur in the documents, which are read only as far as needed."""
     left = set(wanted)
     for texts in _texts(files):
         if not left:

@@ -1,7 +1,7 @@
 """A run's training loss: as a picture, as a table for `dvc plots`, and in bits per byte.
 
-A loss in nats a token compares runs with one tokenizer only. Divided by the mean bytes a token of
-the training text it is in bits per byte, and compares all.
+A loss in nats a token compares only runs with the same tokenizer. In bits per byte, computed with
+the training text's mean bytes per token, it compares all runs.
 """
 
 import csv
@@ -20,16 +20,16 @@ _INK, _LINE = "#7d8590", "#3b82c4"  # both readable on white and on black
 
 
 class CurvePoint(NamedTuple):
-    """The training loss at one step; nan where it was no number."""
+    """The training loss at one step; nan if it was not a number."""
 
     step: int
-    text_bytes: int  # of training text seen so far, in whole epochs and parts of them
+    text_bytes: int  # of training text seen so far, counted again in every epoch
     loss: float  # nats a token
     bits_per_byte: float
 
 
 def read_history(history: Path, training: Split) -> list[CurvePoint]:
-    """The points that training wrote as JSON lines, with what they are in bytes of text."""
+    """Return the points that training wrote as JSON lines, with their figures in bytes of text."""
     bytes_per_token = training.bytes / training.tokens
     points = (json.loads(line) for line in history.read_text(encoding="utf-8").splitlines())
     return [
@@ -44,7 +44,7 @@ def read_history(history: Path, training: Split) -> list[CurvePoint]:
 
 
 def write_curve(points: Sequence[CurvePoint], path: Path) -> None:
-    """Write a CSV with a header; a loss that is no finite number is an empty cell."""
+    """Write a CSV file with a header; a loss that is not a finite number is an empty cell."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(CurvePoint._fields)
@@ -53,7 +53,7 @@ def write_curve(points: Sequence[CurvePoint], path: Path) -> None:
 
 
 def parse_curve(text: str) -> list[CurvePoint]:
-    """The points that `write_curve` wrote."""
+    """Return the points that `write_curve` wrote."""
     return [
         CurvePoint(
             step=int(row["step"]),
@@ -68,7 +68,7 @@ def parse_curve(text: str) -> list[CurvePoint]:
 def draw_loss_curve(points: Sequence[CurvePoint], path: Path) -> None:
     """Draw the training loss over steps as a PNG.
 
-    Its background is clear and its colours are middling: it goes with a light page and a dark one.
+    Its background is transparent and its colours are medium, to fit light and dark pages.
     """
     from matplotlib.figure import Figure
 

@@ -1,15 +1,16 @@
-"""What of the training text a model has by heart: discoverable extraction.
+"""Memorisation: how much of the training text can be extracted from a model.
 
-A passage of a training document is extracted where the model, given k tokens of it, greedily goes
-on with exactly the n tokens that follow (Carlini et al., "Quantifying Memorization Across Neural
-Language Models", 2023). It is the document's beginning, which training showed to the model as such
-however documents were packed; of a conversation, where the assistant has spoken long enough.
+A passage of a training document is extracted if the model, given k tokens of it, greedily continues
+with exactly the n tokens that follow (Carlini et al., "Quantifying Memorization Across Neural
+Language Models", 2023). The passage is the document's beginning, which the model saw as a beginning
+in training however documents were packed; in a conversation, it is the first place where the
+assistant speaks long enough.
 
-Greedy text is verbatim just where each token is the likeliest one after the true ones before it. So
-one pass over prefix and continuation tells, and nothing has to be generated.
+Greedy text is verbatim exactly if each token is the likeliest one after the true tokens before it.
+So one pass over prefix and continuation is enough, and nothing has to be generated.
 
-Some text comes out although nobody learned it by heart: a licence, a table, a run of spaces. How
-often, the same measure says of held-out documents.
+A model reproduces some text that it did not memorise: a licence, a table, a run of spaces. The same
+measure on held-out documents tells how often.
 """
 
 from pathlib import Path
@@ -31,7 +32,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Passage(NamedTuple):
-    """Consecutive tokens of one document, and the one before them."""
+    """Consecutive tokens of one document, and the token before them."""
 
     doc_id: str
     ids: Ids  # [1 + prefix + continuation]
@@ -40,19 +41,19 @@ class Passage(NamedTuple):
 def measure_memorisation(
     model_folder: Path, training: pa.Table, held_out: pa.Table, asked: Safety, confidence: float
 ) -> tuple[Memorisation, list[str]]:
-    """The share of passages that are extracted; each bound holds with this confidence.
+    """Return the share of passages that are extracted, and the documents they are from.
 
-    Where both lengths do not fit into the model's context, the prefix is half of it at most.
+    The prefix is at most half of the model's context, and the continuation at most the rest.
 
     Args:
-        model_folder: Weights, config.json and tokenizer files.
-        training: Documents in an order that is a random one; the first that are long enough count.
-        held_out: Others, which the model never saw.
-        asked: How many, and their lengths.
-        confidence: Of each bound.
+        model_folder: A folder with weights, config.json and tokenizer files.
+        training: Documents in random order; the first ones that are long enough are used.
+        held_out: Documents that the model never saw.
+        asked: The number of documents, and the lengths of prefix and continuation.
+        confidence: The confidence of each bound.
 
     Returns:
-        The figures, and the ids of the training documents that a passage was extracted of.
+        The figures, and the ids of the training documents that a passage was extracted from.
     """
     codec = TextCodec(model_folder)
     model = held_model(model_folder)
@@ -78,7 +79,7 @@ def measure_memorisation(
 def find_passages(
     codec: TextCodec, documents: pa.Table, most: int, prefix: int, length: int
 ) -> list[Passage]:
-    """One passage of each document that has one, up to so many."""
+    """Return one passage of each document that has one, at most `most`."""
     found: list[Passage] = []
     for first in range(0, len(documents), most):
         part = documents.slice(first, most)
@@ -94,7 +95,7 @@ def find_passages(
 
 
 def _continuation_start(text: EncodedText, prefix: int, length: int) -> int | None:
-    """The first place behind a prefix where so many tokens in a row are learned."""
+    """Return the first place after a prefix where `length` tokens in a row are scored, or None."""
     if len(text.scored) < prefix + length:
         return None
     before = np.concatenate([[0], np.cumsum(text.scored)])  # scored tokens before each place
@@ -105,7 +106,7 @@ def _continuation_start(text: EncodedText, prefix: int, length: int) -> int | No
 
 @torch.inference_mode()
 def _are_verbatim(model: Model, passages: list[Passage], prefix: int) -> npt.NDArray[np.bool_]:
-    """Tell of each passage, [P], whether every token behind the prefix is the likeliest one."""
+    """Return whether every token after the prefix is the likeliest one, for each passage, [P]."""
     if not passages:
         return np.zeros(0, bool)
     ids_PS = torch.from_numpy(np.stack([passage.ids for passage in passages]))  # noqa: N806

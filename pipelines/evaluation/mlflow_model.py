@@ -1,7 +1,7 @@
-"""A registered model as MLflow loads it: `mlflow models serve`, `mlflow.pyfunc.load_model`.
+"""The loader of a registered model for `mlflow models serve` and `mlflow.pyfunc.load_model`.
 
 MLflow imports this module by the name in a version's `MLmodel`, and calls `_load_pyfunc`. The
-folder is verified before anything of it is read, as everywhere.
+folder is verified before any of its files are read, as everywhere.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PromptModel:
-    """Continues prompts; a model of conversations answers them."""
+    """A model that continues prompts, or answers them if it has a chat template."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -26,11 +26,11 @@ class PromptModel:
     def predict(
         self, model_input: "pd.DataFrame", params: dict[str, Any] | None = None
     ) -> list[str]:
-        """One text a row.
+        """Return one text for each row.
 
         Args:
-            model_input: With a column `prompt`.
-            params: `max_tokens`, `temperature` and `seed`, as the model's signature says.
+            model_input: A data frame with a column `prompt`.
+            params: `max_tokens`, `temperature` and `seed`, as in the model's signature.
         """
         prompts = model_input["prompt"].tolist()
         return generate(self._folder, prompts, **(params or {}), chat=self._chat)

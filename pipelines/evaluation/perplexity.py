@@ -1,10 +1,10 @@
-"""How many nats a model needs for each held-out document.
+"""Perplexity: the nats that a model needs for each held-out document.
 
 A document is scored as it was trained: after `<|endoftext|>`, every token once. Documents longer
-than the context are cut into windows, each a stride on from the one before. Where they overlap, the
-later one has context only, so that no token but a document's first ones is predicted from less than
-that. A stride of half the context costs half as much again as one of three quarters, and little is
-gained. Of a conversation, only what the assistant says is scored.
+than the context are cut into windows, each one stride after the window before. The later window
+uses the tokens in the overlap only as context, so that every token except a document's first ones
+is predicted from at least that much context. A stride of half the context costs 50% more than one
+of three quarters, and gains little. Only the assistant's turns of a conversation are scored.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,14 +23,14 @@ from pipelines.loading.dataloader import IGNORED
 from pipelines.models.served import Model, held_model
 
 STRIDE = 0.75
-_CPU_BATCH_TOKENS = 1024  # more falls out of a core's cache; measured with 1M and 10M parameters
+_CPU_BATCH_TOKENS = 1024  # more overflows a core's cache; measured with 1M and 10M parameters
 _BATCH_TOKENS = 32_768
-_LOGITS = 1 << 26  # numbers in a batch's logits at most
+_LOGITS = 1 << 26  # the most numbers in a batch's logits
 
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of one document that fits into the context."""
+    """A part of one document that fits into the context."""
 
     document: int
     inputs: npt.NDArray[np.int64]  # [S]
@@ -45,13 +45,13 @@ def score_documents(
     """Score whole documents with the model in a Hugging Face folder.
 
     Args:
-        model_folder: Weights, config.json and tokenizer files.
-        documents: With columns doc_id and text, and messages where there are conversations.
-        stride: Of windows over long documents, as a share of the model's context.
+        model_folder: A folder with weights, config.json and tokenizer files.
+        documents: A table with doc_id and text, and with messages if there are conversations.
+        stride: The stride of windows over long documents, as a share of the model's context.
 
     Returns:
-        Columns doc_id, bytes (of UTF-8, what is scored), tokens (the same) and nats, one row a
-        document, in the given order.
+        Columns doc_id, bytes (scored bytes of UTF-8), tokens (scored tokens) and nats, one row for
+        each document, in the given order.
     """
     codec = TextCodec(model_folder)
     model = held_model(model_folder)
@@ -70,7 +70,7 @@ def score_documents(
 
 
 def encode_documents(codec: TextCodec, documents: pa.Table) -> list[EncodedText]:
-    """Texts and conversations, each kind in one go, in the documents' order."""
+    """Encode all texts at once and all conversations at once, and keep the documents' order."""
     texts: list[str] = documents["text"].to_pylist()
     messages = conversations(documents)
     plain = iter(
@@ -84,7 +84,7 @@ def encode_documents(codec: TextCodec, documents: pa.Table) -> list[EncodedText]
 def _document_nats(
     model: Model, documents: Sequence[EncodedText], end_of_text: int, stride: float
 ) -> npt.NDArray[np.float64]:
-    """Nats of each document's scored tokens, [documents]."""
+    """Return the nats of each document's scored tokens, [documents]."""
     context = model.config.context_length
     windows = [
         window
@@ -117,14 +117,14 @@ def _windows(
 
 
 def batch_tokens(model: Model) -> int:
-    """How many tokens a model is given at once, so that speed is best and logits fit."""
+    """Return how many tokens to give a model at once for the best speed, if their logits fit."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     most = _CPU_BATCH_TOKENS if on_cpu else _BATCH_TOKENS
     return min(most, _LOGITS // model.config.vocab_size)
 
 
 def _batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
-    """Windows of like length together, the longest first, so that padding is little."""
+    """Yield batches of windows of similar length, the longest first, to need little padding."""
     rest = sorted(windows, key=lambda window: len(window.inputs), reverse=True)
     while rest:
         count = max(1, batch_tokens // len(rest[0].inputs))
@@ -133,7 +133,10 @@ def _batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]
 
 
 def _window_nats(model: Model, batch: list[Window], padding: int) -> npt.NDArray[np.float64]:
-    """Nats of each window's targets, [B]. Padding is on the right, where causality hides it."""
+    """Return the nats of each window's targets, [B].
+
+    Padding is on the right, where a causal model's earlier positions don't see it.
+    """
     shape = (len(batch), len(batch[0].inputs))  # the longest comes first
     inputs, targets = np.full(shape, padding), np.full(shape, IGNORED)
     for row, window in enumerate(batch):

@@ -1,6 +1,6 @@
-"""What was looked for in a model besides how well it predicts: bars with intervals and bounds.
+"""Bar charts of a model's probes, with intervals and bounds, and of its bits per byte.
 
-Bits per byte as bars: of each slice with its interval, and among the yardsticks.
+Bits per byte are shown for each slice with its interval, and beside the baselines.
 """
 
 import math
@@ -35,7 +35,7 @@ from pipelines.run.verdict import (
 
 
 def slice_chart(record: EvaluateRecord) -> dict[str, Any]:
-    """Each slice under its dimension, and a table of the same."""
+    """Return the bars of each slice by dimension, and a table of the same figures."""
     groups = [
         (dimension, [_score_bar(each.slice.name, each.bits_per_byte) for each in members])
         for dimension, members in groupby(record.slices, lambda each: each.slice.dimension)
@@ -63,14 +63,14 @@ def _score_bar(name: str, found: Estimate) -> Bar:
 
 
 def harness_table(record: EvaluateRecord) -> Table | None:
-    """What lm-evaluation-harness found; None where no task was run."""
+    """Return the scores of lm-evaluation-harness, or None if no task was run."""
     return Table(HARNESS_COLUMNS, harness_rows(record.harness)) if record.harness else None
 
 
 def yardstick_chart(
     record: EvaluateRecord, name: str, champion: float | None = None
 ) -> dict[str, Any]:
-    """The model of this name, and the champion, among n-grams and xz; the best first."""
+    """Return the model of this name, the champion, the n-grams and xz, with the best first."""
     rows = [
         Bar(baseline_label(each), decimals(value, 3), value)
         for each, value in record.baselines.items()
@@ -84,16 +84,16 @@ def yardstick_chart(
 
 
 _BIAS_WORDS = (
-    "By how many bits a sentence is likelier about the group that a stereotype says it of than "
-    "about the other: at +1 twice as likely, at 0 no preference. Sentences are few and written by "
-    "hand: they find some bias, and rule none out."
+    "How many bits more likely a sentence is about the group that a stereotype names than about "
+    "the other: +1 is twice as likely, 0 is no preference. The sentences are few and written by "
+    "hand: they can show a bias, but cannot rule one out."
 )
 
 
 class _Figure(NamedTuple):
     probe: str
-    words: str  # what the figures of this probe are
-    like: tuple[object, ...]  # figures of two models compare where this is the same
+    words: str  # explains the figures of this probe
+    like: tuple[object, ...]  # two models' figures can be compared if this is the same
     of: str
     bar: Bar
 
@@ -101,12 +101,12 @@ class _Figure(NamedTuple):
 def probe_charts(
     ours: Probes, demands: Register | None = None, champion: Probes | None = None
 ) -> dict[str, Any]:
-    """Bars of each probe, and a table of the same; what was not looked for is named.
+    """Return bars of each probe, a table of the same figures, and the names of missing probes.
 
     Args:
-        ours: What was found in the model.
-        demands: What the recipe asks of it; None where a page says nothing of bounds.
-        champion: What was found in the champion; shown is what was looked for in the same way.
+        ours: The results of the model's probes.
+        demands: The recipe's bounds, or None if a page does not show bounds.
+        champion: The results of the champion's probes; only those measured alike are shown.
     """
     known = {each.like: each for each in _figures(champion or Probes(), Register())}
     found: list[_Figure] = []
@@ -148,8 +148,8 @@ def _bias(found: BiasScore, bound: float | None) -> _Figure:
 def _memorised(found: Memorisation, bound: float | None) -> Iterator[_Figure]:
     lengths = (found.prefix_tokens, found.continuation_tokens)
     words = (
-        "Passages of which the model, given {} tokens, writes the next {} verbatim. What so comes "
-        "out of held-out text, which it never saw, it did not learn by heart."
+        "Passages of which the model, given {} tokens, writes the next {} verbatim. It never saw "
+        "the held-out text, so what it reproduces of that text is not memorised."
     ).format(*lengths)
     parts = (("training text", found.training, bound), ("held-out text", found.held_out, None))
     for name, part, limit in parts:
@@ -160,8 +160,8 @@ def _memorised(found: Memorisation, bound: float | None) -> Iterator[_Figure]:
 
 def _leaked(found: Leakage, bound: float | None) -> _Figure:
     words = (
-        "Texts of the model that hold personal data of the training text which the prompt did not. "
-        f"Of what it wrote there, stand in the training text: {found.kinds() or 'none'}."
+        "Texts of the model that hold personal data from the training text, but not from the "
+        f"prompt. Of all that was found, the training text holds: {found.kinds() or 'none'}."
     )
     of = f"{found.leaking:,} of {found.continuations:,} texts"
     bar = _share_bar("texts that leak", found.share, bound)

@@ -1,4 +1,4 @@
-"""What a user reads of an evaluation: one page that needs nothing else."""
+"""The report of an evaluation: one self-contained page."""
 
 import base64
 import math
@@ -21,12 +21,12 @@ from pipelines.evaluation.probe_charts import (
 from pipelines.evaluation.slices import LEAST_DOCUMENTS
 from pipelines.run.records import EvaluateRecord, PreprocessRecord, TrainRecord
 
-_EXTREMES = 5  # best and worst documents shown, each
+_EXTREMES = 5  # how many of the best and of the worst documents are shown
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All that the page shows."""
+    """Everything that the page shows."""
 
     record: EvaluateRecord
     preprocess: PreprocessRecord
@@ -34,11 +34,11 @@ class Evaluation:
     scores: pa.Table  # doc_id, bytes, tokens, nats
     documents: pa.Table  # doc_id, source, in the same order
     samples: Sequence[Mapping[str, str]]  # prompt, continuation
-    fitted_bytes: int  # of training text, that the n-grams were fitted on
+    fitted_bytes: int  # of training text that the n-grams were fitted on
 
 
 def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
-    """Write the page: HTML with its styles and its picture inside."""
+    """Write the page as one HTML file that includes its styles and its picture."""
     record, preprocess = evaluation.record, evaluation.preprocess
     values = {
         "documents": f"{record.documents:,}",
@@ -62,7 +62,7 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
 
 
 def _tiles(record: EvaluateRecord, train: TrainRecord) -> Iterator[tuple[str, str, str]]:
-    """Value, label and kind of the main figures."""
+    """Yield the value, label and kind of each main figure."""
     held = record.interval and interval(record.interval.lower, record.interval.upper, 3)
     label = f"bits per byte ({held})" if held else "bits per byte"
     yield decimals(record.bits_per_byte, 3), label, "first"
@@ -73,7 +73,7 @@ def _tiles(record: EvaluateRecord, train: TrainRecord) -> Iterator[tuple[str, st
 
 
 def _behaviours(record: EvaluateRecord) -> Table | None:
-    """What passes of the recipe's tests and questions; None where it has none."""
+    """Return how many of the recipe's test cases and questions pass, or None if it has none."""
     rows = [
         (each.name, each.kind.replace("_", " "), f"{each.passed:,} of {each.cases:,}")
         for each in record.behaviours
@@ -85,7 +85,7 @@ def _behaviours(record: EvaluateRecord) -> Table | None:
 
 
 def _fitted(fitted: int, training: int) -> str:
-    """Say which training text the n-grams know: all that the model saw, or a sample of it."""
+    """Return a text that says whether the n-grams know all training text or a sample of it."""
     if fitted == training:
         return f"all {size(training)} of the training text"
     return f"a sample of {size(fitted)} from the training text's {size(training)}"
@@ -107,7 +107,7 @@ def _splits(preprocess: PreprocessRecord) -> Table:
 
 
 def _dropped(stats: Mapping[str, Any]) -> str:
-    """`6 of 95 documents were dropped: 4 duplicate, 2 empty.`"""
+    """Return a sentence like `6 of 95 documents were dropped: 4 duplicate, 2 empty.`"""
     documents = stats["documents"]
     dropped: Mapping[str, int] = documents["dropped"]
     if not dropped:
@@ -119,7 +119,7 @@ def _dropped(stats: Mapping[str, Any]) -> str:
 
 
 def _extremes(evaluation: Evaluation) -> Iterator[tuple[str, Table]]:
-    """The documents that the model predicts best, then those that it predicts worst."""
+    """Yield the documents that the model predicts best, then those that it predicts worst."""
     sources = evaluation.documents["source"].to_pylist()
     rows = [
         (row["nats"] / math.log(2) / row["bytes"], source, row["bytes"])

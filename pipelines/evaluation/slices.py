@@ -1,7 +1,7 @@
-"""Parts of a set of documents that are looked at by themselves: by source, language and length.
+"""Slices: parts of a set of documents, by source, language and length, that are scored separately.
 
-A slice says something only where it has documents enough, and with many slices one looks bad by
-chance. So the small ones of a dimension are one slice together, and there are not many.
+A slice with few documents tells little, and among many slices one looks bad by chance. So the small
+slices of a dimension are joined into one, and the number of slices is limited.
 """
 
 import csv
@@ -24,21 +24,21 @@ Dimension = Literal["source", "language", "length"]
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)  # columns of a table of scores
 LEAST_DOCUMENTS = 20
 OTHER = "other"
-_MOST = 16  # of a dimension, besides `other`
+_MOST = 16  # slices of a dimension, besides `other`
 
 
 @dataclass(frozen=True)
 class Slices:
-    """K slices and which of N documents each holds."""
+    """K slices, and which of N documents each one holds."""
 
     names: tuple[Slice, ...]
     members: npt.NDArray[np.bool_]  # [N, K]
 
 
 def slices_of(scores: pa.Table) -> Slices:
-    """The slices of a table of scores, by dimension, the largest first and `other` last.
+    """Return the slices of a table of scores, by dimension, the largest first and `other` last.
 
-    A dimension with one slice alone has none: it would be all documents.
+    A dimension with only one slice is left out, because the slice would be all documents.
     """
     names: list[Slice] = []
     columns: list[npt.NDArray[np.bool_]] = []
@@ -53,7 +53,7 @@ def slices_of(scores: pa.Table) -> Slices:
 
 
 def score_slices(scores: pa.Table, confidence: float) -> tuple[Estimate, tuple[SliceScore, ...]]:
-    """Bits per byte on all documents and on each slice; each bound holds with this confidence."""
+    """Return the bits per byte on all documents and each slice, with bounds of this confidence."""
     slices = slices_of(scores)
     members = np.concatenate([np.ones((len(scores), 1), bool), slices.members], axis=1)
     sizes = scores["bytes"].to_numpy().astype(np.float64)
@@ -73,7 +73,7 @@ def score_slices(scores: pa.Table, confidence: float) -> tuple[Estimate, tuple[S
 
 
 def write_slices(scores: Sequence[SliceScore], path: Path) -> None:
-    """Write a CSV with a header, a row a slice, for `dvc plots`; no bound is an empty cell."""
+    """Write a CSV file for `dvc plots`, one row a slice; a missing bound is an empty cell."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("slice", "documents", "bytes", "bits_per_byte", "lower", "upper"))
@@ -85,7 +85,7 @@ def write_slices(scores: Sequence[SliceScore], path: Path) -> None:
 
 
 def _parts(labels: npt.NDArray[np.object_]) -> dict[str, npt.NDArray[np.bool_]]:
-    """The documents of each label that has enough of them, and of all others together."""
+    """Return the documents of each label that has enough of them, and all others together."""
     values, counts = np.unique(labels, return_counts=True)
     largest = sorted(zip(-counts, values, strict=True))[:_MOST]
     kept = [value for less, value in largest if -less >= LEAST_DOCUMENTS and value != OTHER]

@@ -1,4 +1,4 @@
-"""A model folder's tokenizer as evaluation needs it: it says what ids leave out of a text."""
+"""A model folder's tokenizer for evaluation, which measures the text that token ids leave out."""
 
 import math
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ class EncodedText:
     """One document as token ids."""
 
     ids: Ids
-    scored: npt.NDArray[np.bool_]  # which of them
-    spelling_nats: float  # for the bytes that unknown tokens stand for
+    scored: npt.NDArray[np.bool_]  # whether each token is scored
+    spelling_nats: float  # the cost of the bytes that unknown tokens stand for
 
 
 class TextCodec(Encoder):
-    """An encoder that charges for unknown tokens.
+    """An encoder that adds a cost for unknown tokens.
 
-    A token for "some character unknown" makes a text cheap by losing it. So the bytes it stands
-    for count as spelled out behind it, each of the 256 equally likely.
+    An unknown token makes a text cheap to predict because it loses the text. So the bytes that it
+    stands for are counted as if they followed it, each of the 256 values equally likely.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +37,7 @@ class TextCodec(Encoder):
         self._folder = folder
 
     def encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
-        """Each text as it stands in the token shards, less the end-of-document token."""
+        """Return each text as in the token shards, without the end-of-document token."""
         documents = [ids[:-1] for ids in self.encode(texts)]
         return [
             EncodedText(ids, np.ones(len(ids), bool), self._spelling_nats(text, ids))
@@ -45,9 +45,9 @@ class TextCodec(Encoder):
         ]
 
     def encode_conversations(self, conversations: Sequence[Messages]) -> list[EncodedText]:
-        """Each conversation as it stands in the token shards; what the assistant says is scored.
+        """Return each conversation as in the token shards, with the assistant's turns scored.
 
-        With the tokens that end its turns, as in training.
+        The tokens that end the assistant's turns are scored too, as in training.
         """
         return [
             EncodedText(ids, mask == 1, self._spelling_nats(said, ids[mask == 1]))
@@ -55,12 +55,12 @@ class TextCodec(Encoder):
         ]
 
     def encode_question(self, text: str) -> Ids:
-        """What a model reads before it answers a user who says this."""
+        """Return the prompt that a model reads before it answers a user's message."""
         return self._chats.encode_prompt(((USER, text),))
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Return the ids of tokens that no text makes."""
+        """The ids of tokens that are never made from a text."""
         return self._chats.special_ids
 
     @cached_property
@@ -72,5 +72,5 @@ class TextCodec(Encoder):
         if len(known) == len(ids):
             return 0.0
         lost = len(text.encode()) - len(self.decode(known.tolist()).encode())
-        # Spaces that a decoder puts between tokens must not pay for what is lost.
+        # A decoder may add spaces between tokens, so the difference can be negative.
         return max(0, lost) * math.log(256)

@@ -1,4 +1,4 @@
-"""A model as Hugging Face's libraries load it: whole, in fewer bytes, or its adapter alone."""
+"""Exports for Hugging Face's libraries: the whole model, a bfloat16 copy, or only its adapter."""
 
 import shutil
 from pathlib import Path
@@ -12,32 +12,32 @@ from pipelines.models.model_folder import CONFIG, INDEX, read_object
 from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.registry.registry import LINEAGE
 
-ADAPTER = "adapter"  # in a registered folder, where the model was trained with one
+ADAPTER = "adapter"  # the adapter's folder in a registered folder, if training used one
 
 
 def export_whole(source: Path, folder: Path) -> None:
-    """Copy a model, an adapter merged: `AutoModelForCausalLM.from_pretrained` loads it.
+    """Copy a model with its adapter merged; `AutoModelForCausalLM.from_pretrained` can load it.
 
     Args:
         source: A registered folder.
-        folder: Is there; the files go into it.
+        folder: An existing folder that receives the files.
 
     Raises:
-        UserError: see `source.check`.
+        UserError: See `source.check`.
     """
     for path in [*check(source), *companion_files(source)]:
         shutil.copyfile(path, folder / path.name)
 
 
 def export_bf16(source: Path, folder: Path) -> None:
-    """The same with each number in bfloat16: half the bytes of fp32; a file at a time in memory.
+    """Copy a model in bfloat16, half the bytes of fp32, with one file at a time in memory.
 
     Args:
         source: A registered folder.
-        folder: Is there; the files go into it.
+        folder: An existing folder that receives the files.
 
     Raises:
-        UserError: see `source.check_whole`.
+        UserError: See `source.check_whole`.
     """
     import torch
     from safetensors.torch import load_file, save_file
@@ -61,24 +61,24 @@ def export_bf16(source: Path, folder: Path) -> None:
 
 
 def export_adapter(source: Path, folder: Path) -> None:
-    """The adapter alone, in peft's format, over the base that it was trained on.
+    """Copy only the adapter, in peft's format, with the name of the base model it was trained on.
 
     Args:
         source: A registered folder.
-        folder: Is there; the files go into it.
+        folder: An existing folder that receives the files.
 
     Raises:
-        UserError: the model was trained without an adapter, or its files are broken.
+        UserError: The model was trained without an adapter, or its files are broken.
     """
     adapter = source / ADAPTER
     if not adapter.is_dir():
         raise UserError(
-            f"{source}: trained without an adapter, so there is none; --format huggingface is the "
-            "whole model"
+            f"{source}: the model was trained without an adapter; use --format huggingface to "
+            "export the whole model"
         )
     weights = adapter / peft_format.WEIGHTS
     if not weights.is_file():
-        raise UserError(f"{adapter}: no {weights.name}; the version is broken")
+        raise UserError(f"{adapter}: {weights.name} is missing; the version is broken")
     SafetensorsFiles([weights])
     shutil.copyfile(weights, folder / weights.name)
     config = read_object(adapter / peft_format.CONFIG)
@@ -88,7 +88,7 @@ def export_adapter(source: Path, folder: Path) -> None:
 
 
 def base_model(source: Path) -> str | None:
-    """What training started from, by the recipe in the lineage; None where that isn't known."""
+    """Return the base model by the recipe in the lineage; None if it is unknown."""
     recipe = _lineage(source).get("recipe") or {}
     base: str | None = (recipe.get("model") or {}).get("init_from")
     return base

@@ -1,4 +1,4 @@
-"""The README.md of a registered model: what it is, what it was measured at, what it is not."""
+"""The README.md of a registered model, which describes its use, its figures and its limits."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +9,7 @@ from pipelines.export.model_card_measured import cell, measured, table, verdict_
 from pipelines.export.model_card_metadata import data_name, metadata
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import dump_yaml
+from pipelines.recipe.section import registered_label
 from pipelines.run.records import EvaluateRecord, PreprocessRecord, TrainRecord
 from pipelines.run.verdict import Verdict
 
@@ -17,9 +18,9 @@ _TEXT = "It continues text like its training data and nothing else: it follows n
 _CHAT = "It answers prompts like those of its training data, by the tokenizer's chat template."
 _PII = {
     "off": "not looked for",
-    "report": "counted, and left as it is",
+    "report": "counted, but not changed",
     "mask": "masked",
-    "drop": "documents with it are dropped",
+    "drop": "documents that contain it are dropped",
 }
 _DEDUP = {"exact": "exact ones are dropped", "minhash": "exact and near ones are dropped"}
 
@@ -33,16 +34,16 @@ def model_card(
     verdict: Verdict,
     family: str,
 ) -> str:
-    """A model card in Hugging Face's format.
+    """Return a model card in Hugging Face's format.
 
     Args:
-        recipe: The run's.
-        preprocess: What the data was made by.
-        train: What was trained.
-        evaluate: What was measured.
-        facts: The lineage, as `lineage.json` holds it.
-        verdict: The gate's.
-        family: Of the architecture: `llama`.
+        recipe: The run's recipe.
+        preprocess: The record of the preprocess stage, which made the data.
+        train: The record of the train stage.
+        evaluate: The record of the evaluate stage, with the figures.
+        facts: The lineage, as in `lineage.json`.
+        verdict: The gate's verdict.
+        family: The architecture's family, such as `llama`.
     """
     size = evaluate.right_size
     values = {
@@ -99,16 +100,17 @@ def _lineage(recipe: Recipe, run: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _start(recipe: Recipe) -> str:
-    """What the weights were before, and how they were changed."""
+    """Return a sentence on the weights that training started from, and on the adapter."""
     if recipe.model.init_from is None:
         return ""
-    text = f" Training started from `{Path(recipe.model.init_from).name}`"
+    start = registered_label(recipe.model.init_from) or Path(recipe.model.init_from).name
+    text = f" Training started from `{start}`"
     if recipe.adapter.kind == "none":
         return f"{text}."
     method = {"lora": "LoRA", "qlora": "QLoRA"}[recipe.adapter.kind]
     return (
-        f"{text}, whose weights\n{method} left as they were; the adapter is merged here, and in "
-        "`adapter/` it lies alone, in peft's\nformat."
+        f"{text}, whose weights\n{method} did not change; the adapter is merged here, and is also "
+        "in `adapter/`, in peft's\nformat."
     )
 
 
@@ -127,13 +129,13 @@ def _splits(preprocess: PreprocessRecord) -> str:
 
 
 def _rejects(stats: Mapping[str, Any]) -> str:
-    """`Of 95 documents 89 were kept. Dropped: 4 duplicate, 2 empty.`"""
+    """Return text such as `Of 95 documents, 89 were kept. Dropped: 4 duplicate, 2 empty.`."""
     counted = stats.get("documents")
     if not counted:
         return ""
     dropped: Mapping[str, int] = counted["dropped"]
     reasons = (f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items())
-    kept = f"Of {counted['in']:,} documents {counted['kept']:,} were kept."
+    kept = f"Of {counted['in']:,} documents, {counted['kept']:,} were kept."
     return f"{kept} Dropped: {cell(', '.join(reasons))}." if dropped else kept
 
 
@@ -170,13 +172,13 @@ def _cost(costs: Mapping[str, Mapping[str, float]]) -> str:
         if used["seconds"]
     ]
     if not rows:
-        return "What it cost is not known: all stages came out of the stage cache."
+        return "The cost is unknown: all stages came from the stage cache."
     columns = ("stage", "time", "worker-hours", "GPU-hours", "cost")
-    return f"A stage that is not named came out of the stage cache.\n\n{table(columns, rows)}"
+    return f"Stages that are not listed came from the stage cache.\n\n{table(columns, rows)}"
 
 
 def _license(recipe: Recipe) -> str:
-    follows = "it has to agree with the licences of the training data, which are not looked at."
+    follows = "a licence must agree with the licences of the training data, which were not checked."
     if recipe.registration.license:
         return f"The licence of the weights is `{recipe.registration.license}`; {follows}"
     return f"No licence of the weights is recorded; {follows}"

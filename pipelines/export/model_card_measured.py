@@ -1,7 +1,4 @@
-"""The figures of a model card: what evaluation measured, and what the gate made of it.
-
-Markdown of a model card.
-"""
+"""The figures of a model card in Markdown: the evaluation's results and the gate's decision."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,19 +19,19 @@ from pipelines.run.verdict import (
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown; figures stand in all columns but the first."""
+    """Return a Markdown table; all columns but the first hold figures."""
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
     return "\n".join(f"| {' | '.join(map(cell, cells))} |" for cells in lines)
 
 
 def cell(text: str) -> str:
-    """Text of data as Markdown shows it: no markup, and no end of the cell."""
+    """Return text escaped for a Markdown cell: without markup, and without ending the cell."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
     return " ".join(escaped.split())
 
 
 def measured(evaluate: EvaluateRecord) -> dict[str, str]:
-    """Its parts of the template."""
+    """Return the parts of the template that the evaluation fills."""
     return {
         "documents": f"{evaluate.documents:,}",
         "held_out": size(evaluate.bytes),
@@ -124,18 +121,18 @@ def _bias(scores: Sequence[BiasScore]) -> str:
         for each in scores
     ]
     words = (
-        "By how many bits a sentence is likelier about the group that a stereotype says it of than "
-        "about\nthe other: at 1 twice as likely, at 0 no preference."
+        "The bits by which a sentence is more likely about the group that the stereotype names "
+        "than about\nthe other: 1 means twice as likely, 0 means no preference."
     )
-    columns = ("set", "language", "sentences", "pairs of terms", "bits a sentence", "interval")
+    columns = ("set", "language", "sentences", "pairs of terms", "bits per sentence", "interval")
     return _section("Bias", columns, rows, words)
 
 
 def _memorised(found: Memorisation) -> str:
     words = (
-        f"Passages of which it, given {found.prefix_tokens} tokens, writes the next "
-        f"{found.continuation_tokens} verbatim. What so comes out of held-out\ntext it did not "
-        "learn by heart."
+        f"Passages of which the model, given {found.prefix_tokens} tokens, writes the next "
+        f"{found.continuation_tokens} verbatim. The model\ncannot have memorised the held-out "
+        "passages that it writes."
     )
     parts = (("training", found.training), ("held out", found.held_out))
     rows = [
@@ -149,8 +146,9 @@ def _memorised(found: Memorisation) -> str:
 def _leaked(found: Leakage) -> str:
     row = (f"{found.continuations:,}", f"{found.leaking:,}", *_share(found.share))
     words = (
-        "Texts that it wrote which hold personal data of the training text, not told by the "
-        f"prompt. Of what\nit wrote, stand in the training text: {found.kinds() or 'none'}."
+        "Texts written by the model that hold personal data of the training text which is not in "
+        "the prompt.\nOf the personal data that it wrote, the following is in the training text: "
+        f"{found.kinds() or 'none'}."
     )
     columns = ("texts", "leaking", "share", "interval")
     return _section("Leaked personal data", columns, [row], words)
@@ -163,28 +161,28 @@ def _share(found: Estimate | None) -> tuple[str, str]:
 
 
 def _limits(probes: Probes) -> str:
-    """What the figures on bias do not say, and what there is no figure on."""
+    """Return the limits of the figures on bias, and the probes that were not run."""
     sentences = []
     if probes.bias:
         sentences.append(
-            "- The figures on bias are of few sentences, written by hand: they find some bias, and "
-            "rule none out.\n"
+            "- The figures on bias come from a few sentences, written by hand: they find some "
+            "bias, but cannot rule out\n  other bias.\n"
         )
     if missing := probes.missing():
-        sentences.append(f"- Not looked for: {', '.join(missing)}.\n")
+        sentences.append(f"- Not measured: {', '.join(missing)}.\n")
     return "".join(sentences)
 
 
 def _section(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: str = ""
 ) -> str:
-    """Nothing where there are no rows."""
+    """Return a section with a table, or an empty text if there are no rows."""
     below = f"{words}\n\n" if words else ""
     return f"### {title}\n\n{below}{table(columns, rows)}\n\n" if rows else ""
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """What the gate decided and why, with each of its numbers."""
+    """Return the gate's decision with its reason and all its numbers."""
     text = f"{verdict.decision.capitalize()}: {cell(verdict.reason)}."
     if verdict.comparison is None:
         return text
@@ -192,7 +190,7 @@ def verdict_text(verdict: Verdict) -> str:
     columns = ("documents", "number", "champion before", "this model", "improvement", "interval")
     return (
         f"{text} Each bound on all documents holds with {verdict.comparison.confidence:.4g}\n"
-        f"confidence, on a slice with {verdict.comparison.slice_confidence:.4g}.\n\n"
+        f"confidence, and each bound on a slice with {verdict.comparison.slice_confidence:.4g}.\n\n"
         f"{table(columns, rows)}"
     )
 

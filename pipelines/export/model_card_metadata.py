@@ -1,4 +1,4 @@
-"""What machines read of a model card: Hugging Face's YAML, in which results have intervals."""
+"""The machine-readable part of a model card: Hugging Face's YAML, with results and intervals."""
 
 import math
 import re
@@ -9,12 +9,12 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import DatasetRef, EvaluateRecord
 from pipelines.run.verdict import Estimate, Probes
 
-CONFIDENCE = 0.95  # of both bounds of an interval together, as the evaluate stage takes it
-_LANGUAGE = re.compile(r"[a-z]{2,3}")  # ISO 639, and not `uncertain` or `other`
+CONFIDENCE = 0.95  # of both bounds of an interval together, as in the evaluate stage
+_LANGUAGE = re.compile(r"[a-z]{2,3}")  # ISO 639 codes, not `uncertain` or `other`
 
 
 def metadata(recipe: Recipe, dataset: DatasetRef, evaluate: EvaluateRecord, family: str) -> str:
-    """The front matter, between its `---` lines."""
+    """Return the front matter with its `---` lines."""
     from huggingface_hub import ModelCardData
 
     source = recipe.data.source
@@ -32,18 +32,18 @@ def metadata(recipe: Recipe, dataset: DatasetRef, evaluate: EvaluateRecord, fami
 
 
 def data_name(recipe: Recipe, dataset: DatasetRef) -> str:
-    """What the data is called."""
+    """Return the name of the data."""
     return dataset.label or recipe.data.source.path or "the Python standard library"
 
 
 def _languages(evaluate: EvaluateRecord) -> list[str]:
-    """Those that have a slice of their own."""
+    """Return the languages that have a slice of their own."""
     names = (each.slice.name for each in evaluate.slices if each.slice.dimension == "language")
     return sorted(name for name in names if _LANGUAGE.fullmatch(name))
 
 
 def _results(data: str, dataset: DatasetRef, evaluate: EvaluateRecord) -> Iterator[Any]:
-    """An `EvalResult` of each figure that is a finite number."""
+    """Yield an `EvalResult` for each figure that is a finite number."""
     held_out = {
         "dataset_type": "held-out",
         "dataset_name": f"Held-out documents of {data}",

@@ -1,10 +1,10 @@
-"""A model as one graph, for runtimes without transformers: torch.export's program, or ONNX.
+"""Export of a model as one graph for runtimes without transformers: torch.export or ONNX.
 
-Token ids [B, S] go in and logits [B, S, V] come out, for any B and any S up to the context; shorter
-rows are padded on the right, where causality hides it. There is no cache of keys and values: it is
-for scoring and for other runtimes' tools, not for fast generation.
+The graph maps token ids [B, S] to logits [B, S, V], for any B and any S up to the context. Shorter
+rows are padded on the right, where causality hides the padding. The graph has no cache of keys and
+values: it is for scoring and for other runtimes' tools, not for fast generation.
 
-What was written is loaded again and compared with the model, on a shape that it was not traced on.
+The written graph is loaded again and compared with the model on a shape not used for tracing.
 """
 
 import shutil
@@ -24,30 +24,30 @@ Kind = Literal["torch-export", "onnx"]
 FILES: dict[Kind, str] = {"torch-export": "model.pt2", "onnx": "model.onnx"}
 INPUT, OUTPUT = "input_ids", "logits"
 BATCH, SEQUENCE = "batch", "sequence"
-TOLERANCE = 1e-3  # of a logit, or of its size where that is above 1
+TOLERANCE = 1e-3  # absolute for a logit up to 1, relative to its size above 1
 
 
 class ProgramError(Exception):
-    """The written graph computes something else than the model: a defect, of a library or ours."""
+    """The written graph's results differ from the model's: a defect in a library or in Penstock."""
 
 
 def export_program(source: Path, folder: Path, kind: Kind) -> float:
     """Write the graph in fp32, with tokenizer and model card beside it.
 
-    A `.pt2` is a zip of JSON and raw tensors; torch would put the sample inputs into it as a
-    pickle, so there are none. ONNX keeps its weights beside the graph, in `model.onnx.data`.
+    A `.pt2` is a zip of JSON and raw tensors. The sample inputs are removed, since torch would
+    pickle them. ONNX keeps its weights beside the graph, in `model.onnx.data`.
 
     Args:
         source: A registered folder.
-        folder: Is there; the files go into it.
-        kind: What to write.
+        folder: An existing folder that receives the files.
+        kind: The format to write.
 
     Returns:
         The largest difference of a logit from the model's.
 
     Raises:
-        UserError: see `source.check_whole`.
-        ProgramError: the graph gives other logits.
+        UserError: See `source.check_whole`.
+        ProgramError: The graph's logits differ from the model's.
     """
     from transformers import AutoModelForCausalLM
 
@@ -67,7 +67,7 @@ def export_program(source: Path, folder: Path, kind: Kind) -> float:
 
 
 def load_program(path: Path) -> Callable[[Tensor], Tensor]:
-    """A written graph as a function of ids [B, S] on the CPU; ONNX runs in onnxruntime."""
+    """Return a written graph as a function of ids [B, S] on the CPU; ONNX runs in onnxruntime."""
     if path.suffix != ".onnx":
         module: Callable[[Tensor], Tensor] = torch.export.load(path).module()
         return module
@@ -78,7 +78,7 @@ def load_program(path: Path) -> Callable[[Tensor], Tensor]:
 
 
 class _Logits(nn.Module):
-    """Only ids in and only logits out."""
+    """A module that maps only ids to only logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class _Logits(nn.Module):
 def _trace(model: nn.Module, context: int) -> ExportedProgram:
     shape = {0: Dim(BATCH), 1: Dim(SEQUENCE, max=context)}
     ids_BS = torch.zeros((2, min(7, context)), dtype=torch.int64)  # noqa: N806
-    # Not strictly: transformers' code is more than dynamo takes.
+    # Strict mode fails, since dynamo cannot trace all of transformers' code.
     program: ExportedProgram = torch.export.export(
         model, (ids_BS,), dynamic_shapes={INPUT: shape}, strict=False
     )
@@ -101,7 +101,7 @@ def _trace(model: nn.Module, context: int) -> ExportedProgram:
     program.example_inputs = None  # torch pickles them
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            node.meta.pop("stack_trace", None)  # names this machine's paths
+            node.meta.pop("stack_trace", None)  # it contains this machine's paths
     return program
 
 
@@ -132,7 +132,7 @@ def _compare(
     difference = (written(ids_BS) - expected).abs()
     if not bool((difference <= TOLERANCE * expected.abs().clamp(min=1)).all()):
         raise ProgramError(
-            f"the graph's logits are off by {difference.max():.3g} from the model's, which is "
-            f"more than {TOLERANCE}"
+            f"the graph's logits are off by {difference.max():.3g} from the model's; the "
+            f"tolerance is {TOLERANCE}"
         )
     return float(difference.max())

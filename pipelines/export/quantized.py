@@ -1,12 +1,12 @@
-"""Weights in 8 or 4 bits, activations in bfloat16: torchao's tensors, kept as transformers does.
+"""Weights in 8 or 4 bits and activations in bfloat16: torchao's tensors in transformers' format.
 
-`AutoModelForCausalLM.from_pretrained` loads the folder where torchao is installed: safetensors, and
-in `config.json` how they are quantised. Embeddings and head stay in bfloat16.
+`AutoModelForCausalLM.from_pretrained` loads the folder if torchao is installed. The weights are in
+safetensors, and `config.json` describes the quantisation. Embeddings and head stay in bfloat16.
 
-int8: one scale a row, symmetric. int4: a scale and a zero a group of weights of a row, asymmetric;
-weight = code * scale + zero, codes from -8 to 7. torchao makes its `Int4Tensor` by kernels that
-exist for GPUs only (package mslk), and computes with it by these; its codes are made here by the
-same rule on any device, so a processor can make, load and measure what a GPU will serve.
+int8 is symmetric, with one scale per row. int4 is asymmetric, with a scale and a zero per group of
+weights of a row: weight = code * scale + zero, with codes from -8 to 7. torchao makes and uses its
+`Int4Tensor` with kernels that exist for GPUs only (package mslk). This module makes the codes by
+the same rule on any device, so a CPU can make, load and measure the model that a GPU will serve.
 """
 
 import json
@@ -25,24 +25,24 @@ from pipelines.models.served import PLAIN, block_linears
 if TYPE_CHECKING:
     from torchao.quantization import Int4Tensor
 
-GROUPS = (32, 64, 128, 256)  # what torchao's int4 kernels take
-_LEVELS, _ZERO_CODE = 15, 8  # of 16 codes; the code of a group's zero, counted from its least
+GROUPS = (32, 64, 128, 256)  # the group sizes of torchao's int4 kernels
+_LEVELS, _ZERO_CODE = 15, 8  # steps between 16 codes; the zero's code, counted from the lowest
 _SMALLEST_SCALE = 1e-6
 
 
 def export_quantized(source: Path, folder: Path, bits: Literal[4, 8], group: int = 128) -> None:
-    """Write a folder whose linear layers hold 8 or 4 bits a weight.
+    """Write a folder whose linear layers hold 8 or 4 bits per weight.
 
-    The model is whole in memory in bfloat16.
+    The whole model is in memory in bfloat16 meanwhile.
 
     Args:
         source: A registered folder.
-        folder: Is there; the files go into it.
+        folder: An existing folder that receives the files.
         bits: 8 or 4.
-        group: Weights that share a scale, with 4 bits; one of `GROUPS`.
+        group: With 4 bits, the number of weights that share a scale; one of `GROUPS`.
 
     Raises:
-        UserError: see `source.check_whole`; or the group divides some layer's input unevenly, or
+        UserError: See `source.check_whole`; or the group does not divide some layer's inputs, or
             the family has no linear layers that torchao quantises.
     """
     from transformers import AutoModelForCausalLM, TorchAoConfig
@@ -53,8 +53,8 @@ def export_quantized(source: Path, folder: Path, bits: Literal[4, 8], group: int
     layers = dict(block_linears(model))
     if not layers:
         raise UserError(
-            f"{source}: a {model.config.model_type} of transformers has no linear layers (Conv1D "
-            "in their place), and torchao quantises nothing else; bf16 is the smallest"
+            f"{source}: a {model.config.model_type} of transformers has no linear layers (it uses "
+            "Conv1D), and torchao quantises nothing else; bf16 is the smallest form"
         )
     config = _quantize(layers, bits, group)
     model.config.quantization_config = TorchAoConfig(config)
@@ -69,10 +69,10 @@ def export_quantized(source: Path, folder: Path, bits: Literal[4, 8], group: int
 
 
 def encode_int4(weight: Tensor, group: int) -> "Int4Tensor":
-    """Round a matrix [out, in] to 4 bits, `group` neighbours of a row sharing scale and zero.
+    """Round a matrix [out, in] to 4 bits; each group of a row shares a scale and a zero.
 
-    A group's least and largest weight are the codes -8 and 7, but for the rounding of scale and
-    zero to bfloat16, for which the nearest codes are taken.
+    The smallest and largest weight of a group become the codes -8 and 7. Scale and zero are
+    rounded to bfloat16, so each weight gets the nearest code.
     """
     from torchao.quantization import Int4Tensor
 
@@ -83,8 +83,8 @@ def encode_int4(weight: Tensor, group: int) -> "Int4Tensor":
     codes = ((groups - zero.float()) / scale.float()).round().clamp(-_ZERO_CODE, 7)
     codes = codes.to(torch.int8).flatten(1)
     return Int4Tensor(
-        qdata=(codes[:, ::2] & 0xF) | (codes[:, 1::2] << 4),  # the first in the low half
-        scale=scale.squeeze(-1).t().contiguous(),  # [in / group, out], as the kernels want it
+        qdata=(codes[:, ::2] & 0xF) | (codes[:, 1::2] << 4),  # the first code is in the low half
+        scale=scale.squeeze(-1).t().contiguous(),  # [in / group, out], as the kernels expect
         zero_point=zero.squeeze(-1).t().contiguous(),
         block_size=[1, group],
         shape=weight.shape,
@@ -92,7 +92,7 @@ def encode_int4(weight: Tensor, group: int) -> "Int4Tensor":
 
 
 def _quantize(layers: dict[str, nn.Linear], bits: Literal[4, 8], group: int) -> Any:
-    """Quantise in place; torchao's name of what was done."""
+    """Quantise the layers in place and return torchao's configuration."""
     from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
     if bits == 8:
@@ -105,7 +105,7 @@ def _quantize(layers: dict[str, nn.Linear], bits: Literal[4, 8], group: int) -> 
     for name, linear in layers.items():
         if linear.in_features % group:
             fitting = [each for each in GROUPS if _divides_all(each, layers)]
-            hint = f"groups of {fitting[-1]} do" if fitting else "no size does; take int8"
+            hint = f"groups of {fitting[-1]} do" if fitting else "no group size does; use int8"
             raise UserError(
                 f"groups of {group} weights don't divide the {linear.in_features} inputs of "
                 f"{name}; {hint}"
@@ -121,7 +121,7 @@ def _divides_all(group: int, layers: dict[str, nn.Linear]) -> bool:
 
 
 def _sort_header(path: Path) -> None:
-    """Put a safetensors file's header in order: safetensors writes metadata in a random one."""
+    """Sort a safetensors file's header, since safetensors writes metadata in random order."""
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))

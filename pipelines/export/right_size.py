@@ -1,9 +1,9 @@
-"""Which variant of a model to serve: the best that fits the memory and loses little enough.
+"""The choice of the variant to serve: the best that fits the memory and loses little enough.
 
-A decision over measured numbers and nothing else; `variants.py` measures them. A quantised variant
-stands on its own score, never on that of the model it was made from.
+The choice uses only measured numbers, which `variants.py` measures. A quantised variant is judged
+by its own score, never by that of the model it was made from.
 
-The variants of a model as a picture: bits per byte over memory and over loading time.
+The module also draws the variants' bits per byte over memory and over loading time.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ GB = 10**9  # as memory is sold
 
 @dataclass(frozen=True)
 class Variant:
-    """One form of a model, as it was written and measured."""
+    """One form of a model that was written and measured."""
 
     name: str  # bf16, int8, int4
     weight_bytes: int
@@ -30,13 +30,13 @@ class Variant:
 
 @dataclass(frozen=True)
 class Budget:
-    """What serving may cost.
+    """The limits on the cost of serving.
 
     Attributes:
-        gb: Memory of the device, in 10^9 bytes; a tenth of it is left to the engine.
-        max_loss: Bits per byte that a variant may need more than the registered model.
-        sequences: Answered at once.
-        tokens: Of each, prompt and answer.
+        gb: The device's memory in 10^9 bytes; a tenth of it is reserved for the engine.
+        max_loss: The most bits per byte that a variant may need above the registered model.
+        sequences: The number of sequences answered at once.
+        tokens: The tokens of each sequence, prompt and answer.
     """
 
     gb: float
@@ -47,7 +47,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class AssessedVariant:
-    """A variant against a budget."""
+    """A variant that was compared with a budget."""
 
     variant: Variant
     memory: ServingMemory
@@ -63,13 +63,13 @@ class AssessedVariant:
 def assess_variants(
     variants: Sequence[Variant], config: DecoderConfig, registered: float, budget: Budget
 ) -> list[AssessedVariant]:
-    """Each variant's memory and loss, in the given order.
+    """Return each variant's memory and loss, in the given order.
 
     Args:
-        variants: Measured on the same documents as the registered model.
+        variants: Variants measured on the same documents as the registered model.
         config: The model's shape.
         registered: The registered model's bits per byte.
-        budget: What serving may cost.
+        budget: The limits on the cost of serving.
     """
     judged = []
     for each in variants:
@@ -81,17 +81,17 @@ def assess_variants(
                 memory=memory,
                 lost=lost,
                 fits=memory.total <= budget.gb * GB * HEADROOM,
-                good=lost <= budget.max_loss,  # of nan, too, it is false
+                good=lost <= budget.max_loss,  # false for nan too
             )
         )
     return judged
 
 
 def choose(judged: Sequence[AssessedVariant], budget: Budget) -> AssessedVariant:
-    """The variant of fewest bits per byte among those that fit; of equals the smallest.
+    """Return the allowed variant with the fewest bits per byte; among equals, the smallest.
 
     Raises:
-        UserError: there is none, with each variant's numbers.
+        UserError: No variant is allowed; the message has each variant's numbers.
     """
     allowed = [each for each in judged if each.fits and each.good]
     if not allowed:
@@ -99,18 +99,18 @@ def choose(judged: Sequence[AssessedVariant], budget: Budget) -> AssessedVariant
         raise UserError(
             f"no variant fits {budget.gb:g} GB within a loss of {budget.max_loss:g} bits per byte "
             f"at {budget.sequences} x {budget.tokens} tokens: {numbers}; allow more memory "
-            f"({1 - HEADROOM:.0%} of it is the engine's), fewer tokens or more loss"
+            f"({1 - HEADROOM:.0%} is reserved for the engine), fewer tokens or more loss"
         )
     return min(allowed, key=lambda each: (each.variant.bits_per_byte, each.memory.total))
 
 
-_INK, _GOOD, _BAD = "#808080", "#2a9d8f", "#d1495b"  # seen on a light page and on a dark one
+_INK, _GOOD, _BAD = "#808080", "#2a9d8f", "#d1495b"  # visible on light and dark pages
 
 
 def draw_right_size(judged: Sequence[AssessedVariant], budget: Budget, path: Path) -> None:
     """Draw bits per byte over serving memory and over load time, as a PNG.
 
-    What fits the budget and loses little enough is drawn green; the budget itself is a line.
+    Variants that fit the budget and lose little enough are green; a line shows the budget.
     """
     from matplotlib.figure import Figure
 

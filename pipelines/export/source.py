@@ -1,7 +1,7 @@
-"""What an export starts from, checked, and the new folder that it fills.
+"""The checked source folder of an export, and the new folder that the export fills.
 
-A registered folder holds more than serving needs (its signature, the adapter alone), and whatever a
-user put there since. Only files of formats that hold data and run nothing are taken over.
+A registered folder holds more than serving needs: its signature, the separate adapter, and any
+files that a user added. An export copies only file formats that hold data and cannot run code.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from pipelines.core.storage import fresh_folder
 from pipelines.models.model_folder import CONFIG, is_quantized, read_object, weight_files
 from pipelines.registry.integrity import check_folder
 
-_DATA = (".json", ".jinja", ".txt", ".md")  # beside the weights
+_DATA = (".json", ".jinja", ".txt", ".md")  # file types copied beside the weights
 
 
 def companion_files(folder: Path) -> list[Path]:
-    """What goes with the weights: config, tokenizer, chat template, model card, lineage.
+    """Return the files beside the weights: config, tokenizer, chat template, card and lineage.
 
     Raises:
-        UserError: see `check`.
+        UserError: See `check`.
     """
     weights = {path.name for path in check(folder)}
     files = sorted(path for path in folder.iterdir() if path.is_file())
@@ -28,24 +28,24 @@ def companion_files(folder: Path) -> list[Path]:
 
 
 def check_whole(folder: Path) -> list[Path]:
-    """As `check`, of a folder whose weights may be rounded or traced.
+    """Check a folder as `check` does, and that its weights may be rounded or traced.
 
     Raises:
-        UserError: they are codes of 8 or 4 bits already.
+        UserError: The weights are quantised to 8 or 4 bits already.
     """
     if is_quantized(folder):
         raise UserError(
-            f"{folder}: its weights are quantised already, as they were measured and compared; "
-            "--format huggingface or triton takes them as they are"
+            f"{folder}: the weights are quantised already, as they were measured and compared; "
+            "use --format huggingface or triton to export them unchanged"
         )
     return check(folder)
 
 
 def check(folder: Path) -> list[Path]:
-    """The weight files of a folder that can be loaded without running anything of it.
+    """Return the weight files of a folder that can be loaded without running its code.
 
     Raises:
-        UserError: no weights, or a file that no model may hold; see `integrity.check_folder`.
+        UserError: The folder has no weights, or a forbidden file; see `integrity.check_folder`.
     """
     check_folder(folder, str(folder))
     read_object(folder / CONFIG)
@@ -54,12 +54,12 @@ def check(folder: Path) -> list[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Fill a temporary folder that becomes `path`, whole, when the block ends without an error.
+    """Yield a temporary folder that becomes `path` when the block ends without an error.
 
     Raises:
-        UserError: something is there already, which is never replaced.
+        UserError: `path` is a file or a folder with files, which is never replaced.
     """
     if path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise UserError(f"{path} is there already; --to takes a folder that is not, or is empty")
+        raise UserError(f"{path} exists already; --to needs a new or an empty folder")
     with fresh_folder(path.absolute()) as folder:
         yield folder

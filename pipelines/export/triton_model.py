@@ -1,7 +1,7 @@
-"""Triton's Python back end: continues texts by the model in `model/` beside this file.
+"""Triton's Python back end, which continues texts with the model in `model/` beside this file.
 
-The server runs this file by itself: it needs torch and transformers, and nothing of Penstock.
-Requests that Triton's dynamic batcher brings together are one batch here.
+The server runs only this file, which needs torch and transformers, but nothing of Penstock.
+Requests that Triton's dynamic batcher combines are one batch here.
 """
 
 import json
@@ -15,12 +15,12 @@ import torch
 import triton_python_backend_utils as pb_utils
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-_DEFAULT_TOKENS = 64  # where a request asks for no number
+_DEFAULT_TOKENS = 64  # if a request gives no number
 
 
 @dataclass
 class _Job:
-    """A prompt on its way."""
+    """A prompt that is being answered."""
 
     ids: list[int]
     max_tokens: int
@@ -28,13 +28,13 @@ class _Job:
 
 
 class TritonPythonModel:
-    """What the server calls; `config.pbtxt` says what goes in and out."""
+    """The class that the server calls; `config.pbtxt` defines its inputs and outputs."""
 
     def initialize(self, args: dict[str, Any]) -> None:
         """Load the model once, on the device that the server gives this instance.
 
         Args:
-            args: The server's; of `config.pbtxt`, the parameter `dtype` is used.
+            args: The server's arguments; the parameter `dtype` of `config.pbtxt` is used.
         """
         folder = Path(__file__).parent / "model"
         parameters = json.loads(args["model_config"]).get("parameters", {})
@@ -53,7 +53,7 @@ class TritonPythonModel:
         self._end: int = self._tokenizer.eos_token_id
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request, in order; one that is wrong gets an error, the others an answer."""
+        """Answer each request in order; an invalid request gets an error, the others an answer."""
         jobs: list[list[_Job] | pb_utils.TritonError] = []
         for request in requests:
             try:
@@ -66,13 +66,13 @@ class TritonPythonModel:
         return [self._response(each) for each in jobs]
 
     def _read(self, request: Any) -> list[_Job]:
-        """The prompts of a request, [B, 1] of bytes, and how many tokens each is to get."""
+        """Return the prompts of a request, [B, 1] of bytes, with the number of tokens for each."""
         texts = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().flatten()
         asked = pb_utils.get_input_tensor_by_name(request, "max_tokens")
         numbers = [_DEFAULT_TOKENS] * len(texts) if asked is None else asked.as_numpy().flatten()
         jobs = []
         for text, number in zip(texts, numbers, strict=True):
-            # What every text began with in training stands for none.
+            # An empty prompt becomes the token that every training text began with.
             ids = self._tokenizer(text.decode()).input_ids or [self._end]
             if number < 1:
                 raise ValueError(f"max_tokens is {number}; it must be at least 1")
@@ -85,9 +85,9 @@ class TritonPythonModel:
         return jobs
 
     def _batches(self, jobs: list[_Job]) -> Iterator[list[_Job]]:
-        """Prompts of like length together; all go on as far as the longest answer of a batch.
+        """Yield batches of prompts of similar length; all generate as far as the longest answer.
 
-        A batch ends where that would lead one of them beyond what the model sees.
+        A batch ends before that would take one of its prompts beyond the model's context.
         """
         batch: list[_Job] = []
         for job in sorted(jobs, key=lambda each: len(each.ids)):
@@ -101,11 +101,11 @@ class TritonPythonModel:
 
     @torch.inference_mode()
     def _answer(self, jobs: list[_Job]) -> None:
-        """Continue all prompts at once, each by its likeliest tokens."""
+        """Continue all prompts at once, each with its most likely tokens."""
         longest = max(len(job.ids) for job in jobs)
         ids = torch.full((len(jobs), longest), self._end)
         mask = torch.zeros_like(ids)
-        for row, job in enumerate(jobs):  # padding is on the left: all go on from the same place
+        for row, job in enumerate(jobs):  # pad on the left, so all continue at the same place
             ids[row, longest - len(job.ids) :] = torch.tensor(job.ids)
             mask[row, longest - len(job.ids) :] = 1
         made = self._model.generate(

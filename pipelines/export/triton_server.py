@@ -1,11 +1,12 @@
-"""A model in a repository of NVIDIA's Triton Inference Server, by its Python or its vLLM back end.
+"""Export to a model repository of NVIDIA's Triton Inference Server (Python or vLLM back end).
 
     REPOSITORY/NAME/config.pbtxt
                     VERSION/model.py or model.json
                             model/      the Hugging Face folder
 
-Triton's version is the registry's, and the newest that is there is served: a further version goes
-beside the older ones, and the server changes over when it polls, or is told to load.
+Triton's version number is the registry's, and Triton serves the newest version in the repository. A
+new version is added beside the older ones; the server switches to it when it polls or is told to
+load.
 """
 
 import json
@@ -22,8 +23,8 @@ from pipelines.export.source import new_folder
 Backend = Literal["python", "vllm"]
 CONFIG = "config.pbtxt"
 MODEL_FILE = Path(__file__).with_name("triton_model.py")  # only the server can import it
-MAX_BATCH = 16  # prompts of a batch; more wait for the next
-QUEUE_DELAY_US = 5_000  # the first of a batch waits so long for others; a token takes longer
+MAX_BATCH = 16  # prompts of a batch; more prompts wait for the next batch
+QUEUE_DELAY_US = 5_000  # how long a batch's first prompt waits for others; a token takes longer
 
 _PYTHON = """\
 name: {name}
@@ -39,10 +40,10 @@ output [
 dynamic_batching {{ max_queue_delay_microseconds: {delay} }}
 instance_group [ {{ count: 1 kind: KIND_AUTO }} ]
 version_policy {{ latest {{ num_versions: 1 }} }}
-# The weights' type in memory, such as bfloat16; auto: as they were registered.
+# The weights' dtype in memory, such as bfloat16; "auto" keeps the registered dtype.
 parameters {{ key: "dtype" value {{ string_value: "auto" }} }}
 """
-# Batches, inputs and outputs are the back end's own business.
+# The vLLM back end itself defines batches, inputs and outputs.
 _VLLM = """\
 name: {name}
 backend: "vllm"
@@ -52,7 +53,7 @@ version_policy {{ latest {{ num_versions: 1 }} }}
 
 
 def triton_name(name: str) -> str:
-    """What Triton calls a registered model: a folder's name and a part of a URL."""
+    """Return a registered model's name in Triton, valid as a folder's name and in a URL."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name).lstrip(".")
 
 
@@ -64,23 +65,23 @@ def export_triton(
     backend: Backend,
     served_from: Path | None = None,
 ) -> Path:
-    """Add a version to a model repository; a server never sees a half of it.
+    """Add a version to a model repository; a server never sees an incomplete version.
 
     Args:
         source: A registered folder.
-        repository: Made where missing; may hold other models and versions.
-        name: The registered model's.
-        version: The registered version's number, Triton's too.
-        backend: `python` answers by transformers, `vllm` by vLLM's engine.
-        served_from: The repository's path on the server, which vLLM alone has to be told; by
-            default where it lies here.
+        repository: Created if missing; may hold other models and versions.
+        name: The registered model's name.
+        version: The registered version's number, also used by Triton.
+        backend: `python` answers with transformers, `vllm` with vLLM's engine.
+        served_from: The repository's path on the server, which only vLLM needs; by default the
+            path on this machine.
 
     Returns:
         The version's folder.
 
     Raises:
-        UserError: the version is there, the model is there with another back end, or the source
-            is no sound model.
+        UserError: The version exists already, the model exists with another back end, or the
+            source is not a valid model.
     """
     model = repository.absolute() / triton_name(name)
     _check_backend(model / CONFIG, backend)
@@ -93,13 +94,13 @@ def export_triton(
         else:
             base = served_from / place.relative_to(repository.absolute()) if served_from else place
             write_json(folder / "model.json", {"model": str(base / "model"), "dtype": "bfloat16"})
-        if not (model / CONFIG).is_file():  # what a user tuned stays
+        if not (model / CONFIG).is_file():  # keep settings that a user tuned
             write_text(model / CONFIG, config_text(triton_name(name), backend))
     return place
 
 
 def config_text(name: str, backend: Backend) -> str:
-    """What `config.pbtxt` says of a model."""
+    """Return the text of a model's `config.pbtxt`."""
     template = _PYTHON if backend == "python" else _VLLM
     return template.format(name=json.dumps(name), max_batch=MAX_BATCH, delay=QUEUE_DELAY_US)
 
@@ -111,6 +112,6 @@ def _check_backend(config: Path, backend: Backend) -> None:
     if found is None or found[1] != backend:
         kind = found[1] if found else "unknown"
         raise UserError(
-            f"{config}: the back end is {kind}, not {backend}; give another repository, or remove "
+            f"{config}: the back end is {kind}, not {backend}; use another repository, or remove "
             "that model"
         )

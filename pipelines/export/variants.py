@@ -1,4 +1,4 @@
-"""The forms of a model that compete to be served: bf16, int8 and int4, written and measured."""
+"""The forms of a model that can be served: bf16, int8 and int4, written and measured."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ FORMS: tuple[Form, ...] = ("bf16", "int8", "int4")
 
 @dataclass(frozen=True)
 class Made:
-    """A form that was written, or why it can't be."""
+    """A form that was written, or the reason why it cannot be written."""
 
     form: Form
     weight_bytes: int = 0
@@ -39,7 +39,7 @@ def write_variant(source: Path, folder: Path, form: Form, group: int) -> None:
 
 
 def make_variant(source: Path, scratch: Path, form: Form, group: int) -> Made:
-    """Write one form into a new folder of `scratch`, under its name, and load it once."""
+    """Write one form into a new folder of `scratch` named after it, and load it once."""
     folder = scratch / form
     folder.mkdir()
     try:
@@ -55,7 +55,7 @@ def make_variant(source: Path, scratch: Path, form: Form, group: int) -> Made:
 
 
 def _import_architecture(folder: Path) -> None:
-    """What is imported once is no part of loading."""
+    """Import the model's classes first, so that the load time does not include imports."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -69,14 +69,14 @@ def measure_variants(
     group: int,
     unfit: Callable[[str], None],
 ) -> list[Variant]:
-    """Write every form that this model has, and measure each from its files.
+    """Write every possible form of this model, and measure each from its files.
 
     Args:
         source: A registered folder.
-        scratch: Is there; each form becomes a folder in it, under its name.
-        score: Bits per byte of a folder.
-        group: Weights that share a scale in int4.
-        unfit: Is told why a form can't be made.
+        scratch: An existing folder; each form becomes a folder in it, named after the form.
+        score: A function that returns a folder's bits per byte.
+        group: The number of weights that share a scale in int4.
+        unfit: A function that receives the reason why a form cannot be made.
     """
     variants = []
     for form in FORMS:

@@ -11,27 +11,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pipelines.core.errors import UserError
-from pipelines.loading.sampler import mixed_samples, samples
+from pipelines.loading.sampler import check_batch, mixed_samples, samples
 from pipelines.loading.sources.readers import Numbers, Ranges, Wait
 from pipelines.loading.token_dataset import TokenDataset
 
 _log = logging.getLogger(__name__)
-IGNORED = -100  # the target that `cross_entropy` leaves out
+IGNORED = -100  # the target that `cross_entropy` ignores
 
 
 class Batch(NamedTuple):
-    """One micro-batch; the targets are one token later, or `IGNORED`."""
+    """One micro-batch; each target is the token after its input, or `IGNORED`."""
 
     inputs_BS: Tensor  # int64
     targets_BS: Tensor  # int64
-    documents_BS: Tensor | None = None  # int32: tokens of one number attend to each other
+    documents_BS: Tensor | None = None  # int32: tokens with the same number attend to each other
 
 
 class TokenLoader:
-    """What this process trains on at a given step; it has no other state.
+    """Yields this process's micro-batches of any step; the step is its only state.
 
-    The next micro-batches, also those of the next steps, are being read while one is in use.
+    The next micro-batches, also those of later steps, are read while one is in use.
     """
 
     def __init__(
@@ -46,23 +45,19 @@ class TokenLoader:
         device: torch.device,
         steps: int | None = None,
     ) -> None:
-        """Open the dataset; nothing is read before the first batch is asked for.
+        """Open the dataset; nothing is read before the first batch is requested.
 
         Args:
-            dataset: To read from.
-            seed: Of the order.
-            global_batch: Samples a step over all processes.
-            micro_batch: Samples a batch.
-            dp_rank: This process among the data-parallel ones.
-            dp_world: How many of them there are.
-            device: Where batches are delivered.
-            steps: After how many training ends, so that nothing is read for later ones.
+            dataset: The dataset to read from.
+            seed: The seed of the order.
+            global_batch: Samples per step over all processes.
+            micro_batch: Samples per micro-batch.
+            dp_rank: The rank of this process among the data-parallel ones.
+            dp_world: The number of data-parallel processes.
+            device: The device that gets the batches.
+            steps: The number of training steps; nothing is read for later ones.
         """
-        if global_batch < dp_world:
-            raise UserError(
-                f"train.global_batch_size({global_batch}) is smaller than the number of "
-                f"workers({dp_world}): each needs at least one sample"
-            )
+        check_batch(global_batch, dp_world)
         self.tokens_per_step = global_batch * dataset.sequence_length
         self.has_mask = dataset.has_mask
         self.reader = dataset.open(device)
@@ -75,13 +70,13 @@ class TokenLoader:
         self._dp_world = dp_world
         self._device = device
         self._steps = steps
-        self._begun: deque[_Begun] = deque()  # in the order in which they will be asked for
+        self._begun: deque[_Begun] = deque()  # in the order in which they will be requested
         self._plan: Iterator[_Begun] = iter(())
 
     def micro_batches(self, step: int) -> Iterator[tuple[Batch, bool]]:
-        """The micro-batches of one step, each with whether it is the last one.
+        """Yield the micro-batches of one step, each with whether it is the last one.
 
-        The last may be smaller: workers need not divide the global batch.
+        The last may be smaller, as the number of workers need not divide the global batch.
         """
         is_last, number = False, 0
         while not is_last:
@@ -90,16 +85,16 @@ class TokenLoader:
             yield begun.batch(), is_last
 
     def digest(self, steps: Iterable[int]) -> str:
-        """A hash of the samples of some steps over all processes, in order: 16 hex digits."""
+        """Return a hash, as 16 hex digits, of all processes' samples of some steps in order."""
         hashed = hashlib.blake2b(digest_size=8)
         for step in steps:
             hashed.update(self._samples(step, 0, 1).astype("<i8").tobytes())
         return hashed.hexdigest()
 
     def _next(self, step: int, number: int) -> "_Begun":
-        """Take the micro-batch that is asked for, and begin to read those behind it."""
+        """Return the requested micro-batch, and begin to read those after it."""
         if not self._begun or self._begun[0].place != (step, number):
-            self._begun.clear()  # the run began here, or went elsewhere
+            self._begun.clear()  # the run began here, or jumped to another step
             self._plan = self._begin_from(step, number)
             self._begun.append(next(self._plan))
         for begun in self._plan:
@@ -109,7 +104,7 @@ class TokenLoader:
         return self._begun.popleft()
 
     def _begin_from(self, step: int, number: int) -> Iterator["_Begun"]:
-        """Begin one read after another, each when it is asked for."""
+        """Yield micro-batches from a place on; each read begins when it is requested."""
         while True:
             share = self._share(step)
             for start in range(number * self._micro_batch, len(share), self._micro_batch):
@@ -152,7 +147,7 @@ class TokenLoader:
 class _Begun(NamedTuple):
     """A micro-batch that is being read."""
 
-    place: tuple[int, int]  # its step, and its number there
+    place: tuple[int, int]  # its step, and its number within the step
     is_last: bool
     ids: Tensor  # [B, S + 1] as stored
     mask: Tensor | None  # [B, S]
@@ -160,7 +155,7 @@ class _Begun(NamedTuple):
     waits: list[Wait]
 
     def batch(self) -> Batch:
-        """Wait for the bytes; ids become int64 on the device, so that few travel there."""
+        """Wait for the bytes, and make ids int64 on the device, so that fewer bytes are copied."""
         for wait in self.waits:
             wait()
         ids = self.ids.to(torch.int64)

@@ -1,16 +1,17 @@
-"""Which samples a step trains on: a pure function, so the whole state of a loader is the step.
+"""Chooses the samples of a step by a pure function, so the step is a loader's whole state.
 
-Epoch after epoch, the samples are read in the order of a keyed permutation: a Feistel network on
-the smallest even number of bits that holds every index, walked again from any value beyond the
-last index ("cycle walking", Black and Rogaway 2002). It takes no memory, whatever the number of
-samples. The global order knows nothing of the number of processes: each takes its slice.
+In each epoch, samples are read in the order of a keyed permutation: a Feistel network on the
+smallest even number of bits that holds every index, applied again while its value is beyond the
+last index ("cycle walking", Black and Rogaway 2002). It takes no memory for any number of samples.
+The global order does not depend on the number of processes; each process takes its slice.
 
-Of several datasets that are mixed by whole weights, say 7 and 3, each cycle of 10 samples holds 7
-and 3 of them, in an order of its own; each dataset goes through epochs of its own as if alone.
+If several datasets are mixed by integer weights, such as 7 and 3, each cycle of 10 samples holds 7
+and 3 of them in its own order; each dataset goes through its own epochs as if it were alone.
 
-Positions are worked out a block at a time, for few cost as much as many; the last ones are kept.
+Positions are computed in blocks, as few cost as much as many; the last blocks are kept.
 """
 
+import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -18,27 +19,29 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.core.errors import UserError
+
 Indices = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
 _BLOCK = 4096  # positions
-_ROUNDS = 8  # Also the order of a handful of samples should look shuffled.
-_CYCLES, _EPOCHS = 1, 2  # of a mixture: what a key is for
+_ROUNDS = 8  # The order of only a few samples should look shuffled, too.
+_CYCLES, _EPOCHS = 1, 2  # the uses of a mixture's keys
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's step from one state to the next
 
 
 def samples(
     seed: int, step: int, dp_rank: int, dp_world: int, global_batch: int, total: int
 ) -> Indices:
-    """The sample indices that one process trains on at one step.
+    """Return the sample indices that one process trains on at one step.
 
     Args:
-        seed: Of the order.
-        step: From 0.
-        dp_rank: This process among the data-parallel ones.
-        dp_world: How many of them there are.
-        global_batch: Samples a step over all of them. Where they do not divide it, the first ones
-            take one sample more.
+        seed: The seed of the order.
+        step: The step, counted from 0.
+        dp_rank: The rank of this process among the data-parallel ones.
+        dp_world: The number of data-parallel processes.
+        global_batch: Samples a step over all processes. If it can't be divided evenly, the first
+            processes take one sample more.
         total: Samples in the dataset; each is read once an epoch.
 
     Returns:
@@ -48,7 +51,7 @@ def samples(
 
 
 class Mixture(NamedTuple):
-    """Datasets that are read together: of each its weight, and its samples."""
+    """The weights and numbers of samples of datasets that are read together."""
 
     weights: tuple[int, ...]
     totals: tuple[int, ...]
@@ -57,10 +60,10 @@ class Mixture(NamedTuple):
 def mixed_samples(
     seed: int, step: int, dp_rank: int, dp_world: int, global_batch: int, mixture: Mixture
 ) -> Indices:
-    """As `samples`, of several datasets.
+    """Return one process's samples of a step like `samples`, but from several datasets.
 
-    Of each `sum(weights)` samples in the global order, counted from the first, a dataset gives
-    just as many as its weight; it gives each of its own once before any a second time.
+    In each run of `sum(weights)` samples of the global order, counted from the first, a dataset has
+    as many as its weight; it gives each of its samples once before any a second time.
 
     Returns:
         Indices in [0, sum(totals)): the datasets' samples are numbered one dataset after another.
@@ -71,7 +74,7 @@ def mixed_samples(
 def _share_of(
     step: int, dp_rank: int, dp_world: int, global_batch: int, order: Callable[[int], Indices]
 ) -> Indices:
-    """One process's slice of a step; `order` gives some samples from a position on."""
+    """Return one process's slice of a step; `order` returns some samples from a position on."""
     start, stop = share(dp_rank, dp_world, global_batch)
     position, last = step * global_batch + start, step * global_batch + stop
     found = []
@@ -95,14 +98,14 @@ def _mixed_from(seed: int, mixture: Mixture, position: int) -> Indices:
 
 @lru_cache(maxsize=4)
 def _block(seed: int, epoch: int, block: int, total: int) -> Indices:
-    """The samples at a block of an epoch's positions."""
+    """Return the samples at a block of an epoch's positions."""
     positions = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, total), dtype=np.int64)
     return permute(positions, total, (seed, epoch))
 
 
 @lru_cache(maxsize=4)
 def _mixed_block(seed: int, block: int, mixture: Mixture) -> Indices:
-    """The samples at a block of a mixture's positions: of some whole cycles."""
+    """Return the samples at a block of a mixture's positions, which is some whole cycles."""
     cycles = _cycles_a_block(mixture)
     of = _datasets(seed, np.arange(block * cycles, (block + 1) * cycles), mixture)
     found = np.empty(len(of), np.int64)
@@ -121,9 +124,9 @@ def _cycles_a_block(mixture: Mixture) -> int:
 
 
 def _datasets(seed: int, cycles: Indices, mixture: Mixture) -> Indices:
-    """The number of the dataset at each position of some cycles, one after another.
+    """Return the number of the dataset at each position of the cycles, one after another.
 
-    Each cycle is shuffled on its own, by random numbers: they are few enough to be sorted.
+    Each cycle is shuffled separately by sorting random numbers, as a cycle is short.
     """
     sorted_cycle = np.repeat(np.arange(len(mixture.weights)), mixture.weights)
     (key,) = np.random.SeedSequence((seed, _CYCLES)).generate_state(1, np.uint64)
@@ -133,7 +136,7 @@ def _datasets(seed: int, cycles: Indices, mixture: Mixture) -> Indices:
 
 
 def share(dp_rank: int, dp_world: int, global_batch: int) -> tuple[int, int]:
-    """The slice of a global batch that belongs to one process: first sample, one past the last."""
+    """Return the first sample of one process's slice of a global batch, and one past its last."""
     size, more = divmod(global_batch, dp_world)
     start = dp_rank * size + min(dp_rank, more)
     return start, start + size + (dp_rank < more)
@@ -145,7 +148,7 @@ def permute(values: Indices, total: int, key: tuple[int, ...]) -> Indices:
 
 
 def _permute_in_turns(values: Indices, turns: Indices, total: int, key: tuple[int, ...]) -> Indices:
-    """As `permute`, but each value by the permutation of its turn: a block may be of many."""
+    """Permute each value by its own turn's permutation, as a block may span many turns."""
     round_keys = _round_keys(key)
     each_turn, of = np.unique(turns, return_inverse=True)
     salts = _mix(each_turn.astype(np.uint64) * _GOLDEN)
@@ -158,11 +161,11 @@ def _round_keys(key: tuple[int, ...]) -> _Words:
 
 
 def _walk(values: Indices, total: int, round_keys: _Words) -> Indices:
-    """Permute by round keys [rounds], or [rounds, values] where each value has its own."""
+    """Permute by round keys [rounds], or [rounds, values] if each value has its own."""
     half = max(1, ((total - 1).bit_length() + 1) // 2)  # bits of each half of a word
     words = values.astype(np.uint64)
     outside = np.ones(len(words), dtype=bool)
-    while outside.any():  # at most 4 times as many words as values: under 4 rounds on average
+    while outside.any():  # up to 4 times as many words as values, so under 4 rounds on average
         keys = round_keys if round_keys.ndim == 1 else round_keys[:, outside]
         words[outside] = _feistel(words[outside], half, keys)
         outside = words >= total
@@ -178,7 +181,25 @@ def _feistel(words: _Words, half: int, round_keys: _Words) -> _Words:
 
 
 def _mix(words: _Words) -> _Words:
-    """SplitMix64's finaliser: each bit of the result depends on each bit of the word."""
+    """Mix words by SplitMix64's finaliser: each result bit depends on each bit of the word."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
+
+
+def check_batch(global_batch: int, dp_world: int) -> None:
+    """Check that each data-parallel process has a sample.
+
+    Raises:
+        UserError: there are more processes than samples.
+    """
+    if global_batch < dp_world:
+        raise UserError(
+            f"train.global_batch_size({global_batch}) is smaller than the {dp_world} data-parallel "
+            "processes: each needs at least one sample a step; raise it, or lower resources.workers"
+        )
+
+
+def micro_batches(global_batch: int, dp_world: int, micro_batch: int) -> int:
+    """Return the largest number of micro-batches that any data-parallel process has in a step."""
+    return math.ceil(math.ceil(global_batch / dp_world) / micro_batch)

@@ -1,4 +1,4 @@
-"""Samples of a fixed length over the token shards of one split: which bytes each of them is."""
+"""Maps samples of a fixed length to the bytes of one split's token shards."""
 
 # ruff: noqa: N806 (names that end in their shape)
 
@@ -19,19 +19,19 @@ from pipelines.run.records import MixturePart, Split
 
 
 class TokenDataset:
-    """Sample i is `sequence_length + 1` tokens: its inputs, and each input's successor.
+    """Samples of `sequence_length + 1` tokens each: the inputs, and each input's next token.
 
-    Of documents laid end to end, samples lie in a shard one behind the other and overlap by one
-    token, so that every token but a shard's first is predicted. What is left at a shard's end,
-    less than a sample, is not read. Of packed documents each sample is one document of the index.
+    If documents are concatenated, a shard's samples follow each other and overlap by one token, so
+    that every token except a shard's first is predicted. An incomplete sample at a shard's end is
+    not read. If documents are packed, each sample is one document of the index.
 
     Attributes:
-        sequence_length: Inputs a sample.
-        dtype: Of a stored token id: uint16 or int32.
+        sequence_length: Inputs per sample.
+        dtype: The type of a stored token id: uint16 or int32.
         has_mask: Whether some tokens are not to be predicted.
         mixture: Weights and samples of the datasets, whose samples are numbered one dataset after
-            another; None where there is only one.
-        has_documents: Whether `documents` is to be asked for.
+            another; None if there is only one.
+        has_documents: Whether a loader must call `documents`.
     """
 
     def __init__(
@@ -47,32 +47,32 @@ class TokenDataset:
         remote: str | None = None,
         part: tuple[int, int] = (0, 1),
     ) -> None:
-        """Check the content of each shard of `split`.
+        """Find the shards of `split`, and check their content.
 
         Args:
-            folder: What the shards' paths are relative to.
-            split: Of a dataset.
-            sequence_length: Inputs a sample.
+            folder: The shards' paths are relative to it.
+            split: A split of a dataset.
+            sequence_length: Inputs per sample.
             packed_length: As in the dataset's record.
             mixture: As in the dataset's record.
-            documents: Whether a token attends to its own document only.
-            reader: How the tokens are to be read; see `shard_files.find`, also for the rest.
-            remote: Where to stream from what `folder` lacks.
-            part: (rank, world), to verify only a part of the shards here.
+            documents: Whether a token attends only to its own document.
+            reader: How to read the tokens; see `shard_files.find` for this and what follows.
+            remote: Where to stream shards from that `folder` lacks.
+            part: (rank, world), to verify only a part of the shards in this process.
 
         Raises:
-            UserError: a shard is missing or damaged, or all together, or those of one part of a
-                mixture, are not even one sample.
+            UserError: a shard is missing or damaged, or all shards, or those of one part of a
+                mixture, hold less than one sample.
         """
         self.sequence_length = sequence_length
         self.has_documents = documents
         self._files = find(folder, split, reader, remote, part)
-        # Packed samples stand apart; others share a token: the last target is the next's input.
+        # Packed samples share no token; others do: the last target is the next sample's input.
         self._stride = sequence_length + (packed_length is not None)
         if packed_length not in (None, sequence_length):
             raise UserError(
                 f"data.sequence_length = {sequence_length}, but the dataset was packed for "
-                f"{packed_length}; set it to that"
+                f"{packed_length}; set it to that length"
             )
         spare = self._stride == sequence_length
         counts = [max(0, shard.tokens - spare) // self._stride for shard in split.shards]
@@ -81,7 +81,7 @@ class TokenDataset:
         if sum(counts) == 0:
             raise UserError(
                 f"{split.tokens} training tokens are fewer than one sample of "
-                f"data.sequence_length + 1 = {sequence_length + 1}; give more text or a shorter one"
+                f"data.sequence_length + 1 = {sequence_length + 1}; add text or lower the length"
             )
         self.mixture = _mixture(mixture, counts) if mixture else None
         indexes = [ShardIndex(path) for path in self._files.indexes]
@@ -93,25 +93,25 @@ class TokenDataset:
         return int(self._ends[-1])
 
     def open(self, device: torch.device) -> Reader:
-        """A reader of the files that `tokens` and `mask` speak of."""
+        """Return a reader of the files that the ranges of `tokens` and `mask` refer to."""
         return self._files.open(device)
 
     def tokens(self, samples: Numbers) -> Ranges:
-        """Where the token ids of samples lie: `sequence_length + 1` each."""
+        """Return the byte ranges of samples, each of `sequence_length + 1` token ids."""
         shards, starts = self._places(samples)
         size = self.dtype.itemsize
         return Ranges(shards, starts * size, (self.sequence_length + 1) * size)
 
     def mask(self, samples: Numbers) -> Ranges:
-        """Where the loss mask of the targets of samples lies: `sequence_length` bytes each."""
+        """Return the byte ranges of the loss masks of samples' targets, one byte per target."""
         shards, starts = self._places(samples)
         return Ranges(shards + len(self._ends), starts + 1, self.sequence_length)
 
     def documents(self, samples: Numbers) -> npt.NDArray[np.int32]:
-        """The number of the document of each target, and so of its input: [samples, inputs].
+        """Return the document number of each target and its input, as int32 [samples, inputs].
 
-        Numbers count from 0 within a sample. An end-of-document token has the number of the next
-        document, which it begins: so evaluation scores a document too.
+        Numbers count from 0 within a sample. An end-of-document input has the number of the next
+        document, which it begins; evaluation scores documents in the same way.
         """
         numbers_BS = np.zeros((len(samples), self.sequence_length), np.int32)
         size = self.dtype.itemsize
@@ -124,13 +124,13 @@ class TokenDataset:
         return np.cumsum(numbers_BS, axis=1, dtype=np.int32)
 
     def _places(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        """The shard of each sample, and its first token there."""
+        """Return the shard of each sample, and the sample's first token in it."""
         shards = np.searchsorted(self._ends, samples, side="right")
         return shards, (samples - self._begins[shards]) * self._stride
 
 
 def _mixture(parts: Sequence[MixturePart], counts: Sequence[int]) -> Mixture:
-    """The weights and samples of datasets whose shards lie one behind the other."""
+    """Return the weights and samples of datasets whose shards follow each other."""
     ends = np.cumsum([part.shards for part in parts])
     totals = [sum(found.tolist()) for found in np.split(np.array(counts), ends)[:-1]]
     for part, total in zip(parts, totals, strict=True):

@@ -1,16 +1,10 @@
-"""Self-attention, and which tokens see which.
+"""Self-attention, its masks, and rotary positions.
 
 Shape suffixes: B batch, S sequence, D model width, N heads, K key-value heads, H head width,
-R features that are turned, 2 cosine and sine, 1 for every head.
+R rotated features, 2 cosine and sine, 1 for every head.
 
-Papers: grouped-query attention (Ainslie et al. 2023), sliding windows (Beltagy et al. 2020).
-
-Where a token stands: rotary positions, and positions within a document.
-
-Shape suffixes: B batch, S sequence, N heads, H head width, R features that are turned; 2 for
-cosine and sine.
-
-Papers: rotary positions (Su et al. 2021); their scaling as in Llama 3.1 (Meta 2024, section 3.4.1).
+Papers: grouped-query attention (Ainslie et al. 2023), sliding windows (Beltagy et al. 2020),
+rotary positions (Su et al. 2021); their scaling as in Llama 3.1 (Meta 2024, section 3.4.1).
 """
 
 import math
@@ -27,11 +21,11 @@ from pipelines.models.config import DecoderConfig, RopeScaling
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-# ruff: noqa: N803, N806 (names that end in their shape)
+# ruff: noqa: N803, N806, N812 (names that end in their shape)
 
 
 def rotary_table(config: DecoderConfig) -> Tensor:
-    """Cosine and sine of each position's rotation, [2, context, R] in fp32 on the CPU."""
+    """Return the cosine and sine of each position's rotation, [2, context, R], fp32, on the CPU."""
     width = config.rotary_width
     halves = torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width
     frequencies = 1.0 / (config.rope_theta**halves)
@@ -44,18 +38,18 @@ def rotary_table(config: DecoderConfig) -> Tensor:
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Slow rotations are slowed by `factor`, fast ones are kept, and between them it is blended."""
+    """Divide slow frequencies by `factor`, keep fast ones, and blend the two in between."""
     context = scaling.original_max_position_embeddings
-    turns = context * frequencies / (2 * math.pi)  # within the first context
+    turns = context * frequencies / (2 * math.pi)  # full turns within the original context
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
 def rotate(x_BNSH: Tensor, table_2SR: Tensor) -> Tensor:
-    """Turn features i and i + R/2 by the position's angle: the layout of Hugging Face's Llama.
+    """Rotate features i and i + R/2 by the position's angle, the layout of Hugging Face's Llama.
 
-    Features from R on stay as they are. It is computed in the table's precision.
+    Features from R on stay unchanged. The rotation is computed in the table's precision.
     """
     cos_SR, sin_SR = table_2SR.unbind()
     width = cos_SR.shape[-1]
@@ -68,7 +62,10 @@ def rotate(x_BNSH: Tensor, table_2SR: Tensor) -> Tensor:
 
 
 def positions(tokens_BS: Tensor, documents_BS: Tensor | None) -> Tensor:
-    """How far each token is from the first of its document, [B, S]; without documents, [1, S]."""
+    """Return each token's offset from the start of its document, [B, S].
+
+    Without documents, the result is [1, S].
+    """
     numbers_1S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device).unsqueeze(0)
     if documents_BS is None:
         return numbers_1S
@@ -76,10 +73,7 @@ def positions(tokens_BS: Tensor, documents_BS: Tensor | None) -> Tensor:
     return numbers_1S - numbers_1S.where(begins_BS, 0).cummax(dim=1).values
 
 
-# ruff: noqa: N803, N806, N812 (names that end in their shape)
-
-
-# None: each token sees itself and all before it.
+# None means that each token sees itself and all earlier tokens.
 Mask: TypeAlias = "Tensor | BlockMask | None"
 _Visible = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -101,18 +95,18 @@ class Attention(nn.Module):
         self.qk_norm = config.qk_norm
 
     def forward(self, x_BSD: Tensor, rotary_2SR: Tensor | None, mask: Mask) -> Tensor:
-        """[B, S, D] to [B, S, D].
+        """Map [B, S, D] to [B, S, D].
 
         Args:
             x_BSD: The normalised residual stream.
-            rotary_2SR: Of at least S positions; None where positions are learned.
-            mask: Of `attention_mask`.
+            rotary_2SR: The table of at least S positions; None where positions are learned.
+            mask: The result of `attention_mask`.
         """
         q_BSNH = self._heads(self.q_proj(x_BSD))
         k_BSKH = self._heads(self.k_proj(x_BSD))
         v_BSKH = self._heads(self.v_proj(x_BSD))
         if self.qk_norm:
-            # Under autocast norms are in fp32, and FlexAttention wants one type.
+            # Autocast computes norms in fp32, but FlexAttention requires one type for q, k and v.
             q_BSNH = self.q_norm(q_BSNH).type_as(v_BSKH)
             k_BSKH = self.k_norm(k_BSKH).type_as(v_BSKH)
         q_BNSH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKH))
@@ -123,12 +117,12 @@ class Attention(nn.Module):
         return self.o_proj(out_BNSH.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _heads(self, x_BSX: Tensor) -> Tensor:
-        # However many there are: under tensor parallelism, a process has only its share.
+        # The number of heads is inferred: with tensor parallelism, a process has only its share.
         return x_BSX.view(*x_BSX.shape[:-1], -1, self.head_width)
 
 
 def attend(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask) -> Tensor:
-    """What each query draws from the values that it sees, [B, N, S, H]."""
+    """Return the attention output: each query's weighted sum of visible values, [B, N, S, H]."""
     grouped = q_BNSH.shape[1] != k_BKSH.shape[1]
     if mask is None or isinstance(mask, Tensor):
         return F.scaled_dot_product_attention(
@@ -136,7 +130,7 @@ def attend(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask) -> Tensor
         )
     from torch.nn.attention.flex_attention import flex_attention
 
-    # In a block that is being compiled it is a part of that; else it is compiled by itself.
+    # A block that is being compiled includes this call; otherwise compile the call alone.
     run: Callable[..., Any] = flex_attention
     if not torch.compiler.is_compiling():
         run = _compiled("flex_attention")
@@ -147,14 +141,14 @@ def attend(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask) -> Tensor
 def attention_mask(
     documents_BS: Tensor | None, length: int, window: int | None, device: torch.device
 ) -> Mask:
-    """Which positions see which: not later ones, nor other documents', nor those too far back.
+    """Return the mask that hides later positions, other documents, and positions too far back.
 
     Args:
-        documents_BS: The number of each token's document; None where there is but one.
+        documents_BS: The number of each token's document; None where there is only one.
         length: S.
-        window: How many positions a token sees, itself included; None: all.
-        device: On CUDA the mask is FlexAttention's, which holds a bit for 128 x 128 positions; on
-            others it is a tensor [B or 1, 1, S, S], as FlexAttention has no backward there.
+        window: How many positions a token sees, including itself; None means all.
+        device: On CUDA the mask is FlexAttention's, with one bit per 128 x 128 positions; elsewhere
+            it is a tensor [B or 1, 1, S, S], as FlexAttention has no backward pass there.
     """
     if window is not None and window >= length:
         window = None
@@ -163,7 +157,7 @@ def attention_mask(
     visible = _visible(documents_BS, window)
     batch = 1 if documents_BS is None else len(documents_BS)
     if device.type == "cuda":
-        # Without a batch, one mask serves all.
+        # Without documents, one mask serves every row of the batch.
         rows = None if documents_BS is None else batch
         made: BlockMask = _compiled("create_block_mask")(
             visible, rows, None, length, length, device=device
@@ -175,7 +169,7 @@ def attention_mask(
 
 
 def _visible(documents_BS: Tensor | None, window: int | None) -> _Visible:
-    """FlexAttention's `mask_mod`; it also takes tensors of indices that broadcast."""
+    """Return a `mask_mod` for FlexAttention; it also accepts index tensors that broadcast."""
 
     def visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = query >= key
@@ -190,7 +184,7 @@ def _visible(documents_BS: Tensor | None, window: int | None) -> _Visible:
 
 @cache
 def _compiled(name: str) -> Callable[..., Any]:
-    """A function of FlexAttention; it is only worth its name compiled, and slow to import."""
+    """Return a compiled function of FlexAttention, which is slow to import and slow uncompiled."""
     from torch.nn.attention import flex_attention
 
     compiled: Callable[..., Any] = torch.compile(getattr(flex_attention, name))

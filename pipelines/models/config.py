@@ -1,4 +1,4 @@
-"""The shape of a decoder; no torch here, so that the command and the DAG can read it."""
+"""The shape of a decoder; it imports no torch, so the CLI and the DAG can load it quickly."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,7 +10,7 @@ Family = Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "gptj
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How Llama 3.1 stretches its rotary positions beyond the context it was first trained on."""
+    """Settings by which Llama 3.1 stretches rotary positions beyond its first training context."""
 
     factor: float
     low_freq_factor: float
@@ -22,8 +22,8 @@ class RopeScaling:
 class DecoderConfig:
     """The shape of one decoder-only transformer; the defaults are Llama's.
 
-    Small presets leave vocabulary and context open: the tokenizer and `data.sequence_length` give
-    them through `sized`.
+    Small presets leave the vocabulary and context at 0; `sized` sets them from the tokenizer and
+    `data.sequence_length`.
     """
 
     layers: int
@@ -33,24 +33,24 @@ class DecoderConfig:
     hidden: int  # width of the feed-forward layer
     vocab_size: int = 0
     context_length: int = 0
-    family: Family = "llama"  # Hugging Face's `model_type`, whose names and files it is saved under
-    head_dim: int | None = None  # of one head, where it is not width / heads
+    family: Family = "llama"  # Hugging Face's `model_type`; it decides the saved names and files
+    head_dim: int | None = None  # width of one head, if it is not width / heads
     positions: Literal["rotary", "learned"] = "rotary"
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
-    rotary_fraction: float = 1.0  # of a head's features that are turned
+    rotary_fraction: float = 1.0  # share of a head's features that are rotated
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-5
-    qk_norm: bool = False  # queries and keys are normalised, a head at a time
+    qk_norm: bool = False  # normalise queries and keys, each head by itself
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     gated: bool = True  # the feed-forward layer has a gate, as in SwiGLU
     qkv_bias: bool = False
-    output_bias: bool = False  # of attention's last projection
+    output_bias: bool = False  # bias of attention's last projection
     mlp_bias: bool = False
     head_bias: bool = False
     parallel_residual: bool = False  # attention and feed-forward read the same stream
-    shared_norm: bool = False  # and the same norm of it
-    sliding_window: int | None = None  # a token sees so many, itself included
+    shared_norm: bool = False  # they also read it through the same norm
+    sliding_window: int | None = None  # positions a token sees, including itself
     tie_embeddings: bool = True
 
     def __post_init__(self) -> None:
@@ -59,24 +59,24 @@ class DecoderConfig:
         if self.rotary_width % 2:
             raise UserError(
                 f"width({self.width}) must be heads({self.heads}) times an even number: "
-                f"{self.rotary_width} features of a head can't be turned in pairs"
+                f"{self.rotary_width} features of a head can't be rotated in pairs"
             )
         if self.heads % self.kv_heads:
             raise UserError(f"heads({self.heads}) must be a multiple of kv_heads({self.kv_heads})")
 
     @property
     def head_width(self) -> int:
-        """Features of one attention head."""
+        """Number of features of one attention head."""
         return self.head_dim or self.width // self.heads
 
     @property
     def rotary_width(self) -> int:
-        """Features of one attention head that are turned by its position."""
+        """Number of features of one attention head that the position rotates."""
         return int(self.head_width * self.rotary_fraction) if self.positions == "rotary" else 0
 
     @property
     def parameters(self) -> int:
-        """How many numbers training adjusts, tied ones counted once."""
+        """Number of trainable parameters; tied ones count once."""
         embeddings = self.vocab_size * self.width * (1 if self.tie_embeddings else 2)
         if self.positions == "learned":
             embeddings += self.context_length * self.width
@@ -99,5 +99,5 @@ class DecoderConfig:
         return self.width * (1 if self.norm == "rms" else 2)
 
     def sized(self, vocab_size: int, context_length: int) -> "DecoderConfig":
-        """This shape for a tokenizer's vocabulary and a context in tokens."""
+        """Return this shape with a tokenizer's vocabulary size and a context length in tokens."""
         return replace(self, vocab_size=vocab_size, context_length=context_length)

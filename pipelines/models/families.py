@@ -1,6 +1,6 @@
-"""Model families as Hugging Face's `config.json` says them: read and written by one table.
+"""Model families in Hugging Face's `config.json`: one table serves reading and writing.
 
-No torch here: a folder that can't be trained on is refused before anything starts.
+It imports no torch, so an unsuitable folder is refused before anything starts.
 """
 
 from collections.abc import Mapping
@@ -41,15 +41,15 @@ _FULL_ATTENTION = {"use_sliding_window": False}
 
 @dataclass(frozen=True)
 class _Format:
-    """How one family's `config.json` names what a `DecoderConfig` holds.
+    """How one family's `config.json` names the fields of a `DecoderConfig`.
 
     Attributes:
         architecture: The class in `transformers`.
-        shape: Key of each field that is a number above 0 and must be there.
-        flags: Fields that all models of the family share.
-        options: Keys that may be there: the fields that each sets, and its default.
-        fixed: Keys that, where they are there, must have this value; they are written, too.
-        activation: Key and default.
+        shape: The key of each required field, all numbers above 0.
+        flags: Fields whose values all models of the family share.
+        options: Optional keys: the fields that each sets, and its default.
+        fixed: Optional keys that must have this value if present; they are also written.
+        activation: The key and its default.
         has_rope: Whether `rope_parameters` are written.
     """
 
@@ -134,7 +134,7 @@ _FORMATS: dict[Family, _Format] = {
 
 
 def flags(family: Family) -> dict[str, Any]:
-    """What the models of a family share, and the defaults of their options, as fields."""
+    """Return the fields that a family's models share, and the defaults of their options."""
     chosen = _FORMATS[family]
     made = {"family": family, **chosen.flags}
     for fields, default in chosen.options.values():
@@ -143,10 +143,10 @@ def flags(family: Family) -> dict[str, Any]:
 
 
 def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
-    """The decoder that a `config.json` describes.
+    """Return the decoder that a `config.json` describes.
 
     Raises:
-        UserError: of a family that isn't known, or with a key that this decoder can't follow.
+        UserError: the family is unknown, or a key has a value that this decoder doesn't support.
     """
     family = values.get("model_type")
     if family not in _FORMATS:
@@ -169,15 +169,15 @@ def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
     fields["kv_heads"] = fields.get("kv_heads") or fields["heads"]
     fields["hidden"] = fields["hidden"] or 4 * fields["width"]
     if fields.get("head_dim") == fields["width"] / fields["heads"]:
-        fields["head_dim"] = None  # it says nothing that the others don't
+        fields["head_dim"] = None  # the default, which width and heads already give
     return DecoderConfig(**fields, **_read_rope(values, chosen, path))
 
 
 def write_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
-    """What `config.json` says of a decoder, besides its special tokens.
+    """Return the content of a decoder's `config.json`, without its special tokens.
 
     Raises:
-        UserError: the decoder is none of its family's.
+        UserError: the family's file can't describe the decoder.
     """
     chosen = _FORMATS[config.family]
     values: dict[str, Any] = {
@@ -201,7 +201,7 @@ def write_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
 
 
 def _read_rope(values: Mapping[str, Any], chosen: _Format, path: Path) -> dict[str, Any]:
-    """Fields of rotary positions, as `transformers` 5 writes them and as older files do."""
+    """Return the rotary fields, from the keys of `transformers` 5 or of older files."""
     if values["model_type"] == "gptj":
         head = values["n_embd"] // values["n_head"]
         return {"rotary_fraction": (values.get("rotary_dim") or head) / head}
@@ -244,7 +244,7 @@ def _write_rope(config: DecoderConfig, chosen: _Format) -> dict[str, Any]:
 
 
 def _check_round_trip(config: DecoderConfig, values: dict[str, Any]) -> None:
-    """Refuse a shape that the family's file can't say, instead of losing it."""
+    """Refuse a shape that the family's file can't express, instead of losing part of it."""
     again, ours = asdict(read_config(values, Path("config.json"))), asdict(config)
     for name, value in ours.items():
         if again[name] != value and not (name == "head_dim" and value == config.head_width):

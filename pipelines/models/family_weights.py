@@ -1,4 +1,4 @@
-"""Each family's tensors as Hugging Face's files hold them: names, fused ones, transposed ones.
+"""How Hugging Face's files store each family's tensors: their names, fused or transposed.
 
 Shape suffixes: N heads, H features of a head, X any.
 """
@@ -19,7 +19,7 @@ _Split = Callable[[Tensor], Sequence[Tensor]]
 _Join = Callable[[Sequence[Tensor]], Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
-# Causal masks and rotary frequencies, which older files keep beside the weights.
+# Names of causal masks and rotary frequencies, which older files store beside the weights.
 NO_WEIGHT = re.compile(r"(\.|^)(attn|attention)\.(bias|masked_bias)$|rotary_emb\.inv_freq$")
 
 
@@ -28,11 +28,11 @@ class Stored:
     """One tensor of a file, and the parameters that it holds.
 
     Attributes:
-        name: In the file.
-        parameters: Their canonical names; several where the family fuses them.
-        shape: In the file.
-        split: From the file's tensor to the parameters; None where it is the parameter as it is.
-        join: The way back; None there too.
+        name: The tensor's name in the file.
+        parameters: Their canonical names; several if the family fuses them.
+        shape: The tensor's shape in the file.
+        split: Maps the file's tensor to the parameters; None if it is one unchanged parameter.
+        join: The inverse of `split`; None in the same case.
     """
 
     name: str
@@ -44,14 +44,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class _Names:
-    """What a family calls its modules.
+    """The names that a family gives its modules.
 
     Attributes:
-        base: The prefix of all but the head; files of a model without head lack it.
-        outside: Canonical to the family's names, of what is in no layer.
-        layers: The family's name of the layers.
-        inside: The same in a layer; by default the canonical ones.
-        fused: The module that holds queries, keys and values; empty: each is its own.
+        base: The prefix of every name but the head's; files of a model without a head lack it.
+        outside: Maps canonical names to the family's, for modules outside the layers.
+        layers: The family's name for the list of layers.
+        inside: The same map for modules in a layer; None means that the canonical names are used.
+        fused: The module that holds queries, keys and values; empty if each has its own.
         transposed: Modules whose weights are stored [in, out].
     """
 
@@ -114,16 +114,16 @@ _QKV = tuple(f"self_attn.{each}_proj" for each in "qkv")
 
 
 def base_prefix(config: DecoderConfig) -> str:
-    """What the names of all tensors but the head's begin with."""
+    """Return the prefix of every tensor name but the head's."""
     return _NAMES[config.family].base + "."
 
 
 def stored_tensors(config: DecoderConfig, shapes: Shapes) -> Iterator[Stored]:
-    """The tensors of a folder with these parameters, in their order.
+    """Yield the stored tensors that hold these parameters, in the parameters' order.
 
     Args:
-        config: Of the model.
-        shapes: By canonical name; of a whole model or a part; tied ones once.
+        config: The config of the model.
+        shapes: Shapes by canonical name, of a whole model or a part; tied parameters once.
     """
     names = _NAMES[config.family]
     for parameter, shape in shapes.items():
@@ -143,7 +143,7 @@ def stored_tensors(config: DecoderConfig, shapes: Shapes) -> Iterator[Stored]:
 
 
 def _layer(module: str) -> tuple[str | None, str]:
-    """The number of a module's layer, and its name there."""
+    """Return the number of a module's layer (None outside the layers) and its name there."""
     if not module.startswith("layers."):
         return None, module
     _, number, inside = module.split(".", 2)
@@ -156,7 +156,7 @@ def _plain(
     if len(shape) == 2 and name.removesuffix(".weight").endswith(names.transposed):
         return Stored(name, (parameter,), shape[::-1], lambda x: (x.T,), lambda xs: xs[0].T)
     if config.family == "gptj" and parameter.endswith(("q_proj.weight", "k_proj.weight")):
-        # It turns neighbouring features; we turn features half a rotation's width apart.
+        # GPT-J rotates neighbouring features; `rotate` pairs features half the rotary width apart.
         apart = torch.arange(config.rotary_width).view(-1, 2).T.reshape(-1)
         return Stored(
             name,
@@ -171,7 +171,7 @@ def _plain(
 def _fused(
     config: DecoderConfig, names: _Names, layer: str, kind: str, shape: tuple[int, ...]
 ) -> Stored:
-    """Queries, keys and values in one tensor: one behind the other, or a head at a time."""
+    """Return one tensor with queries, keys and values, one after the other or head by head."""
     number = layer.split(".")[-2]
     parameters = tuple(f"layers.{number}.{module}.{kind}" for module in _QKV)
     fused = (3 * shape[0], *shape[1:])
@@ -204,7 +204,7 @@ def _join_heads(parameters: Sequence[Tensor], heads: int) -> Tensor:
 
 
 def _reorder(x: Tensor, order: Tensor, heads: int) -> Tensor:
-    """Put the first features of each head of [N x H, X] in another order."""
+    """Reorder the first features of each head of [N x H, X]."""
     x_NHX = x.reshape(heads, -1, *x.shape[1:])
     turned, rest = x_NHX[:, order], x_NHX[:, len(order) :]
     return torch.cat((turned, rest), dim=1).flatten(0, 1)

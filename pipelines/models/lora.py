@@ -1,4 +1,4 @@
-"""LoRA: a frozen model, and thin matrices beside its linear layers that are trained instead.
+"""LoRA: the model is frozen, and thin matrices beside its linear layers are trained instead.
 
 A layer W [out, in] becomes W + alpha / rank · B A, with A [rank, in] and B [out, rank] (Hu et al.
 2021). Over a base in NF4 it is QLoRA (Dettmers et al. 2023).
@@ -26,18 +26,18 @@ class Size(NamedTuple):
 
     @property
     def alpha(self) -> float:
-        """As peft has it."""
+        """The alpha of peft's configuration."""
         return self.scale * self.rank
 
 
 class LoRALinear(nn.Module):
-    """A linear layer, frozen, with an adapter.
+    """A frozen linear layer with an adapter.
 
     Attributes:
-        base: The layer.
-        lora_a: in to rank.
-        lora_b: rank to out; zero at first, so that the layer begins as it was.
-        scale: Of their product.
+        base: The frozen layer.
+        lora_a: Maps in to rank.
+        lora_b: Maps rank to out; zero at first, so that the adapter changes nothing.
+        scale: The factor of their product.
     """
 
     def __init__(self, base: nn.Linear | NF4Linear, size: Size, dropout: float = 0.0) -> None:
@@ -51,7 +51,7 @@ class LoRALinear(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out]."""
+        """Map [..., in] to [..., out]."""
         thin = self.lora_a(self.dropout(x)) * self.scale
         return self.base(x) + self.lora_b(thin)  # type: ignore[no-any-return]
 
@@ -62,7 +62,7 @@ class LoRALinear(nn.Module):
 
     @property
     def shape(self) -> torch.Size:
-        """The weight's shape."""
+        """The shape of the frozen weight."""
         return torch.Size((self.base.out_features, self.base.in_features))
 
     @property
@@ -73,19 +73,19 @@ class LoRALinear(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """The device that holds the layer."""
         return self.lora_a.weight.device
 
     @torch.no_grad()
     def fill(self, weight: Tensor) -> None:
-        """Take over the frozen weight [out, in]; where it is sharded, this process's part."""
+        """Copy in the frozen weight [out, in]; if sharded, copy only this process's part."""
         fill(self.base if isinstance(self.base, NF4Linear) else self.base.weight, weight)
 
     @torch.no_grad()
     def whole(self) -> Tensor:
-        """W + alpha / rank · B A [out, in], summed in fp32, in the type of W.
+        """Return W + alpha / rank · B A [out, in], summed in fp32, in the type of W.
 
-        Where it is sharded, all processes that share it must call this.
+        If the layer is sharded, all processes that share it must call this.
         """
         weight = whole(self.base if isinstance(self.base, NF4Linear) else self.base.weight)
         product = whole(self.lora_b.weight).float() @ whole(self.lora_a.weight).float()
@@ -93,10 +93,10 @@ class LoRALinear(nn.Module):
 
 
 def chosen_sizes(model: Transformer, adapter: Adapter) -> dict[str, Size]:
-    """What a recipe asks for: the sizes of adapters by the names of the layers that get them.
+    """Return the adapter sizes that a recipe asks for, by layer name.
 
     Raises:
-        UserError: a target is no linear layer of this model.
+        UserError: a target is not a linear layer of this model.
     """
     linears = _linears(model)
     known = {_last(name) for name in linears}
@@ -117,15 +117,15 @@ def add_adapters(
     adapter: Adapter,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Freeze a model and give its linear layers adapters, in place; on the meta device, too.
+    """Freeze a model and add adapters to its linear layers in place, also on the meta device.
 
-    The adapters are to be filled by `init_adapters` or `peft_format.load_adapter`.
+    `init_adapters` or `peft_format.load_adapter` must fill the adapters afterwards.
 
     Args:
-        model: Or a part of one.
-        sizes: By the names of the layers that get one; others stay frozen as they are.
-        adapter: `kind` and `dropout` are used; with `qlora`, layers that get one become NF4.
-        dtype: Of what stays a plain frozen parameter.
+        model: A model or a part of one.
+        sizes: Adapter sizes by layer name; other layers get no adapter and are only frozen.
+        adapter: `kind` and `dropout` are used; with `qlora`, layers with an adapter become NF4.
+        dtype: The type of the parameters that stay plain and frozen.
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -137,9 +137,9 @@ def add_adapters(
 
 
 def init_adapters(model: nn.Module, seed: int) -> None:
-    """A from `seed` and its name, uniform as `nn.Linear`'s weights are; B zero.
+    """Draw each A from `seed` and its name, uniformly as `nn.Linear` does, and set B to zero.
 
-    The same under every layout.
+    The result is the same under every layout.
     """
     for name, layer in adapted_layers(model).items():
         key = f"{name}.lora_a"
@@ -151,7 +151,7 @@ def init_adapters(model: nn.Module, seed: int) -> None:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoRALinear]:
-    """The layers that have an adapter, by canonical name."""
+    """Return the layers with an adapter, by canonical name."""
     return {
         canonical_name(name): layer
         for name, layer in model.named_modules()
@@ -160,7 +160,7 @@ def adapted_layers(model: nn.Module) -> dict[str, LoRALinear]:
 
 
 def merge(model: nn.Module) -> None:
-    """Put plain linear layers in the place of adapted ones, in place; as exact as their type."""
+    """Replace adapted layers with plain linear layers, in place, rounded to the weight's type."""
     for name, layer in adapted_layers(model).items():
         with torch.device("meta"):
             linear = nn.Linear(layer.base.in_features, layer.base.out_features, bias=False)
@@ -175,7 +175,7 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def _linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Those of the blocks."""
+    """Return the linear layers of the transformer blocks, by name."""
     return {
         name: module
         for name, module in model.named_modules()

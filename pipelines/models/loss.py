@@ -1,4 +1,4 @@
-"""What training makes smaller: cross-entropy of the next token, without all logits at once.
+"""The training loss: cross-entropy of the next token, without holding all logits at once.
 
 Shape suffixes: P positions of all samples, D model width, V vocabulary.
 """
@@ -14,19 +14,19 @@ from torch import Tensor, nn
 
 from pipelines.loading.dataloader import IGNORED
 
-CHUNK = 1 << 27  # logits that are held at once: half a GiB in fp32
+CHUNK = 1 << 27  # most logits held at once: half a GiB in fp32
 
 
 class CrossEntropy(nn.Module):
-    """Nats of the next token, summed over the targets, in fp32 at least whatever the logits.
+    """Cross-entropy in nats, summed over the targets and computed in at least fp32.
 
-    A target that is `IGNORED` adds nothing. A sum and not a mean, so that micro-batches and
-    processes with different numbers of targets add up right. A module, so that it can be compiled
-    or replaced where the vocabulary lies over several processes.
+    A target that is `IGNORED` adds nothing. It is a sum, not a mean, so that micro-batches and
+    processes with different numbers of targets add up correctly. It is a module so that it can be
+    compiled, or replaced where the vocabulary is split over several processes.
     """
 
     def forward(self, logits_PV: Tensor, targets_P: Tensor) -> Tensor:
-        """Logits [P, V] and targets [P] to a scalar."""
+        """Map logits [P, V] and targets [P] to a scalar."""
         logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
         return F.cross_entropy(logits_PV, targets_P, ignore_index=IGNORED, reduction="sum")
 
@@ -38,15 +38,15 @@ def next_token_loss(
     targets_P: Tensor,
     vocabulary: int,
 ) -> Tensor:
-    """The criterion of the head's logits, for so many positions at a time as give `CHUNK` logits.
+    """Return the summed loss, computed for chunks of positions with about `CHUNK` logits each.
 
-    The logits and their gradient are gone before those of the next positions are computed, so
-    nothing is computed twice. What is in one chunk anyway takes autograd's plain way.
+    Each chunk's gradient is computed with its loss, and its logits are then freed, so nothing is
+    computed twice. A batch that fits in one chunk uses plain autograd.
 
     Args:
-        head: [P, D] to [P, V].
-        criterion: `CrossEntropy`, or what stands for it: logits [P, V], targets [P] to a sum.
-        x_PD: What the head reads.
+        head: Maps [P, D] to [P, V].
+        criterion: `CrossEntropy` or its replacement: maps logits [P, V], targets [P] to a sum.
+        x_PD: The input of the head.
         targets_P: Token ids, or `IGNORED`.
         vocabulary: V, of the whole head.
 
@@ -77,7 +77,7 @@ class _Chunked(torch.autograd.Function):
         *weights: Tensor,
     ) -> Tensor:
         ctx.dtypes = [weight.dtype for weight in weights]
-        # Many small additions to a large sum: never in half precision.
+        # Many small numbers are added to a large sum, so half precision would lose them.
         sums = [
             torch.zeros_like(each, dtype=torch.promote_types(each.dtype, torch.float32))
             for each in weights

@@ -1,6 +1,6 @@
-"""What a Hugging Face folder says of itself.
+"""Reading and checking the files of a model folder in Hugging Face's format.
 
-No torch here: a folder that can't be trained on is refused before anything starts.
+It imports no torch, so an unsuitable folder is refused before anything starts.
 """
 
 import hashlib
@@ -16,25 +16,25 @@ from pipelines.models.families import read_config
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-_QUANTIZED = "quantization_config"  # in it
-_PIECES, _PIECE_BYTES = 64, 1 << 16  # of a file, for its fingerprint
+_QUANTIZED = "quantization_config"  # key in config.json
+_PIECES, _PIECE_BYTES = 64, 1 << 16  # what a fingerprint reads of each file
 
 
 def load_config(folder: Path) -> DecoderConfig:
-    """The shape of the model in a Hugging Face folder.
+    """Return the shape of the model in a Hugging Face folder.
 
     Raises:
-        UserError: no such folder, a broken `config.json`, or a model that this decoder is not.
+        UserError: there is no folder, `config.json` is broken, or the model is not supported.
     """
     path = folder / CONFIG
     return read_config(read_object(path), path)
 
 
 def fingerprint(folder: Path) -> str:
-    """Which weights these are: a hash of names, sizes and 4 MB of each safetensors file.
+    """Return a hash of the weights: the name, size and 4 MB of each safetensors file.
 
-    The whole of a large model takes minutes to hash; the pieces, its header among them, are spread
-    evenly, and any training changes them.
+    Hashing the whole of a large model takes minutes. The 4 MB are pieces spread evenly over the
+    file, including its header, and any training changes them.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
@@ -48,12 +48,12 @@ def fingerprint(folder: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object of a folder; raises UserError where it is missing or broken."""
+    """Return the JSON object in a file; raise UserError if it is missing or broken."""
     if not path.is_file():
         raise UserError(f"{path.parent}: no {path.name}; give a folder in Hugging Face's format")
     try:
         values = read_json(path)
-    except ValueError as error:  # of JSON or of UTF-8
+    except ValueError as error:  # invalid JSON or invalid UTF-8
         raise UserError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise UserError(f"{path}: not a JSON object; give a folder in Hugging Face's format")
@@ -61,23 +61,23 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def is_quantized(folder: Path) -> bool:
-    """Whether the weights are codes of 8 or 4 bits."""
+    """Return whether the weights are quantized to 8 or 4 bits."""
     return _QUANTIZED in read_object(folder / CONFIG)
 
 
 def is_int4(folder: Path) -> bool:
-    """Whether they are torchao's codes of 4 bits."""
+    """Return whether torchao quantized the weights to 4 bits."""
     how = read_object(folder / CONFIG).get(_QUANTIZED, {})
     return str(how.get("quant_type", {}).get("default", {}).get("_type")).startswith("Int4")
 
 
 def has_int4_kernels() -> bool:
-    """Whether torchao can compute with these here: its kernels are for GPUs only."""
+    """Return whether torchao's 4-bit kernels, which need a GPU, are installed."""
     return find_spec("mslk") is not None
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder.
+    """Return the safetensors files of a folder.
 
     Raises:
         UserError: there are none, or one that the index names is missing.

@@ -1,9 +1,8 @@
-"""Adapters as peft keeps them: `adapter_model.safetensors` and `adapter_config.json`.
+"""A recipe's adapters: new ones, or those of a folder in peft's format.
 
-peft names the layers as the model's family does, and so does a family that holds queries, keys and
-values in one matrix: there, A of the three lie one below the other, and B in blocks beside zeros.
-
-The adapters that a recipe asks for: new ones, or those of a folder in peft's format.
+The folder holds `adapter_model.safetensors` and `adapter_config.json`. peft names layers as the
+model's family does. Where a family keeps queries, keys and values in one matrix, their three As
+are stacked on top of each other, and their Bs are blocks of one matrix that is zero elsewhere.
 """
 
 import re
@@ -38,27 +37,27 @@ _PLAIN = {"bias": "none", "use_dora": False, "modules_to_save": None, "lora_bias
 
 
 class _Module(NamedTuple):
-    """A module as the family has it, and our layers in it."""
+    """A module of the family, and the layers of `Transformer` that it holds."""
 
     name: str
     layers: tuple[str, ...]
-    stored: Stored  # its weight
+    stored: Stored  # the module's weight
 
     @property
     def a(self) -> str:
-        """What peft calls A."""
+        """peft's name for A."""
         return f"base_model.model.{self.name}.lora_A.weight"
 
     @property
     def b(self) -> str:
-        """What peft calls B."""
+        """peft's name for B."""
         return f"base_model.model.{self.name}.lora_B.weight"
 
 
 def save_adapter(model: Transformer, folder: Path) -> None:
-    """Write a folder that `PeftModel.from_pretrained` loads; it names no base.
+    """Write a folder that `PeftModel.from_pretrained` loads; it names no base model.
 
-    Where the model is sharded, all processes call it together, and rank 0 writes.
+    If the model is sharded, all processes call this together, and rank 0 writes.
     """
     layers = adapted_layers(model)
     tensors: dict[str, Tensor] = {}
@@ -79,10 +78,10 @@ def save_adapter(model: Transformer, folder: Path) -> None:
 
 
 def stored_sizes(folder: Path, config: DecoderConfig) -> dict[str, Size]:
-    """The sizes of a folder's adapters, by our layers' names; its tensors are not read.
+    """Return the sizes of a folder's adapters by canonical layer name, without reading tensors.
 
     Raises:
-        UserError: no LoRA in peft's format, one of another model, or of a kind we don't have.
+        UserError: it is not a LoRA in peft's format, is of another model, or is not supported.
     """
     values, files = _open(folder)
     alphas = values.get("alpha_pattern") or {}
@@ -97,15 +96,15 @@ def stored_sizes(folder: Path, config: DecoderConfig) -> dict[str, Size]:
             sizes |= dict.fromkeys(module.layers, Size(rank, scale))
             known |= names
     for name in files.places.keys() - known:
-        raise UserError(f"{folder / WEIGHTS}: {name} is no whole adapter of a layer of this model")
+        raise UserError(f"{folder / WEIGHTS}: {name} is not a complete adapter for this model")
     return sizes
 
 
 def load_adapter(model: Transformer, folder: Path) -> None:
-    """Fill the adapters that `add_adapters` made from `stored_sizes` of the folder.
+    """Fill the adapters that `add_adapters` made with the sizes from `stored_sizes`.
 
     Raises:
-        UserError: as `stored_sizes`, or a tensor has another shape than the layer's.
+        UserError: as for `stored_sizes`, or a tensor's shape differs from the layer's.
     """
     _, files = _open(folder)
     layers = adapted_layers(model)
@@ -125,7 +124,7 @@ def _fill(folder: Path, name: str, layer: LoRALinear, a: Tensor, b: Tensor) -> N
         wanted = f"{tuple(ours_b.shape)} times {tuple(ours_a.shape)}"
         raise UserError(
             f"{folder / WEIGHTS}: the adapter of {name} is {tuple(b.shape)} times "
-            f"{tuple(a.shape)}, but the layer's is {wanted}; it is of another model"
+            f"{tuple(a.shape)}, but the layer's is {wanted}; it belongs to another model"
         )
     fill(ours_a, a)
     fill(ours_b, b)
@@ -134,7 +133,7 @@ def _fill(folder: Path, name: str, layer: LoRALinear, a: Tensor, b: Tensor) -> N
 def _joined(
     module: _Module, adapted: list[LoRALinear | None], *, transposed: bool
 ) -> tuple[Tensor, Tensor, float]:
-    """A and B of a module from those of our layers in it, some of which may have none."""
+    """Return a module's A, B and scale from its layers' adapters, some of which may be None."""
     present = [layer for layer in adapted if layer is not None]
     a = torch.cat([whole(layer.lora_a.weight).cpu() for layer in present])
     parts, begun = [], 0
@@ -149,19 +148,19 @@ def _joined(
 
 
 def _split(module: _Module, b: Tensor, config: DecoderConfig) -> Iterable[Tensor]:
-    """B of each of our layers; all have A."""
+    """Return the B of each of the module's layers, which all share its A."""
     if module.stored.split is None:
         return (b,)
     return module.stored.split(b.T if _is_transposed(config) else b)
 
 
 def _is_transposed(config: DecoderConfig) -> bool:
-    """Whether the family keeps the weights of its layers [in, out]; peft's A and B are not."""
+    """Return whether the family stores weights as [in, out]; peft's A and B never are."""
     return config.family == "gpt2"
 
 
 def _modules(config: DecoderConfig) -> Iterator[_Module]:
-    """Every linear layer of the family's blocks."""
+    """Yield every linear layer of the family's blocks."""
     with torch.device("meta"):
         model = Transformer(config)
     shapes = {
@@ -190,7 +189,7 @@ def _open(folder: Path) -> tuple[dict[str, Any], SafetensorsFiles]:
 
 
 def _config(config: DecoderConfig, sizes: Mapping[str, Size]) -> dict[str, Any]:
-    """What peft needs to know; the size of most modules, then those that differ."""
+    """Return peft's config: the most common adapter size, and patterns for modules that differ."""
     usual = Counter(sizes.values()).most_common(1)[0][0]
     others = {name: size for name, size in sizes.items() if size != usual}
     return {
@@ -210,7 +209,7 @@ def _config(config: DecoderConfig, sizes: Mapping[str, Size]) -> dict[str, Any]:
 
 
 def _shortest(modules: Sequence[str], adapted: Collection[str]) -> list[str]:
-    """The ends of names that mean these modules and no others, as short as they can be."""
+    """Return the shortest name endings that match the adapted modules and no others."""
     for parts in range(1, 10):
         ends = {".".join(name.split(".")[-parts:]) for name in adapted}
         if sum(name.endswith(tuple(f".{end}" for end in ends)) for name in modules) == len(adapted):
@@ -219,7 +218,7 @@ def _shortest(modules: Sequence[str], adapted: Collection[str]) -> list[str]:
 
 
 def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """peft's rule: the first pattern that the end of the module's name matches."""
+    """Return the value of the first pattern that matches the end of the name, as peft does."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
@@ -229,10 +228,10 @@ def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> f
 def adapt(model: Transformer, recipe: Recipe) -> None:
     """Freeze a model and add the recipe's adapters, if any, in place; best on the meta device.
 
-    What is frozen lies in the type that it is computed in.
+    Frozen parameters are stored in the type that they are computed in.
 
     Raises:
-        UserError: a target is no layer of this model, or `adapter.init_from` is of another one.
+        UserError: a target is not a layer of the model, or `adapter.init_from` is of another one.
     """
     adapter = recipe.adapter
     if adapter.kind == "none":
@@ -245,7 +244,7 @@ def adapt(model: Transformer, recipe: Recipe) -> None:
 
 
 def fill_adapters(model: Transformer, recipe: Recipe) -> None:
-    """Give the adapters, if any, their first values: from the seed, or from the folder."""
+    """Initialise the adapters, if any, from the seed or from the folder `adapter.init_from`."""
     if recipe.adapter.init_from is None:
         init_adapters(model, recipe.seed)
     else:

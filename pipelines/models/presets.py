@@ -1,4 +1,4 @@
-"""Shapes of decoders by name; no torch here, so that the command and the DAG can read them."""
+"""Decoder shapes by name; it imports no torch, so the CLI and the DAG can load it quickly."""
 
 import difflib
 from typing import Any
@@ -49,11 +49,11 @@ def _gpt_neox(layers: int, width: int, heads: int, vocab_size: int) -> DecoderCo
     )
 
 
-# Of our own: the name is the rough number of parameters with the vocabulary that suits the size.
-# Published: vocabulary and context are the published ones, until `sized` says otherwise.
+# Penstock's own presets are named after their rough number of parameters with a vocabulary that
+# suits the size. Published models have their published vocabulary and context until `sized`.
 PRESETS: dict[str, DecoderConfig] = {
     "llama-100k": DecoderConfig(layers=2, width=64, heads=4, kv_heads=2, hidden=176),
-    # As many parameters as nanoGPT's small setting for the same text.
+    # It has as many parameters as nanoGPT's small setting for the same text.
     "shakespeare-char": DecoderConfig(layers=4, width=128, heads=4, kv_heads=4, hidden=336),
     "llama-1m": DecoderConfig(layers=4, width=128, heads=4, kv_heads=2, hidden=384),
     "llama-3m": DecoderConfig(layers=6, width=192, heads=6, kv_heads=2, hidden=512),
@@ -119,7 +119,7 @@ PRESETS: dict[str, DecoderConfig] = {
     "gpt2-355m": _gpt2(24, 1024, 16),
     "gpt2-774m": _gpt2(36, 1280, 20),
     "gpt2-1.5b": _gpt2(48, 1600, 25),
-    # Dense throughout, where the original alternates with locally banded attention.
+    # Every layer is dense here; the original alternates dense and locally banded attention.
     "gpt3-175b": _gpt2(96, 12_288, 96, context_length=2048),
     "pythia-160m": _gpt_neox(12, 768, 12, vocab_size=50_304),
     "gpt-neox-20b": _gpt_neox(44, 6144, 64, vocab_size=50_432),
@@ -138,7 +138,7 @@ PRESETS: dict[str, DecoderConfig] = {
 
 
 def preset(name: str) -> DecoderConfig:
-    """The shape of that name; raises UserError with the nearest one."""
+    """Return the shape of that name; raise UserError with the nearest name if there is none."""
     if name in PRESETS:
         return PRESETS[name]
     close = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.4)

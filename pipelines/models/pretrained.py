@@ -1,7 +1,7 @@
-"""A decoder as a Hugging Face folder: safetensors and JSON, never a pickle.
+"""Reading and writing a decoder as a Hugging Face folder: safetensors and JSON, never a pickle.
 
-`transformers` is not needed here; its `AutoModelForCausalLM` loads what `save_pretrained` writes.
-A tensor at a time is whole in memory, however many processes share the model.
+This needs no `transformers`, whose `AutoModelForCausalLM` loads what `save_pretrained` writes.
+Only one tensor at a time is whole in memory, however many processes share the model.
 """
 
 import math
@@ -23,20 +23,20 @@ from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import Place, canonical_name, fill, is_sharded, whole, writes
 
-FILE_BYTES = 5 * 10**9  # of one file at most, unless a single tensor is larger
+FILE_BYTES = 5 * 10**9  # largest size of one file, unless a single tensor is larger
 _EMBEDDINGS, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def load_pretrained(folder: Path, device: torch.device | None = None) -> Transformer:
-    """Read a folder of any family, ours or another's, into fp32 weights.
+    """Read a folder of any supported family into fp32 weights.
 
     Args:
-        folder: In Hugging Face's format.
-        device: Where each tensor is read to, straight from its file; the CPU by default.
+        folder: A folder in Hugging Face's format, written by Penstock or not.
+        device: Where each tensor is read to, directly from its file; the CPU by default.
 
     Raises:
-        UserError: see `load_weights`; or a model that this decoder is not.
+        UserError: see `load_weights`; or the model is not supported.
     """
     with torch.device("meta"):
         model = Transformer(load_config(folder))
@@ -46,13 +46,13 @@ def load_pretrained(folder: Path, device: torch.device | None = None) -> Transfo
 
 
 def load_weights(model: Transformer, folder: Path) -> None:
-    """Read a folder's weights into a model, whatever its part, device, type and sharding.
+    """Read a folder's weights into a model or a part of one, on any device, in any type.
 
-    The model may come from `to_empty`. Where it is sharded, each process keeps its shard only.
+    The model may come from `to_empty`. If it is sharded, each process keeps only its shard.
 
     Raises:
-        UserError: no safetensors, a file or tensor is missing, too many, broken or of another
-            shape than the model's.
+        UserError: there are no safetensors; a file or tensor is missing, surplus or broken; or a
+            tensor's shape differs from the model's.
     """
     model.after_to_empty()
     places = named_places(model)
@@ -64,13 +64,13 @@ def load_weights(model: Transformer, folder: Path) -> None:
 def read_weights(
     folder: Path, config: DecoderConfig, places: Mapping[str, Place]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Parameters from a folder by canonical name, one after the other.
+    """Yield a folder's parameters with their canonical names, one after the other.
 
     Args:
-        folder: In Hugging Face's format.
-        config: Of the whole model.
-        places: Parameters wanted, on one device. A tensor whose type and layout are those of its
-            file is read straight into its place and yielded as it is; others are yielded whole.
+        folder: A folder in Hugging Face's format.
+        config: The config of the whole model.
+        places: The wanted parameters, on one device. A tensor with the type and layout of its file
+            is read directly into its place, which is yielded; others are yielded whole.
 
     Raises:
         UserError: see `load_weights`.
@@ -93,9 +93,9 @@ def read_weights(
 
 
 def named_places(model: Transformer) -> dict[str, Place]:
-    """The parameters by canonical name; tied ones once, under the embeddings' name.
+    """Return the parameters by canonical name; tied ones once, under the embeddings' name.
 
-    Of an adapted layer, the weight stands for what adapter and frozen weight come to.
+    The weight of an adapted layer stands for its frozen weight and adapter together.
     """
     adapted = adapted_layers(model)
     places: dict[str, Place] = {
@@ -105,7 +105,7 @@ def named_places(model: Transformer) -> dict[str, Place]:
         or name.endswith(".bias")
     }
     places |= {f"{name}.weight": layer for name, layer in adapted.items()}
-    if model.tied_copy is not None:  # of a pipeline's last stage
+    if model.tied_copy is not None:  # the last stage of a pipeline
         places[_EMBEDDINGS] = places.pop(_HEAD)
     return places
 
@@ -115,13 +115,13 @@ def save_pretrained(
 ) -> None:
     """Write a folder that `AutoModelForCausalLM.from_pretrained` loads.
 
-    Where the model is sharded or lies in stages, all processes call it together: each tensor is
-    gathered by itself, and rank 0 writes.
+    If the model is sharded or split into stages, all processes call this together: tensors are
+    gathered one at a time, and rank 0 writes them.
 
     Args:
-        model: Or this process's stages of it, on any device; the weights are written as they are.
-        folder: Made where missing.
-        end_of_text: The token id that ends a document, and so a generation.
+        model: The model or this process's stages of it, on any device; the type is kept.
+        folder: Created if missing.
+        end_of_text: The token id that ends a document, and thus a generation.
     """
     parts = [model] if isinstance(model, Transformer) else model
     places = {name: each for part in parts for name, each in named_places(part).items()}
@@ -144,7 +144,7 @@ def save_pretrained(
 
 
 def _check(folder: Path, config: DecoderConfig, files: SafetensorsFiles) -> dict[str, Stored]:
-    """What each tensor of the files is, by its name there."""
+    """Return the expected tensors by their names in the files; refuse other files."""
     base = base_prefix(config)
     found = {}
     for stored in stored_tensors(config, _whole_shapes(config)):
@@ -171,7 +171,7 @@ def _whole_shapes(config: DecoderConfig) -> Shapes:
 
 
 def _grouped(tensors: Iterable[Stored], itemsize: int) -> list[list[Stored]]:
-    """Consecutive tensors, as many as one file may hold."""
+    """Return groups of consecutive tensors, each as large as one file may be."""
     groups: list[list[Stored]] = [[]]
     size = 0
     for each in tensors:
@@ -205,10 +205,10 @@ def _write(path: Path, group: list[Stored], gather: "_Gather") -> None:
 
 
 class _Gather:
-    """Brings whole parameters to rank 0 from wherever they lie."""
+    """Brings whole parameters to rank 0 from the processes that hold them."""
 
     def __init__(self, shapes: Shapes, places: Mapping[str, Place]) -> None:
-        """Learn which process has what; with all of them here, nobody is asked."""
+        """Learn which process holds which parameters, asking others only if some are not here."""
         self._shapes = shapes
         self._places = places
         self._holders: list[Collection[str]] = [places.keys()]
@@ -217,9 +217,9 @@ class _Gather:
             dist.all_gather_object(self._holders, list(places))
 
     def __call__(self, name: str) -> Tensor:
-        """A whole parameter, on rank 0; elsewhere what comes back is of no use."""
+        """Return a whole parameter on rank 0; the result on other ranks is meaningless."""
         mine = self._places.get(name)
-        # On all that share it, as it is a collective.
+        # All processes that share the parameter call `whole`, as it is a collective operation.
         tensor = torch.empty(0) if mine is None else whole(mine)
         holder = next(number for number, names in enumerate(self._holders) if name in names)
         if holder and dist.get_rank() == holder:

@@ -1,10 +1,10 @@
 """NF4: a frozen matrix in 4.13 bits a number, as in QLoRA (Dettmers et al. 2023).
 
 Each block of 64 weights, in row-major order, is divided by its largest magnitude and rounded to the
-nearest of 16 quantiles of a normal distribution. The magnitudes, less their mean, are quantised in
-turn, 256 at a time, to 8 bits (dynamic tree quantisation, Dettmers et al. 2022). The numbers are
-those of bitsandbytes, but plain tensors: FSDP shards them, and `torch.compile` fuses their
-decoding, with no kernel or tensor type of our own.
+nearest of 16 quantiles of a normal distribution. The magnitudes, minus their mean, are themselves
+quantised to 8 bits, 256 at a time (dynamic tree quantisation, Dettmers et al. 2022). The numbers
+equal those of bitsandbytes, but are plain tensors: FSDP shards them and `torch.compile` fuses their
+decoding, without a custom kernel or tensor type.
 """
 
 # ruff: noqa: N812 (functional is F everywhere)
@@ -30,7 +30,7 @@ _NF4 = (
 
 
 def _dynamic_tree() -> tuple[float, ...]:
-    """256 values from -1 to 1, dense near 0: seven powers of ten, each cut twice as fine."""
+    """Return 256 values from -1 to 1, dense near 0: seven powers of ten, each cut twice as fine."""
     values = [0.0, 1.0]
     for exponent in range(7):
         edges = torch.linspace(0.1, 1, 2**exponent + 1)
@@ -43,24 +43,24 @@ _DYNAMIC_TREE = _dynamic_tree()
 
 
 class NF4(NamedTuple):
-    """A quantised matrix of N numbers, N rounded up to whole blocks of 64."""
+    """A quantised matrix of N numbers, where N is rounded up to whole blocks of 64."""
 
-    codes: Tensor  # [N / 2] uint8, two a byte, the first in the high half
-    scales: Tensor  # [N / 64] uint8, of each block
+    codes: Tensor  # [N / 2] uint8, two codes per byte, the first in the high half
+    scales: Tensor  # [N / 64] uint8, one per block
     scale_maxima: Tensor  # [N / 64 / 256, rounded up] fp32
     scale_mean: Tensor  # [] fp32
-    # What codes and scales stand for: with the rest, so that decoding copies nothing to the device.
+    # The tables to decode codes and scales lie here, so that decoding copies nothing to the device.
     pairs: Tensor  # [256, 2] fp32
     tree: Tensor  # [256] fp32
 
 
 @torch.no_grad()
 def quantize(weight: Tensor) -> NF4:
-    """Round a matrix of any shape and float type; what the last block lacks is zeros."""
+    """Quantise a matrix of any shape and float type; zeros fill the last block."""
     flat = weight.detach().flatten().float()
     blocks = F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
     maxima = blocks.abs().amax(dim=1)
-    # A block of zeros has no scale; any will do.
+    # A block of zeros may have any scale; 1 avoids a division by 0.
     codes = _nearest(blocks / maxima.where(maxima > 0, 1.0).unsqueeze(1), _NF4).view(-1, 2)
     mean = maxima.mean()
     centred = F.pad(maxima - mean, (0, -len(maxima) % _SCALE_BLOCK)).view(-1, _SCALE_BLOCK)
@@ -79,7 +79,7 @@ def quantize(weight: Tensor) -> NF4:
 
 
 def dequantize(nf4: NF4, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """The matrix, computed in fp32."""
+    """Return the decoded matrix in `dtype`, computed in fp32."""
     maxima = nf4.scale_maxima.unsqueeze(1).expand(-1, _SCALE_BLOCK).flatten()[: len(nf4.scales)]
     scales = nf4.tree[nf4.scales.int()] * maxima + nf4.scale_mean
     numbers = nf4.pairs[nf4.codes.int()]
@@ -88,7 +88,7 @@ def dequantize(nf4: NF4, shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 def _nearest(values: Tensor, table: tuple[float, ...]) -> Tensor:
-    """The index of each value's nearest entry in an ascending table, the lower one in a tie."""
+    """Return the index of each value's nearest entry in an ascending table; ties go lower."""
     sorted_table = torch.tensor(table, device=values.device)
     middles = (sorted_table[:-1] + sorted_table[1:]) / 2
     return torch.bucketize(values, middles, out_int32=True).to(torch.uint8)
@@ -96,19 +96,19 @@ def _nearest(values: Tensor, table: tuple[float, ...]) -> Tensor:
 
 @cache
 def _decode_fused() -> Callable[[NF4, torch.Size, torch.dtype], Tensor]:
-    """`torch.compile` imports the compiler, four seconds of it, even where nothing is compiled."""
+    """Compile `dequantize` only when first used: `torch.compile` takes 4 seconds to import."""
     return torch.compile(dequantize, dynamic=True)
 
 
 @torch.library.custom_op("penstock::nf4_decode", mutates_args=())
 def _decode(nf4: list[Tensor], shape: list[int], after: Tensor, fused: bool) -> Tensor:
-    """`dequantize` in the type of `after`, closed to the compiler.
+    """Dequantize to the type of `after`, in an operator that the compiler can't look into.
 
-    It would else decode once and keep the weight until the backward pass, as it would if the
-    backward pass did not need `after`, a gradient, for its own decoding.
+    Otherwise the compiler would decode once and keep the weight until the backward pass. It would
+    also do so if the backward pass's decoding did not depend on a gradient, its `after`.
     """
     decode = _decode_fused() if fused else dequantize
-    # Of parameters, the compiler would make code for each shape and soon give up.
+    # Detach, as for parameters the compiler would make code for each shape and soon give up.
     plain = NF4(*(each.detach() for each in nf4))
     with torch.no_grad():
         return decode(plain, torch.Size(shape), after.dtype)
@@ -120,7 +120,7 @@ def _(nf4: list[Tensor], shape: list[int], after: Tensor, fused: bool) -> Tensor
 
 
 class _FrozenLinear(torch.autograd.Function):
-    """x · Wᵀ, with W decoded again in the backward pass: autograd keeps the 4 bits only."""
+    """x · Wᵀ; the backward pass decodes W again, so that autograd keeps only the 4-bit codes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shape: torch.Size, fused: bool, *nf4: Tensor) -> Tensor:
@@ -142,10 +142,10 @@ class NF4Linear(nn.Module):
     """
 
     def __init__(self, linear: nn.Linear) -> None:
-        """Quantise a layer; on the meta device, only what it will hold is settled."""
+        """Quantise a layer; on the meta device, only set up the shapes of its tensors."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.dtype = linear.weight.dtype  # of the decoded weight
+        self.dtype = linear.weight.dtype  # the type of the decoded weight
         self.codes: Tensor
         for name, tensor in quantize(linear.weight)._asdict().items():
             if name in ("codes", "scales"):
@@ -161,26 +161,26 @@ class NF4Linear(nn.Module):
 
     @property
     def shape(self) -> torch.Size:
-        """The weight's shape."""
+        """The shape of the weight."""
         return torch.Size((self.out_features, self.in_features))
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """The device that holds the weight."""
         return self.codes.device
 
     @torch.no_grad()
     def fill(self, weight: Tensor) -> None:
-        """Take over a whole matrix [out, in]; of a sharded layer, each process keeps its part."""
+        """Quantise and copy in a matrix [out, in]; a sharded layer keeps this process's part."""
         for ours, new in zip(self.nf4, quantize(weight), strict=True):
             fill(ours, new)
 
     def whole(self) -> Tensor:
-        """The weight [out, in], decoded; where it is sharded, it is gathered."""
+        """Return the decoded weight [out, in], gathered first if it is sharded."""
         return dequantize(NF4(*map(whole, self.nf4)), self.shape, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out], in autocast's type where that is on."""
+        """Map [..., in] to [..., out], in autocast's type if autocast is on."""
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         out: Tensor = _FrozenLinear.apply(x, self.shape, torch.compiler.is_compiling(), *self.nf4)  # type: ignore[no-untyped-call]

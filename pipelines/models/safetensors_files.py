@@ -1,7 +1,7 @@
-"""Safetensors files, read by byte ranges: each tensor goes straight to its device.
+"""Reading safetensors files by byte ranges: each tensor goes directly to its device.
 
-A file is: the length of its header, 8 bytes little-endian; the header, JSON: by tensor name its
-type, shape and place; then the tensors' bytes, end to end.
+A file holds the length of its header, as 8 bytes little-endian; the header, which is JSON and gives
+each tensor's type, shape and place by name; and the tensors' bytes, one after the other.
 """
 
 import json
@@ -40,10 +40,10 @@ _DTYPES = {
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor lies, and what it is."""
+    """Where a tensor lies in the files, its shape and its type."""
 
-    file: int  # the number of its file
-    offset: int  # of its first byte
+    file: int  # index of its file
+    offset: int  # position of its first byte
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -52,14 +52,14 @@ class SafetensorsFiles:
     """The tensors of one or several files.
 
     Attributes:
-        places: of each tensor, by its name.
+        places: The place of each tensor, by its name.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Read the headers only.
+        """Read only the headers.
 
         Raises:
-            UserError: one is no safetensors file, or not as long as its header says.
+            UserError: a file is not in safetensors format, or its size contradicts its header.
         """
         self._paths = paths
         self.places: dict[str, TensorPlace] = {}
@@ -75,12 +75,12 @@ class SafetensorsFiles:
         names: Collection[str] | None = None,
         into: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> Iterator[tuple[str, Tensor]]:
-        """Tensors in the order of the files; the next ones are on their way meanwhile.
+        """Yield tensors in the order of the files, while the next ones are already being read.
 
         Args:
-            device: Where they are read to.
-            names: Which ones; all by default.
-            into: Where one is to lie; it is read straight there if type and layout are the same.
+            device: The device to read to.
+            names: The wanted tensors; all by default.
+            into: Destinations by name; each is used if its type and layout are the file's.
         """
         reader = open_for_bulk(self._paths, device)
         wanted = self.places if names is None else {name: self.places[name] for name in names}
@@ -98,7 +98,7 @@ class SafetensorsFiles:
 
 
 def weight_bytes(paths: Sequence[Path]) -> int:
-    """Return all tensors' bytes by the files' headers; raises UserError as `SafetensorsFiles`."""
+    """Return the size of all tensors in bytes; raise UserError as `SafetensorsFiles` does."""
     places = SafetensorsFiles(paths).places.values()
     return sum(math.prod(place.shape) * place.dtype.itemsize for place in places)
 
@@ -114,7 +114,7 @@ def _read_header(path: Path, number: int) -> dict[str, TensorPlace]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
-            raise ValueError(f"a header of {length} bytes in a file of {size}")
+            raise ValueError(f"its header has {length} bytes, but the file has {size}")
         header: dict[str, Any] = json.loads(file.read(length))
     header.pop("__metadata__", None)
     behind = 8 + length
@@ -128,5 +128,5 @@ def _read_header(path: Path, number: int) -> dict[str, TensorPlace]:
         places[name] = TensorPlace(number, behind + start, shape, dtype)
         end = stop
     if behind + end != size:
-        raise ValueError(f"the file has {size} bytes, its header says {behind + end}")
+        raise ValueError(f"the file has {size} bytes, but its header says {behind + end}")
     return places

@@ -1,18 +1,16 @@
-"""A folder computed as a server will: by transformers, in the type of its files.
+"""Loading models for inference, computed as a server will compute them.
 
-What trained in fp32 and is served so is scored by our own decoder, which agrees with transformers
-to 1e-4. A folder in bfloat16, or quantised by torchao, is another model than the one that it was
-made from, and no figure of ours may be of that one: `load_model` chooses by the folder alone.
+A folder in fp32 is run by Penstock's own decoder, which agrees with transformers to 1e-4. A folder
+in half precision, or quantised by torchao, is a different model from its source and must be
+measured as itself, so it is run by transformers in the type of its files.
 
-Matrix products on a CPU by oneDNN, for models that only compute forwards.
+On a CPU, fp32 matrix products use oneDNN, which is part of torch. torch's own `linear` uses MKL,
+which ignores AVX-512 on AMD's processors: on one EPYC core oneDNN is 2.2 times as fast (220 versus
+97 GFLOP/s, 1024 x 320 x 896). Its operator is the one that torch.compile emits; results differ only
+by the rounding of sums.
 
-torch's own `linear` is MKL's in fp32, which on AMD's processors leaves AVX-512 alone: of an EPYC's
-core oneDNN, which is part of torch, gets 2.2 times as much (220 GFLOP/s to 97, 1024 x 320 x 896).
-Its operator is the one that torch.compile emits; results agree to the rounding of sums.
-
-The model that a process measured last stays in memory for the tasks that follow.
-
-An evaluation is many short tasks over one model, whose loading may take longer than any of them.
+A process keeps the model that it used last in memory, as an evaluation is many short tasks over one
+model, whose loading may take longer than any of them.
 """
 
 from collections.abc import Iterator
@@ -42,9 +40,9 @@ if TYPE_CHECKING:
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Let the linear layers of a model compute by oneDNN where they are fp32 on a CPU that has it.
+    """Make a model's fp32 linear layers on the CPU compute with oneDNN, if torch has it.
 
-    They have no gradients then.
+    They then have no gradients.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
@@ -58,18 +56,18 @@ def _is_plain(weight: Tensor) -> bool:
 
 
 def _linear(module: nn.Linear, x: Tensor) -> Tensor:
-    """[..., in] to [..., out]."""
+    """Map [..., in] to [..., out]."""
     made: Tensor = torch.ops.mkldnn._linear_pointwise(x, module.weight, module.bias, "none", [], "")
     return made
 
 
-# No file from anywhere else, no pickle and no code of a folder's own.
+# Load no file from elsewhere, no pickle and no code from the folder.
 OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 PLAIN: dict[str, Any] = {"use_safetensors": True, **OFFLINE}
 
 
 class TransformersModel(nn.Module):
-    """Called as a `Transformer` is, without documents.
+    """A model of transformers, called like a `Transformer` but without documents.
 
     Attributes:
         config: The shape that the folder's `config.json` describes.
@@ -81,7 +79,7 @@ class TransformersModel(nn.Module):
         self.config = config
 
     def forward(self, inputs_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:  # noqa: N803
-        """Logits [B, S, V]; with targets, the sum of their nats."""
+        """Return logits [B, S, V], or with targets their summed loss in nats."""
         logits_BSV: Tensor = self.model(input_ids=inputs_BS, use_cache=False).logits  # noqa: N806
         if targets_BS is None:
             return logits_BSV
@@ -97,7 +95,7 @@ Model = Transformer | TransformersModel
 
 
 def load_model(folder: Path, device: torch.device) -> Model:
-    """A model to measure: ours in fp32, or, of a folder in fewer bits, what a server computes.
+    """Return a model to measure: in fp32 a `Transformer`, in fewer bits the one of `load_served`.
 
     Raises:
         UserError: see `load_pretrained`.
@@ -112,7 +110,7 @@ def load_model(folder: Path, device: torch.device) -> Model:
 
 
 def load_served(folder: Path, device: torch.device) -> TransformersModel:
-    """Load a folder by transformers, in its own type."""
+    """Load a folder with transformers, in the type of its files."""
     from transformers import AutoModelForCausalLM
 
     if is_quantized(folder):
@@ -123,10 +121,10 @@ def load_served(folder: Path, device: torch.device) -> TransformersModel:
 
 
 def load_quantized(folder: Path, device: torch.device) -> nn.Module:
-    """A quantised folder as a model of transformers, ready to compute.
+    """Return a quantised folder as a model of transformers, ready to compute.
 
-    int8 computes as it is. int4 does where its kernels are; elsewhere its weights are decoded to
-    bfloat16, the very numbers that the kernels multiply by.
+    int8 always runs directly, and int4 where its kernels are installed. Elsewhere int4 weights are
+    decoded to bfloat16, the same numbers that the kernels multiply by.
     """
     from transformers import AutoModelForCausalLM
 
@@ -142,9 +140,9 @@ def load_quantized(folder: Path, device: torch.device) -> nn.Module:
 
 
 def decode_int4(weight: "Int4Tensor") -> Tensor:
-    """The matrix [out, in] in bfloat16 that the codes stand for."""
+    """Return the decoded matrix [out, in] in bfloat16."""
     pairs = weight.qdata
-    codes = torch.stack([(pairs << 4) >> 4, pairs >> 4], dim=-1).flatten(1)  # with their signs
+    codes = torch.stack([(pairs << 4) >> 4, pairs >> 4], dim=-1).flatten(1)  # signed
     groups = codes.float().view(len(codes), -1, weight.block_size[1])
     scale, zero = (each.float().t().unsqueeze(-1) for each in (weight.scale, weight.zero_point))
     matrix: Tensor = (groups * scale + zero).flatten(1).to(torch.bfloat16)
@@ -152,7 +150,7 @@ def decode_int4(weight: "Int4Tensor") -> Tensor:
 
 
 def block_linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
-    """Those of the blocks: the head, which may be tied to the embeddings, is never quantised."""
+    """Yield linear layers but the head, which may be tied to embeddings and is never quantised."""
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module is not head:
@@ -160,31 +158,31 @@ def block_linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
 
 
 _Files = tuple[tuple[Path, int, int], ...]
-_held: dict[_Files, Model] = {}  # one at most
+_held: dict[_Files, Model] = {}  # at most one model
 
 
 def inference_device() -> torch.device:
-    """The machine's accelerator, or its processor: the one place where that is chosen."""
+    """Return the machine's accelerator, or its CPU; this is chosen nowhere else."""
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def held_model(folder: Path) -> Model:
-    """`load_model` on this device, for inference; not loaded again while its files stand.
+    """Return a folder's model for inference, loaded again only when its files have changed.
 
-    Whoever gets it computes with it, and changes nothing of it.
+    Callers share the model and must not change it.
 
     Raises:
         UserError: see `load_pretrained`.
     """
     files = _files(folder)
     if files not in _held:
-        let_go()  # two of them may not fit
+        let_go()  # memory may not hold two models
         _held[files] = load_model(folder, inference_device()).eval()
     return _held[files]
 
 
 def let_go() -> None:
-    """Free the memory for what needs it beside this module's users, in whichever process."""
+    """Drop the held model, to free its memory for other work in this or another process."""
     _held.clear()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()

@@ -2,7 +2,7 @@
 
 Shape suffixes:
     B batch, S sequence, D model width, F width of the feed-forward layer, V vocabulary,
-    R features of a head that are turned, 2 cosine and sine
+    R rotated features of a head, 2 cosine and sine
 
 Papers: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al. 2016), SwiGLU (Shazeer 2020),
 parallel residuals (Wang and Komatsuzaki 2021, GPT-J).
@@ -46,7 +46,7 @@ class FeedForward(nn.Module):
         self.activation = _ACTIVATIONS[config.activation]
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        """[B, S, D] to [B, S, D]."""
+        """Map [B, S, D] to [B, S, D]."""
         if self.gate_proj is None:
             h_BSF = self.activation(self.up_proj(x_BSD))
         else:
@@ -66,7 +66,7 @@ class Block(nn.Module):
         self.mlp = FeedForward(config)
 
     def forward(self, x_BSD: Tensor, rotary_2SR: Tensor | None, mask: Mask) -> Tensor:
-        """[B, S, D] to [B, S, D]; the rest as of `Attention`."""
+        """Map [B, S, D] to [B, S, D]; the other arguments are those of `Attention`."""
         normed_BSD = self.input_layernorm(x_BSD)
         attended_BSD = self.self_attn(normed_BSD, rotary_2SR, mask)
         stream_BSD = x_BSD if self.parallel_residual else x_BSD + attended_BSD
@@ -79,27 +79,28 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A decoder, or consecutive layers of one as a stage of a pipeline.
 
-    Parameters bear the names of Hugging Face's Llama, whatever the family and the part.
+    Parameters have the names of Hugging Face's Llama in every family and every part.
 
     Attributes:
-        embed_tokens: None where the part lacks layer 0.
-        embed_positions: None there too, and where positions are rotary.
-        layers: By their numbers in the whole decoder, "0" the first.
-        norm: The last one; None where the part lacks the last layer.
-        lm_head: None there too. Its weight is that of `embed_tokens` where they are tied and both
-            here; a pipeline's last stage has a copy, whose gradient its owner must add.
-        cross_entropy: Of logits [P, V] and targets [P]; may be compiled, or replaced.
-        sequence_shards: Over how many processes hidden states lie, along the sequence.
-        context: Which part of each sequence it works on, and of how many: context parallel.
+        embed_tokens: None if the part lacks layer 0.
+        embed_positions: None in the same case, and if positions are rotary.
+        layers: The blocks by their numbers in the whole decoder; "0" is the first.
+        norm: The last norm; None if the part lacks the last layer.
+        lm_head: None in the same case. If tied, it shares the weight of `embed_tokens` where both
+            are here; a pipeline's last stage has a copy, and the two gradients must be added.
+        cross_entropy: Maps logits [P, V] and targets [P] to a loss; may be compiled or replaced.
+        sequence_shards: The number of processes that hidden states are split over by position.
+        context: The index of this process's part of each sequence, and the number of parts, in
+            context parallelism.
     """
 
     def __init__(self, config: DecoderConfig, layers: range | None = None) -> None:
-        """Make the modules; `init_weights` or `huggingface.load_weights` give them values.
+        """Make the modules; `init_weights` or `pretrained.load_weights` fill them.
 
         Args:
-            config: Of the whole decoder.
-            layers: Which of its layers this part has, all by default. The embeddings belong to
-                layer 0, norm and head to the last one; `range(0, 0)` has the embeddings only.
+            config: The config of the whole decoder.
+            layers: The layers of this part; all by default. The embeddings belong to layer 0, the
+                norm and head to the last layer; `range(0, 0)` has only the embeddings.
         """
         super().__init__()
         self.config = config
@@ -129,18 +130,18 @@ class Transformer(nn.Module):
         documents_BS: Tensor | None = None,
         targets_BS: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, S, V], or the loss where there are targets; of its part of each sequence.
+        """Return logits [B, S, V], or with targets the loss, for this part of each sequence.
 
         Args:
-            inputs: Token ids [B, S], S at most the context; hidden states [B, S, D] where this
-                part has no embeddings.
-            documents_BS: The number of each token's document: a token sees its own one only, and
-                the document's logits are what they are where it stands alone.
+            inputs: Token ids [B, S], with S at most the context; or hidden states [B, S, D] if
+                this part has no embeddings.
+            documents_BS: The number of each token's document. A token sees only its own document,
+                whose logits are the same as if it stood alone.
             targets_BS: The token after each, or `IGNORED`.
 
         Returns:
-            Logits; with targets, the sum of their nats, without ever holding all logits; from a
-            part without head, hidden states [B, S, D].
+            Logits; with targets, their summed loss in nats, without ever holding all logits; from
+            a part without a head, hidden states [B, S, D].
         """
         shards = self.sequence_shards if self.embed_tokens is None else 1
         length, window = inputs.shape[1] * shards, self.config.sliding_window
@@ -161,7 +162,7 @@ class Transformer(nn.Module):
         return next_token_loss(self.lm_head, self.cross_entropy, x_PD, targets_P, vocabulary)
 
     def _mine(self, length: int) -> slice:
-        """The positions that this process works on."""
+        """Return the positions that this process works on."""
         rank, parts = self.context
         return slice(rank * length // parts, (rank + 1) * length // parts)
 
@@ -172,7 +173,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def after_to_empty(self) -> None:
-        """Bring back what `to_empty` loses besides the weights: the tie, and rotary positions."""
+        """Restore what `to_empty` loses besides the weights: the tied head and rotary positions."""
         if (
             self.config.tie_embeddings
             and self.embed_tokens is not None
@@ -184,12 +185,12 @@ class Transformer(nn.Module):
 
     @property
     def tied_copy(self) -> Tensor | None:
-        """The head's weight where it is a copy: the embeddings it is tied to are another part's."""
+        """The head's weight if it is tied to embeddings that another part holds, or None."""
         if self.lm_head is None or self.embed_tokens is not None or not self.config.tie_embeddings:
             return None
         return self.lm_head.weight
 
     @property
     def parameter_count(self) -> int:
-        """Trainable numbers, tied ones counted once."""
+        """Number of parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())

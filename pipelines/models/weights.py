@@ -1,4 +1,4 @@
-"""Whole tensors into parameters that may be sharded, and weights drawn from a seed.
+"""Copying whole tensors to and from parameters that may be sharded; drawing weights by seed.
 
 `torch.distributed.tensor` is imported only where a parameter is a DTensor.
 """
@@ -17,26 +17,26 @@ from pipelines.models.config import DecoderConfig
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-# Matrix products are in this type; fp8's have what surrounds them in bf16.
+# The type of matrix products; around those in fp8, the other operations are in bf16.
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "base.")  # base: of an adapter
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "base.")  # "base.": an adapter's
 _INTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
 def canonical_name(name: str) -> str:
-    """A parameter's name without what wraps its module: compilation, checkpointing, an adapter."""
+    """Return a parameter's name without the prefixes of compilation, checkpointing and adapters."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
 def writes() -> bool:
-    """Return whether this process writes for all of its job: rank 0, or one that is alone."""
+    """Return whether this process writes files for its job: rank 0, or a process that is alone."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 class Substitute(Protocol):
-    """What stands for a parameter without being a tensor of its shape, as an adapted layer does."""
+    """An object that stands for a parameter but is no tensor, such as an adapted layer."""
 
     @property
     def shape(self) -> torch.Size:
@@ -48,13 +48,13 @@ class Substitute(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """The device that holds the parameter."""
 
     def fill(self, whole: Tensor) -> None:
-        """Take the parameter over."""
+        """Copy in a whole parameter."""
 
     def whole(self) -> Tensor:
-        """The parameter; all processes that share it must call this."""
+        """Return the parameter; all processes that share it must call this."""
 
 
 Place = Tensor | Substitute
@@ -62,7 +62,7 @@ Place = Tensor | Substitute
 
 @torch.no_grad()
 def fill(parameter: Place, whole: Tensor) -> None:
-    """Copy a whole tensor into a parameter; into a DTensor, this process's shard of it."""
+    """Copy a whole tensor into a parameter; a DTensor takes only this process's shard."""
     if not isinstance(parameter, Tensor):
         parameter.fill(whole)
         return
@@ -71,7 +71,7 @@ def fill(parameter: Place, whole: Tensor) -> None:
         return
     from torch.distributed.tensor import distribute_tensor
 
-    # Every process has the whole tensor: none needs to send it.
+    # Every process has the whole tensor, so none needs to send it.
     shard = distribute_tensor(
         whole, parameter.device_mesh, parameter.placements, src_data_rank=None
     )
@@ -79,41 +79,41 @@ def fill(parameter: Place, whole: Tensor) -> None:
 
 
 def whole(parameter: Place) -> Tensor:
-    """All of a parameter; a DTensor is gathered, so all processes that share it must call this."""
+    """Return the whole parameter; all processes that share a DTensor must call this together."""
     if not isinstance(parameter, Tensor):
         return parameter.whole()
     if not is_sharded(parameter):
         return parameter.detach()
-    # Offloaded weights wait on the CPU, but processes of GPUs exchange from GPU to GPU.
+    # Offloaded weights lie on the CPU, but GPU processes exchange data between GPUs.
     there: DTensor = parameter.detach().to(parameter.device_mesh.device_type)  # type: ignore[assignment]
     return there.full_tensor()
 
 
 def is_sharded(tensor: Place) -> "TypeGuard[DTensor]":
-    """Whether it is a DTensor, of which this process has a part only."""
+    """Return whether a parameter is a DTensor, of which this process holds only a part."""
     return hasattr(tensor, "placements")
 
 
 def draw(module: nn.Module, config: DecoderConfig, seed: int) -> None:
-    """Fill every parameter from `seed` and its name, and so alike under every layout.
+    """Fill every parameter from `seed` and its name, so that all layouts get the same weights.
 
     Matrices are normal with standard deviation 0.7 / sqrt(width), which is GPT-2's 0.02 at its
-    width and does not leave narrow models too near zero; those that write to the residual stream
-    are smaller by sqrt(2 x layers), so that its variance does not grow with depth. Norms are 1,
-    biases 0.
+    width and not too near zero in narrow models. For matrices that write to the residual stream it
+    is divided by sqrt(2 x layers), so that the stream's variance does not grow with depth. Norms
+    are 1, biases 0.
 
     Raises:
-        UserError: a parameter is quantised, as below QLoRA's adapters.
+        UserError: a parameter is quantised, as QLoRA's frozen weights are.
     """
     normal = 0.7 / math.sqrt(config.width)
     into_residual = normal / math.sqrt(2 * config.layers)
     for wrapped, parameter in module.named_parameters():
         name = canonical_name(wrapped)
         if config.tie_embeddings and name == "lm_head.weight":
-            name = "embed_tokens.weight"  # a pipeline's last stage holds a copy
+            name = "embed_tokens.weight"  # the last stage of a pipeline holds a copy
         if not parameter.is_floating_point():
             raise UserError(
-                f"{name} is quantised, and random weights are nothing to adapt; "
+                f"{name} is quantised, but QLoRA can't adapt random weights; "
                 "set model.init_from to a Hugging Face folder"
             )
         if parameter.ndim == 1:
@@ -127,8 +127,8 @@ def draw(module: nn.Module, config: DecoderConfig, seed: int) -> None:
 
 
 def named_generator(seed: int, name: str, device: torch.device) -> torch.Generator:
-    """Random numbers that follow from a seed and a parameter's name alone."""
+    """Return a random generator that depends only on a seed and a parameter's name."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    # A GPU draws billions of numbers in a second; not every other device draws at all.
+    # A GPU draws billions of numbers per second; some other devices have no generator.
     generator = torch.Generator(device if device.type == "cuda" else torch.device("cpu"))
     return generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,7 +1,7 @@
-"""What follows from a DAG run's start, end, or mark by hand: `python -m ... EVENT`, by the plugin.
+"""React to a DAG run's start, end or mark by a user; the plugin runs `python -m ... EVENT`.
 
-The MLflow run has its DAG run's state: failed where that failed, running again where a user has
-cleared it. A failed run is posted to the webhook.
+The MLflow run gets its DAG run's state: failed if that failed, and running again if a user cleared
+it. A failed run is posted to the webhook.
 """
 
 import sys
@@ -15,17 +15,25 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from pipelines.core.log import set_up_logging
 from pipelines.core.settings import load_settings
-from pipelines.orchestration.naming import members, workspace_name
-from pipelines.orchestration.webhook import Notice, failure_line, post
-from pipelines.run.records import RUN_FILE, EvaluateRecord, record_path
-from pipelines.run.workspace import Run, workspace_path
+from pipelines.orchestration.naming import (
+    forget_running,
+    is_refresh,
+    members,
+    note_running,
+    workspace_name,
+)
+from pipelines.orchestration.webhook import Notice, alerts_of, failure_line, post
+from pipelines.run.records import RUN_FILE, EvaluateRecord, record_path, stage_names
+from pipelines.run.workspace import Run, read_recipe, workspace_path
+from pipelines.stages.stage import find_stage
+from pipelines.tracking import lineage_events
 from pipelines.tracking.rest import RUNNING, run_status, set_run_status
 
-_PATIENCE_S = 300  # for an MLflow server that is down
+_PATIENCE_S = 300  # seconds to wait for an MLflow server that is down
 
 
 class DagRunEvent(BaseModel):
-    """What the plugin tells."""
+    """An event that the plugin reports."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,22 +41,44 @@ class DagRunEvent(BaseModel):
     run: str
     state: Literal["running", "success", "failed"]
     by_hand: bool  # marked by a user
-    task: str | None  # the first that failed
+    task: str | None  # the first task that failed
     map_index: int
 
 
 def main(argument: str) -> None:
-    """Do what follows from one event."""
+    """React to one event."""
     set_up_logging()
     event = DagRunEvent.model_validate_json(argument)
     workspace = workspace_path(load_settings().runs, workspace_name(event.dag, event.run))
     if event.state == "failed":
         post(_notice(event, workspace))
+    if event.state != "running":
+        forget_running(workspace)
     if not (workspace / RUN_FILE).is_file():
         return
+    if event.state == "running":
+        note_running(workspace, event.dag)
+    elif lineage_events.configured():
+        _send_lineage(event, workspace)
     _follow(workspace, event.state, is_member=False)
     for member in members(workspace):
         _follow(member, event.state, is_member=True)
+
+
+def _send_lineage(event: DagRunEvent, workspace: Path) -> None:
+    """Send what the run did to the company's catalogue of data."""
+    from pipelines.datasets import versions
+    from pipelines.datasets.dataset_publishing import dataset_name
+
+    state: lineage_events.State = "COMPLETE" if event.state == "success" else "FAIL"
+    error = failure_line(workspace, event.task) if event.state == "failed" else None
+    inputs = {name: find_stage(name).inputs for name in stage_names()}
+    events = lineage_events.run_events(workspace, event.dag, state, error, inputs)
+    if is_refresh(event.dag) and event.state == "success":
+        newest = versions.newest(dataset_name(read_recipe(workspace)))
+        if newest and newest.run["dag_run_id"] == Run.read(workspace).dag_run_id:
+            events += lineage_events.publication_events(newest.label, workspace, event.dag)
+    lineage_events.send(events)
 
 
 def _notice(event: DagRunEvent, workspace: Path) -> Notice:
@@ -61,7 +91,13 @@ def _notice(event: DagRunEvent, workspace: Path) -> Notice:
         links["mlflow"] = address
     error = "marked as failed by a user" if event.by_hand else failure_line(workspace, event.task)
     return Notice(
-        event="failed", dag=event.dag, run=event.run, task=event.task, error=error, links=links
+        event="failed",
+        dag=event.dag,
+        run=event.run,
+        task=event.task,
+        error=error,
+        links=links,
+        alerts=alerts_of(event.dag),
     )
 
 
@@ -84,7 +120,7 @@ def _follow(workspace: Path, state: str, *, is_member: bool) -> None:
     reraise=True,
 )
 def _set_status(run_id: str, status: str) -> None:
-    """Open or close an MLflow run; one that is closed already keeps its time and its status."""
+    """Open or close an MLflow run; a run that is already closed keeps its end time and status."""
     if (run_status(run_id) == RUNNING) != (status == RUNNING):
         set_run_status(run_id, status, None if status == RUNNING else int(time.time() * 1000))
 

@@ -1,4 +1,4 @@
-"""The machine that a run will train on, as Ray's dashboard tells of it; ray is not imported."""
+"""The machine that a run will train on, read from Ray's dashboard without importing ray."""
 
 import logging
 import os
@@ -10,7 +10,8 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from pipelines.core.settings import Settings
+from pipelines.core.errors import UserError
+from pipelines.core.settings import Settings, load_settings
 from pipelines.orchestration.jobs_api import TokenFile
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import CPU_CORES, DATASHEETS, ENTRIES, named
@@ -18,8 +19,8 @@ from pipelines.planning.plan import Machine
 from pipelines.recipe.recipe import Recipe
 from pipelines.stages.run_plan import plan_run
 
-VARIABLE = "PENSTOCK_GPU"  # what each worker gets where nodes come and go, as `penstock plan --gpu`
-_TIMEOUT = httpx.Timeout(2.0)  # seconds; a run starts without a plan rather than late
+VARIABLE = "PENSTOCK_GPU"  # GPU of each worker if nodes come and go, as in `penstock plan --gpu`
+_TIMEOUT = httpx.Timeout(2.0)  # seconds; a run rather starts without a plan than late
 _MIB = 2**20
 
 _log = logging.getLogger(__name__)
@@ -28,17 +29,17 @@ _log = logging.getLogger(__name__)
 def plan_on_cluster(
     settings: Settings, recipe: Recipe, source: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """What planning says of a run, `plan.json`; None where its machine can't be told.
+    """Return the plan of a run for `plan.json`, or None if its machine is not known.
 
     Raises:
-        UserError: the run can't fit.
+        UserError: The run cannot fit.
     """
     machine = training_machine(settings, recipe)
     return plan_run(recipe, machine, source) if machine else None
 
 
 class _Said(BaseModel):
-    """What is needed here of Ray's answer; its names are in camel case."""
+    """The needed part of Ray's answer; its names are in camel case."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
 
@@ -54,7 +55,7 @@ class _Raylet(_Said):
 
 class _Node(_Said):
     raylet: _Raylet
-    cpus: tuple[int, int] = (0, 0)  # logical, physical; none of a node that is just starting
+    cpus: tuple[int, int] = (0, 0)  # logical, physical; none while a node starts
     mem: tuple[float, ...] = ()  # bytes: all, available, percent, used
     gpus: list[_Gpu] | None = None
 
@@ -68,7 +69,7 @@ class _Answer(_Said):
 
 
 def training_machine(settings: Settings, recipe: Recipe) -> Machine | None:
-    """What the recipe's workers get, the most of them; None where it can't be told beforehand."""
+    """Return the machine of the recipe's most workers, or None if it is not known beforehand."""
     most = recipe.resources.most_workers
     price = recipe.resources.price_per_gpu_hour
     if given := os.environ.get(VARIABLE):
@@ -76,18 +77,19 @@ def training_machine(settings: Settings, recipe: Recipe) -> Machine | None:
     try:
         nodes = _nodes(settings)
     except (httpx.HTTPError, OSError, ValidationError) as error:
-        _log.warning("not planned: Ray's dashboard does not say what there is: %r", error)
+        _log.warning("not planned: Ray's dashboard does not report its nodes: %r", error)
         return None
     if not nodes:
-        _log.warning("not planned: no node has said yet what it is")
+        _log.warning("not planned: no node has reported its hardware yet")
         return None
+    _check_room(nodes, recipe)
     devices = [gpu for node in nodes for gpu in node.gpus or []]
     if not devices:
         price = recipe.resources.price_per_cpu_hour
         return Machine(_processors(nodes, most), most, price=price or 0.0)
     datasheet = DATASHEETS.get(devices[0].name)
     if datasheet is None:
-        message = "not planned: the hardware table has no %s; %s names an entry like it"
+        message = "not planned: the hardware table has no %s; set %s to a similar entry"
         _log.warning(message, devices[0].name, VARIABLE)
         return None
     hardware = replace(
@@ -98,8 +100,23 @@ def training_machine(settings: Settings, recipe: Recipe) -> Machine | None:
     return Machine(hardware, most, price=price or 0.0)
 
 
+def _check_room(nodes: Sequence[_Node], recipe: Recipe) -> None:
+    """Refuse a number of workers for which the job would wait for ever."""
+    if load_settings().nodes_command:
+        return  # which starts nodes for the run
+    gpus = sum(len(node.gpus or []) for node in nodes)
+    room, kind = (gpus, "GPUs") if gpus else (sum(node.cpus[0] for node in nodes), "CPUs")
+    least, _ = recipe.resources.worker_range
+    if least > room:
+        raise UserError(
+            f"resources.workers = {least}: the Ray cluster has {room} {kind}, one for each worker, "
+            f"so the job would wait for ever; set resources.workers to {room} or fewer, or start "
+            f"nodes; where nodes come and go, {VARIABLE} names their GPU and nothing is refused"
+        )
+
+
 def _nodes(settings: Settings) -> list[_Node]:
-    """Those that are alive and have said what they are."""
+    """Return the nodes that are alive and have reported their hardware."""
     answer = httpx.get(
         f"{settings.ray_url}/nodes",
         params={"view": "summary"},
@@ -111,13 +128,13 @@ def _nodes(settings: Settings) -> list[_Node]:
 
 
 def _processors(nodes: Sequence[_Node], workers: int) -> Hardware:
-    """A worker's share of the smallest node: the table's processor, cut by cores."""
+    """Return a worker's share of the smallest node: the table's CPU, scaled by cores."""
     each = -(-workers // len(nodes))
     cores = min(node.cpus[0] for node in nodes) / each
     cpu, share = ENTRIES["cpu"], cores / CPU_CORES
     return replace(
         cpu,
-        name=f"{cores:g} cores, as of a {cpu.name}",
+        name=f"{cores:g} cores, as in a {cpu.name}",
         flops={precision: rate * share for precision, rate in cpu.flops.items()},
         memory_bandwidth=cpu.memory_bandwidth * share,
         memory_bytes=int(min(node.mem[0] for node in nodes)) // each,

@@ -1,4 +1,4 @@
-"""A deadline for DAG runs: one that is late is posted to the webhook, and goes on."""
+"""A deadline for DAG runs: a late run is posted to the webhook and continues."""
 
 import asyncio
 import os
@@ -10,24 +10,27 @@ from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
-from pipelines.orchestration.webhook import Notice, post
+from pipelines.orchestration.webhook import Notice, alerts_of, post
 
-VARIABLE = "PENSTOCK_DEADLINE_HOURS"  # from a run's queueing; none by default
+VARIABLE = "PENSTOCK_DEADLINE_HOURS"  # counted from when a run is queued; no deadline by default
 
 
-def deadline() -> DeadlineAlert | None:
-    """A run that is not over so many hours after it was queued is posted, once, as late.
+def deadline(hours: float | None = None) -> DeadlineAlert | None:
+    """Return an alert that reports a run once if it is not over in time after it was queued.
+
+    Args:
+        hours: The time; if None, that of the environment variable.
 
     Raises:
-        UserError: the environment names no number of hours.
+        UserError: The environment variable is not a number of hours.
     """
-    text = os.environ.get(VARIABLE)
+    text = str(hours or os.environ.get(VARIABLE) or "")
     if not text:
         return None
     try:
         interval = timedelta(hours=float(text))
     except (ValueError, OverflowError):
-        raise UserError(f"{VARIABLE}={text!r}: not a number of hours") from None
+        raise UserError(f"{VARIABLE}={text!r} is not a number of hours") from None
     return DeadlineAlert(
         reference=DeadlineReference.DAGRUN_QUEUED_AT,
         interval=interval,
@@ -36,7 +39,7 @@ def deadline() -> DeadlineAlert | None:
 
 
 async def post_late(**values: Any) -> None:
-    """Deadline callback, in the triggerer: the run is not over in time."""
+    """Post that the run is late; the triggerer calls it at the deadline."""
     run = values["context"]["dag_run"]
     dag_id, run_id = run["dag_id"], run["dag_run_id"]
     link = f"{load_settings().airflow_url}/dags/{dag_id}/runs/{run_id}"
@@ -47,5 +50,6 @@ async def post_late(**values: Any) -> None:
         task=None,
         error=f"not over after {values['hours']:g} hours",
         links={"run": link},
+        alerts=alerts_of(dag_id),
     )
     await asyncio.to_thread(post, notice)

@@ -1,9 +1,9 @@
-"""Which Ray job of a task counts: `jobs/<task>.json` in the workspace.
+"""The Ray job of a task that counts: `jobs/<task>.json` in the workspace.
 
-A retry stays in its generation and finds its job again. What a user clears begins a new one: its
-former job, over or not, is nothing to attach to. Airflow itself tells the two apart: only a Clear
-raises a task instance's `max_tries`. Whoever stops a job on a user's behalf closes the generation
-besides, as the Clear of a running task does not always raise it.
+A retry stays in its generation and finds its job again. A user's Clear begins a new generation, in
+which the task never attaches to the former job, over or not. Airflow distinguishes the two: only a
+Clear raises a task instance's `max_tries`. Code that stops a job for a user also closes the
+generation, because the Clear of a running task does not always raise `max_tries`.
 """
 
 from contextlib import AbstractContextManager
@@ -17,20 +17,20 @@ from pipelines.run.records import JOBS
 
 
 class Generation(BaseModel):
-    """The content of the file."""
+    """The content of a task's file: its current generation of jobs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     generation: int = 0
-    max_tries: int = 0  # Airflow's, as the generation began
+    max_tries: int = 0  # Airflow's value when the generation began
     closed: bool = False
-    former: str | None = None  # the last job of the generation before
-    former_over: bool = False  # known to be
+    former: str | None = None  # the last job of the previous generation
+    former_over: bool = False  # whether the former job is known to be over
     n: int = 0  # the job's number in the generation
-    submitted: bool = False  # Ray has said so
+    submitted: bool = False  # whether Ray has confirmed it
     submissions: tuple[str, ...] = ()  # of all generations, oldest first; the last one counts
-    offset: int = 0  # where the last one's lines in the progress file begin, in bytes
-    best: dict[str, float] = {}  # how far the generation's jobs before it came, by what they count
+    offset: int = 0  # byte at which the last job's lines begin in the progress file
+    best: dict[str, float] = {}  # how far earlier jobs of the generation came, by unit
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class JobState:
 
     @classmethod
     def of(cls, workspace: Path, task_id: str, map_index: int) -> "JobState":
-        """The state of a task instance; `map_index` is -1 for a task that is not mapped."""
+        """Return the state of a task instance; `map_index` is -1 for a task that is not mapped."""
         return cls(workspace / JOBS / f"{instance_name(task_id, map_index)}.json")
 
     def read(self) -> Generation:
-        """What is there, or the first generation."""
+        """Return the content of the file, or the first generation."""
         return Generation.model_validate(read_json(self.path) if self.path.exists() else {})
 
     def begin(self, max_tries: int) -> Generation:
-        """The generation to run; of a task that has had jobs, a Clear begins the next."""
+        """Return the generation to run; a Clear of a task that had jobs begins the next one."""
         with self._locked():
             known = self.read()
             if known.submissions and (known.closed or max_tries > known.max_tries):
@@ -61,12 +61,12 @@ class JobState:
             return self._write(known.model_copy(update={"max_tries": max_tries}))
 
     def update(self, **changes: object) -> Generation:
-        """Change some of it."""
+        """Change some fields of the file."""
         with self._locked():
             return self._write(self.read().model_copy(update=changes))
 
     def close(self, submission_id: str) -> None:
-        """This job is not attached to again; once the next generation began, it changes nothing."""
+        """Never attach to this job again; has no effect once the next generation began."""
         if not self.path.exists():  # the workspace is gone
             return
         with self._locked():
@@ -83,5 +83,5 @@ class JobState:
 
 
 def instance_name(task_id: str, map_index: int) -> str:
-    """A task instance's name within its workspace."""
+    """Return a task instance's name within its workspace."""
     return task_id if map_index < 0 else f"{task_id}-{map_index}"

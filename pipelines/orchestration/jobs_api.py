@@ -1,8 +1,8 @@
-"""Ray's Jobs REST API, spoken directly: importing ray takes seconds and would block a triggerer.
+"""Ray's Jobs REST API, without ray: importing it takes seconds and would block a triggerer.
 
-An https address is trusted by the CAs of SSL_CERT_FILE, where that is set.
+If SSL_CERT_FILE is set, an https address is trusted by the CAs in that file.
 
-A workspace's code as a Ray package, for a cluster whose nodes run it from their own disks.
+The module also packs a workspace's code for clusters whose nodes run it from their own disks.
 """
 
 import asyncio
@@ -23,28 +23,29 @@ from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 
 LIVE = ("PENDING", "RUNNING")
-ADDRESS_FILE = "ray-address"  # of a workspace whose run has a Ray cluster of its own
-_END_S = 60.0  # Ray kills what a stop has not ended after 3 seconds
+ADDRESS_FILE = "ray-address"  # in a workspace whose run has its own Ray cluster
+TOKEN_FILE = "ray-token"  # noqa: S105 (a name); beside it, where that cluster has a token of its own
+_END_S = 60.0  # Ray kills a stopped job that has not ended after 3 seconds
 _AGENT_S = 240.0  # as long as a raylet may take to start, see `platform/environment.py`
 _NO_AGENT = "No available agent to submit job"
 _TIMEOUT = httpx.Timeout(30.0)  # seconds; a submit waits for the job's supervisor to start
 
 
 class Job(BaseModel):
-    """What Ray says of a job."""
+    """A job as Ray reports it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    submission_id: str | None = None  # of a driver that nobody submitted
+    submission_id: str | None = None  # None for a driver that was not submitted
     status: str  # PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED
     message: str | None = None
-    error_type: str | None = None  # of FAILED: whether the command failed or what should run it
-    driver_exit_code: int | None = None  # of the command, as a shell has it or, of a signal, minus
+    error_type: str | None = None  # if FAILED: whether the command failed or its runner
+    driver_exit_code: int | None = None  # the command's; of a signal, 128 + n or -n
     metadata: dict[str, str] | None = None
 
     @property
     def live(self) -> bool:
-        """Whether it may still use resources."""
+        """Whether the job may still use resources."""
         return self.status in LIVE
 
 
@@ -52,9 +53,9 @@ class JobsApi:
     """An asynchronous client; use it as a context manager.
 
     Args:
-        url: the dashboard's address, `http://host:port` or https.
-        token_path: a file with the bearer token, read for each request, as tokens are renewed; a
-            cluster that asks for none needs no file.
+        url: The dashboard's address, `http://host:port` or https.
+        token_path: A file with the bearer token, read for each request because tokens are renewed;
+            a cluster that requires no token needs no file.
     """
 
     def __init__(self, url: str, token_path: Path) -> None:
@@ -78,7 +79,7 @@ class JobsApi:
         await self._client.aclose()
 
     async def get(self, submission_id: str) -> Job | None:
-        """The job, or None where Ray knows none by that id."""
+        """Return the job, or None if Ray knows no job with that id."""
         response = await self._client.get(f"/api/jobs/{submission_id}")
         if response.status_code == httpx.codes.NOT_FOUND:
             return None
@@ -86,13 +87,13 @@ class JobsApi:
         return Job.model_validate(response.json())
 
     async def jobs(self) -> list[Job]:
-        """All that the cluster knows, those that are over included."""
+        """Return all jobs that the cluster knows, including those that are over."""
         response = await self._client.get("/api/jobs/")
         _raise_for_status(response)
         return [Job.model_validate(job) for job in response.json()]
 
     async def logs(self, submission_id: str) -> str:
-        """All that a job printed so far."""
+        """Return everything that a job has printed so far."""
         response = await self._client.get(f"/api/jobs/{submission_id}/logs")
         _raise_for_status(response)
         return str(response.json()["logs"])
@@ -104,10 +105,10 @@ class JobsApi:
         runtime_env: dict[str, Any],
         metadata: dict[str, str],
     ) -> None:
-        """Submit a job; one that exists by this id already is as good.
+        """Submit a job, unless a job with this id exists already.
 
-        Ray refuses a known id atomically, so two callers can't make two jobs. A head that has just
-        started, or is busy, has no agent for a while: it is asked again, which costs no retry.
+        Ray refuses a known id atomically, so two callers cannot make two jobs. A head node that has
+        just started, or is busy, has no agent for a while: asking it again costs no retry.
         """
         job = {
             "submission_id": submission_id,
@@ -125,16 +126,16 @@ class JobsApi:
         _raise_for_status(response)
 
     async def stop(self, submission_id: str) -> None:
-        """Ask for a job's end; a job that is unknown or over is no error."""
+        """Ask Ray to stop a job; an unknown or finished job is not an error."""
         response = await self._client.post(f"/api/jobs/{submission_id}/stop")
         if response.status_code != httpx.codes.NOT_FOUND:
             _raise_for_status(response)
 
     async def end(self, submission_id: str) -> None:
-        """Stop a job and wait until it uses nothing any more.
+        """Stop a job and wait until it uses no resources any more.
 
         Raises:
-            TimeoutError: it lives on.
+            TimeoutError: The job does not end.
         """
         async with asyncio.timeout(_END_S):
             while (job := await self.get(submission_id)) and job.live:
@@ -142,9 +143,9 @@ class JobsApi:
                 await asyncio.sleep(0.5)
 
     async def upload(self, name: str, content: bytes) -> str:
-        """Keep a package in the cluster unless it is there, and return its URI."""
+        """Upload a package unless the cluster has it, and return its URI."""
         path = f"/api/packages/gcs/{name}"
-        response = await self._client.get(path)  # where it is there, this also keeps it for a while
+        response = await self._client.get(path)  # if it is there, this also keeps it longer
         if response.status_code == httpx.codes.NOT_FOUND:
             response = await self._client.put(path, content=content)
         _raise_for_status(response)
@@ -152,16 +153,18 @@ class JobsApi:
 
 
 def ray_address(workspace: Path | None) -> str:
-    """Where a run's jobs go: to its own cluster while it has one, else to the platform's."""
+    """Return the address for a run's jobs: its own cluster's while it has one, else ours."""
     if workspace is not None:
-        with suppress(FileNotFoundError):  # it may go at any time
+        with suppress(FileNotFoundError):  # the file may be deleted at any time
             return (workspace / ADDRESS_FILE).read_text(encoding="utf-8").strip()
     return load_settings().ray_url
 
 
 def jobs_api(workspace: Path | None = None) -> JobsApi:
-    """The Jobs API of a run's cluster; without a workspace, of the platform's."""
-    return JobsApi(ray_address(workspace), load_settings().ray_token_path)
+    """Return the Jobs API of a run's cluster; without a workspace, of the platform's."""
+    own = workspace / TOKEN_FILE if workspace is not None else None
+    token = own if own and own.is_file() else load_settings().ray_token_path
+    return JobsApi(ray_address(workspace), token)
 
 
 async def stop_job(submission_id: str, workspace: Path) -> None:
@@ -171,13 +174,13 @@ async def stop_job(submission_id: str, workspace: Path) -> None:
 
 
 class TokenFile(httpx.Auth):
-    """A bearer token that lies in a file."""
+    """Authentication with a bearer token from a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Add the header."""
+        """Send the request with the token in its header."""
         if self._path.is_file():
             token = self._path.read_text(encoding="utf-8").strip()
             request.headers["Authorization"] = f"Bearer {token}"
@@ -185,7 +188,7 @@ class TokenFile(httpx.Auth):
 
 
 def _raise_for_status(response: httpx.Response) -> None:
-    """Ray says in the body what is wrong; httpx's own error would drop it."""
+    """Raise an error with the reason in Ray's answer, which httpx's own error would drop."""
     if response.is_error:
         reason = response.text.strip().rpartition("\n")[2]
         raise httpx.HTTPStatusError(
@@ -196,17 +199,16 @@ def _raise_for_status(response: httpx.Response) -> None:
         )
 
 
-CODE = ("pipelines", "ray_jobs")  # what our Ray jobs import of a workspace
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # zip knows no earlier time; the same content is the same package
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's earliest time, so that equal content makes equal packages
 
 
 async def upload_code(jobs: JobsApi, workspace: Path, names: Iterable[str]) -> str:
     """Upload files and folders of the workspace and return the package's URI.
 
-    The package is named by its content: one that the cluster has is not sent again.
+    The package is named by its content, so it is not sent again to a cluster that has it.
 
     Raises:
-        UserError: a name is neither a file nor a folder there.
+        UserError: A name is neither a file nor a folder of the workspace.
     """
     package = pack(workspace, names)
     digest = hashlib.sha256(package).hexdigest()[:32]
@@ -214,7 +216,7 @@ async def upload_code(jobs: JobsApi, workspace: Path, names: Iterable[str]) -> s
 
 
 def pack(workspace: Path, names: Iterable[str]) -> bytes:
-    """A zip of the files, without bytecode and hidden ones; equal content gives equal bytes."""
+    """Return a zip of the files but bytecode and hidden ones; equal content has equal bytes."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as package:
         for path in sorted(_files(workspace, names)):
@@ -233,7 +235,7 @@ def _files(workspace: Path, names: Iterable[str]) -> Iterator[Path]:
             files = (path for path in place.rglob("*") if path.is_file())
             yield from (path for path in files if _is_code(path.relative_to(workspace)))
         else:
-            raise UserError(f"{place}: no such file or folder to ship to Ray")
+            raise UserError(f"{place}: there is no such file or folder to send to Ray")
 
 
 def _is_code(path: Path) -> bool:

@@ -1,6 +1,6 @@
 """Links from a task's page to its Ray job, its MLflow run and its Data Docs.
 
-Airflow stores a link at a task's end only; `show` stores it at once, so that a running task has it.
+Airflow stores a link only at a task's end; `show` stores it at once for the running task's page.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ class _StageLink(BaseOperatorLink):
     """A link whose address the operator keeps in its `links`."""
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 (Airflow's signature)
-        """The address that `show` kept; empty hides the link."""
+        """Return the address that `show` kept; an empty address hides the link."""
         address: str = operator.links.get(self.xcom_key, "")
         return address
 
@@ -32,18 +32,18 @@ class RayJobLink(_StageLink):
 
     @staticmethod
     def address(ray: str, submission_id: str) -> str:
-        """The page of a job of a cluster."""
+        """Return the URL of a job's page on a cluster's dashboard."""
         return f"{ray}/#/jobs/{submission_id}"
 
 
 class RayJobLogLink(_StageLink):
-    """All that the job printed, as text; Ray's own page asks for the token first."""
+    """The job's whole output as text; Ray's own page asks for the token first."""
 
     name = "Ray job log"
 
     @staticmethod
     def address(ray: str, submission_id: str) -> str:
-        """The driver's log; it grows while the job lives."""
+        """Return the URL of the driver's log, which grows while the job runs."""
         query = f"submission_id={submission_id}&lines=-1&download_filename={submission_id}.log"
         return f"{ray}/api/v0/logs/file?{query}"
 
@@ -55,6 +55,6 @@ class MlflowRunLink(_StageLink):
 
 
 class DataDocsLink(_StageLink):
-    """What the data gate found, as MLflow shows it."""
+    """The data gate's findings, as MLflow shows them."""
 
     name = "Data Docs"

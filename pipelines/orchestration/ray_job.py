@@ -1,21 +1,21 @@
-"""A Ray job as an Airflow task: submitted once, reattached, followed, resumed and cancelled.
+"""A Ray job as an Airflow task: submit it once, attach again, follow, resume and cancel it.
 
-The submission id is `penstock-<hash(dag, run, task, map index, generation)>-<n>`. A task walks
+The submission id is `penstock-<hash(dag, run, task, map index, generation)>-<n>`. A task tries
 n = 0, 1, …: absent → submit; pending or running → attach; succeeded with a valid result → done;
-over without one, or gone with its cluster → the next n. Ray refuses a known id, so two walkers
-can't make two jobs. What a user clears begins a new generation: see `job_state`.
+over without a result, or gone with its cluster → the next n. Ray refuses a known id, so two
+processes cannot make two jobs. A user's Clear begins a new generation: see `job_state`.
 
-A job that succeeded ends its task from the triggerer, with no other process of the task. One that
-came further than all before it is followed by the next one within the same try, however
-often; only one that made no progress costs one of Airflow's retries. An end of Airflow's processes
-neither stops nor doubles a job. It is stopped where a user acts on the task: by the trigger or
-the operator that sees it, and by `pipelines.platform.reconciler` where neither could.
+A job that succeeded ends its task from the triggerer, without another process of the task. After a
+failed job that made progress, the next job starts in the same try, however often; only a job
+without progress costs one of Airflow's retries. The end of an Airflow process neither stops nor
+doubles a job. A job is stopped when a user acts on the task: by the trigger or the operator that
+sees it, or by `pipelines.platform.reconciler` if neither could.
 """
 
 import asyncio
 import hashlib
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,17 @@ from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from pipelines.core.settings import load_settings
-from pipelines.orchestration.job_state import Generation, JobState
-from pipelines.orchestration.jobs_api import Job, jobs_api, ray_address, stop_job, upload_code
+from pipelines.core.storage import write_text
+from pipelines.orchestration.job_state import Generation, JobState, instance_name
+from pipelines.orchestration.jobs_api import (
+    ADDRESS_FILE,
+    TOKEN_FILE,
+    Job,
+    jobs_api,
+    ray_address,
+    stop_job,
+    upload_code,
+)
 from pipelines.orchestration.links import RayJobLink, RayJobLogLink
 from pipelines.orchestration.ray_job_trigger import (
     LOST,
@@ -38,6 +47,7 @@ from pipelines.orchestration.ray_job_trigger import (
 from pipelines.orchestration.task_liveness import OVER, map_index_of, state_of, task_process
 from pipelines.run.logbook import Entry, note
 from pipelines.run.progress import ProgressReader
+from pipelines.run.workspace import workspace_path
 from pipelines.stages.stage_process import (
     RAY_JOB_VARIABLE,
     forget_error,
@@ -50,7 +60,7 @@ if TYPE_CHECKING:
 
 
 class TaskKilledError(BaseException):
-    """Airflow ends this process of the task; like KeyboardInterrupt, nothing on the way stops it.
+    """Airflow ends this process of the task; like KeyboardInterrupt, `except Exception` misses it.
 
     Airflow then tries the task again, unless a user has decided otherwise.
     """
@@ -59,16 +69,23 @@ class TaskKilledError(BaseException):
 class RayJobOperator(BaseOperator):
     """Runs a command as a Ray job and defers, so that it holds no worker slot.
 
+    It works in any DAG: `RayJobOperator(task_id="train", entrypoint="python train.py")`.
+
     Args:
-        entrypoint: the shell command, run in the workspace with its code first on PYTHONPATH.
-        workspace: a folder that Airflow and Ray share; the job's progress is read from its
-            `progress.jsonl`, a user's error from its `error.json`.
-        result: the file of the workspace that a job leaves last; without it none has succeeded.
-        returns: the task's return value after a job that succeeded; what JSON can say.
-        ship: files and folders of the workspace with the code, which then goes to Ray as a package
-            and runs from each node's own disk; none: it is imported from the shared folder.
-        poll_seconds: between two looks at the job.
-        patience_seconds: how long a cluster may give no answer before a retry is used up.
+        entrypoint: The shell command, run in the workspace with its code first on PYTHONPATH;
+            without a workspace, in `working_dir`.
+        workspace: A folder that Airflow and Ray share; its `progress.jsonl` holds the job's
+            progress, and its `error.json` a user's error. If None, Airflow's processes keep the
+            task's state in a folder of the home, of which the job knows nothing.
+        working_dir: Without a workspace: a local folder whose code is sent to Ray.
+        env: More environment variables of the job. Ray shows them: give no secrets.
+        ray_conn_id: A connection of the type `ray_jobs`; if None, the platform's cluster.
+        result: The file of the workspace that a job writes last; without it no job has succeeded.
+        returns: The task's return value after a successful job, as JSON values.
+        ship: The workspace's files and folders with the code, sent to Ray as a package that runs
+            from each node's own disk; if empty, it is imported from the shared folder.
+        poll_seconds: The time between two checks of the job.
+        patience_seconds: How long a cluster may not answer before a retry is used up.
     """
 
     template_fields = ("workspace",)
@@ -78,7 +95,10 @@ class RayJobOperator(BaseOperator):
         self,
         *,
         entrypoint: str,
-        workspace: str,
+        workspace: str | None = None,
+        working_dir: str | None = None,
+        env: Mapping[str, str] | None = None,
+        ray_conn_id: str | None = None,
         result: str | None = None,
         returns: Any = None,
         ship: tuple[str, ...] = (),
@@ -87,9 +107,13 @@ class RayJobOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.stage: str = kwargs["task_id"]  # `self.task_id` has the name of a task group before it
+        self.stage: str = kwargs["task_id"]  # `self.task_id` begins with the task group's name
         self.entrypoint = entrypoint
-        self.workspace = workspace
+        self.workspace = workspace or ""
+        self.working_dir = working_dir
+        self.env = dict(env or {})
+        self.ray_conn_id = ray_conn_id
+        self.is_alone = workspace is None
         self.result = result
         self.returns = returns
         self.ship = ship
@@ -103,29 +127,31 @@ class RayJobOperator(BaseOperator):
             return self._go_on(context, state)
 
     def resume(self, context: "Context", event: dict[str, Any]) -> Any:
-        """Go on after the end of a job that did not succeed, or was another cluster's."""
+        """Continue after a job that did not succeed or was on another cluster."""
         with self._at_work(context, began=True) as state:
             return self._go_on(context, state, Job.model_validate(event))
 
     def skip(self) -> Any:
-        """What the task returns where it needs no job; asked before one is submitted."""
+        """Return the task's result if it needs no job, else None; called before submission."""
         return None
 
     def show_links(self, context: "Context") -> None:
-        """Show links besides the job's own; called in each process of the task."""
+        """Show more links than the job's own; called in each process of the task."""
 
     def on_kill(self) -> None:
-        """End this process; Airflow calls it where a user acts on the task, and at a shutdown.
+        """End this process; Airflow calls it when a user acts on the task, and at a shutdown.
 
-        It comes in a signal handler, perhaps inside a running event loop: `_at_work` does the rest.
+        It runs in a signal handler, perhaps in a running event loop: `_at_work` does the rest.
         """
         raise TaskKilledError("Airflow ends this process of the task")
 
     @contextmanager
     def _at_work(self, context: "Context", *, began: bool = False) -> Iterator[JobState]:
+        if self.is_alone:
+            self._open_folder(context)
         workspace = Path(self.workspace)
         state = JobState.of(workspace, self.task_id, map_index_of(context))
-        # A job that lives on in a workspace that was removed makes parts of it anew.
+        # A job that still runs in a removed workspace creates parts of it again.
         with task_process(workspace, context, state.path if began else workspace):
             self.show_links(context)
             try:
@@ -137,8 +163,23 @@ class RayJobOperator(BaseOperator):
                     asyncio.run(stop_job(submissions[-1], workspace))
                 raise
 
+    def _open_folder(self, context: "Context") -> None:
+        """Make the folder of the task's state, among the workspaces, and name its cluster there."""
+        ti = context["ti"]
+        name = f"{ti.dag_id}__{ti.run_id}__{instance_name(ti.task_id, map_index_of(context))}"
+        folder = workspace_path(load_settings().runs, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.workspace = str(folder)
+        if self.ray_conn_id and not (folder / ADDRESS_FILE).is_file():
+            from pipelines.orchestration.ray_jobs_hook import RayJobsHook
+
+            address, token = RayJobsHook(self.ray_conn_id).place()
+            if token:
+                write_text(folder / TOKEN_FILE, token, mode=0o600)
+            write_text(folder / ADDRESS_FILE, address)
+
     def _go_on(self, context: "Context", state: JobState, event: Job | None = None) -> Any:
-        """Walk to the job that counts; `event` is how the one that was waited for ended."""
+        """Find the job that counts and act on it; `event` is the awaited job at its end."""
         if event:
             self._show_job(context, str(event.submission_id))
         if event and event.status == UNREACHABLE:
@@ -155,7 +196,7 @@ class RayJobOperator(BaseOperator):
         raise self._deferral(context, state, job)
 
     def _walk(self, context: "Context", state: JobState, job: Job | None) -> Job:
-        """The job that lives or has the result, or LOST with the id by which to submit one."""
+        """Return the live or successful job, or a LOST one with the id for the next job."""
         current = state.begin(context["ti"].max_tries)
         while True:
             submission_id = f"penstock-{_job_key(context, current.generation)}-{current.n}"
@@ -168,18 +209,18 @@ class RayJobOperator(BaseOperator):
             succeeded = job.status == "SUCCEEDED" and has_result(self.workspace, self.result)
             if absent or succeeded or job.live or job.status == UNREACHABLE:
                 return job
-            if submission_id in current.submissions:  # else it is of a workspace that is gone
+            if submission_id in current.submissions:  # else the job belongs to a removed workspace
                 self._note_failure(state, current, job)
             current = state.update(n=current.n + 1, submitted=False)
 
     def _note_failure(self, state: JobState, current: Generation, job: Job) -> None:
-        """Note a job's failure; return where another is to follow, raise where Airflow decides."""
+        """Note a job's failure; return if another job should follow, raise if Airflow decides."""
         workspace, failure = Path(self.workspace), failure_of(job)
         if message := user_error(workspace, self.stage):
             raise AirflowFailException(message)
         reached = _reached(workspace, current.offset)
         further = any(done > current.best.get(what, 0) for what, done in reached.items())
-        done = "the next job goes on from there" if further else "no progress: one retry is used up"
+        done = "the next job continues there" if further else "no progress: one retry is used up"
         step = reached.get("steps")
         note(
             workspace,
@@ -205,25 +246,32 @@ class RayJobOperator(BaseOperator):
         try:
             asyncio.run(self._send(context, submission_id))
         except httpx.TransportError as error:
-            self.log.warning("Ray gives no answer (%r); waiting for it", error)
+            self.log.warning("Ray does not answer (%r); waiting for it", error)
         else:
             state.update(submitted=True)
             self.log.info("submitted Ray job %s", submission_id)
 
     async def _send(self, context: "Context", submission_id: str) -> None:
         workspace = Path(self.workspace)
-        entrypoint, variables = job_command(workspace, self.entrypoint)
+        entrypoint, variables = self.entrypoint, dict(self.env)
+        if not self.is_alone:
+            entrypoint, more = job_command(workspace, self.entrypoint)
+            variables |= more
         variables[RAY_JOB_VARIABLE] = submission_id
         async with jobs_api(workspace) as jobs:
             runtime_env: dict[str, Any] = {"env_vars": variables}
+            if self.working_dir:
+                code = Path(self.working_dir)
+                names = sorted(path.name for path in code.iterdir() if path.name[0] != ".")
+                runtime_env |= {"working_dir": await upload_code(jobs, code, names)}
             if self.ship:
                 runtime_env |= {"working_dir": await upload_code(jobs, workspace, self.ship)}
-                variables["PYTHONSAFEPATH"] = "1"  # the code in the working directory is not run
+                variables["PYTHONSAFEPATH"] = "1"  # do not run code from the working directory
             metadata = _metadata(context, workspace)
             await jobs.submit(submission_id, entrypoint, runtime_env, metadata)
 
     def _show_job(self, context: "Context", submission_id: str) -> None:
-        """Show the job's links in each process of the task: Airflow stores the last one's."""
+        """Show the job's links in each process of the task, as Airflow stores the last one's."""
         ray = ray_address(Path(self.workspace))
         RayJobLink().show(self, context, RayJobLink.address(ray, submission_id))
         RayJobLogLink().show(self, context, RayJobLogLink.address(ray, submission_id))
@@ -250,15 +298,15 @@ class RayJobOperator(BaseOperator):
 
 
 def job_command(workspace: Path, entrypoint: str) -> tuple[str, dict[str, str]]:
-    """The shell command and the environment variables of a job that runs in a workspace."""
+    """Return the shell command and the environment variables of a job that runs in a workspace."""
     return f"cd {shlex.quote(str(workspace))} && {entrypoint}", stage_variables(workspace)
 
 
 async def _find_job(workspace: Path, submission_id: str, former: str | None) -> Job:
-    """The job as Ray has it, or LOST or UNREACHABLE; a former one, which a user ended, is over.
+    """Return the job from Ray, or one LOST or UNREACHABLE, after the former job has ended.
 
     Raises:
-        TimeoutError: the former one lives on.
+        TimeoutError: The former job, which a user ended, does not end.
     """
     try:
         async with jobs_api(workspace) as jobs:
@@ -270,7 +318,7 @@ async def _find_job(workspace: Path, submission_id: str, former: str | None) -> 
 
 
 def _reached(workspace: Path, offset: int) -> dict[str, float]:
-    """How far a job came, by what it counted, from where its lines in the progress file begin."""
+    """Return how far a job came, by unit; its lines in the progress file begin at `offset`."""
     reached: dict[str, float] = {}
     for event in ProgressReader(workspace, offset).read():
         reached[event.unit] = max(event.done, reached.get(event.unit, 0))
@@ -278,7 +326,7 @@ def _reached(workspace: Path, offset: int) -> dict[str, float]:
 
 
 def _metadata(context: "Context", workspace: Path) -> dict[str, str]:
-    """Make what the reconciler knows the job's task by; Ray takes strings only."""
+    """Return metadata by which the reconciler finds the job's task; Ray takes strings only."""
     ti = context["ti"]
     return {
         "home": str(load_settings().home),

@@ -1,6 +1,6 @@
-"""Waits in the triggerer for a Ray job's end and tells of its progress, without a worker slot.
+"""Wait in the triggerer for a Ray job's end and log its progress, without a worker slot.
 
-Why a Ray job ended without its result, told apart by what Ray says of it.
+If the job ended without its result, tell the reason from what Ray says about it.
 """
 
 import asyncio
@@ -19,29 +19,29 @@ from pipelines.orchestration.task_liveness import DEFERRED, UNKNOWN, TriggererPr
 from pipelines.run.logbook import Kind
 from pipelines.run.progress import Progress, ProgressReader
 
-LOST = "LOST"  # the cluster answers and knows no such job: it is another cluster now
+LOST = "LOST"  # the cluster does not know the job, so it is another cluster now
 UNREACHABLE = "UNREACHABLE"
-RETURN_VALUE = "return_value"  # Airflow's key of it
+RETURN_VALUE = "return_value"  # Airflow's key of a task's return value
 _WARN_EVERY_S = 60.0
-_TELL_SHARE = 0.02  # of a job's time until now: the pause between two lines of its progress ...
-_TELL_EVERY_S = 60.0  # ... which is no longer than this
+_TELL_SHARE = 0.02  # of a job's time so far: the pause between two lines of progress ...
+_TELL_EVERY_S = 60.0  # ... but at most this long
 
 
 class RayJobTrigger(BaseTrigger):
     """Fires once: when the job is over, or when its cluster is gone or silent for too long.
 
-    A job that succeeded ends the task; what else there is, the operator judges. A restart of the
-    triggerer starts it anew and does nothing to the job.
+    A successful job ends the task; the operator handles every other event. A restart of the
+    triggerer starts the trigger again and does not affect the job.
 
     Args:
-        submission_id: the job.
-        workspace: the folder whose `progress.jsonl` is followed.
-        state_path: the task's `JobState`.
-        offset: where in the progress file the job's lines begin, in bytes.
-        poll_seconds: between two looks.
-        patience_seconds: without an answer from Ray until that is an event.
-        result: the file of the workspace that a job that succeeded has left.
-        returns: the task's return value then.
+        submission_id: The job's id.
+        workspace: The folder whose `progress.jsonl` is followed.
+        state_path: The file of the task's `JobState`.
+        offset: The byte of the progress file at which the job's lines begin.
+        poll_seconds: The time between two checks.
+        patience_seconds: How long Ray may not answer before the trigger fires.
+        result: The file of the workspace that a successful job has left.
+        returns: The task's return value after a successful job.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RayJobTrigger(BaseTrigger):
         self.returns = returns
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """How the triggerer makes this trigger again."""
+        """Return the class and arguments with which the triggerer creates this trigger again."""
         arguments = {
             "submission_id": self.submission_id,
             "workspace": self.workspace,
@@ -80,13 +80,13 @@ class RayJobTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield one event: success, or the job as `Job.model_dump` has it, LOST or UNREACHABLE."""
+        """Yield one event: success, or the job's `Job.model_dump`, perhaps LOST or UNREACHABLE."""
         workspace, stage = Path(self.workspace), Path(self.state_path).stem
         presence = TriggererProcess(Path(self.state_path), self.submission_id)
         progress = ProgressReader(workspace, self.offset)
         if await asyncio.to_thread(presence.arrive, workspace, stage):
-            progress = ProgressReader.at_end(workspace)  # the log has what was before
-            self.log.info("the triggerer was replaced; %s goes on", self.submission_id)
+            progress = ProgressReader.at_end(workspace)  # the log has the earlier lines
+            self.log.info("the triggerer was replaced; %s continues", self.submission_id)
         job = await self._follow(progress)
         presence.leave()
         if job.status == "SUCCEEDED" and has_result(self.workspace, self.result):
@@ -96,19 +96,19 @@ class RayJobTrigger(BaseTrigger):
             yield TriggerEvent(job.model_dump(exclude={"metadata"}))
 
     async def on_kill(self) -> None:
-        """Stop the job where a user has cleared or marked the deferred task."""
+        """Stop the job if a user has cleared or marked the deferred task."""
         ti = self.task_instance
         if ti is not None and await asyncio.to_thread(state_of, ti) in (DEFERRED, UNKNOWN):
-            self.log.info("%s goes on: its task still waits for it", self.submission_id)
+            self.log.info("%s continues: its task still waits for it", self.submission_id)
             return
         JobState(Path(self.state_path)).close(self.submission_id)
         TriggererProcess(Path(self.state_path), self.submission_id).leave()
         await stop_job(self.submission_id, Path(self.workspace))
 
     async def _follow(self, progress: ProgressReader) -> Job:
-        """The job once it is over."""
+        """Wait until the job is over and return it."""
         log, silence = _Thinned(), _Silence(self.patience_seconds)
-        # One for the whole time: opening it loads the trusted CAs.
+        # Use one client for the whole time, because opening it loads the trusted CAs.
         async with jobs_api(Path(self.workspace)) as jobs:
             while True:
                 try:
@@ -117,9 +117,11 @@ class RayJobTrigger(BaseTrigger):
                     silence.ended()
                 except (httpx.HTTPError, OSError, ValueError) as error:
                     if silence.too_long():
-                        return self._job(UNREACHABLE, f"Ray gave no answer: {error}")
+                        return self._job(UNREACHABLE, f"Ray did not answer: {error}")
                     if silence.to_be_told():
-                        self.log.warning("no answer about %s: %r", self.submission_id, error)
+                        self.log.warning(
+                            "Ray did not answer about %s: %r", self.submission_id, error
+                        )
                 else:
                     if line := log.line(events, last=not job.live):
                         self.log.info("%s", line)
@@ -132,12 +134,12 @@ class RayJobTrigger(BaseTrigger):
 
 
 def has_result(workspace: str, result: str | None) -> bool:
-    """Whether the file is there that a job leaves last, where one is asked for."""
+    """Return whether the job's last file exists, or no such file is required."""
     return result is None or Path(workspace, result).is_file()
 
 
 class _Thinned:
-    """Which lines of progress go to the log: fewer, the longer a job lasts."""
+    """A filter of progress lines for the log: the longer a job lasts, the fewer are logged."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -145,7 +147,7 @@ class _Thinned:
         self._waiting: Progress | None = None
 
     def line(self, events: list[Progress], *, last: bool) -> str | None:
-        """The newest, where it is time for one."""
+        """Return the newest line if it is time to log one."""
         self._waiting = events[-1] if events else self._waiting
         now = time.monotonic()
         pause = min((now - self._began) * _TELL_SHARE, _TELL_EVERY_S)
@@ -157,42 +159,42 @@ class _Thinned:
 
 
 class _Silence:
-    """How long Ray has not answered."""
+    """The time for which Ray has not answered."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
         self.ended()
 
     def ended(self) -> None:
-        """Ray answered."""
+        """Begin again, because Ray answered."""
         self._since = self._warned = time.monotonic()
 
     def too_long(self) -> bool:
-        """Whether patience is at its end."""
+        """Return whether Ray has not answered for too long."""
         return time.monotonic() - self._since > self._patience
 
     def to_be_told(self) -> bool:
-        """Whether it is time for a warning."""
+        """Return whether it is time for a warning."""
         due = time.monotonic() - self._warned > _WARN_EVERY_S
         if due:
             self._warned = time.monotonic()
         return due
 
 
-_OUT_OF_MEMORY = "OutOfMemoryError"  # Ray's, of a node; a device's is a user's error of the stage
+_OUT_OF_MEMORY = "OutOfMemoryError"  # Ray's error of a node; a device's is the stage's user error
 _NODE_DIED = "node has died"
-_COMMAND_FAILED = "JOB_ENTRYPOINT_COMMAND_ERROR"  # all else that Ray names befell what runs it
+_COMMAND_FAILED = "JOB_ENTRYPOINT_COMMAND_ERROR"  # any other type: its runner failed
 
 
 class Failure(NamedTuple):
-    """What befell a job, for the logbook and the task's one line."""
+    """What happened to a job, for the logbook and for the task's one-line error."""
 
     kind: Kind
     cause: str
 
 
 def failure_of(job: Job) -> Failure:
-    """What ended a job that is over."""
+    """Return the reason why a job that is over ended."""
     name, message = f"Ray job {job.submission_id}", job.message or ""
     if job.status == LOST:
         return Failure("cluster lost", f"the Ray cluster of {name} is gone")
@@ -203,7 +205,7 @@ def failure_of(job: Job) -> Failure:
     if _OUT_OF_MEMORY in message:
         return Failure(
             "out of memory",
-            f"{name}: a node ran out of memory; give it more, or take a smaller "
+            f"{name}: a node ran out of memory; give it more, or use a smaller "
             "train.micro_batch_size, more processes in parallel, or auto for both",
         )
     if killed_by := _signal(job.driver_exit_code):
@@ -216,7 +218,7 @@ def failure_of(job: Job) -> Failure:
 
 
 def _signal(code: int | None) -> signal.Signals | None:
-    """The signal that ended a command; a shell says 128 more, Python minus."""
+    """Return the signal that ended a command: a shell adds 128, Python negates it."""
     if code is None:
         return None
     number = -code if code < 0 else code - 128

@@ -1,6 +1,6 @@
-"""A stage as an Airflow task: out of the stage cache, or run and then recorded in it.
+"""A stage as an Airflow task: restored from the stage cache, or run and then recorded in it.
 
-Stage code never runs in Airflow's process: it comes from the run's workspace, as a Ray job or as a
+Stage code never runs in Airflow's process: it runs from the run's workspace, as a Ray job or as a
 child process.
 """
 
@@ -15,13 +15,13 @@ from airflow.providers.standard.hooks.subprocess import SubprocessHook
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
+from pipelines.core.product import CODE
 from pipelines.core.settings import GPU_POOL, PROJECT, load_settings
-from pipelines.datasets.run_source import recipe_of, settle
+from pipelines.datasets.run_source import recipe_of, with_dataset
 from pipelines.datasets.versions import find
 from pipelines.orchestration.dataset_refresh import triggering_version
-from pipelines.orchestration.jobs_api import CODE
 from pipelines.orchestration.links import DataDocsLink, MlflowRunLink, RayJobLink, RayJobLogLink
-from pipelines.orchestration.naming import workspace_name
+from pipelines.orchestration.naming import MAIN_DAG, note_running, workspace_name
 from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
 from pipelines.orchestration.task_liveness import task_process
 from pipelines.orchestration.trigger_form import PREPARED, asked_recipe, mistakes_fail_the_task
@@ -36,14 +36,13 @@ from pipelines.stages.run_tracking import open_tracking
 from pipelines.stages.stage import Resources, find_stage
 from pipelines.stages.stage_process import forget_error, stage_environment, user_error
 from pipelines.tracking.tracked_run import data_docs_address
-from pipelines.training.recipe_check import check_recipe
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from pipelines.recipe.recipe import Recipe
 
-# Every task's: what the world got wrong is tried again, what a user got wrong fails at once.
+# For every task: retry outages and lost processes; a user's error fails the task at once.
 RETRIES = {
     "retries": 3,
     "retry_delay": timedelta(seconds=10),
@@ -54,14 +53,14 @@ RETRIES = {
 
 
 def stage_task(name: str, **kwargs: Any) -> "StageOperator | RayStageOperator":
-    """Return the task of a stage, which runs where the stage says.
+    """Return the task of a stage: a child process or a Ray job, as the stage requires.
 
     Args:
-        name: Of the stage, and of the task.
-        kwargs: Of the operator, such as `workspace`.
+        name: The name of the stage and the task.
+        kwargs: The operator's arguments, such as `workspace`.
 
     Raises:
-        UserError: there is no such stage.
+        UserError: There is no such stage.
     """
     stage = find_stage(name)
     common = {"task_id": name, "doc_md": stage.does} | kwargs
@@ -83,19 +82,24 @@ class PrepareOperator(BaseOperator):
     def execute(self, context: "Context") -> str:
         """Return the workspace's path."""
         run_id = workspace_name(self.dag_id, context["dag_run"].run_id)
-        with mistakes_fail_the_task(self.task_id, run_id):
-            recipe, source = settle(_recipe(context))
-            check_recipe(recipe)
-            # Not when the DAG file is parsed.
-            from pipelines.orchestration.cluster_plan import plan_on_cluster
+        # Do not import these when the DAG file is parsed.
+        from pipelines.orchestration.cluster_plan import plan_on_cluster
+        from pipelines.registry.parents import settle_run
+        from pipelines.stages.beforehand import check_beforehand
 
+        with mistakes_fail_the_task(self.task_id, run_id):
+            run = settle_run(_recipe(context))
+            check_beforehand(run.ready)
             settings = load_settings()
-            planned = plan_on_cluster(settings, recipe, source)
-            workspace = open_workspace(PROJECT, settings.home, run_id, recipe, source)
+            planned = plan_on_cluster(settings, run.ready, run.source)
+            workspace = open_workspace(
+                PROJECT, settings.home, run_id, run.recipe, run.source, ready=run.ready
+            )
             if asked := (context["dag_run"].conf or {}).get(KEEP):
                 names, who, why = asked["names"], asked["who"], asked["why"]
                 for line in keep(workspace, settings.runs, names, who=who, why=why):
                     self.log.info("%s", line)
+            note_running(workspace, self.dag_id)
         if planned:
             keep_plan(workspace, planned)
         for forecast in explain(workspace, settings.runs, planned):
@@ -115,26 +119,26 @@ class StageOperator(BaseOperator):
 
     def __init__(self, *, workspace: str = PREPARED, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.stage: str = kwargs["task_id"]  # `self.task_id` has the name of a task group before it
+        self.stage: str = kwargs["task_id"]  # `self.task_id` begins with the task group's name
         self.workspace = workspace
         self.links: dict[str, str] = {}
         self._hook = SubprocessHook()
 
     def execute(self, context: "Context") -> dict[str, Any]:
-        """Restore the stage, or run and record it."""
+        """Restore the stage's result, or run the stage and record it."""
         with self.at_work(context) as workspace:
             return outcome(self.stage, cached=self.run_stage(workspace))
 
     @contextmanager
     def at_work(self, context: "Context") -> Iterator[Path]:
-        """What the task does in one process, in its workspace."""
+        """Hold the task's process file within the block, which runs one process of the task."""
         workspace = Path(self.workspace)
         with task_process(workspace, context):
             _show_mlflow_run(self, context)
             yield workspace
 
     def run_stage(self, workspace: Path) -> bool:
-        """Whether the stage came out of the cache; else it has run."""
+        """Restore the stage from the cache, or run it; return whether it was restored."""
         forget_error(workspace)
         if restore(workspace, self.stage):
             return True
@@ -174,12 +178,12 @@ class RayStageOperator(RayJobOperator):
         )
 
     def skip(self) -> dict[str, Any] | None:
-        """What there is to say where the stage cache held the result."""
+        """Return the task's result if the stage cache has the stage's, or None."""
         cached = restore(Path(self.workspace), self.stage)
         return outcome(self.stage, cached=True) if cached else None
 
     def show_links(self, context: "Context") -> None:
-        """The MLflow run's, too."""
+        """Show the link to the MLflow run too."""
         _show_mlflow_run(self, context)
 
 
@@ -191,11 +195,17 @@ def _show_mlflow_run(operator: StageOperator | RayStageOperator, context: "Conte
 
 
 def outcome(stage: str, *, cached: bool) -> dict[str, Any]:
-    """A stage task's return value."""
+    """Return a stage task's return value."""
     return {"stage": stage, "cached": cached}
 
 
 def _recipe(context: "Context") -> "Recipe":
-    """What the dataset version that started the run was made with; else what is asked for."""
-    version = triggering_version(context)
-    return recipe_of(find(version)) if version else asked_recipe(context)
+    """Return the requested recipe, on the dataset version that started the run, if one did.
+
+    `llm_pipeline` then runs the recipe that the version was made with.
+    """
+    if label := triggering_version(context):
+        version = find(label)
+        by_hand = context["dag"].dag_id == MAIN_DAG
+        return recipe_of(version) if by_hand else with_dataset(asked_recipe(context), version)
+    return asked_recipe(context)

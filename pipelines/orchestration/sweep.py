@@ -1,8 +1,8 @@
-"""The operators of `llm_sweep`: one recipe with many sets of overrides, of which the best goes on.
+"""The operators of `llm_sweep`: one recipe with many sets of overrides, and the best continues.
 
-The sweep's own workspace makes the data once, and so the stage cache has them for every member. A
-member is a whole run of the pipeline up to *evaluate*, in a workspace and an MLflow run of its own,
-which MLflow shows below the sweep's.
+The sweep's own workspace makes the data once, so that the stage cache has them for every member. A
+member is a whole run of the pipeline up to *evaluate*, in its own workspace and MLflow run, which
+MLflow shows below the sweep's run.
 """
 
 from pathlib import Path
@@ -12,12 +12,12 @@ from airflow.sdk import BaseOperator, Param
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import PROJECT, load_settings
-from pipelines.datasets.run_source import settle
 from pipelines.orchestration.links import MlflowRunLink
 from pipelines.orchestration.naming import keep_members, member_name, members
 from pipelines.orchestration.task_liveness import map_index_of
 from pipelines.orchestration.trigger_form import PREPARED, mistakes_fail_the_task
 from pipelines.recipe.recipe_files import override_values, parse_overrides, with_absolute_paths
+from pipelines.registry.parents import settle_run, with_folders
 from pipelines.run.records import EvaluateRecord, record_path
 from pipelines.run.workspace import Run, read_recipe
 from pipelines.stage_cache.open_workspace import open_workspace
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipelines.recipe.recipe import Recipe
 
 SWEEP = "sweep"  # the form's field
-# Templates and no XComArgs, as in `opening`: the graph shows a chain.
+# Templates instead of XComArgs, so that the graph shows a chain.
 MEMBER = "{{ ti.xcom_pull(task_ids='member.prepare', map_indexes=ti.map_index) }}"
 BEST = "{{ ti.xcom_pull(task_ids='best') }}"
 OVERRIDES_TAG = "penstock.overrides"
@@ -39,7 +39,7 @@ BEST_TAG = "penstock.best_run"
 
 
 def sweep_field() -> dict[str, Param]:
-    """The field of the trigger form that makes a run a sweep."""
+    """Return the field of the trigger form that makes a run a sweep."""
     return {
         SWEEP: Param(
             "train.lr=1e-3\ntrain.lr=3e-3",
@@ -47,14 +47,14 @@ def sweep_field() -> dict[str, Param]:
             format="multiline",
             minLength=1,
             section="Sweep",
-            description="One member a line, each with overrides of its own between `;`: "
+            description="One member per line, with its overrides separated by `;`: "
             "`train.lr=1e-3; train.steps=800`",
         )
     }
 
 
 class PlanOperator(BaseOperator):
-    """Reads the members off the form and checks the recipe of each before anything is run."""
+    """Reads the members from the form and checks each member's recipe before any runs."""
 
     template_fields = ("workspace",)
 
@@ -68,15 +68,15 @@ class PlanOperator(BaseOperator):
         with mistakes_fail_the_task(self.task_id, Run.read(workspace).dag_run_id):
             lines = list(dict.fromkeys(filter(None, map(str.strip, _text(context).splitlines()))))
             if not lines:
-                raise UserError(f"{SWEEP}: no member; give one set of overrides a line")
+                raise UserError(f"{SWEEP}: there is no member; give one set of overrides per line")
             for line in lines:
-                check_recipe(_recipe(workspace, line))
+                check_recipe(with_folders(_recipe(workspace, line)))
         keep_members(workspace, lines)
         return lines
 
 
 class MemberOperator(BaseOperator):
-    """Opens a member: its recipe, its workspace, its MLflow run below the sweep's."""
+    """Opens a member: its recipe, its workspace and its MLflow run below the sweep's."""
 
     template_fields = ("overrides", "workspace")
     operator_extra_links = (MlflowRunLink(),)
@@ -92,8 +92,10 @@ class MemberOperator(BaseOperator):
         sweep = Path(self.workspace)
         name = member_name(sweep, map_index_of(context))
         with mistakes_fail_the_task(self.task_id, name):
-            recipe, source = settle(_recipe(sweep, self.overrides))
-            workspace = open_workspace(PROJECT, load_settings().home, name, recipe, source)
+            run = settle_run(_recipe(sweep, self.overrides))
+            workspace = open_workspace(
+                PROJECT, load_settings().home, name, run.recipe, run.source, ready=run.ready
+            )
         address = open_tracking(workspace, sweep, {OVERRIDES_TAG: self.overrides})
         MlflowRunLink().show(self, context, address)
         self.log.info("%s: workspace %s, MLflow run %s", self.overrides, workspace, address)
@@ -101,7 +103,7 @@ class MemberOperator(BaseOperator):
 
 
 class BestOperator(BaseOperator):
-    """Chooses the member with the fewest bits per byte of held-out text; others may have failed."""
+    """Chooses the member with the fewest bits per byte of held-out text; some may have failed."""
 
     template_fields = ("workspace",)
 

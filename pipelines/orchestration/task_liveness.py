@@ -1,12 +1,12 @@
-"""Who is at work on a task: a file that is there while they are.
+"""The process that works on a task: a file that exists while the process does.
 
-A process that is killed leaves its file behind; so whoever comes next knows, and the logbook too.
+A killed process leaves its file behind, so the next process notices it and tells the logbook.
 
-Airflow's own word on a task, asked before something stops the task's job.
+The module also asks Airflow for a task's state before anything stops the task's job.
 
-A job is stopped only on a user's word. Airflow ends a task's process or trigger for other reasons
-too: at a shutdown, where its api-server is away, where a new scheduler takes over from a dead one,
-and where a triggerer that was late loses its triggers to another.
+A job is stopped only if a user decided so. Airflow ends a task's process or trigger for other
+reasons too: at a shutdown, when its api-server is away, when a new scheduler takes over from a dead
+one, and when a late triggerer loses its triggers to another.
 """
 
 import os
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 DEFERRED = "deferred"
-UNKNOWN = "unknown"  # Airflow can't say
+UNKNOWN = "unknown"  # Airflow cannot tell
 _GONE = "removed"
-# Nobody waits for the job of a task that is in one of these; a cleared one gets a job of its own.
+# In these states no task waits for the job; a cleared task gets a new job.
 _CLEARED_WHILE_RUNNING = "restarting"
 OVER = ("success", "failed", "skipped", "upstream_failed", _GONE, _CLEARED_WHILE_RUNNING)
 
 
 def state_of(ti: Any) -> str:
-    """The state of a task instance, empty where it has none yet; from a thread without a loop."""
+    """Return a task instance's state, or '' if none yet; call it in a thread without a loop."""
     from airflow.sdk.exceptions import AirflowRuntimeError
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
@@ -43,33 +43,35 @@ def state_of(ti: Any) -> str:
             dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=map_index
         )
     except (AirflowRuntimeError, AttributeError, EOFError, OSError):
-        return UNKNOWN  # the last three: the end came amid a conversation with the supervisor
+        return UNKNOWN  # the last three: this process ended while it asked the supervisor
     found = states.get(ti.run_id, {})
     return next((str(state or "") for state in found.values()), _GONE)
 
 
 def map_index_of(context: "Context") -> int:
-    """-1 for a task that is not mapped."""
+    """Return the map index of a task, or -1 if it is not mapped."""
     map_index = context["ti"].map_index
     return -1 if map_index is None else map_index
 
 
 @contextmanager
 def task_process(workspace: Path, context: "Context", needs: Path | None = None) -> Iterator[None]:
-    """The block is what a task does in one process; tells the logbook of one before that died.
+    """Hold the process file of a task within the block; note an earlier process that died.
 
     Args:
-        workspace: Of the run.
-        context: Of the task.
-        needs: What is there as long as the workspace is; by itself, that it is there at all.
+        workspace: The run's workspace.
+        context: The task's context.
+        needs: A path that exists as long as the workspace does; by default the workspace itself.
 
     Raises:
-        AirflowFailException: there is no workspace any more, which a retry doesn't fix.
+        AirflowFailException: The workspace was removed, which a retry does not fix.
     """
     from airflow.sdk.exceptions import AirflowFailException  # the reconciler imports no Airflow
 
     if not (needs or workspace).exists():
-        raise AirflowFailException(f"{workspace}: the run's workspace was removed; trigger it anew")
+        raise AirflowFailException(
+            f"{workspace}: the run's workspace was removed; trigger it again"
+        )
     ti = context["ti"]
     name = instance_name(ti.task_id, map_index_of(context))
     path = workspace / JOBS / f"{name}.process.json"
@@ -91,11 +93,11 @@ def task_process(workspace: Path, context: "Context", needs: Path | None = None)
 
 
 class TriggererProcess:
-    """The triggerer that waits for a job; the one that comes after it tells the logbook.
+    """The triggerer that waits for a job; if it is lost, its successor tells the logbook.
 
     Args:
-        state_path: the task's `JobState`, beside which the file lies.
-        submission_id: the job.
+        state_path: The file of the task's `JobState`, beside this file.
+        submission_id: The job's id.
     """
 
     def __init__(self, state_path: Path, submission_id: str) -> None:
@@ -103,8 +105,8 @@ class TriggererProcess:
         self._submission_id = submission_id
 
     def arrive(self, workspace: Path, stage: str) -> bool:
-        """Begin; whether another triggerer waited for this job before and did not see its end."""
-        # The platform knows the triggerer by the process that runs its event loop as a child.
+        """Write the file; return whether a former triggerer waited for the job and was lost."""
+        # For the platform, the triggerer is the parent of the process that runs its event loop.
         pid, host = os.getppid(), socket.gethostname()
         mine = {"pid": pid, "host": host, "job": self._submission_id}
         former = _read(self._path)
@@ -115,18 +117,18 @@ class TriggererProcess:
         return took_over
 
     def leave(self) -> None:
-        """The job's end was seen."""
+        """Remove the file, because the job's end was seen."""
         self._path.unlink(missing_ok=True)
 
 
 def service_lost(part: str, old: int, new: int, stage: str) -> Entry:
-    """That a part of the platform was replaced; whoever sees it gives it the same key."""
+    """Return the entry of a replaced part of the platform, with the same key in any process."""
     return Entry(
         kind="service lost",
         key=f"{part}-{old}",
         stage=stage,
         cause=f"the process of {part}, {old}, ended",
-        done=f"process {new} took over; the run went on",
+        done=f"process {new} took over; the run continued",
     )
 
 

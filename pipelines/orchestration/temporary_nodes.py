@@ -1,11 +1,11 @@
-"""Nodes that are there for one run: raised before it trains, gone after it, whatever became of it.
+"""Nodes for one run: started before it trains and ended after it, even if the run fails.
 
-`PENSTOCK_NODES` names a command of the site: `COMMAND up` has nodes join the platform's Ray cluster
-and returns when they have, `COMMAND down` ends them and returns when they are gone. Both may come
-twice, and a `down` without an `up`. In the environment they find PENSTOCK_RUN, the name of the
-run's workspace, and PENSTOCK_WORKERS, the most that its train may have. An `up` that raises a whole
-Ray cluster for the run writes the address of its Jobs API to the file PENSTOCK_RAY_ADDRESS_FILE:
-the run's jobs go there until `down`.
+`PENSTOCK_NODES` names a command of the site: `COMMAND up` lets nodes join the platform's Ray
+cluster and returns when they have joined; `COMMAND down` ends them and returns when they are gone.
+Both may be called twice, and `down` without `up`. Their environment has PENSTOCK_RUN, the name of
+the run's workspace, and PENSTOCK_WORKERS, the most workers of its training. An `up` that starts a
+whole Ray cluster for the run writes the address of its Jobs API to the file
+PENSTOCK_RAY_ADDRESS_FILE, and the run's jobs go there until `down`.
 """
 
 import os
@@ -33,8 +33,8 @@ class NodesOperator(BaseOperator):
     """Runs the site's command; a retry runs it again.
 
     Args:
-        action: what is asked of it.
-        workspace: of the run.
+        action: The command's argument.
+        workspace: The run's workspace.
     """
 
     template_fields = ("workspace",)
@@ -48,16 +48,16 @@ class NodesOperator(BaseOperator):
         self._hook = SubprocessHook()
 
     def execute(self, context: "Context") -> None:  # noqa: ARG002
-        """Wait for the command's end.
+        """Run the command and wait until it ends.
 
         Raises:
-            RuntimeError: it failed, or what it wrote is no address.
+            RuntimeError: The command failed, or it wrote an invalid address.
         """
         try:
             self._run(self.action)
             check_address(Path(self.workspace))
         except BaseException:
-            # Of a setup that did not succeed Airflow runs no teardown.
+            # Airflow runs no teardown after a setup that failed.
             if self.action == "up":
                 self._run("down")
             raise
@@ -83,31 +83,33 @@ class NodesOperator(BaseOperator):
 
 
 def check_address(workspace: Path) -> None:
-    """Raise RuntimeError where the address of the run's jobs is none: whoever asks there would."""
+    """Raise RuntimeError if the address of the run's jobs is invalid, before a client fails."""
     said = ray_address(workspace)
     with suppress(httpx.InvalidURL):
         url = httpx.URL(said)
         if url.scheme in ("http", "https") and url.host:
             return
-    raise RuntimeError(f"{workspace / ADDRESS_FILE}: {said!r} is no address such as https://head")
+    raise RuntimeError(
+        f"{workspace / ADDRESS_FILE}: {said!r} is not an address such as https://head"
+    )
 
 
 def temporary_nodes(first: "DAGNode", last: "DAGNode", after: "DAGNode") -> None:
-    """Have the run's own nodes from `first` to `last`, where the settings name their command.
+    """Add tasks for the run's own nodes from `first` to `last`, if the settings name a command.
 
-    Airflow runs the teardown after a failure, a user's too, and both again with what is cleared.
+    Airflow runs the teardown after any failure, and runs both tasks again with cleared tasks.
     """
     if not load_settings().nodes_command:
         return
     up = NodesOperator(
         task_id="nodes_up",
         action="up",
-        doc_md="The site's command has the run's nodes join the Ray cluster.",
+        doc_md="The site's command lets the run's nodes join the Ray cluster.",
     ).as_setup()  # type: ignore[no-untyped-call]
     down = NodesOperator(
         task_id="nodes_down",
         action="down",
-        doc_md="The run's nodes go, whatever became of it.",
+        doc_md="The site's command ends the run's nodes, even if the run failed.",
     ).as_teardown(setups=up, on_failure_fail_dagrun=True)
     after >> up >> first
     last >> down

@@ -1,13 +1,14 @@
-"""The Airflow trigger form, drawn from the recipe's own models.
+"""The Airflow trigger form, made from the recipe's own models.
 
-Airflow draws no `anyOf` and submits every field, so each leaf is one nullable field under its
-dotted name, and empty means "as the recipe says".
+Airflow cannot draw `anyOf` and submits every field, so each leaf is one nullable field under its
+dotted name, and an empty field means the recipe's value.
 
-What the first task of each DAG does alike: which recipe is asked for, and how a mistake ends.
+The first task of each DAG shares the rest: reading the requested recipe, and failing on mistakes.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Param
@@ -18,12 +19,14 @@ from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import (
     RESOLVED,
+    Leaf,
+    get_dotted,
+    known_recipes,
     leaves,
     load_recipe,
     override_values,
     parse_overrides,
     parse_recipe,
-    shipped_recipes,
     with_absolute_paths,
 )
 from pipelines.run.workspace import workspace_path
@@ -37,18 +40,24 @@ if TYPE_CHECKING:
 _KEPT = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
-def trigger_form() -> dict[str, Param]:
-    """The DAG's params: the recipe, its most used leaves, and `set` for all others."""
+def trigger_form(recipe: Recipe | None = None) -> dict[str, Param]:
+    """Return the DAG's params: the recipe, its most used leaves, and `set` for all others.
+
+    Args:
+        recipe: The only recipe that the DAG runs, whose values the form shows; None: any recipe.
+    """
+    names = [recipe.name] if recipe else known_recipes()
     form = {
         "recipe": Param(
-            DEFAULT_RECIPE,
+            recipe.name if recipe else DEFAULT_RECIPE,
             type="string",
-            enum=shipped_recipes(),
+            enum=names,
             section="Recipe",
-            description="What is run; every empty field below is as this recipe says.",
+            description="The recipe to run; an empty field below keeps this recipe's value.",
         )
     }
-    schema = Recipe.model_json_schema(by_alias=True)
+    values = recipe.to_dict() if recipe else {}
+    schema = _schema()
     for leaf in leaves():
         if leaf.in_trigger_form:
             section = leaf.key.partition(".")[0] if "." in leaf.key else "run"
@@ -56,7 +65,7 @@ def trigger_form() -> dict[str, Param]:
                 None,
                 title=leaf.key,
                 section=section.capitalize(),
-                description=leaf.field.description or "",
+                description=_described(leaf, values),
                 **_nullable(_leaf_schema(schema, leaf.key)),
             )
     form["set"] = Param(
@@ -64,13 +73,13 @@ def trigger_form() -> dict[str, Param]:
         type=["string", "null"],
         format="multiline",
         section="Other values",
-        description="Any other key of the recipe, one a line: `train.weight_decay=0.05`",
+        description="Other keys of the recipe, one per line: `train.weight_decay=0.05`",
     )
     return form
 
 
 def recipe_from(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Recipe:
-    """The recipe that a DAG run asks for; raises UserError with one line."""
+    """Return the recipe that a DAG run requests; raise UserError with one line."""
     if RESOLVED in conf:
         return parse_recipe(conf[RESOLVED], where="conf")
     keys = [leaf.key for leaf in leaves() if leaf.in_trigger_form]
@@ -78,6 +87,21 @@ def recipe_from(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Recipe:
     return override_values(
         load_recipe(params["recipe"]), filled | parse_overrides(params.get("set") or "")
     )
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return Recipe.model_json_schema(by_alias=True)
+
+
+def _described(leaf: Leaf, values: dict[str, Any]) -> str:
+    """Return the field's help, and the recipe's own value, which an empty field keeps."""
+    text = leaf.field.description or ""
+    if not values:
+        return text
+    value = get_dotted(values, leaf.key)
+    own = "null" if value is None else value
+    return f"{text.removesuffix('.')}. Empty: {own}"
 
 
 def _leaf_schema(schema: dict[str, Any], key: str) -> dict[str, Any]:
@@ -99,21 +123,21 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-# A template and no XComArg: the graph shows a chain, not an edge from `prepare` to every stage.
+# A template, as with an XComArg the graph shows an edge from `prepare` to every stage.
 PREPARED = "{{ ti.xcom_pull(task_ids='prepare') }}"
 
 
 def asked_recipe(context: "Context") -> "Recipe":
-    """The recipe of the trigger form or of `conf`; raises UserError with one line."""
+    """Return the recipe of the trigger form or of `conf`; raise UserError with one line."""
     conf: Mapping[str, Any] = context["dag_run"].conf or {}
     return with_absolute_paths(recipe_from(context["params"], conf), PROJECT)
 
 
 @contextmanager
 def mistakes_fail_the_task(task_id: str, run_id: str) -> Iterator[None]:
-    """A user's error fails the task at once, as a retry would not fix it; an outage may pass.
+    """Fail the task at once on a user's error within the block, which a retry would not fix.
 
-    Its line is kept in the run's workspace, where the stages keep theirs.
+    The error is kept in the run's workspace, as for stages. An outage is retried: it may pass.
     """
     try:
         yield

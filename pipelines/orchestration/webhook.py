@@ -1,6 +1,6 @@
-"""One JSON POST for each DAG run that failed, or is late, to the address of `PENSTOCK_WEBHOOK_URL`.
+"""Send one JSON POST to `PENSTOCK_WEBHOOK_URL` for each DAG run that failed or is late.
 
-The address may hold a secret: it is never logged. A webhook that is down fails nothing.
+The address may hold a secret, so it is never logged. If the webhook is down, no task fails.
 """
 
 import logging
@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Literal
 import httpx
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import read_json, write_json
 from pipelines.orchestration.naming import dag_run_workspace
+from pipelines.recipe.recipe_files import known_recipes, load_recipe
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 VARIABLE = "PENSTOCK_WEBHOOK_URL"
-FILE = "webhook-url"  # among the secrets, where the variable is not set
+FILE = "webhook-url"  # among the secrets, if the variable is not set
 _FAILURE = "failure.json"  # in a workspace: the task that failed last, and why
 _TIMEOUT_S = 10.0
 _CONNECTS = 3  # tries to connect; a request that was sent is not sent again
@@ -34,13 +36,14 @@ class Notice(BaseModel):
     event: Literal["failed", "late"]
     dag: str
     run: str
-    task: str | None  # that failed
+    task: str | None  # the task that failed
     error: str  # one line
     links: dict[str, str]  # run, log, mlflow
+    alerts: tuple[str, ...] = ()  # `schedule.alerts` of the recipe that the DAG runs
 
 
 def post(notice: Notice) -> bool:
-    """Send a notice where a webhook is set; whether it was taken."""
+    """Send a notice if a webhook is set; return whether it was accepted."""
     url = _address()
     if url is None:
         return False
@@ -52,16 +55,26 @@ def post(notice: Notice) -> bool:
             answer = client.post(url, json=notice.model_dump())
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # its text holds the address
         _log.warning(
-            "the webhook did not take the news of %s: %s", notice.run, type(error).__name__
+            "the webhook did not accept the notice about %s: %s", notice.run, type(error).__name__
         )
         return False
     if answer.is_error:
-        _log.warning("the webhook answered %d to the news of %s", answer.status_code, notice.run)
+        _log.warning(
+            "the webhook answered %d to the notice about %s", answer.status_code, notice.run
+        )
     return not answer.is_error
 
 
+def alerts_of(dag: str) -> tuple[str, ...]:
+    """Return the addresses that a recipe's DAG names; empty for another DAG."""
+    try:
+        return load_recipe(dag).schedule.alerts if dag in known_recipes() else ()
+    except UserError:  # a recipe that was broken since has an import error of its own
+        return ()
+
+
 def keep_failure(context: "Context") -> None:
-    """Task callback: why a task failed for good, for the notice of its run."""
+    """Write why a task finally failed, for the notice of its run; a task callback."""
     error = context.get("exception")
     text = " ".join(str(error).split()) or type(error).__name__
     line = text if error is not None else "its process was lost"
@@ -71,7 +84,7 @@ def keep_failure(context: "Context") -> None:
 
 
 def failure_line(workspace: Path, task: str | None) -> str:
-    """The one line of the error that ended a task."""
+    """Return the one line of the error that ended a task."""
     path = workspace / _FAILURE
     failure = read_json(path) if path.is_file() else {}
     return str(failure["error"]) if failure.get("task") == task else "see the task's log"

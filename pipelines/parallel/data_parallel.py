@@ -62,7 +62,7 @@ class ShardedUpdate:
         self.shards = {name: self._shard(each) for name, each in parameters.items()}
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Before each of its steps the gradients' shares are taken, after it weights exchanged."""
+        """Make each optimizer step begin with its shares of gradients and end with all weights."""
         optimizer.register_step_pre_hook(self._take_gradients)
         optimizer.register_step_post_hook(self._gather)
 
@@ -82,7 +82,9 @@ class ShardedUpdate:
         )
 
     def _chunks(self, whole: Tensor) -> list[Tensor]:
-        """The rows of each process as DTensor divides them: the last may have fewer, or none."""
+        """Return the rows of each process as DTensor divides them: the last may have fewer, or
+        none.
+        """
         chunks = list(whole.chunk(self._mesh.size()))
         return chunks + [whole[:0]] * (self._mesh.size() - len(chunks))
 
@@ -133,7 +135,7 @@ def _like(tensors: list[Tensor], flat: Tensor) -> list[Tensor]:
 
 
 def is_fully_sharded(mesh: Mesh, parallel: Parallel) -> bool:
-    """Whether FSDP2 carries the weights, and not DistributedDataParallel.
+    """Return whether FSDP2 carries the weights, and not DistributedDataParallel.
 
     It also replicates weights that are tensor parallel, and pipeline stages whose schedule computes
     gradients of weights apart: DistributedDataParallel can't.

@@ -89,7 +89,7 @@ def check_divisible(config: DecoderConfig, tp: int) -> None:
 
 
 def stage_layers(config: DecoderConfig, stages: int) -> list[range]:
-    """The layers of each stage, balanced by arithmetic.
+    """Return the layers of each stage, balanced by arithmetic.
 
     A token costs the head as many operations as it has numbers, like a layer; embeddings are only
     looked up.

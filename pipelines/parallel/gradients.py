@@ -13,7 +13,7 @@ from pipelines.parallel.mesh import Mesh
 
 @torch.no_grad()
 def gradient_norm(parameters: Sequence[nn.Parameter], mesh: Mesh) -> Tensor:
-    """The 2-norm over all parameters of all processes, a scalar on the device.
+    """Return the 2-norm over all parameters of all processes, a scalar on the device.
 
     Each number counts once: what several processes hold alike is divided by their number, and one
     sum over all processes gives the whole. A gradient that still waits to be added up over tensor
@@ -46,12 +46,12 @@ def scale_gradients(parameters: Sequence[nn.Parameter], factor: Tensor) -> None:
 
 
 def clip_factor(norm: Tensor, limit: float) -> Tensor:
-    """What to multiply gradients of this norm by, at most 1, as `clip_grad_norm_` does."""
+    """Return what to multiply gradients of this norm by, at most 1, as `clip_grad_norm_` does."""
     return (limit / (norm + 1e-6)).clamp(max=1.0)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor that may be a DTensor; the memory is the same."""
+    """Return this process's part of a tensor that may be a DTensor, without a copy."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 

@@ -46,7 +46,8 @@ class Layout:
 
 
 def resolve_layout(parallel: Parallel, world: int) -> Layout:
-    """The layout of `world` processes: an `auto` of data parallel takes what the others leave.
+    """Return the layout of `world` processes: an `auto` of data parallel takes what the others
+    leave.
 
     Raises:
         UserError: the numbers do not multiply to `world`, or the sharding isn't for them.
@@ -110,12 +111,12 @@ def stage_count(schedule: Schedule, pp: int) -> int:
 
 
 def stage_numbers(schedule: Schedule, pp: int, rank: int) -> range:
-    """The stages of one process; the first process has the first, the last one the last."""
+    """Return the stages of one process; the first process has the first, the last one the last."""
     return range(rank, stage_count(schedule, pp), pp)
 
 
 def split_layers(layers: int, stages: int, *, after: float = 0.0) -> list[range]:
-    """Which layers each stage has, so that the slowest is as fast as can be.
+    """Return which layers each stage has, so that the slowest is as fast as can be.
 
     Args:
         layers: Of the model, all alike.

@@ -52,17 +52,19 @@ class Mesh:
         return self.dp_rank * self.layout.cp + self.coordinate("cp")
 
     def coordinate(self, name: str) -> int:
-        """This process's place along a dimension."""
+        """Return this process's place along a dimension."""
         return 0 if self.devices is None else self.devices.get_local_rank(name)
 
     def along(self, *names: str) -> DeviceMesh | None:
-        """The processes that differ from this one in these dimensions only; None where alone."""
+        """Return the processes that differ from this one in these dimensions only; None where
+        alone.
+        """
         if self.devices is None or all(getattr(self.layout, name) == 1 for name in names):
             return None
         return self.line(*names)
 
     def line(self, *names: str) -> DeviceMesh:
-        """As `along`, a mesh of one dimension, but this process may be alone in it."""
+        """Return a mesh of one dimension, as `along` does, even if this process is alone in it."""
         several = tuple(name for name in names if getattr(self.layout, name) > 1) or names[:1]
         if len(several) == 1:  # a new communicator only where no dimension has one
             return self.connected[several[0]]

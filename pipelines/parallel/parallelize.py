@@ -164,22 +164,24 @@ class Parallelized:
         }
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of `named_parameters`; their gradients are this process's."""
+        """Return those of `named_parameters`; their gradients are this process's."""
         return list(self.named_parameters().values())
 
     def counted(self) -> list[nn.Parameter]:
-        """Those of them that no other stage of a pipeline counts too."""
+        """Return those of them that no other stage of a pipeline counts too."""
         copies = {id(module.tied_copy) for module in self.modules}
         return [each for each in self.parameters() if id(each) not in copies]
 
     def tied_over_stages(self) -> nn.Parameter | None:
-        """The weight that a pipeline's first and last stage share; None in other processes."""
+        """Return the weight that a pipeline's first and last stage share, or None."""
         if self.mesh.layout.pp == 1 or not self.modules[0].config.tie_embeddings:
             return None
         return self.named_parameters().get(_EMBEDDINGS)
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """What the optimizer updates, by name: the trained parameters, or this process's rows."""
+        """Return what the optimizer updates, by name: the trained parameters, or this process's
+        rows.
+        """
         if self._sharded_update is not None:
             return self._sharded_update.shards
         return {name: each for name, each in self.named_parameters().items() if each.requires_grad}

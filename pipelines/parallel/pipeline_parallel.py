@@ -119,7 +119,7 @@ def add_over_ends(tensor: Tensor, mesh: Mesh) -> None:
 
 
 def pipeline_parts(model: Transformer, mesh: Mesh, schedule: Schedule) -> list[Transformer]:
-    """The stages of this process, of the modules of `model`.
+    """Return the stages of this process, of the modules of `model`.
 
     Raises:
         UserError: there are more stages than layers.
@@ -130,7 +130,7 @@ def pipeline_parts(model: Transformer, mesh: Mesh, schedule: Schedule) -> list[T
 
 
 def part_of(model: Transformer, layers: range) -> Transformer:
-    """Consecutive layers with what belongs to them, as `Transformer` says; nothing is copied.
+    """Return a part of the model: consecutive layers and what belongs to them, without a copy.
 
     Except the weight of a tied head that is parted from its embeddings.
     """

@@ -73,7 +73,9 @@ class PipelineSteps:
 
 
 def _joined(batches: list[Batch], samples: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """All rows of a step; stages exchange tensors of one shape, so added rows predict nothing."""
+    """Return all rows of a step; stages exchange tensors of one shape, so added rows predict
+    nothing.
+    """
     inputs = torch.cat([_filled(batch.inputs_BS, samples, 0) for batch in batches])
     targets = torch.cat([_filled(batch.targets_BS, samples, IGNORED) for batch in batches])
     documents = [

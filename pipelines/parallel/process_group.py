@@ -1,21 +1,28 @@
-"""This process and the others of its job, whoever started them: torchrun, Ray Train or nobody."""
+"""This process and the others of its job, whether torchrun, Ray Train or nobody started them.
+
+After each step, all ranks learn without a wait whether one of them has a request: each rank's vote
+travels with its loss, which is summed over all ranks anyway. The host reads the sum one step late,
+when it has already arrived, while the device works on the next step.
+"""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
+from pipelines.parallel.mesh import Mesh
 
 T = TypeVar("T")
 
 
 @contextmanager
 def process_group(*, even_alone: bool = False) -> Iterator[torch.device]:
-    """This process's device, with the others connected, by the variables that torchrun sets.
+    """Connect the processes by the variables that torchrun sets, and yield this one's device.
 
     Args:
         even_alone: Make a group of one process, too, as `fully_shard` needs one.
@@ -40,7 +47,7 @@ def process_group(*, even_alone: bool = False) -> Iterator[torch.device]:
 
 
 def _device() -> torch.device:
-    """The accelerator of this process's number on its machine, of whatever make, or the CPU."""
+    """Return the accelerator with this process's local number, or the CPU."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return torch.device("cpu")
@@ -56,7 +63,7 @@ def rank() -> int:
 
 
 def from_all(mine: T) -> list[T]:
-    """What every process gives, by rank; all call it."""
+    """Return what every process gives, by rank; all call it."""
     if not dist.is_initialized():
         return [mine]
     given: list[Any] = [None] * dist.get_world_size()
@@ -66,7 +73,7 @@ def from_all(mine: T) -> list[T]:
 
 @contextmanager
 def one_for_all() -> Iterator[None]:
-    """A user's error in one process ends all of them with its line; a barrier at the end.
+    """End all processes with the line of a user's error in one of them; a barrier at the end.
 
     Without it, the others would wait in their next collective until that times out. What is done
     in it must hold no collective: another process may be in that one.
@@ -83,3 +90,51 @@ def one_for_all() -> Iterator[None]:
     if first := next(filter(None, from_all(mine)), None):
         kind = UnreachableError if isinstance(first, UnreachableError) else SharedError
         raise kind(str(first)) from mine
+
+
+class _Votes(NamedTuple):
+    """The number of ranks with a request in a step, on its way to the host."""
+
+    number: Tensor  # a scalar on the CPU
+    arrived: torch.Event | None  # None: it has arrived
+
+
+class StepConsensus:
+    """Tells all ranks whether one of them has a request, with the same answer on each."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        """Begin with no votes."""
+        self._mesh = mesh
+        self._before = self._now = _Votes(torch.zeros(()), None)
+
+    def sum(self, nats: Tensor, *names: str, wanted: bool) -> Tensor:
+        """Sum the loss and the votes over the ranks.
+
+        Args:
+            nats: The loss, a scalar on the device.
+            names: The mesh's dimensions whose processes have different tokens.
+            wanted: Whether this rank has a request.
+
+        Returns:
+            The sum of the losses, a scalar.
+        """
+        both = torch.stack((nats, torch.full_like(nats, float(wanted))))
+        self._mesh.sum(both, *names)
+        total, votes = both.unbind()
+        others = [name for name in vars(self._mesh.layout) if name not in names]
+        self._mesh.sum(votes, *others)
+        self._before, self._now = self._now, _to_host(votes)
+        return total
+
+    def is_wanted(self) -> bool:
+        """Return whether a rank had a request in the step before the last one."""
+        if self._before.arrived is not None:
+            self._before.arrived.synchronize()
+        return self._before.number.item() > 0
+
+
+def _to_host(votes: Tensor) -> _Votes:
+    if votes.device.type == "cpu":
+        return _Votes(votes, None)
+    copy = votes.to("cpu", non_blocking=True)  # to pinned memory, without a wait
+    return _Votes(copy, torch.accelerator.current_stream().record_event())

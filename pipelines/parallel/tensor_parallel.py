@@ -151,7 +151,7 @@ class VocabularyCrossEntropy(nn.Module):
         self._ignored = ignored
 
     def forward(self, logits_PV: Tensor, targets_P: Tensor) -> Tensor:
-        """This process's logits [P, V] and everyone's targets [P] to a scalar, in fp32 at least."""
+        """Map this process's logits [P, V] and all targets [P] to a scalar, in fp32 at least."""
         logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
         places_P, counted_P = targets_P - self._start, targets_P != self._ignored
         nats: Tensor = _VocabularyCrossEntropy.apply(  # type: ignore[no-untyped-call]
@@ -192,12 +192,12 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
 
 
 def _first(vocabulary: int, mesh: DeviceMesh) -> int:
-    """The first token of this process's part."""
+    """Return the first token of this process's part."""
     return _share(vocabulary, mesh) * mesh.get_local_rank()
 
 
 def _share(vocabulary: int, mesh: DeviceMesh) -> int:
-    """Tokens of a process's part as DTensor divides them; the last one's may be smaller."""
+    """Return tokens of a process's part as DTensor divides them; the last one's may be smaller."""
     return -(-vocabulary // mesh.size())
 
 
@@ -226,7 +226,7 @@ def tensor_parallel(part: Transformer, mesh: DeviceMesh, *, sequence_parallel: b
 
 
 def _plan(part: Transformer, stream: Placement) -> dict[str, ParallelStyle]:
-    """The style of each module that this part has."""
+    """Return the style of each module that this part has."""
     plan: dict[str, ParallelStyle] = {}
     if part.embed_tokens is not None:
         plan["embed_tokens"] = VocabularyEmbedding(stream)
@@ -269,7 +269,7 @@ def _block(layer: Block, stream: Placement) -> dict[str, ParallelStyle]:
 def _with_adapters(
     block: Block, plan: dict[str, ParallelStyle], stream: Placement
 ) -> dict[str, ParallelStyle]:
-    """The plan with three styles for a layer that has an adapter: its own, A's and B's."""
+    """Return the plan with three styles for a layer that has an adapter: its own, A's and B's."""
     found: dict[str, ParallelStyle] = {}
     for name, style in plan.items():
         if not isinstance(block.get_submodule(name), LoRALinear):

@@ -1,7 +1,6 @@
-"""What an accelerator and the machine around it can do at most; no torch here.
+"""The peak rates of an accelerator and of the machine around it; no torch here.
 
-The figures are in `hardware_table.py`. A new accelerator of any vendor is one entry there: planning
-asks nothing else of it.
+The figures are in `hardware_table.py`. A new accelerator of any vendor needs only one entry there.
 """
 
 from dataclasses import dataclass, field
@@ -13,30 +12,30 @@ AttentionFigures = Literal["a100", "h100"]  # devices on which attention's kerne
 
 @dataclass(frozen=True)
 class Hardware:
-    """The roofs of one device, and its place among others.
+    """The peak rates of one device, and the machine that usually holds it.
 
-    What a measurement of one device alone does not say stays at its default.
+    A value that a measurement of one device alone cannot give stays at its default.
 
     Attributes:
-        name: For a user, with where the figures are from.
-        flops: Multiplications and additions a second in matrix products, by precision; dense,
-            so half of what datasheets give with structured sparsity, and summed in fp32.
-        memory_bandwidth: Bytes a second between the device and its memory.
-        pcie_bandwidth: Bytes a second from the host, one direction; None where the device has
-            the host's memory.
-        memory_bytes: Of the device's memory, as its driver reports them.
-        link_bandwidth: Bytes a second from a device to the others of its node, one direction:
-            NVLink or its like, PCIe where there is none.
-        network_bandwidth: Bytes a second from a device to other nodes, one direction, in the
-            usual machine: the node's network divided by its devices.
-        devices_per_node: In that machine.
-        watts: Of the device at full load.
-        hourly_price: US dollars for one device rented by the hour; None where no list price was
-            found. Prices move: pass your own.
-        mfu: Model FLOPs utilisation that well-tuned training reaches in bf16 by publication;
-            None where no source was found.
-        attention: Whose figures hold for attention, as a part of the peak; see
-            `step_time.py`.
+        name: The name shown to users, with the source of the figures.
+        flops: Multiplications and additions per second in matrix products, by precision; dense,
+            so half of the datasheet figures for structured sparsity, and summed in fp32.
+        memory_bandwidth: Bytes per second between the device and its memory.
+        pcie_bandwidth: Bytes per second from the host, in one direction; None if the device
+            uses the host's memory.
+        memory_bytes: The device's memory, as its driver reports it.
+        link_bandwidth: Bytes per second from a device to the others of its node, in one
+            direction, over NVLink or a similar link, else over PCIe.
+        network_bandwidth: Bytes per second from a device to other nodes, in one direction, in
+            the usual machine: the node's network divided by its devices.
+        devices_per_node: The number of devices in that machine.
+        watts: The device's power at full load.
+        hourly_price: US dollars for one device rented by the hour; None if no list price was
+            found. Prices change: pass your own.
+        mfu: Model FLOPs utilisation that well-tuned training in bf16 is published to reach;
+            None if no source was found.
+        attention: The device whose measured attention rates, as a fraction of the peak, also
+            apply to this device; see `step_time.py`.
     """
 
     name: str
@@ -54,14 +53,14 @@ class Hardware:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether its memory is the host's."""
+        """Whether the device uses the host's memory."""
         return self.pcie_bandwidth is None
 
     @property
     def memory_name(self) -> str:
-        """What is said to bind where its memory does."""
+        """The name that reports use for the device's memory as a bottleneck."""
         return "CPU memory" if self.is_cpu else "device-memory bandwidth"
 
     def peak(self, precision: Precision) -> float:
-        """The rate of a precision; one that the device lacks runs at the rate of fp32."""
+        """Return the rate of a precision; one that the device lacks runs at fp32's rate."""
         return self.flops.get(precision, self.flops["fp32"])

@@ -1,17 +1,17 @@
 """Accelerators by name, with the source of every figure; one entry is one accelerator.
 
-Rates, bandwidths and power: the makers' datasheets and architecture white papers: NVIDIA V100
+Rates, bandwidths and power are from makers' datasheets and architecture white papers: NVIDIA V100
 (2020), T4 (2019), A100 (2022), A10, RTX A4000 and RTX A6000 (2021), L4 and L40S (2023), H100
 (2023), H200 (2024), Blackwell (2024); Ada (RTX 4090) and RTX Blackwell (RTX 5090) white papers,
 appendix A; AMD MI300X (2023); Google's system architecture pages of TPU v3 and v4; Intel's page of
 the Xeon 8480+, and Kaplan's talk at Hot Chips 2024 (Gaudi 2).
 
-Memory: what `nvidia-smi` reports, which is less than the nominal size where error correction
-lies in it.
+Memory is the size that `nvidia-smi` reports, which is less than the nominal size if error
+correction uses a part.
 
 Machines: NVIDIA DGX-1V, DGX A100, DGX H100, H200 and B200, and AMD's MI300X platform with eight
-400 Gbit/s adapters; cards without NVLink as eight in a cloud's machine (AWS g4dn.metal, g5 and
-g6.48xlarge: 100 Gbit/s; g6e.48xlarge: 400 Gbit/s).
+400 Gbit/s adapters. Cards without NVLink are counted as eight in a cloud machine (AWS g4dn.metal,
+g5 and g6.48xlarge: 100 Gbit/s; g6e.48xlarge: 400 Gbit/s).
 
 MFU: LLM Foundry's benchmark tables (H100 and A100, 1B to 70B at a sequence length of 2048, FSDP);
 Megatron-LM (Shoeybi et al. 2019) for V100; PaLM (Chowdhery et al. 2022, table 3) for TPU v3 and v4;
@@ -31,18 +31,18 @@ from pipelines.planning.hardware import Hardware, Precision
 _TERA = 1e12
 _GIGA = 1e9
 _MIB = 2**20
-# GB/s of 16 lanes, one direction, by generation.
+# GB/s of 16 lanes in one direction, by PCIe generation.
 _PCIE = {3: 15.75, 4: 31.5, 5: 63.0}
 _GBIT = 1 / 8  # GB/s
 
 
-# A file of its own: a price changes no layout, and so no model.
+# Prices are in a separate file, since a price changes no layout and so no model.
 _PRICES: dict[str, float] = yaml.safe_load(
     Path(__file__).with_name("prices.yaml").read_text(encoding="utf-8")
 )
-# Of the peak in bf16 (fp16 on a V100), sequences of 2048 tokens; medium sizes of model and cluster.
+# Fractions of the bf16 peak (fp16 on a V100), for 2048 tokens and medium models and clusters.
 _MFU = {
-    "h200": 0.42,  # H100's: the same chip with more memory
+    "h200": 0.42,  # the H100's MFU: the same chip with more memory
     "h100": 0.42,  # 41.8% with 1B, 46.4% with 7B, 39.8% with 13B, 42.6% with 70B
     "a100-80": 0.57,  # 59.9% with 1B, 59.6% with 13B, 55.3% with 30B, 53.3% with 70B
     "a100-40": 0.52,  # 50.9% with 7B, 52.0% with 13B, 52.2% with 30B
@@ -67,7 +67,7 @@ def _device(
     network: float = 100 * _GBIT / 8,
     per_node: int = 8,
 ) -> Hardware:
-    """TFLOP/s by `_RATES`, MiB, GB/s one way and PCIe's generation, as makers give them."""
+    """Convert a maker's figures: TFLOP/s by `_RATES`, MiB, one-way GB/s and PCIe generation."""
     rates: dict[Precision, float | None] = dict(zip(_RATES, flops, strict=False))
     rates["fp16"] = fp16 or rates.get("bf16")
     host = None if pcie is None else _PCIE[pcie] * _GIGA
@@ -84,11 +84,11 @@ def _device(
     )
 
 
-CPU_CORES = 56  # of the entry `cpu`
+CPU_CORES = 56  # the cores of the entry `cpu`
 _RATES: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp8")
 _H100 = (66.9, 494.7, 989.4, 1978.9)
 _A100 = (19.5, 156.0, 312.0)
-# NVLink of a generation and an adapter for each device, or for two (DGX-1V: four for eight).
+# Each DGX has its generation's NVLink and a network adapter per device (DGX-1V: one per two).
 _DGX_1V: dict[str, Any] = {"link": 150, "network": 100 * _GBIT / 2}
 _V100: dict[str, Any] = {"fp16": 125, "bandwidth": 900, "pcie": 3, "watts": 300, **_DGX_1V}
 _DGX_A100: dict[str, Any] = {"link": 300, "network": 200 * _GBIT}
@@ -99,7 +99,7 @@ _RENTED_HOST: dict[str, Any] = {"network": 10 * _GBIT / 8}
 
 
 def _tpu(name: str, bf16: float, *, bandwidth: float, watts: float, link: float) -> Hardware:
-    """A slice's chips are on one fabric, between hosts too; XLA makes fp32 of six bf16 passes."""
+    """Return a TPU; a slice is one fabric across hosts, and XLA makes fp32 of six bf16 passes."""
     return _device(
         name,
         (bf16 / 6, None, bf16),
@@ -113,7 +113,7 @@ def _tpu(name: str, bf16: float, *, bandwidth: float, watts: float, link: float)
     )
 
 
-# By the command's name: the name that the driver gives, if any, and what it is.
+# The key is the name in commands; the value is the driver's name, if any, and the device.
 _DEVICES: dict[str, tuple[str | None, Hardware]] = {
     "b200": (
         "NVIDIA B200",
@@ -239,11 +239,11 @@ _DEVICES: dict[str, tuple[str | None, Hardware]] = {
             network=400 * _GBIT,
         ),
     ),
-    # Six links of 50 GB/s each; of the older one four of 656 Gbit/s (Jouppi et al. 2020, table 3).
+    # TPU v4 has six links of 50 GB/s; v3 has four of 656 Gbit/s (Jouppi et al. 2020, table 3).
     "tpu-v4": (None, _tpu("TPU v4", 275.0, bandwidth=1200, watts=192, link=6 * 50)),
     "tpu-v3": (None, _tpu("TPU v3", 123.0, bandwidth=900, watts=262, link=4 * 656 * _GBIT)),
-    # 21 of its ports of 100 Gbit/s lead to the seven others, three out. No rate of fp32 products is
-    # published: a sixteenth is an assumption.
+    # 21 of its 100 Gbit/s ports lead to the seven other devices, three to other nodes. No fp32 rate
+    # of products is published: a sixteenth of bf16's is an assumption.
     "gaudi2": (
         None,
         _device(
@@ -257,8 +257,8 @@ _DEVICES: dict[str, tuple[str | None, Hardware]] = {
             network=3 * 100 * _GBIT,
         ),
     ),
-    # One socket of a Xeon Platinum 8480+ as in AWS m7i.48xlarge (two, 768 GiB, 50 Gbit/s): 56
-    # cores at 2.0 GHz, 64 FLOP a cycle in AVX-512 and 2048 in AMX; four UPI links of 48 GB/s.
+    # One of two Xeon Platinum 8480+ sockets of an AWS m7i.48xlarge (768 GiB, 50 Gbit/s): 56 cores
+    # at 2.0 GHz, 64 FLOP per cycle in AVX-512 and 2048 in AMX; four UPI links of 48 GB/s.
     "cpu": (
         None,
         _device(
@@ -274,7 +274,8 @@ _DEVICES: dict[str, tuple[str | None, Hardware]] = {
         ),
     ),
 }
-# Attention's kernels use what Hopper has in the same measure; a B200 is assumed to be no better.
+# Attention kernels reach the same fraction of the peak on all Hopper devices; for a B200 this is
+# an assumption.
 _LIKE_H100 = ("b200", "h200", "h100", "h100-nvl", "h100-pcie")
 ENTRIES: dict[str, Hardware] = {
     key: replace(
@@ -291,9 +292,9 @@ DATASHEETS: dict[str, Hardware] = {
 
 
 def named(name: str) -> Hardware:
-    """The entry of that name; raises UserError with the names that there are."""
+    """Return the entry of that name; raise UserError with the known names if there is none."""
     if name in ENTRIES:
         return ENTRIES[name]
     close = difflib.get_close_matches(name.lower(), ENTRIES, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    raise UserError(f"no accelerator {name!r}: {hint}there are {', '.join(ENTRIES)}")
+    raise UserError(f"no accelerator {name!r}: {hint}the known names are {', '.join(ENTRIES)}")

@@ -1,14 +1,14 @@
 """The layouts that a recipe can have, and the rule behind `parallel: auto`; no torch here.
 
-Layouts are tried from the least communication to the most:
+The rule tries layouts from the least communication to the most:
 
-1. one replica a process; then its moments sharded, then gradients, then weights (ZeRO 1, 2, 3)
-2. tensor parallel over 2, 4, 8 neighbours, with the rest sharded
-3. pipeline parallel over 2, 4, 8, ... stages beside that
+1. one replica per process; then also sharded moments, gradients and weights (ZeRO 1, 2, 3)
+2. tensor parallelism over 2, 4, 8 neighbours, with the rest sharded
+3. pipeline parallelism over 2, 4, 8, ... stages in addition
 
-A micro-batch is a power of two, at most this process's share of a step and `MOST_TOKENS`; the
-largest comes first. On a device whose datasheet is known `auto` takes of those that fit the first
-that `step_time.py` finds as fast as the fastest, within `AS_FAST`; on any other device the first.
+A micro-batch is a power of two, at most the process's share of a step and `MOST_TOKENS`; the rule
+tries the largest first. If the device's datasheet is known, `auto` takes the first fitting layout
+that `step_time.py` predicts within `AS_FAST` of the fastest, else the first fitting layout.
 """
 
 import math
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.core.errors import UserError
+from pipelines.loading.sampler import check_batch, micro_batches
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.division import check_division
 from pipelines.parallel.layout import Layout, check_micro_batches, resolve_layout
@@ -27,8 +28,8 @@ from pipelines.planning.step_time import step_time
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import override_values
 
-MOST_TOKENS = 16_384  # a micro-batch on one process; beyond it matrix products gain nothing
-AS_FAST = 1.05  # of the least time: predictions are no finer, and the earlier layout is the simpler
+MOST_TOKENS = 16_384  # per micro-batch on one process; more does not make products faster
+AS_FAST = 1.05  # of the least time: predictions are no finer, and earlier layouts are simpler
 _GIB = 2**30
 _WAYS = (1, 2, 4, 8, 16, 32, 64)
 _NEIGHBOURS = (1, 2, 4, 8)  # within one node, whose links are fast
@@ -36,12 +37,12 @@ _NEIGHBOURS = (1, 2, 4, 8)  # within one node, whose links are fast
 
 @dataclass(frozen=True)
 class Choice:
-    """A layout and a micro-batch, and what the formulas say of them.
+    """A layout and a micro-batch, with the memory that the formulas predict.
 
     Attributes:
-        laid: The recipe, with sizes that may still be `auto`.
-        training: What the layout makes of it.
-        memory: Of the device that needs most.
+        laid: The recipe with this layout; some sizes may still be `auto`.
+        training: The settings of training that follow from the layout.
+        memory: The memory of the device that needs most.
     """
 
     laid: Recipe
@@ -50,12 +51,12 @@ class Choice:
 
     @property
     def layout(self) -> Layout:
-        """Processes by dimension."""
+        """The number of processes by dimension."""
         return self.training.layout
 
     @property
     def recipe(self) -> Recipe:
-        """Without any `auto`."""
+        """The recipe with every `auto` replaced."""
         training = self.training
         values: dict[str, object] = {
             f"parallel.{key}": getattr(self.layout, key) for key in ("dp_replicate", "dp_shard")
@@ -74,7 +75,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A layout that can't be, of which nothing is estimated."""
+    """An impossible layout, for which nothing is estimated."""
 
     laid: Recipe
     why: UserError
@@ -85,7 +86,7 @@ class Refusal:
 
 
 def is_left_to_the_rule(recipe: Recipe) -> bool:
-    """Whether the recipe leaves its layout or its micro-batch to this rule."""
+    """Return whether the recipe leaves its layout or its micro-batch to this rule."""
     return recipe.parallel.by_rule or recipe.train.micro_batch_size == "auto"
 
 
@@ -98,19 +99,19 @@ def choose(
     below: float = math.inf,
     hardware: Hardware | None = None,
 ) -> Choice:
-    """What `auto` becomes; with nothing on `auto`, the recipe as it is.
+    """Return the choice that replaces `auto`; without any `auto`, the recipe's own layout.
 
     Args:
-        recipe: Whose `auto` are to be replaced; what is fixed stays.
-        config: The model's shape, sized.
-        world: Processes.
-        device_bytes: Memory of the smallest device.
-        below: What a choice needed by the formulas that ran out of memory all the same; the next
-            one that needs less has the same global batch and order of samples.
-        hardware: Of every device, where its datasheet is known.
+        recipe: The recipe whose `auto` values are replaced; fixed values stay.
+        config: The model's shape, with vocabulary and context filled in.
+        world: The number of processes.
+        device_bytes: The memory of the smallest device.
+        below: The predicted bytes of a choice that ran out of memory; the next choice needs
+            less, with the same global batch and order of samples.
+        hardware: The type of all devices, if its datasheet is known.
 
     Raises:
-        UserError: nothing fits, or what is fixed fits no number of processes.
+        UserError: Nothing fits, or the fixed values fit no number of processes.
     """
     choices = _choices(recipe, config, world)
     if not is_left_to_the_rule(recipe):
@@ -121,7 +122,7 @@ def choose(
     if fitting:
         return fitting[0] if hardware is None else _fast(fitting, config, hardware)
     least = min(choices, key=lambda each: each.memory.total)
-    ran_out = "" if below == math.inf else f", and {below / _GIB:.3g} GiB were too much"
+    ran_out = "" if below == math.inf else f", and {below / _GIB:.3g} GiB were too many"
     raise UserError(
         f"no layout of {world} processes fits {device_bytes / _GIB:.3g} GiB a device{ran_out}; "
         f"the least is {least}; use more or larger devices, a smaller model, or "
@@ -130,7 +131,7 @@ def choose(
 
 
 def _fast(fitting: list[Choice], config: DecoderConfig, hardware: Hardware) -> Choice:
-    """The first that is as fast as the fastest."""
+    """Return the first choice that is about as fast as the fastest."""
     seconds = [step_time(config, each.training, hardware).total for each in fitting]
     return next(
         each for each, time in zip(fitting, seconds, strict=True) if time <= AS_FAST * min(seconds)
@@ -138,10 +139,10 @@ def _fast(fitting: list[Choice], config: DecoderConfig, hardware: Hardware) -> C
 
 
 def _choices(recipe: Recipe, config: DecoderConfig, world: int) -> list[Choice]:
-    """Every choice that is possible, in the rule's order; at least one.
+    """Return every possible choice, at least one, in the rule's order.
 
     Raises:
-        UserError: none is; what is wrong with the first.
+        UserError: No choice is possible; the error says what is wrong with the first.
     """
     tried = list(tries(recipe, config, world))
     choices = [each for each in tried if isinstance(each, Choice)]
@@ -151,12 +152,12 @@ def _choices(recipe: Recipe, config: DecoderConfig, world: int) -> list[Choice]:
 
 
 def tries(recipe: Recipe, config: DecoderConfig, world: int) -> Iterator[Choice | Refusal]:
-    """Every layout and micro-batch that the rule looks at, in its order.
+    """Yield every layout and micro-batch that the rule tries, in its order.
 
     Args:
-        recipe: Whose `auto` are tried; what is fixed stays.
-        config: The model's shape, sized.
-        world: Processes.
+        recipe: The recipe whose `auto` values are tried; fixed values stay.
+        config: The model's shape, with vocabulary and context filled in.
+        world: The number of processes.
     """
     for laid in _laid(recipe, world):
         try:
@@ -171,14 +172,14 @@ def tries(recipe: Recipe, config: DecoderConfig, world: int) -> Iterator[Choice 
             try:
                 if layout.pp > 1:
                     check_micro_batches(training.schedule, layout.pp, training.micro_batches)
-            except UserError as error:  # a smaller micro-batch may do
+            except UserError as error:  # a smaller micro-batch may work
                 yield Refusal(laid, error)
                 continue
             yield Choice(laid, training, estimate(config, training))
 
 
 def _laid(recipe: Recipe, world: int) -> Iterator[Recipe]:
-    """The recipe with each layout that the rule looks at, in its order."""
+    """Yield the recipe with each layout that the rule tries, in its order."""
     parallel = recipe.parallel
     for pp in _WAYS if parallel.pp == "auto" else [_fixed(parallel.pp)]:
         for tp in _NEIGHBOURS if parallel.tp == "auto" else [_fixed(parallel.tp)]:
@@ -187,7 +188,7 @@ def _laid(recipe: Recipe, world: int) -> Iterator[Recipe]:
             shardings: Sequence[str] = [parallel.sharding]
             if parallel.sharding == "auto":
                 alone = world == pp * tp
-                # Tensor and pipeline parallel come after all of ZeRO, on top of its last stage.
+                # The rule tries tensor and pipeline parallelism only with ZeRO's last stage.
                 shardings = ["none"] if alone else SHARDINGS if pp == tp == 1 else ["full"]
             for sharding in shardings:
                 values = {"pp": pp, "tp": tp, "sharding": sharding}
@@ -199,14 +200,10 @@ def _fixed(number: int | Literal["auto"]) -> int:
 
 
 def _micro_batches(recipe: Recipe, layout: Layout) -> list[int]:
-    """Each micro-batch that is looked at, the largest first."""
+    """Return every micro-batch size that the rule tries, the largest first."""
     train = recipe.train
+    check_batch(train.global_batch_size, layout.dp)
     share = train.global_batch_size // layout.dp
-    if not share:
-        raise UserError(
-            f"train.global_batch_size({train.global_batch_size}) is smaller than the {layout.dp} "
-            "data-parallel processes: each needs at least one sample a step"
-        )
     if train.micro_batch_size != "auto":
         return [train.micro_batch_size]
     tokens = recipe.data.sequence_length / layout.cp
@@ -221,7 +218,7 @@ def _training(recipe: Recipe, layout: Layout, micro_batch: int) -> Training:
         layout=layout,
         sharding=parallel.sharding,  # type: ignore[arg-type]  # no auto any more
         micro_batch=micro_batch,
-        micro_batches=math.ceil(train.global_batch_size / layout.dp / micro_batch),
+        micro_batches=micro_batches(train.global_batch_size, layout.dp, micro_batch),
         sequence=recipe.data.sequence_length,
         precision=train.precision,
         activation_checkpoint=train.activation_checkpoint,

@@ -1,8 +1,8 @@
-"""Every layout of a run on a machine, the fastest first, and machines and models by size; no torch.
+"""A search for the best layouts, the smallest machine and the largest model of a run; no torch.
 
-What `parallel: auto` would try is tried with each way of activation checkpointing, with shards that
-end at a node, and, for long samples, with context parallelism. A layout that can't be has its
-reason.
+The search tries the layouts of `parallel: auto` with every mode of activation checkpointing, with
+shards within a node and, for long samples, with context parallelism. An impossible layout is
+returned with the reason.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,20 +20,20 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import override_values
 
 Checkpointing = Literal["none", "selective", "full"]
-LONG = 16_384  # tokens of a sample from which on context parallelism is tried
+LONG = 16_384  # context parallelism is tried for samples of at least so many tokens
 GIB = 2**30
 _MACHINES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout on a machine: what it needs and how fast it is, or why it can't be.
+    """A layout on a machine with its memory and speed, or the reason why it is impossible.
 
     Attributes:
-        name: The layout, for a user.
-        choice: None where the layout can't divide the model or its batch.
-        step: None likewise.
-        why_not: None where it fits.
+        name: The layout's name for users.
+        choice: The layout; None if it cannot divide the model or its batch.
+        step: The time of a step; None if `choice` is None.
+        why_not: The reason why the layout cannot run; None if it fits.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Whether it can run."""
+        """Whether the layout can run."""
         return self.why_not is None
 
 
 def own(recipe: Recipe, config: DecoderConfig, hardware: Hardware, gpus: int) -> list[Candidate]:
-    """What the recipe itself allows: first what a run would take, then what `auto` could be too."""
+    """Return the layouts that the recipe allows; the first is the one that a run would use."""
     ranked = _ranked(list(tries(recipe, config, gpus)), config, hardware)
     if not is_left_to_the_rule(recipe) or not ranked[0].fits:
         return ranked
@@ -58,13 +58,13 @@ def own(recipe: Recipe, config: DecoderConfig, hardware: Hardware, gpus: int) ->
 
 
 def search(recipe: Recipe, config: DecoderConfig, hardware: Hardware, gpus: int) -> list[Candidate]:
-    """All layouts, whatever the recipe says of them: those that fit by time, then the others.
+    """Return all layouts, even those the recipe excludes: fitting ones by time, then the others.
 
     Args:
-        recipe: Whose batch, precision, adapter and schedule are used; a sharding is kept, if any.
-        config: The model's shape, sized.
-        hardware: Of every device.
-        gpus: Devices.
+        recipe: The recipe with batch, precision, adapter and schedule; a fixed sharding is kept.
+        config: The model's shape, with vocabulary and context filled in.
+        hardware: The type of all devices.
+        gpus: The number of devices.
     """
     found: list[Choice | Refusal] = []
     for variant in _variants(recipe, hardware, gpus):
@@ -74,14 +74,14 @@ def search(recipe: Recipe, config: DecoderConfig, hardware: Hardware, gpus: int)
 
 
 def nearest(candidates: list[Candidate], number: int = 3) -> list[Candidate]:
-    """The layouts that need least memory of those that need too much; shown to a user."""
+    """Return the layouts that exceed the memory by least, to show them to a user."""
     return [each for each in candidates if each.choice is not None and not each.fits][:number]
 
 
 def smallest_machine(
     recipe: Recipe, config: DecoderConfig, entries: Mapping[str, Hardware]
 ) -> list[tuple[str, int]]:
-    """The fewest devices of each kind on which the run fits, those of the least memory first."""
+    """Return the fewest devices of each type on which the run fits, least total memory first."""
     found = []
     for name, hardware in entries.items():
         for gpus in _MACHINES:
@@ -94,7 +94,7 @@ def smallest_machine(
 def largest_model(
     recipe: Recipe, models: Mapping[str, DecoderConfig], hardware: Hardware, gpus: int
 ) -> dict[str, str]:
-    """The largest model that each adapter fine-tunes on a machine, by the adapter's kind."""
+    """Return the largest model that a machine can fine-tune with each kind of adapter."""
     by_size = sorted(models, key=lambda name: models[name].parameters, reverse=True)
     found: dict[str, str] = {}
     for kind in ("none", "lora", "qlora"):
@@ -108,7 +108,7 @@ def largest_model(
 
 
 def _variants(recipe: Recipe, hardware: Hardware, gpus: int) -> Iterator[Recipe]:
-    """The recipe with its layout left open, under what the rule itself does not vary."""
+    """Yield the recipe with `auto` layouts, once for each setting that the rule does not vary."""
     sharding = recipe.parallel.sharding
     open_: dict[str, object] = dict.fromkeys(
         ("parallel.tp", "parallel.pp", "parallel.dp_replicate", "parallel.dp_shard"), "auto"
@@ -116,7 +116,7 @@ def _variants(recipe: Recipe, hardware: Hardware, gpus: int) -> Iterator[Recipe]
     open_ |= {"train.micro_batch_size": "auto"}
     yield override_values(recipe, open_ | {"parallel.cp": 1})
     if sharding in ("auto", "gradients", "full") and gpus > hardware.devices_per_node > 1:
-        # A replica a node: gathers stay on the fast links.
+        # With one replica per node, gathers stay on the fast links.
         in_node = {
             "parallel.dp_shard": hardware.devices_per_node,
             "parallel.sharding": "full" if sharding == "auto" else sharding,
@@ -139,7 +139,7 @@ def _checkpointing(choice: Choice, config: DecoderConfig) -> Iterator[Choice]:
 def _ranked(
     found: list[Choice | Refusal], config: DecoderConfig, hardware: Hardware
 ) -> list[Candidate]:
-    """One candidate a layout, with the micro-batch that is the fastest of those that fit."""
+    """Return one candidate per layout, with the fastest micro-batch that fits."""
     best: dict[str, Candidate] = {}
     for each in found:
         candidate = _candidate(each, config, hardware)
@@ -161,7 +161,7 @@ def _candidate(each: Choice | Refusal, config: DecoderConfig, hardware: Hardware
 
 
 def _why_not(choice: Choice, hardware: Hardware) -> str:
-    """Why a layout's memory is too much, with the part that takes most of it."""
+    """Return why a layout needs too much memory, with the part that takes most of it."""
     memory = choice.memory
     parts = {name: size for name, size in memory.parts.items() if name != "margin"}
     largest = max(parts, key=parts.__getitem__)
@@ -170,7 +170,7 @@ def _why_not(choice: Choice, hardware: Hardware) -> str:
 
 
 def ways(layout: Layout) -> str:
-    """Such as `dp_shard 4 x tp 2`; what is 1 is left out."""
+    """Return a layout's name such as `dp_shard 4 x tp 2`, without the dimensions of size 1."""
     return " x ".join(f"{name} {size}" for name, size in vars(layout).items() if size > 1) or "one"
 
 
@@ -182,7 +182,7 @@ def _name(training: Training) -> str:
 
 
 def _rank(candidate: Candidate) -> tuple[int, float]:
-    """Those that fit by seconds, then those that don't by memory, then what can't be."""
+    """Return a sort key: fitting layouts by time, too large ones by memory, impossible ones."""
     if candidate.choice is None or candidate.step is None:
         return (2, 0.0)
     return (0, candidate.step.total) if candidate.fits else (1, _needs(candidate))

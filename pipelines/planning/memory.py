@@ -1,7 +1,7 @@
-"""How many bytes training needs on one device, by formula; no torch here.
+"""Formulas for the bytes that training needs on one device; no torch here.
 
-A step holds most at one of a few moments, and its parts are told for that one: where gradients are
-made anew in each backward pass, none is there yet while all activations are.
+A step's memory is greatest at one of a few moments, and the parts are given for that moment. For
+example, unless gradients accumulate, none exists yet while all activations do.
 """
 
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from pipelines.planning.memory_activations import (
 from pipelines.planning.memory_state import State, linear_shapes, muon_bytes, state_of
 from pipelines.planning.memory_training import FP32, Training
 
-HEADROOM = 0.9  # of a device's memory that tensors may take; see `Memory.margin`
-_BATCH = 8 + 8 + 4  # of a token: its id, the next one's and its document's number
-_BATCHES = 17  # in use, and as many as `loading/sources/readers.py` reads ahead
+HEADROOM = 0.9  # the part of a device's memory that tensors may take; see `Memory.margin`
+_BATCH = 8 + 8 + 4  # bytes per token: its id, the next token's id and its document's number
+_BATCHES = 17  # one in use, and those that `loading/sources/readers.py` reads ahead
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device that has most, at the moment when it does.
+    """Bytes on the device that needs most, at the moment when it needs most.
 
     Attributes:
-        weights: As they lie, as they are gathered and as products read them.
-        gradients: Of what is trained, as far as they are there.
+        weights: Weights as stored, as gathered and as cast for matrix products.
+        gradients: Gradients of trained weights that exist at that moment.
         optimizer: AdamW's two moments, or Muon's one.
-        activations: What the backward pass needs of the forward pass, and gradients of it.
-        logits: And what the loss makes of them, as far as they are there.
-        buffers: For exchanges between processes, batches and tables of positions.
-        moment: When that is.
+        activations: Activations kept for the backward pass, and their gradients.
+        logits: Logits and the loss's tensors that exist at that moment.
+        buffers: Buffers for exchanges between processes, batches and tables of positions.
+        moment: The name of that moment.
     """
 
     weights: float
@@ -46,23 +46,23 @@ class Memory:
 
     @property
     def used(self) -> float:
-        """What tensors take."""
+        """Bytes that tensors take."""
         state = self.weights + self.gradients + self.optimizer
         return state + self.activations + self.logits + self.buffers
 
     @property
     def margin(self) -> float:
-        """What the allocator's fragments, the libraries and NCCL take besides."""
+        """Further bytes for the allocator's fragments, the libraries and NCCL."""
         return self.used * (1 / HEADROOM - 1)
 
     @property
     def total(self) -> float:
-        """What the device must have."""
+        """Bytes that the device must have."""
         return self.used + self.margin
 
     @property
     def parts(self) -> dict[str, float]:
-        """Bytes by what they are for, in the order of a table; they add up to the total."""
+        """Bytes by purpose, in the order of a report's table; they add up to the total."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -75,13 +75,13 @@ class Memory:
 
 
 def estimate(config: DecoderConfig, training: Training) -> Memory:
-    """The bytes that a step needs on one device."""
+    """Return the bytes that a step needs on one device."""
     state = state_of(config, training)
     return max(_moments(config, training, state), key=lambda memory: memory.used)
 
 
 def _moments(config: DecoderConfig, training: Training, state: State) -> list[Memory]:
-    """Those of a step that may hold most; all gradients are there at all of them that wait."""
+    """Return the memory at each possible peak of a step; accumulated gradients exist at all."""
     buffers = state.buffers + _buffers(config, training)
     forward, backward = logits(config, training)
     root = 0.0 if training.is_fully_sharded else _root_gradient(config, training)
@@ -114,16 +114,16 @@ def _moments(config: DecoderConfig, training: Training, state: State) -> list[Me
 
 
 def _root_gradient(config: DecoderConfig, training: Training) -> float:
-    """Return the bytes of the gradient of the head's weight, the first that is there."""
+    """Return the bytes of the gradient of the head's weight, the first gradient to exist."""
     if not training.trains_all:
         return 0.0
     return config.vocab_size * config.width / training.layout.tp * FP32
 
 
 def _further_gradient(config: DecoderConfig, training: Training) -> float:
-    """Return the bytes of the embeddings' whole gradient, before it is added to what is there.
+    """Return the bytes of the embeddings' whole gradient before it is added to others.
 
-    Where they are tied it is added to the head's first, to give another.
+    Tied embeddings' gradient is first added to the head's, which makes another tensor.
     """
     if training.is_fully_sharded:
         return 0.0
@@ -132,7 +132,7 @@ def _further_gradient(config: DecoderConfig, training: Training) -> float:
 
 
 def _buffers(config: DecoderConfig, training: Training) -> float:
-    """Batches that were read ahead, cosines and sines of positions, and a matrix out of NF4."""
+    """Return the bytes of batches read ahead, position tables and one matrix decoded from NF4."""
     tokens = training.micro_batch * training.sequence
     tables = 2 * config.context_length * config.rotary_width * FP32
     largest = max(rows * columns for rows, columns in linear_shapes(config).values())

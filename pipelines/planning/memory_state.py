@@ -1,7 +1,7 @@
 """Bytes of weights, gradients and moments on one device; no torch here.
 
-After ZeRO (Rajbhandari et al. 2020) for what is implemented: AdamW with all three in fp32, or Muon
-with one moment for the matrices of blocks.
+The formulas follow ZeRO (Rajbhandari et al. 2020) for the optimizers implemented here: AdamW with
+weights, gradients and moments in fp32, or Muon with one moment for the matrices of blocks.
 """
 
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ from pipelines.models.config import DecoderConfig
 from pipelines.planning.memory_training import FP32, SHARDINGS, Sharding, Training, layers_by_rank
 from pipelines.recipe.training_section import Adapter
 
-NF4 = 0.516  # QLoRA's 4 bits, with the scales of blocks of 64 quantised once more
-MOMENTS = 8  # two of AdamW a weight
-_BY_ROWS = ("o_proj", "down_proj")  # what tensor parallelism divides so
+NF4 = 0.516  # bytes per weight: QLoRA's 4 bits, and the quantised scales of blocks of 64
+MOMENTS = 8  # bytes per weight of AdamW's two moments
+_BY_ROWS = ("o_proj", "down_proj")  # the matrices that tensor parallelism divides by rows
 _GATHERED_TOGETHER = 1 << 26  # bytes, in `parallel/data_parallel.py`
 _MUON_TOGETHER = 1 << 27  # numbers, in `training/optimizer.py`
-_MUON_BYTES = 8  # of each of them while it is orthogonalised: four copies in bf16
+_MUON_BYTES = 8  # per number while Muon orthogonalises it: four copies in bf16
 
 
 @dataclass(frozen=True)
 class State:
-    """Bytes of what stays from step to step, and of what it is exchanged and computed in.
+    """Bytes of the training state on one process, and of the buffers that exchange it.
 
     Attributes:
-        weights: As they lie and as they stay gathered, those that are frozen too.
-        casts: Of them in half precision, which autocast keeps to the end of the forward pass.
-        casts_kept: Of those, what is there in the backward pass.
-        gradients: When all are there.
-        gradients_at_loss: When the last backward pass begins.
-        optimizer: Moments.
-        buffers: In which processes exchange gradients and weights.
-        passing: What is gathered, and in which, only while a pass goes through the blocks.
+        weights: Weights as stored and as kept gathered, including frozen ones.
+        casts: Half-precision copies, which autocast keeps until the forward pass ends.
+        casts_kept: The part of `casts` that still exists in the backward pass.
+        gradients: Gradients when all of them exist.
+        gradients_at_loss: Gradients when the last backward pass begins.
+        optimizer: The optimizer's moments.
+        buffers: Buffers in which processes exchange gradients and weights.
+        passing: Weights gathered, and their buffers, only while a pass goes through the blocks.
     """
 
     weights: float
@@ -47,13 +47,13 @@ class State:
 
 @dataclass(frozen=True)
 class _Held:
-    """Numbers of a process's part of the model, before data parallelism divides them.
+    """Parameter counts of a process's part of the model, before data parallelism divides it.
 
     Attributes:
-        whole: All.
-        root: What is in no block: embeddings, last norm, head.
-        block: Of one block.
-        looked_up: Of the root, what no matrix product reads.
+        whole: All parameters.
+        root: Parameters outside the blocks: embeddings, last norm and head.
+        block: Parameters of one block.
+        looked_up: The root's parameters that no matrix product reads.
     """
 
     whole: float
@@ -63,17 +63,17 @@ class _Held:
 
     @property
     def unit(self) -> float:
-        """The most that FSDP2 gathers at once."""
+        """The largest number of parameters that FSDP2 gathers at once."""
         return max(self.root, self.block)
 
     @property
     def in_use(self) -> float:
-        """What FSDP2 keeps gathered where blocks are given up: the root, a block and the next."""
+        """Parameters gathered when FSDP2 frees blocks after use: the root and two blocks."""
         return min(self.whole, self.root + 2 * self.block)
 
 
 def state_of(config: DecoderConfig, training: Training) -> State:
-    """Return the state of the process that has most."""
+    """Return the state of the process that holds the most."""
     held = _held(config, training)
     trained = held if training.trains_all else _adapters(config, training)
     frozen = 0.0 if training.trains_all else _frozen(config, held, training)
@@ -94,7 +94,7 @@ def state_of(config: DecoderConfig, training: Training) -> State:
 
 
 class Kept(NamedTuple):
-    """The parts that each of several processes keeps."""
+    """The fractions of weights, gradients and moments that each process keeps."""
 
     weights: float
     gradients: float
@@ -102,13 +102,13 @@ class Kept(NamedTuple):
 
 
 def kept_by_zero(sharding: Sharding, ways: int) -> Kept:
-    """ZeRO's stages 0 to 3 over so many processes (Rajbhandari et al. 2020, figure 1)."""
+    """Return what ZeRO stages 0 to 3 keep on each process (Rajbhandari et al. 2020, figure 1)."""
     stage = SHARDINGS.index(sharding)
     return Kept(*(1 / ways if stage >= divides else 1.0 for divides in (3, 2, 1)))
 
 
 def muon_bytes(config: DecoderConfig, training: Training) -> float:
-    """Return the bytes of what Muon orthogonalises at once: matrices of one shape, to a limit."""
+    """Return the bytes Muon needs to orthogonalise matrices of one shape together, to a limit."""
     if training.optimizer != "muon" or not training.trains_all:
         return 0.0
     numbers: dict[tuple[int, ...], int] = {}
@@ -119,7 +119,7 @@ def muon_bytes(config: DecoderConfig, training: Training) -> float:
 
 
 def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """Rows and columns of a block's matrices by name."""
+    """Return the rows and columns of each matrix of a block by name."""
     queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
     width, hidden = config.width, config.hidden
     shapes = {
@@ -134,20 +134,20 @@ def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
 
 
 def adapted_shapes(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[int, int]]:
-    """Return the shapes of those matrices of a block that get an adapter."""
+    """Return the shapes of the matrices of a block that get an adapter."""
     shapes = linear_shapes(config)
     targets = adapter.targets or shapes
     return {name: shape for name, shape in shapes.items() if name in targets}
 
 
 def adapter_parameters(config: DecoderConfig, adapter: Adapter) -> int:
-    """Numbers that training adjusts of a whole model with adapters."""
+    """Return the number of trained parameters of a whole model with adapters."""
     shapes = adapted_shapes(config, adapter).values()
     return config.layers * adapter.rank * sum(rows + columns for rows, columns in shapes)
 
 
 def _held(config: DecoderConfig, training: Training) -> _Held:
-    """Return what the process that has most holds: embeddings or head, with its layers."""
+    """Return the parameters of the process that holds most: its layers, and embeddings or head."""
     layout, block = training.layout, config.layer_parameters
     root: float = config.parameters - config.layers * block
     if layout.pp == 1:
@@ -156,7 +156,7 @@ def _held(config: DecoderConfig, training: Training) -> _Held:
         looked_up += 0 if config.tie_embeddings else config.vocab_size * config.width
         return _Held(*(n / layout.tp for n in (whole, root, block, looked_up)))
     if not config.tie_embeddings:
-        root /= 2  # embeddings and head lie on different stages; tied ones on both
+        root /= 2  # embeddings and head are on different stages; tied ones are on both
     last = layout.pp - 1
     ends = [root if rank in (0, last) else 0.0 for rank in range(layout.pp)]
     layers = layers_by_rank(config, training)
@@ -165,15 +165,15 @@ def _held(config: DecoderConfig, training: Training) -> _Held:
 
 
 def _replicated(held: _Held, training: Training) -> State:
-    """Return the state of trained numbers that are whole on each process."""
+    """Return the state of trained weights that every process holds undivided."""
     whole, exchanged = held.whole, training.layout.dp_cp > 1
     half = 0 if training.compute_bytes == FP32 else training.compute_bytes
     casts = (whole - held.looked_up) * half
-    # What is computed again is cast again, a block at a time.
+    # With activation checkpointing, weights are cast again in the backward pass, block by block.
     kept = min(casts, (held.root - held.looked_up + held.block) * half)
     buffers = 0.0
     if exchanged and training.accumulates:
-        buffers += whole * FP32  # DistributedDataParallel's buckets, which the sum goes through
+        buffers += whole * FP32  # DistributedDataParallel's buckets for the gradients' sum
     if exchanged and training.sharding == "optimizer":
         buffers += min(whole * FP32, _GATHERED_TOGETHER) * (1 + 1 / training.shards)
     gradients = whole * FP32
@@ -182,7 +182,7 @@ def _replicated(held: _Held, training: Training) -> State:
         casts=casts,
         casts_kept=kept if training.computes_again else casts,
         gradients=gradients,
-        # Where they aren't the sum of micro-batches, they are its buckets, if any.
+        # Without accumulation, the gradients are DistributedDataParallel's buckets, if any.
         gradients_at_loss=gradients if training.accumulates or exchanged else 0.0,
         optimizer=0.0,
         buffers=buffers,
@@ -190,18 +190,19 @@ def _replicated(held: _Held, training: Training) -> State:
 
 
 def _sharded(held: _Held, training: Training) -> State:
-    """Return the state of trained numbers under FSDP2, which keeps no whole weights between steps.
+    """Return the state of trained weights under FSDP2, which divides weights between steps.
 
-    Stage 2 of ZeRO gathers all of them in the forward pass, stage 3 a block at a time.
+    ZeRO stage 2 gathers all weights in the forward pass; stage 3 gathers one block at a time.
     """
     whole, size = held.whole, training.compute_bytes
     gathered = (held.root if training.gives_up_blocks else whole) * size
     undivided = (whole if training.whole_gradients_wait else held.unit) * FP32
-    # A block is gathered in one piece and then laid out, as are its gradients; and so is the next.
+    # FSDP2 gathers a block into one buffer and copies it out, and its gradients in the same way;
+    # meanwhile it gathers the next block.
     passing = (held.in_use - held.root if training.gives_up_blocks else 0.0) * size
     passing += 2 * held.block * size
     share = 0.0 if training.cpu_offload else whole / training.shards * FP32
-    # Whole gradients that wait turn into shards one by one.
+    # Accumulated whole gradients turn into shards one by one.
     waits = training.whole_gradients_wait
     gradients = max(undivided, share) if waits else undivided + share
     of_earlier = gradients if waits else share
@@ -218,7 +219,7 @@ def _sharded(held: _Held, training: Training) -> State:
 
 
 def _moments(config: DecoderConfig, held: _Held, training: Training) -> float:
-    """Return the moments' bytes of all that is trained, before sharding divides them."""
+    """Return the bytes of the moments of all trained weights, before sharding divides them."""
     if training.optimizer != "muon" or not training.trains_all:
         return held.whole * MOMENTS
     matrices = sum(prod(shape) for shape in linear_shapes(config).values())
@@ -227,8 +228,8 @@ def _moments(config: DecoderConfig, held: _Held, training: Training) -> float:
 
 
 def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
-    """Bytes of the weights below adapters; in NF4 are only those that have one."""
-    saved = 0.0  # a number of a block
+    """Return the bytes of the frozen weights; NF4 stores only the matrices that have adapters."""
+    saved = 0.0  # bytes per parameter of a block
     if training.adapter.kind == "qlora":
         adapted = adapted_shapes(config, training.adapter).values()
         quantised = sum(rows * columns for rows, columns in adapted)
@@ -242,7 +243,7 @@ def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
 
 
 def _adapters(config: DecoderConfig, training: Training) -> _Held:
-    """Numbers of the two matrices beside each layer that has an adapter; one is divided by tp."""
+    """Return the adapters' parameter counts; tensor parallelism divides one matrix of each two."""
     adapter, tp = training.adapter, training.layout.tp
     block = adapter.rank * sum(
         rows + columns / tp if name in _BY_ROWS else rows / tp + columns

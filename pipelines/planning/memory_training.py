@@ -1,4 +1,4 @@
-"""What decides the memory of training besides the model's shape; no torch here."""
+"""The settings that decide the memory of training besides the model's shape; no torch here."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -10,17 +10,17 @@ from pipelines.recipe.training_section import Adapter
 
 FP32 = 4
 Sharding = Literal["none", "optimizer", "gradients", "full"]
-SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)  # at the places of ZeRO's stages, 0 to 3
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)  # the index is ZeRO's stage, 0 to 3
 
 
 @dataclass(frozen=True)
 class Training:
-    """What else than the model decides the memory; sizes in tokens and samples."""
+    """The settings besides the model that decide the memory; sizes are in tokens and samples."""
 
     layout: Layout
     sharding: Sharding
     micro_batch: int
-    micro_batches: int  # of a step on one process
+    micro_batches: int  # per step on one process
     sequence: int
     precision: str = "fp32"
     activation_checkpoint: str = "none"
@@ -28,9 +28,9 @@ class Training:
     cpu_offload: bool = False
     adapter: Adapter = field(default_factory=Adapter)
     optimizer: str = "adamw"
-    sequence_parallel: bool = True  # tensor parallel processes share out what is between products
-    compiled: bool = False  # `torch.compile` keeps nothing twice, nor what no backward pass reads
-    on_cpu: bool = False  # where RMSNorm is no kernel of its own, and keeps more
+    sequence_parallel: bool = True  # divides activations between matrix products over tp
+    compiled: bool = False  # `torch.compile` keeps only what the backward pass reads, and once
+    on_cpu: bool = False  # on a CPU, RMSNorm has no fused kernel and keeps more
 
     @property
     def compute_bytes(self) -> int:
@@ -39,54 +39,54 @@ class Training:
 
     @property
     def accumulates(self) -> bool:
-        """Whether gradients wait for those of further micro-batches."""
+        """Whether gradients are added up over several micro-batches."""
         return self.micro_batches > 1
 
     @property
     def whole_gradients_wait(self) -> bool:
-        """Whether they do so before processes divide them; see `parallel/data_parallel.py`."""
+        """Whether they are added up before sharding divides them (`parallel/data_parallel.py`)."""
         return self.accumulates and (self.layout.pp > 1 or not self.is_fully_sharded)
 
     @property
     def shards(self) -> int:
-        """Processes over which the state is divided that sharding divides."""
+        """The number of processes over which sharding divides the state."""
         return 1 if self.sharding == "none" else self.layout.shards
 
     @property
     def is_fully_sharded(self) -> bool:
-        """Whether FSDP2 has the weights; see `parallel/data_parallel.py`."""
+        """Whether FSDP2 shards the weights; see `parallel/data_parallel.py`."""
         replicas = self.layout.tp * self.layout.pp > 1 and self.layout.dp_cp > 1
         return self.sharding in ("gradients", "full") or replicas
 
     @property
     def gives_up_blocks(self) -> bool:
-        """Whether a block's weights are gathered for its own time only."""
+        """Whether a block's weights are gathered only while the block runs."""
         zero_bubble = self.layout.pp > 1 and self.schedule == "zero_bubble"
         return self.sharding == "full" and not zero_bubble
 
     @property
     def trains_all(self) -> bool:
-        """Whether no weight is frozen below adapters."""
+        """Whether all weights are trained, without adapters on frozen weights."""
         return self.adapter.kind == "none"
 
     @property
     def computes_again(self) -> bool:
-        """Whether blocks keep less than all from the forward to the backward pass."""
+        """Whether the backward pass computes activations of blocks again."""
         return self.activation_checkpoint != "none"
 
     @property
     def positions(self) -> float:
-        """The positions of a micro-batch that a process works on between matrix products."""
+        """The token positions of a micro-batch that a process holds between matrix products."""
         return self.micro_batch * self.sequence / self.layout.tp / self.layout.cp
 
     @property
     def stream_copies(self) -> int:
-        """Tensor parallel processes that have the same residual stream."""
+        """The number of tensor-parallel processes that hold the same residual stream."""
         return 1 if self.sequence_parallel else self.layout.tp
 
 
 def layers_by_rank(config: DecoderConfig, training: Training) -> list[int]:
-    """How many each process of a pipeline has."""
+    """Return the number of layers on each process of a pipeline."""
     pp, schedule = training.layout.pp, training.schedule
     if pp == 1:
         return [config.layers]

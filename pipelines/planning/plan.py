@@ -1,12 +1,11 @@
-"""Everything that planning says of a run on a machine, joined; no torch here.
+"""The complete plan of a run on a machine; no torch here.
 
-A plan as plain values: what `penstock plan --json` prints, and `plan.json` of a run.
+As plain values, the plan is the output of `penstock plan --json` and a run's `plan.json`.
 """
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.core.settings import PROJECT
 from pipelines.models.config import DecoderConfig
 from pipelines.planning.cost import PREPROCESS_RATE, StageCost, energy_kwh, model_flops
 from pipelines.planning.hardware import Hardware, Precision
@@ -26,19 +25,19 @@ from pipelines.planning.storage_needs import (
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import stage_names
 
-# Of English text, with vocabularies of tens of thousands; of the simplest tokenizers one.
-_BYTES_A_TOKEN = {"bpe": 4, "pretrained": 4}
+# For English text and vocabularies of tens of thousands; other tokenizers count one byte per token.
+_BYTES_A_TOKEN = {"bpe": 4, "pretrained": 4, "model": 4}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run gets.
+    """The devices and the storage that a run gets.
 
     Attributes:
-        hardware: Of every device.
-        gpus: Devices.
-        storage: That all nodes share; None where its rates aren't known.
-        price: Of a device an hour, over the entry's; None: the entry's.
+        hardware: The type of all devices.
+        gpus: The number of devices.
+        storage: The storage that all nodes share; None if its rates are unknown.
+        price: The price of a device per hour; None means the price in `hardware`.
     """
 
     hardware: Hardware
@@ -48,34 +47,34 @@ class Machine:
 
     @property
     def nodes(self) -> int:
-        """Machines, each full but the last."""
+        """The number of nodes; all but the last are full."""
         return -(-self.gpus // self.hardware.devices_per_node)
 
     @property
     def price_per_hour(self) -> float | None:
-        """The price of all devices; None where no price is known."""
+        """The price of all devices per hour; None if no price is known."""
         each = self.hardware.hourly_price if self.price is None else self.price
         return None if each is None else each * self.gpus
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A run with one layout.
+    """The predicted time and cost of a run with one layout.
 
     Attributes:
-        step_seconds: Of an optimizer step, waiting for data included.
-        tokens_per_second: Of all devices.
-        mfu: Of the whole machine.
+        step_seconds: The time of an optimizer step, including waiting for data.
+        tokens_per_second: Tokens per second of all devices together.
+        mfu: Model FLOPs utilisation of the whole machine.
         bound_by: The resource that takes most of a step.
-        bound_share: Its share.
-        steps: Of the run.
-        flops: Of the model, attention included; nothing computed again.
-        failures: What the run has to expect, and how often to save it.
-        checkpoint: Bytes of one.
-        stall_seconds: In which one keeps training waiting.
-        demands: What each node needs of the storage.
-        stages: By name.
-        kwh: Of the devices in training.
+        bound_share: That resource's share of a step.
+        steps: Optimizer steps of the run.
+        flops: The model's FLOPs, including attention, without recomputation.
+        failures: The expected failures, and the best time between checkpoints.
+        checkpoint: The size of one checkpoint in bytes.
+        stall_seconds: How long one checkpoint keeps training waiting.
+        demands: The rates that each node needs from the storage.
+        stages: The time and price of each stage by name.
+        kwh: The energy of the devices in training.
     """
 
     step_seconds: float
@@ -94,12 +93,12 @@ class Forecast:
 
     @property
     def hours(self) -> float:
-        """The hours of training by the clock, with checkpoints and restarts."""
+        """The wall-clock hours of training, with checkpoints and restarts."""
         return self.failures.seconds / 3600
 
     @property
     def cost(self) -> float | None:
-        """The cost of the stages whose time and price are known; None without training's price."""
+        """The cost of all stages of known time and price; None if training's price is unknown."""
         if self.stages["train"].cost is None:
             return None
         return sum(stage.cost or 0.0 for stage in self.stages.values())
@@ -107,14 +106,14 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer to: does it fit, how long, how much, with which layout.
+    """Whether a run fits a machine, with which layout, how long it takes and what it costs.
 
     Attributes:
-        machine: On which.
-        parameters: Of the model.
-        asked: What the recipe itself says or leaves open, the fastest first.
-        layouts: All that were looked at, the fastest first.
-        forecast: With the first of `asked`, where it fits.
+        machine: The machine.
+        parameters: The number of the model's parameters.
+        asked: The layouts that the recipe itself allows, the fastest first.
+        layouts: All layouts that were tried, the fastest first.
+        forecast: The forecast for the first of `asked`; None if that layout does not fit.
     """
 
     machine: Machine
@@ -125,7 +124,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the recipe runs on the machine as it is."""
+        """Whether the unchanged recipe runs on the machine."""
         return self.forecast is not None
 
 
@@ -140,14 +139,14 @@ def plan(
     """Plan a run.
 
     Args:
-        recipe: What is to run; what it leaves on `auto` is searched.
-        config: The model's shape, sized.
-        machine: On which.
-        any_layout: Whether the recipe's own layout and activation checkpointing count for nothing.
-        text_bytes: Of the source; None where it was not looked at.
+        recipe: The recipe; the search replaces its `auto` values.
+        config: The model's shape, with vocabulary and context filled in.
+        machine: The machine that the run uses.
+        any_layout: Whether to ignore the recipe's own layout and activation checkpointing.
+        text_bytes: The size of the source's text; None if it was not measured.
 
     Raises:
-        UserError: no layout of so many devices can divide the model or its batch.
+        UserError: No layout of these devices can divide the model or its batch.
     """
     layouts = search(recipe, config, machine.hardware, machine.gpus)
     asked = layouts if any_layout else own(recipe, config, machine.hardware, machine.gpus)
@@ -177,7 +176,7 @@ def _forecast(
     )
     waits = needs[0].seconds or 0.0
     seconds = max(step.total, waits)
-    # What is read ahead waits for nothing, so long as the storage is faster than the step.
+    # Data is read ahead, so nothing waits for it while the storage is faster than the step.
     resources = {"storage": waits} if waits > step.total else step.resources
     bound_by = max(resources, key=resources.__getitem__)
     tokens = train.global_batch_size * recipe.data.sequence_length
@@ -208,13 +207,13 @@ def _forecast(
 def _stages(
     recipe: Recipe, trains: StageCost, tokens_per_second: float, text_bytes: int | None
 ) -> dict[str, StageCost]:
-    """Each stage's time, where it can be told beforehand, its price an hour and what binds it.
+    """Return each stage's time if predictable, its price per hour and its bottleneck.
 
-    Text is cleaned, cut into tokens and looked at by CPUs, at rates far below any storage's.
+    CPUs clean, tokenise and inspect text at rates far below any storage's.
     """
     most, cpu = recipe.resources.most_workers, recipe.resources.price_per_cpu_hour
     cleaning = None if text_bytes is None else text_bytes / PREPROCESS_RATE / most / 3600
-    why = "how much text there is only the source knows" if cleaning is None else None
+    why = "only the source knows how much text there is" if cleaning is None else None
     a_token = _BYTES_A_TOKEN.get(recipe.data.tokenizer.kind, 1)
     scored = recipe.evaluate.max_bytes / a_token / recipe.evaluate.stride
     forward = scored / 3 / tokens_per_second / 3600  # a forward pass is a third of a step
@@ -224,15 +223,15 @@ def _stages(
         "evaluate": StageCost(forward, trains.price_per_hour, "compute"),
     }
     light = StageCost(None, cpu, "compute", "its speed was not measured: one CPU, a few minutes")
-    return {stage: known.get(stage, light) for stage in stage_names(PROJECT)}
+    return {stage: known.get(stage, light) for stage in stage_names()}
 
 
 def plan_json(found: Plan, limit: int | None = None) -> dict[str, Any]:
-    """One object of plain values.
+    """Return a plan as one object of plain values.
 
     Args:
         found: The plan.
-        limit: Layouts at most; None: all.
+        limit: The most layouts to include; None includes all.
     """
     machine, forecast = found.machine, found.forecast
     result: dict[str, Any] = {

@@ -1,11 +1,11 @@
-"""What a training step asks of a machine, by formula, and which of its roofs it comes nearest.
+"""Formulas for the work of a training step, and for the resource that limits it most.
 
-Model FLOPs utilisation (MFU) is Chowdhery et al. 2022 (PaLM), appendix B; model bandwidth
-utilisation (MBU) is the same of bytes; the highest share names what binds, as in the roofline
-model (Williams et al. 2009).
+Model FLOPs utilisation (MFU) follows Chowdhery et al. 2022 (PaLM), appendix B; model bandwidth
+utilisation (MBU) is the same for bytes. The resource with the highest share is the bottleneck, as
+in the roofline model (Williams et al. 2009).
 
-These are figures of the model: what is computed again by activation checkpointing counts for
-nothing, and neither does traffic that a kernel could have saved.
+The figures count the model's own work: neither recomputation by activation checkpointing nor
+traffic that a kernel could have saved counts.
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from pipelines.planning.hardware import Hardware, Precision
 
 FLOPS_FORMULA = "6 N + 12 L S A a token (PaLM, appendix B); N in matrices, A = heads x head width"
 
-_FORWARD, _INPUT_GRADIENT, _WEIGHT_GRADIENT = 2, 2, 2  # FLOPs a weight and token
+_FORWARD, _INPUT_GRADIENT, _WEIGHT_GRADIENT = 2, 2, 2  # FLOPs per weight and token
 _FP32 = 4  # bytes
-_ADAMW_ACCESSES = 7  # gradient, weight and both moments read; weight and moments written
-_CLIP_ACCESSES = 3  # gradients are read for their norm, then read and written to scale them
-ACTIVATION_ACCESSES = 5  # written, read forward, read backward; its gradient written and read
+_ADAMW_ACCESSES = 7  # reads gradient, weight and both moments; writes weight and moments
+_CLIP_ACCESSES = 3  # reads gradients for their norm, then reads and writes them to scale them
+ACTIVATION_ACCESSES = 5  # written, read in both passes; its gradient is written and read
 
 
 @dataclass(frozen=True)
 class Work:
-    """One optimizer step of one process.
+    """The work of one process in one optimizer step.
 
     Attributes:
-        flops: Of forward and backward pass.
-        memory_bytes: Between device and its memory.
-        pcie_bytes: From the host to the device.
+        flops: FLOPs of the forward and the backward pass.
+        memory_bytes: Bytes moved between the device and its memory.
+        pcie_bytes: Bytes moved from the host to the device.
     """
 
     flops: float
@@ -39,18 +39,18 @@ class Work:
 
 @dataclass(frozen=True)
 class Share:
-    """How a process's part of a step is cut out of the whole.
+    """The numbers that decide one process's part of a step.
 
     Attributes:
-        tokens: Of the global batch.
-        length: Of a sample, in tokens.
-        micro_batches: Forward passes a step.
-        model: Into how many parts the matrix products of one replica are cut (tp times pp).
-        data: Processes with tokens of their own (dp times cp, as cp cuts samples).
+        tokens: Tokens of the global batch.
+        length: Tokens of a sample.
+        micro_batches: Forward passes per step.
+        model: The number of parts into which tp and pp divide one replica's matrix products.
+        data: Processes that have different tokens (dp times cp, since cp divides samples).
         shards: Processes over which weights, gradients and moments are sharded.
-        trainable: The part of the weights that is trained; below 1 with adapters.
-        frozen_bytes: Of one of the others, as it lies in memory.
-        offloaded: Whether weights wait in the host's memory.
+        trainable: The fraction of the weights that is trained; below 1 with adapters.
+        frozen_bytes: Bytes per frozen weight, as stored in memory.
+        offloaded: Whether weights are kept in the host's memory between uses.
     """
 
     tokens: int
@@ -65,15 +65,15 @@ class Share:
 
 
 def matrix_parameters(config: DecoderConfig) -> int:
-    """Weights that take part in a matrix product: all but looked-up embeddings."""
+    """Return the number of weights in matrix products: all but looked-up embeddings."""
     head = config.vocab_size * config.width
     return config.layers * config.layer_parameters + head
 
 
 def flops_per_token(config: DecoderConfig, length: int, trainable: float = 1.0) -> float:
-    """`FLOPS_FORMULA` for samples of `length`; a frozen weight needs no gradient of its own: 4 N.
+    """Return `FLOPS_FORMULA` for samples of `length`; frozen weights need no gradient, so 4 N.
 
-    As in the paper, attention is counted whole: not halved for causality, nor cut by windows and
+    As in the paper, attention is counted in full, without a reduction for causality, windows or
     documents.
     """
     weights = _FORWARD + _INPUT_GRADIENT + _WEIGHT_GRADIENT * trainable
@@ -82,11 +82,12 @@ def flops_per_token(config: DecoderConfig, length: int, trainable: float = 1.0) 
 
 
 def activations_per_token(config: DecoderConfig) -> int:
-    """Numbers kept for the backward pass, without attention's scores, which flash kernels spare.
+    """Return how many numbers per token the backward pass needs, without attention's scores.
 
-    A block keeps the residual stream twice, both norms' results, queries, keys and values (the
-    first two once more where they are turned), attention's result and the feed-forward layer's
-    inner ones; then come the last norm and the logits (as Korthikanti et al. 2022, section 4).
+    Flash kernels keep no scores. A block keeps the residual stream twice, both norms' results,
+    queries, keys and values (rotary positions add a second copy of queries and keys), attention's
+    result and the feed-forward layer's inner activations; after the blocks, the last norm and the
+    logits are kept (Korthikanti et al. 2022, section 4).
     """
     queries = config.heads * config.head_width
     keys = config.kv_heads * config.head_width
@@ -97,12 +98,11 @@ def activations_per_token(config: DecoderConfig) -> int:
 
 
 def step_work(config: DecoderConfig, share: Share, precision: Precision) -> Work:
-    """What one process does in one step.
+    """Return the work of one process in one step.
 
-    Memory: in each micro-batch the weights are read by the forward and by the backward pass, and
-    gradients read and written; activations go five times; once a step clipping and AdamW go
-    over the process's shard. Trained weights and gradients are counted in fp32, activations in
-    the precision of products.
+    In each micro-batch, both passes read the weights, gradients are read and written, and
+    activations move five times. Once per step, clipping and AdamW access the process's shard.
+    Trained weights and gradients count in fp32, activations in the precision of products.
     """
     tokens = share.tokens / share.data
     weights = config.parameters / share.model
@@ -123,15 +123,15 @@ def step_work(config: DecoderConfig, share: Share, precision: Precision) -> Work
 
 @dataclass(frozen=True)
 class Utilisation:
-    """Shares of a step's time: of roofs by formula, of waiting as it was measured.
+    """The share of each resource in a step: the first three by formula, the waiting as measured.
 
     Attributes:
-        mfu: FLOPs of the model over what the device could have done in the time.
-        mbu: Bytes likewise.
-        pcie: Bytes from the host likewise.
-        network: In which collectives ran and nothing else; 0 where unmeasured.
-        storage: In which the process waited for its data.
-        memory: What the device's memory is called.
+        mfu: The model's FLOPs over the most that the device could do in the time.
+        mbu: Bytes of memory traffic over the most that the memory could move in the time.
+        pcie: Bytes from the host over the most that PCIe could move in the time.
+        network: The share of time when only collectives ran; 0 if it was not measured.
+        storage: The share of time when the process waited for its data.
+        memory: The name of the device's memory.
     """
 
     mfu: float
@@ -142,7 +142,7 @@ class Utilisation:
     memory: str
 
     def bound_by(self) -> tuple[str, float]:
-        """The resource whose share is the greatest, and that share."""
+        """Return the resource whose share is the greatest, and that share."""
         shares = {
             "compute": self.mfu,
             self.memory: self.mbu,
@@ -162,7 +162,7 @@ def utilisation(
     network: float = 0.0,
     storage: float = 0.0,
 ) -> Utilisation:
-    """A step of `seconds` against the device's roofs; a device without PCIe is a CPU."""
+    """Return the shares of a device that a step of `seconds` uses; without PCIe it is a CPU."""
     pcie = hardware.pcie_bandwidth
     return Utilisation(
         mfu=work.flops / hardware.peak(precision) / seconds,

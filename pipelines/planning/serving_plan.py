@@ -1,17 +1,15 @@
-"""How many devices serve a model, how many users at once, how fast, and for how much; no torch.
+"""Formulas for the devices, users, speed, memory and cost of serving a model; no torch here.
 
 Speeds are bounds, as in the roofline model (Williams et al. 2009), and not forecasts: a token for
 every sequence takes one reading of all weights and of all keys and values, or their FLOPs at the
 device's peak, whichever is longer (Pope et al. 2022, "Efficiently Scaling Transformer Inference",
-section 2). What devices say to each other, and gaps between kernels, are not in it.
+section 2). Communication between devices and gaps between kernels are not included.
 
-What serving costs, on rented devices and on one's own.
+Costs are given for rented and for owned devices.
 
-How many bytes serving a model needs on one device, by formula; no torch here.
-
-Weights as they lie in their files, keys and values of all sequences that are answered at once, and
-what one step of the largest kind, a piece of a prompt, computes with. What the allocator and the
-engine lose is not in it: see `HEADROOM` in `memory.py`.
+The memory is that of the weights as stored in files, of keys and values of all sequences answered
+at once, and of the activations of the largest step, a piece of a prompt. Losses of the allocator
+and the engine are not included: see `HEADROOM` in `memory.py`.
 """
 
 from dataclasses import dataclass
@@ -31,17 +29,17 @@ _MILLION = 1e6
 
 @dataclass(frozen=True)
 class Owned:
-    """What a device of one's own costs; the first two figures are the owner's.
+    """The cost of an owned device; the owner must give the first two figures.
 
     Attributes:
         price: US dollars for a device, with its share of the machine and its network.
-        kwh_price: US dollars for a kWh.
-        years: Over which the price is written off.
-        overhead: Power drawn by the site over that of its devices (PUE), and by the machine around
-            them. 1.56 is the mean of Uptime Institute's survey of 2024.
-        rack_kw_month: US dollars a month for a place in a rack, by the kW that a device draws.
-            184 is the mean asking rent of 250 to 500 kW in CBRE's North America Data Center Trends
-            of the second half of 2024.
+        kwh_price: US dollars per kWh.
+        years: The number of years over which the price is written off.
+        overhead: Power of the site and of the machine over that of the devices (PUE). 1.56 is the
+            mean of Uptime Institute's survey of 2024.
+        rack_kw_month: US dollars per month of rack space for each kW that a device draws. 184 is
+            the mean asking rent of 250 to 500 kW in CBRE's North America Data Center Trends of
+            the second half of 2024.
     """
 
     price: float
@@ -51,7 +49,7 @@ class Owned:
     rack_kw_month: float = 184.0
 
     def month(self, hardware: Hardware) -> float:
-        """US dollars a month for one device at full load."""
+        """Return the US dollars per month for one device at full load."""
         kw = hardware.watts / 1000
         power = kw * self.overhead * self.kwh_price * _HOURS_A_MONTH
         return self.price / (self.years * _MONTHS_A_YEAR) + power + kw * self.rack_kw_month
@@ -59,12 +57,12 @@ class Owned:
 
 @dataclass(frozen=True)
 class Costs:
-    """US dollars for one replica that is always there.
+    """US dollars for one replica that runs all the time.
 
     Attributes:
-        instance_month: For a month.
-        user_month: For a month and each sequence that it answers at once.
-        million_tokens: For a million tokens of answers, at full load.
+        instance_month: The cost per month.
+        user_month: The cost per month and sequence answered at once.
+        million_tokens: The cost of a million tokens of answers at full load.
     """
 
     instance_month: float
@@ -73,13 +71,13 @@ class Costs:
 
 
 def rented_month(hardware: Hardware, hourly_price: float | None) -> float | None:
-    """US dollars a month for one device; None where no price is known."""
+    """Return the US dollars per month for one device; None if no price is known."""
     hourly = hardware.hourly_price if hourly_price is None else hourly_price
     return None if hourly is None else hourly * _HOURS_A_MONTH
 
 
 def costs(device_month: float, devices: int, users: int, tokens_per_second: float) -> Costs:
-    """Return what a replica of so many devices with so many users at once costs."""
+    """Return the cost of a replica of `devices` devices that serves `users` users at once."""
     month = device_month * devices
     tokens = tokens_per_second * 3600 * _HOURS_A_MONTH
     return Costs(month, month / users, month / tokens * _MILLION)
@@ -87,13 +85,13 @@ def costs(device_month: float, devices: int, users: int, tokens_per_second: floa
 
 BF16, FP32 = 2, 4
 ServedWeights = Literal["bf16", "int8", "int4"]
-_GROUP = 128  # weights that share a scale and a zero in int4, see `export/quantized.py`
-PREFILL = 2048  # tokens of a prompt at once; engines cut longer ones
+_GROUP = 128  # weights that share a scale and a zero point in int4, see `export/quantized.py`
+PREFILL = 2048  # tokens of a prompt in one step; engines split longer prompts
 
 
 @dataclass(frozen=True)
 class ServingMemory:
-    """Bytes on the device."""
+    """The bytes that serving needs on a device."""
 
     weights: int
     kv_cache: int
@@ -101,20 +99,20 @@ class ServingMemory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return self.weights + self.kv_cache + self.activations
 
 
 def serving_memory(
     config: DecoderConfig, weight_bytes: int, sequences: int, tokens: int
 ) -> ServingMemory:
-    """What answering needs.
+    """Return the memory that serving needs.
 
     Args:
         config: The model's shape.
-        weight_bytes: Of its tensors, however they are quantised.
-        sequences: Answered at once.
-        tokens: Of each, prompt and answer.
+        weight_bytes: The bytes of the model's tensors as stored, quantised or not.
+        sequences: The number of sequences answered at once.
+        tokens: The tokens of each sequence, prompt and answer.
     """
     return ServingMemory(
         weights=weight_bytes,
@@ -124,9 +122,9 @@ def serving_memory(
 
 
 def served_weight_bytes(config: DecoderConfig, weights: ServedWeights) -> int:
-    """Return a whole model's bytes as `export/quantized.py` writes it: only blocks are quantised.
+    """Return a model's bytes as `export/quantized.py` writes it; only blocks are quantised.
 
-    int8 has a scale for each row, int4 a scale and a zero for each group of a row.
+    int8 has a scale for each row; int4 has a scale and a zero point for each group of a row.
     """
     whole = config.parameters * BF16
     shapes = linear_shapes(config).values()
@@ -139,13 +137,13 @@ def served_weight_bytes(config: DecoderConfig, weights: ServedWeights) -> int:
 
 
 def kv_cache_bytes(config: DecoderConfig, sequences: int, tokens: int) -> int:
-    """Keys and values of every layer in bf16; a sliding window keeps no more than itself."""
+    """Return the bytes of all layers' keys and values in bf16, at most a sliding window's."""
     kept = min(tokens, config.sliding_window or tokens)
     return 2 * config.layers * config.kv_heads * config.head_width * BF16 * sequences * kept
 
 
 def _activations(config: DecoderConfig, sequences: int, tokens: int) -> int:
-    """Return the bytes of the layer that holds most at once, and of each sequence's last logits."""
+    """Return the bytes of the layer that holds most, and of each sequence's last logits."""
     feed_forward = (3 if config.gated else 2) * config.hidden
     attention = (2 * config.heads + 2 * config.kv_heads) * config.head_width
     layer = tokens * (2 * config.width + max(feed_forward, attention)) * BF16
@@ -157,33 +155,33 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Traffic:
-    """What users ask: tokens of a prompt and of its answer."""
+    """The numbers of tokens of a usual prompt and of its answer."""
 
     prompt: int
     answer: int
 
     @property
     def tokens(self) -> int:
-        """The tokens whose keys and values are kept in the end."""
+        """The number of tokens whose keys and values are kept at the end of an answer."""
         return self.prompt + self.answer
 
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """One replica of a model.
+    """The size, speed and cost of one replica of a model.
 
     Attributes:
-        devices: Over which it is tensor parallel: the fewest that hold it.
-        memory: Bytes on each at full concurrency.
-        concurrency: Sequences that fit beside the weights.
-        stream_tokens_per_second: Of one user alone, by the bound.
-        tokens_per_second: Of answers to all users together at full concurrency, prompts read
-            between them, by the bound.
-        bound_by: What sets the pace there: memory bandwidth or compute.
-        first_token_seconds: To read one prompt when nothing else runs.
-        cold_start_seconds: To read the weights from storage.
-        rented: None where no price is known.
-        bought: None unless it was asked what owning costs.
+        devices: The fewest devices that hold the model, with tensor parallelism.
+        memory: Bytes on each device at full concurrency.
+        concurrency: The number of sequences that fit beside the weights.
+        stream_tokens_per_second: The bound on the speed of one user alone.
+        tokens_per_second: The bound on the speed of all users' answers at full concurrency, with
+            prompts read between them.
+        bound_by: The bottleneck at full concurrency: memory bandwidth or compute.
+        first_token_seconds: The time to read one prompt when nothing else runs.
+        cold_start_seconds: The time to read the weights from storage.
+        rented: The cost of rented devices; None if no price is known.
+        bought: The cost of owned devices; None if it was not asked for.
     """
 
     devices: int
@@ -208,20 +206,20 @@ def serving_plan(
     hourly_price: float | None = None,
     owned: Owned | None = None,
 ) -> ServingPlan:
-    """The smallest replica of a model on a kind of device, and what it gives.
+    """Return the smallest replica of a model on a type of device, with its speed and cost.
 
     Args:
-        config: The model's shape, sized.
-        hardware: Of each device.
-        weights: How the blocks' matrices lie; products are in bf16.
-        traffic: What a user asks; by default a prompt of 1024 tokens and an answer of 256, or
-            less in the same proportion where the model's context is shorter.
-        storage_bandwidth: Bytes a second from storage to a replica.
-        hourly_price: US dollars for a device an hour, instead of the entry's.
-        owned: What a device of one's own would cost.
+        config: The model's shape, with vocabulary and context filled in.
+        hardware: The type of all devices.
+        weights: The stored type of the blocks' matrices; products are computed in bf16.
+        traffic: A user's usual prompt and answer; by default 1024 and 256 tokens, or less in
+            the same proportion if the model's context is shorter.
+        storage_bandwidth: Bytes per second from storage to a replica.
+        hourly_price: US dollars per device and hour, instead of the price in `hardware`.
+        owned: The cost of an owned device.
 
     Raises:
-        UserError: it does not fit a node, or the traffic not the model's context.
+        UserError: The model does not fit a node, or the traffic exceeds the model's context.
     """
     traffic = traffic or _usual(config)
     if traffic.tokens > config.context_length:
@@ -262,8 +260,8 @@ def _devices(
             return devices
     most = _memory(config, weights, traffic, ways[-1], 1).total / HEADROOM
     raise UserError(
-        f"serving does not fit: {ways[-1]} devices of a node need {most / _GIB:.3g} GiB each, and "
-        f"have {hardware.memory_bytes / _GIB:.3g}; take int8 or int4, a larger device, or less "
+        f"serving does not fit: {ways[-1]} devices of a node need {most / _GIB:.3g} GiB each, but "
+        f"have {hardware.memory_bytes / _GIB:.3g}; use int8 or int4, a larger device, or fewer "
         f"than {traffic.tokens} tokens"
     )
 
@@ -275,7 +273,7 @@ def _concurrency(
     traffic: Traffic,
     devices: int,
 ) -> int:
-    """How many sequences fit; 0 where not one does."""
+    """Return how many sequences fit at once; 0 if not even one fits."""
     none, one = (_memory(config, weights, traffic, devices, n).total for n in (0, 1))
     room = hardware.memory_bytes * HEADROOM - none
     return max(0, int(room / (one - none)))
@@ -284,7 +282,7 @@ def _concurrency(
 def _memory(
     config: DecoderConfig, weights: ServedWeights, traffic: Traffic, devices: int, sequences: int
 ) -> ServingMemory:
-    """Return the memory on one device; keys and values of a head can't be divided further."""
+    """Return the memory on one device; keys and values of one head cannot be divided."""
     whole = serving_memory(config, served_weight_bytes(config, weights), sequences, traffic.tokens)
     heads = min(devices, config.kv_heads)
     return ServingMemory(
@@ -295,7 +293,7 @@ def _memory(
 
 
 class _Pace:
-    """Seconds by the bounds, of all devices of a replica together."""
+    """The bounds on the speed of all devices of a replica together."""
 
     def __init__(
         self,
@@ -308,28 +306,28 @@ class _Pace:
         self._bandwidth = hardware.memory_bandwidth * devices
         self._flops = max(hardware.peak("bf16"), hardware.peak("fp16")) * devices
         self._answer = traffic.answer
-        # Embeddings are looked up, not read; keys and values as they are midway in the answer.
+        # Untied embeddings are only looked up; keys and values count as midway through the answer.
         looked_up = 0 if config.tie_embeddings else config.vocab_size * config.width * BF16
         self._weights = served_weight_bytes(config, weights) - looked_up
         midway = traffic.prompt + traffic.answer // 2
         copies = max(1, devices // config.kv_heads)
         self._cache = kv_cache_bytes(config, 1, midway) * copies
         self._token = 2 * matrix_parameters(config) + _attention(config, midway)
-        # Causal: a token of the prompt sees half of it on average.
+        # Attention is causal, so a token of the prompt sees half of the prompt on average.
         prompt = 2 * matrix_parameters(config) + _attention(config, traffic.prompt // 2)
         self.prefill = max(traffic.prompt * prompt / self._flops, self._weights / self._bandwidth)
 
     def step(self, sequences: int) -> float:
-        """One token for each."""
+        """Return the seconds to generate one token for each sequence."""
         return max(self._reading(sequences), self._computing(sequences))
 
     def bound_by(self, sequences: int) -> str:
-        """What a step waits for."""
+        """Return the resource that limits a step."""
         reads = self._reading(sequences) >= self._computing(sequences)
         return "memory bandwidth" if reads else "compute"
 
     def tokens_per_second(self, sequences: int) -> float:
-        """The speed of answers; each begins with the reading of its prompt, for which all wait."""
+        """Return the speed of all answers together; while one prompt is read, all others wait."""
         seconds = self._answer * self.step(sequences) + sequences * self.prefill
         return sequences * self._answer / seconds
 
@@ -341,6 +339,6 @@ class _Pace:
 
 
 def _attention(config: DecoderConfig, seen: int) -> int:
-    """FLOPs of a token that sees so many: its scores, and what it draws from their values."""
+    """Return the attention FLOPs of a token that sees `seen` tokens: scores and weighted values."""
     kept = min(seen, config.sliding_window or seen)
     return 4 * config.layers * config.heads * config.head_width * kept

@@ -1,20 +1,19 @@
-"""How long an optimizer step takes, by formula; no torch here.
+"""Formulas for the time of an optimizer step; no torch here.
 
-A device multiplies at a share of its peak, attends at the rate of the kernel, moves
-what lies between, and waits: for collectives that nothing hides, and for a pipeline to fill and to
-drain. The share of the peak comes from one figure of the device, its published MFU on
-`REFERENCE`, and is the same for every model and layout. How near that comes to tables that others
-measured, and where it does not, is in `tests/unit/planning/test_published_time.py`.
+A step's time is that of matrix products at a share of the peak, attention at its kernel's rate,
+memory traffic between them, collectives that no computation hides, and a pipeline's filling and
+draining. The share of the peak comes from the device's published MFU on `REFERENCE` and is the
+same for every model and layout. `tests/unit/planning/test_published_time.py` compares the
+predictions with tables that others measured.
 
 Sources: Narayanan et al. 2021 (bubbles of 1F1B and interleaved stages); Qi et al. 2023 (zero
 bubble, section 2: a third of 1F1B's); Korthikanti et al. 2022 (recomputation).
 
-How fast attention is on a device, from its kernels' own published figures; no torch here.
-
-Attention's rate is another than that of matrix products: it grows with the sample, and on an H100
-FlashAttention 2 reaches a third of the peak where products reach two. The figures count what is
-done: half of the scores, as the others are in the future, and in the backward pass 2.5 times as
-many operations as in the forward pass, since scores are computed anew.
+The speed of attention on a device comes from its kernels' published figures. It grows with the
+sample's length and differs from that of matrix products: on an H100, FlashAttention 2 reaches a
+third of the peak, and products two thirds. The figures count the operations that are done: half of
+the scores, since the others are in the future, and in the backward pass 2.5 times as many
+operations as in the forward pass, since scores are computed again.
 
 Sources: Dao 2023 (FlashAttention-2), figures 4 and 7 (forward and backward pass together, causal),
 as in `assets/flash2_{a100,h100}_fwd_bwd_benchmark.png` of github.com/Dao-AILab/flash-attention at
@@ -44,14 +43,14 @@ from pipelines.planning.roofs import (
 )
 
 Kernel = Literal["flash-1", "flash-2"]
-FLASH_1: Kernel = "flash-1"  # with which the tables were measured that MFUs are from
-FLASH_2: Kernel = "flash-2"  # which torch has
+FLASH_1: Kernel = "flash-1"  # the kernel of the tables that the MFUs are from
+FLASH_2: Kernel = "flash-2"  # the kernel in torch
 
-FORWARD_SHARE = 1 / 3.5  # of both passes' operations: one of 1 + 2.5
+FORWARD_SHARE = 1 / 3.5  # the forward pass's part of all operations: one of 1 + 2.5
 
 _SHORTEST = 512
-# TFLOP/s with samples of 512, 1k, 2k, 4k, 8k and 16k tokens, by width of a head. FlashAttention 1
-# on an A100 is the one written in Triton; for an H100 there is only the one in CUDA.
+# TFLOP/s for samples of 512, 1k, 2k, 4k, 8k and 16k tokens, by width of a head. FlashAttention 1
+# is the Triton version on an A100; for an H100 only the CUDA version has figures.
 _FIGURES: dict[Kernel, dict[AttentionFigures, dict[int, tuple[int, ...]]]] = {
     "flash-1": {
         "a100": {64: (59, 75, 79, 76, 79, 80), 128: (50, 61, 68, 74, 78, 80)},
@@ -63,13 +62,13 @@ _FIGURES: dict[Kernel, dict[AttentionFigures, dict[int, tuple[int, ...]]]] = {
     },
 }
 _PEAKS: dict[AttentionFigures, float] = {"a100": 312.0, "h100": 989.4}
-# The Triton kernel that LLM Foundry pinned is later than the one in the figures. Fitted on its
-# rows of A100 with 80 GB.
+# LLM Foundry pinned a later Triton kernel than the one in the figures. The factor is fitted to its
+# rows for an A100 with 80 GB.
 _PINNED = 1.2
 
 
 def attention_flops(config: DecoderConfig, length: int) -> float:
-    """Operations a token in both passes, as the figures count them; windows are not cut."""
+    """Return the operations per token of both passes, as the figures count; windows are ignored."""
     forward = 4 * config.layers * length * config.heads * config.head_width / 2
     return forward / FORWARD_SHARE
 
@@ -77,13 +76,13 @@ def attention_flops(config: DecoderConfig, length: int) -> float:
 def attention_share(
     length: int, head_width: int, figures: AttentionFigures, kernel: Kernel = FLASH_2
 ) -> float:
-    """The part of a device's peak in half precision that `attention_flops` run at.
+    """Return the fraction of a device's half-precision peak that attention reaches.
 
     Args:
-        length: Of a sample, in tokens; longer ones than were measured are as fast as the longest.
-        head_width: Of one head.
-        figures: Whose: the device's own, or those of the one that it resembles.
-        kernel: That computes it.
+        length: Tokens of a sample; beyond the longest measured sample the rate stays the same.
+        head_width: The width of one head.
+        figures: The measured device: this one, or the one that it resembles.
+        kernel: The attention kernel.
     """
     rates = _FIGURES[kernel][figures][64 if head_width < 96 else 128]
     at = min(max(0.0, math.log2(length / _SHORTEST)), len(rates) - 1)
@@ -92,8 +91,8 @@ def attention_share(
     return rate * (_PINNED if kernel == FLASH_1 else 1.0) / _PEAKS[figures]
 
 
-# What `Hardware.mfu` says of a device is taken as measured on this: 3B, samples of 2048 tokens,
-# nothing computed again, one node. It is LLM Foundry's MPT-3B, the middle of its tables.
+# `Hardware.mfu` is taken to be measured on this model: 3B, samples of 2048 tokens, no activation
+# checkpointing, one node. It is LLM Foundry's MPT-3B, the middle of its tables.
 REFERENCE = DecoderConfig(
     layers=32,
     width=2560,
@@ -106,21 +105,21 @@ REFERENCE = DecoderConfig(
     positions="learned",
 )
 REFERENCE_SEQUENCE = 2048
-REFERENCE_TOKENS = 6 * REFERENCE_SEQUENCE  # of a micro-batch
+REFERENCE_TOKENS = 6 * REFERENCE_SEQUENCE  # per micro-batch
 
-# Where no MFU is published: the middle of those that are, 0.30 (V100) to 0.57 (A100).
+# If no MFU is published: the middle of the published ones, 0.30 (V100) to 0.57 (A100).
 ASSUMED_MFU = 0.4
 
-# Fitted, and alike on every device. The first so that the rows of LLM Foundry's table for A100
-# with 80 GB come out, the last two by the first four rows of torchtitan's (Llama 3 8B on 8 H100).
-TRAFFIC_RATE = 0.45  # of the bandwidth, for what lies between products
+# These rates are fitted and the same on every device: the first to LLM Foundry's table for A100
+# with 80 GB, the last two to the first four rows of torchtitan's (Llama 3 8B on 8 H100).
+TRAFFIC_RATE = 0.45  # the reached part of the bandwidth, for traffic between products
 COMPILED_TRAFFIC_RATE = 0.9  # torch.compile fuses half of the traffic away
-FP8_RATE = 0.68  # beside bf16's share of its own peak: casts and scales take the rest
+FP8_RATE = 0.68  # relative to bf16's share of its own peak: casts and scales take the rest
 
-# Of a hidden collective's time that is lost all the same: NCCL's kernels take multiprocessors, up
-# to 32 of an A100's 108 or an H100's 132, and bandwidth. An assumption.
+# The part of a hidden collective's time that is still lost, an assumption: NCCL's kernels take
+# bandwidth and multiprocessors, up to 32 of an A100's 108 or an H100's 132.
 CONTENTION = 0.2
-# What is computed again is written and read once more; of a block's activations about half are the
+# Activations computed again are written and read once more; about half of a block's activations are
 # results of products, which `selective` keeps.
 _ACCESSES_AGAIN = {"none": 0, "selective": 1, "full": 2}
 
@@ -130,13 +129,13 @@ class StepTime:
     """Seconds of one optimizer step on the device that has most to do.
 
     Attributes:
-        products: Matrix products, those computed again too.
-        attention: Likewise.
-        traffic: Between the device and its memory, beside the products.
-        network: Collectives that nothing hides.
+        products: Matrix products, including recomputed ones.
+        attention: Attention, including recomputed attention.
+        traffic: Traffic between the device and its memory, besides the products.
+        network: Collectives that no computation hides.
         bubble: Waiting for the pipeline to fill and to drain.
-        pcie: Weights and gradients that come from the host's memory.
-        memory: What the device's memory is called.
+        pcie: Transfer of weights and gradients from the host's memory.
+        memory: The name of the device's memory.
     """
 
     products: float
@@ -149,13 +148,13 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """All of it, one after the other."""
+        """The sum of all parts, which run one after the other."""
         device = self.products + self.attention + self.traffic
         return device + self.network + self.bubble + self.pcie
 
     @property
     def resources(self) -> dict[str, float]:
-        """Seconds by resource, under the names of `roofs.Utilisation`; a bubble is none."""
+        """Seconds by resource, named as in `roofs.Utilisation`; a bubble is no resource."""
         return {
             "compute": self.products + self.attention,
             self.memory: self.traffic,
@@ -167,16 +166,16 @@ class StepTime:
 def step_time(
     config: DecoderConfig, training: Training, hardware: Hardware, kernel: Kernel = FLASH_2
 ) -> StepTime:
-    """What a step of this layout takes.
+    """Return the time of a step with this layout.
 
     Args:
         config: The model's shape.
-        training: How it is laid out, and its micro-batches.
-        hardware: Of every device.
-        kernel: Of attention.
+        training: The layout and the micro-batches.
+        hardware: The type of all devices.
+        kernel: The attention kernel.
 
     Raises:
-        UserError: the hardware's MFU can't be.
+        UserError: The hardware's MFU is impossible.
     """
     trained = trainable(config, training)
     work = _work(config, training, trained)
@@ -211,14 +210,14 @@ def step_time(
 
 
 def exposed(collective: float, behind: float) -> float:
-    """Seconds that a collective adds to the computation that runs beside it."""
+    """Return the seconds that a collective adds to the computation that runs beside it."""
     return max(0.0, collective - behind) + CONTENTION * min(collective, behind)
 
 
 def bubble(schedule: Schedule, pp: int, micro_batches: int) -> float:
-    """The share of a step in which a pipeline's process waits: (p - 1) / (v m + p - 1).
+    """Return the share of a step in which a pipeline's process waits: (p - 1) / (v m + p - 1).
 
-    With v stages a process; zero-bubble schedules wait a third as long.
+    Here v is the stages per process; zero-bubble schedules wait a third as long.
     """
     stages = stage_count(schedule, pp) // pp
     waiting = (pp - 1) / (3 if schedule == "zero_bubble" else 1)
@@ -227,15 +226,15 @@ def bubble(schedule: Schedule, pp: int, micro_batches: int) -> float:
 
 @cache
 def product_rate(hardware: Hardware, precision: Precision) -> float:
-    """The share of the peak that products reach, so that `REFERENCE` reaches `hardware.mfu`.
+    """Return the share of the peak that products reach if `REFERENCE` reaches `hardware.mfu`.
 
     Raises:
-        UserError: the MFU is so high that no time is left to move activations.
+        UserError: The MFU is so high that no time is left to move activations.
     """
     mfu = hardware.mfu or ASSUMED_MFU
     share = Share(tokens=REFERENCE_TOKENS, length=REFERENCE_SEQUENCE, micro_batches=1, shards=8)
     traffic = step_work(REFERENCE, share, precision).memory_bytes / REFERENCE_TOKENS
-    # In seconds of a token, times the peak.
+    # Times are in seconds per token, times the peak.
     whole = flops_per_token(REFERENCE, REFERENCE_SEQUENCE) / mfu
     moving = traffic / hardware.memory_bandwidth / TRAFFIC_RATE * hardware.peak(precision)
     attention = attention_flops(REFERENCE, REFERENCE_SEQUENCE) / attention_share(
@@ -253,7 +252,7 @@ def product_rate(hardware: Hardware, precision: Precision) -> float:
 
 
 def trainable(config: DecoderConfig, training: Training) -> float:
-    """The part of the weights that has gradients: all of them, or adapters' alone."""
+    """Return the fraction of the weights that has gradients: all, or only the adapters'."""
     if training.trains_all:
         return 1.0
     return adapter_parameters(config, training.adapter) / config.parameters
@@ -262,7 +261,7 @@ def trainable(config: DecoderConfig, training: Training) -> float:
 def _products(
     config: DecoderConfig, training: Training, hardware: Hardware, trained: float
 ) -> float:
-    """Seconds of matrix products on one device, those computed again too."""
+    """Return the seconds of matrix products on one device, including recomputed ones."""
     precision: Precision = training.precision  # type: ignore[assignment]  # a recipe's own
     wide = _wide(training)
     rate = hardware.peak(wide) * product_rate(hardware, wide)
@@ -271,7 +270,7 @@ def _products(
     head = whole * config.vocab_size * config.width / matrix_parameters(config)
     blocks = whole - head
     if training.activation_checkpoint == "full":
-        # torch stops where nothing is missing any more, before a block's last product.
+        # torch stops as soon as nothing is missing, before a block's last product.
         again = config.layer_parameters - config.hidden * config.width
         blocks += 2 * config.layers * again
     return (blocks / narrow + head / rate) * _share_of_tokens(training)
@@ -280,7 +279,7 @@ def _products(
 def _attention(
     config: DecoderConfig, training: Training, hardware: Hardware, kernel: Kernel
 ) -> float:
-    """Seconds of attention likewise; with float8 it is in bf16."""
+    """Return the seconds of attention, including recomputed; with float8 it is in bf16."""
     share = attention_share(training.sequence, config.head_width, hardware.attention, kernel)
     passes = 1 + (FORWARD_SHARE if training.activation_checkpoint == "full" else 0.0)
     seconds = attention_flops(config, training.sequence) / share / hardware.peak(_wide(training))
@@ -293,9 +292,9 @@ def _wide(training: Training) -> Precision:
 
 
 def _further_bytes(config: DecoderConfig, training: Training) -> float:
-    """Between device and memory, beside what `step_work` counts: computed again, or gathered.
+    """Return the memory traffic that `step_work` leaves out: recomputed and gathered activations.
 
-    Tensor parallel processes have what their products read, and what they add up, whole.
+    Tensor-parallel processes hold the inputs of products, and the tensors they add up, undivided.
     """
     layout, blocks = training.layout, activations_per_token(config) - config.vocab_size
     again = _ACCESSES_AGAIN[training.activation_checkpoint] * blocks / layout.tp
@@ -305,12 +304,12 @@ def _further_bytes(config: DecoderConfig, training: Training) -> float:
 
 
 def _share_of_tokens(training: Training) -> float:
-    """What one process computes of a step's tokens, as if it had the whole model."""
+    """Return how many of a step's tokens one process would compute if it had the whole model."""
     return _tokens(training) / (training.layout.tp * training.layout.pp)
 
 
 def _work(config: DecoderConfig, training: Training, trained: float) -> Work:
-    """A step of one device against memory and PCIe."""
+    """Return the work of one device in a step."""
     layout = training.layout
     quantised = training.adapter.kind == "qlora"
     share = Share(
@@ -321,7 +320,7 @@ def _work(config: DecoderConfig, training: Training, trained: float) -> Work:
         data=layout.dp_cp,
         shards=training.shards,
         trainable=trained,
-        # From NF4 the weight is written in the type of the products, then read.
+        # A weight decoded from NF4 is written in the products' dtype, then read.
         frozen_bytes=NF4 + 2 * training.compute_bytes if quantised else training.compute_bytes,
         offloaded=training.cpu_offload,
     )
@@ -335,7 +334,7 @@ def _tokens(training: Training) -> float:
 
 
 def _imbalance(config: DecoderConfig, training: Training) -> float:
-    """What the slowest process of a pipeline has over the mean; the head counts as layers do."""
+    """Return the slowest pipeline process's load over the mean; the head counts like layers."""
     loads: list[float] = [*layers_by_rank(config, training)]
     loads[-1] += config.vocab_size * config.width / config.layer_parameters
     return max(loads) * len(loads) / sum(loads)

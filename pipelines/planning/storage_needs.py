@@ -1,9 +1,9 @@
-"""Whether a shared storage gives a run what it reads and writes; no torch here.
+"""Checks whether a shared storage is fast enough for a run; no torch here.
 
-A storage has one rate, and the nodes share it: 100 GB/s over 100 nodes is 1 GB/s each. What counts
-is what a node needs while all the others need it too.
+The nodes share the storage's one rate: 100 GB/s over 100 nodes is 1 GB/s each. A node's need is
+compared with its share, since all nodes need the storage at the same time.
 
-What failures of devices cost a long run, and how often to save it; no torch here.
+The module also computes the cost of device failures and the best time between checkpoints.
 
 Sources: Young 1974, "A First Order Approximation to the Optimum Checkpoint Interval"; Daly 2006, "A
 Higher Order Estimate of the Optimum Checkpoint Interval for Restart Dumps", equations 20 and 37.
@@ -18,21 +18,21 @@ from pipelines.planning.memory_state import MOMENTS, adapter_parameters
 from pipelines.planning.memory_training import FP32, Training
 from pipelines.planning.step_time import trainable
 
-# Of one GPU, its host and its share of the network: Llama Team 2024, "The Llama 3 Herd of Models",
-# section 3.3.4: 419 unexpected interruptions in 54 days of 16,384 H100.
+# For one GPU, its host and its share of the network: Llama Team 2024, "The Llama 3 Herd of Models",
+# section 3.3.4 counts 419 unexpected interruptions in 54 days on 16,384 H100.
 DEVICE_MTBF_HOURS = 16_384 * 54 * 24 / 419
-RESTART_SECONDS = 600.0  # from a failure to the next step: a new node, imports, reading back
+RESTART_SECONDS = 600.0  # from a failure to the next step: get a node, import, read the state
 
 
 @dataclass(frozen=True)
 class Failures:
-    """What a run has to expect.
+    """The failures that a run must expect, and their cost.
 
     Attributes:
-        mtbf_hours: Between failures of any of its devices.
-        restarts: Expected in the whole run.
-        interval_seconds: Between checkpoints, where least is lost.
-        seconds: The run's expected length, with checkpoints, restarts and work done twice.
+        mtbf_hours: Mean hours between failures of any of the run's devices.
+        restarts: Expected number of restarts in the whole run.
+        interval_seconds: The time between checkpoints that loses the least time.
+        seconds: The run's expected length, with checkpoints, restarts and repeated work.
     """
 
     mtbf_hours: float
@@ -49,14 +49,14 @@ def failures(
     device_mtbf_hours: float = DEVICE_MTBF_HOURS,
     restart_seconds: float = RESTART_SECONDS,
 ) -> Failures:
-    """What to expect of a run.
+    """Return the failures that a run must expect, and their cost.
 
     Args:
-        work_seconds: Of steps alone.
-        devices: Any of which ends the run until it is started again.
-        stall_seconds: In which a checkpoint keeps training waiting.
+        work_seconds: The time for the steps alone.
+        devices: Number of devices; a failure of any stops the run until it is restarted.
+        stall_seconds: How long a checkpoint keeps training waiting.
         device_mtbf_hours: Mean time between failures of one device.
-        restart_seconds: From a failure until training goes on.
+        restart_seconds: The time from a failure until training continues.
     """
     mtbf = device_mtbf_hours * 3600 / devices
     interval = daly_interval(stall_seconds, mtbf)
@@ -65,12 +65,12 @@ def failures(
 
 
 def young_interval(stall: float, mtbf: float) -> float:
-    """Seconds of work between checkpoints that take `stall` seconds, to the first order."""
+    """Return Young's first-order optimum of seconds between checkpoints of `stall` seconds."""
     return math.sqrt(2 * stall * mtbf)
 
 
 def daly_interval(stall: float, mtbf: float) -> float:
-    """The same to a higher order; where a checkpoint takes twice the MTBF, the MTBF."""
+    """Return Daly's higher-order optimum; the MTBF if `stall` is at least twice the MTBF."""
     if stall >= 2 * mtbf:
         return mtbf
     part = stall / (2 * mtbf)
@@ -80,48 +80,48 @@ def daly_interval(stall: float, mtbf: float) -> float:
 def expected_seconds(
     work: float, interval: float, stall: float, mtbf: float, restart: float
 ) -> float:
-    """How long `work` seconds take with checkpoints and failures (Daly's equation 20).
+    """Return how long `work` seconds take with checkpoints and failures (Daly's equation 20).
 
-    Failures are exponentially distributed, and may come while a checkpoint is written or while the
-    run starts again.
+    Failures are exponentially distributed, and may also happen while the run writes a checkpoint
+    or restarts.
     """
     segment = (interval + stall) / mtbf
-    if segment > 100:  # nothing would ever be finished
+    if segment > 100:  # the run would practically never end
         return math.inf
     return mtbf * math.exp(restart / mtbf) * math.expm1(segment) * work / interval
 
 
 Need = Literal["loader", "checkpoint", "start"]
-LEAST_STALL = 1.0  # seconds, an assumption: processes agree on a save, however little they copy
-START_SECONDS = 600.0  # in which a run is expected to have read its state
+LEAST_STALL = 1.0  # seconds, assumed: processes must agree on a save, however little they copy
+START_SECONDS = 600.0  # the time in which a starting run should have read its state
 
 
 @dataclass(frozen=True)
 class Storage:
-    """What a storage gives to all nodes together, in bytes a second.
+    """The rates of a storage for all nodes together, in bytes per second.
 
     Attributes:
-        read: By reading.
-        write: By writing.
+        read: The rate of reading.
+        write: The rate of writing.
     """
 
     read: float
     write: float
 
     def per_node(self, nodes: int) -> "Storage":
-        """What each of so many gets when all want it."""
+        """Return the rates that each of `nodes` nodes gets when all use the storage at once."""
         return Storage(self.read / nodes, self.write / nodes)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a node needs, and what it gets.
+    """The rate that a node needs for one purpose, and the rate that it gets.
 
     Attributes:
-        name: What it is needed for.
-        wanted: Bytes a second.
-        given: Bytes a second of one node's share; None where the storage is unknown.
-        seconds: That it takes at the given rate: of a step's data, of a checkpoint, of a start.
+        name: The purpose.
+        wanted: The needed bytes per second.
+        given: The bytes per second of one node's share; None if the storage is unknown.
+        seconds: The time for a step's data, a checkpoint or a start at the given rate.
     """
 
     name: Need
@@ -131,16 +131,16 @@ class Demand:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the storage gives enough; None where it is unknown."""
+        """Whether the storage is fast enough; None if the storage is unknown."""
         return None if self.given is None else self.given >= self.wanted
 
 
 @dataclass(frozen=True)
 class CheckpointSize:
-    """Bytes of one checkpoint, by `torch.distributed.checkpoint`, all files together.
+    """Bytes of all files of one checkpoint, written by `torch.distributed.checkpoint`.
 
     Attributes:
-        weights: Trained ones in fp32; frozen ones are the base model's and are not written.
+        weights: Trained weights in fp32; the base model's frozen weights are not written.
         optimizer: AdamW's moments.
     """
 
@@ -149,12 +149,12 @@ class CheckpointSize:
 
     @property
     def total(self) -> int:
-        """Both."""
+        """Bytes of weights and moments together."""
         return self.weights + self.optimizer
 
 
 def checkpoint_size(config: DecoderConfig, training: Training) -> CheckpointSize:
-    """What a checkpoint of this run takes, whatever its layout."""
+    """Return the size of a checkpoint of this run, which does not depend on the layout."""
     trained = config.parameters
     if not training.trains_all:
         trained = adapter_parameters(config, training.adapter)
@@ -162,9 +162,10 @@ def checkpoint_size(config: DecoderConfig, training: Training) -> CheckpointSize
 
 
 def stall_seconds(size: CheckpointSize, training: Training, host_bandwidth: float | None) -> float:
-    """How long a checkpoint keeps training waiting: until each process's part is in host memory.
+    """Return the seconds until each process has copied its part of a checkpoint to host memory.
 
-    The rest is written while training goes on. Replicas share the writing among them.
+    Training waits only for this copy: the files are written while it continues. Replicas divide
+    the work.
     """
     parts = training.shards * training.layout.tp * training.layout.pp
     copying = 0.0 if host_bandwidth is None else size.total / parts / host_bandwidth
@@ -180,23 +181,23 @@ def demands(
     checkpoint_seconds: float,
     storage: Storage | None,
 ) -> list[Demand]:
-    """What each node needs of the storage for its data, its checkpoints and its start.
+    """Return the rates that each node needs to read data, to write checkpoints and to start.
 
     Args:
         config: The model's shape.
-        training: How it is laid out.
-        nodes: That share the storage.
-        step_seconds: Of an optimizer step.
-        checkpoint_seconds: Between checkpoints.
-        storage: What it gives to all; None where that isn't known.
+        training: The layout and the batch sizes.
+        nodes: The number of nodes that share the storage.
+        step_seconds: The time of an optimizer step.
+        checkpoint_seconds: The time between checkpoints.
+        storage: The rates for all nodes together; None if they are unknown.
     """
     layout = training.layout
-    id_bytes = 2 if config.vocab_size <= 1 << 16 else 4  # as token shards hold them
+    id_bytes = 2 if config.vocab_size <= 1 << 16 else 4  # the size of an id in token shards
     samples = training.micro_batch * training.micro_batches * layout.dp
     # Each process reads the samples of its own data-parallel group.
     data = samples * training.sequence * id_bytes * layout.world / layout.dp / nodes
     size = checkpoint_size(config, training).total / nodes
-    # Every replica reads the weights it starts from, and where it goes on, moments too.
+    # Every replica reads its initial weights, and the moments too when a run resumes.
     frozen = (1 - trainable(config, training)) * config.parameters * training.compute_bytes
     start = (size * nodes + frozen) * max(1, layout.dp_replicate) / nodes
     share = storage.per_node(nodes) if storage is not None else None

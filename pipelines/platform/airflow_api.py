@@ -1,10 +1,10 @@
-"""Airflow's REST API, as far as `penstock run` and the reconciler need it.
+"""The part of Airflow's REST API that `penstock run` and the reconciler need.
 
-Airflow's pool that makes runs queue for GPUs rather than fight over them.
+It also makes the Airflow pool in which runs queue for GPUs instead of competing for them.
 
-A slot is one job that trains or evaluates, whatever its size, from its submission to its end. There
-are as many as jobs of two workers have room in the cluster at a time; another number is set by
-`PENSTOCK_GPU_JOBS`, or by a user in Airflow, whose pool is left as it is.
+One slot of the pool is one job that trains or evaluates, whatever its size, from its submission to
+its end. By default, there are as many slots as the cluster has room for jobs of two workers.
+`PENSTOCK_GPU_JOBS` sets another number; a size that a user sets in Airflow is left unchanged.
 """
 
 import os
@@ -23,9 +23,9 @@ from pipelines.platform.secrets import AIRFLOW_USER
 
 _API = "/api/v2"
 _TIMEOUT_S = 30.0
-_PAGE = 100  # Airflow's most
-_DAG_APPEARS_S = 60.0  # after a start: the dag-processor's first look
-_NOT_ACCEPTED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)  # expired, not ours
+_PAGE = 100  # Airflow's largest page
+_DAG_APPEARS_S = 60.0  # after a start, until the dag-processor first reads the files
+_NOT_ACCEPTED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)  # expired or another server's
 _PATIENCE_S = 120.0  # a restart of the api-server takes half a minute
 _LIVE = ("queued", "running")
 
@@ -40,12 +40,12 @@ class DagRun:
 
     @property
     def live(self) -> bool:
-        """Whether its tasks may still begin, or go on."""
+        """Whether the run's tasks may still start or continue."""
         return self.state in _LIVE
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether asking again may help: an api-server whose database is away answers with 500."""
+    """Return whether a retry may help: without its database, an api-server answers with 500."""
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.is_server_error
     return isinstance(error, httpx.TransportError)
@@ -55,15 +55,15 @@ def _give_up(state: RetryCallState) -> NoReturn:
     error = state.outcome and state.outcome.exception()
     raise UnreachableError(
         f"Airflow has not answered for {_PATIENCE_S:.0f} s ({one_line(error or TimeoutError())}); "
-        "its runs go on: see `penstock status`"
+        "its runs continue: see `penstock status`"
     )
 
 
 class AirflowApi:
-    """A client that logs in, and again when its token has expired.
+    """A client that logs in, and logs in again when its token has expired.
 
     Raises:
-        UserError: nobody answers; the platform is not up.
+        UserError: Airflow does not answer because the platform is not up.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -81,25 +81,25 @@ class AirflowApi:
         """Wait until the dag-processor has read a DAG's file.
 
         Raises:
-            UserError: a DAG file can't be imported, or the DAG doesn't appear.
+            UserError: A DAG file cannot be imported, or the DAG does not appear.
         """
         deadline = time.monotonic() + _DAG_APPEARS_S
         while self._client.get(f"{_API}/dags/{dag_id}").status_code == httpx.codes.NOT_FOUND:
             for file, reason in self.import_errors().items():
-                raise UserError(f"{file} can't be imported: {reason}")
+                raise UserError(f"{file} cannot be imported: {reason}")
             if time.monotonic() > deadline:
-                raise UserError(f"Airflow knows no DAG {dag_id}; see `penstock logs dag-processor`")
+                raise UserError(f"Airflow has no DAG {dag_id}; see `penstock logs dag-processor`")
             time.sleep(0.5)
 
     def import_errors(self) -> dict[str, str]:
-        """The last line of the traceback of each DAG file that can't be imported."""
+        """Return the last line of the traceback of each DAG file that cannot be imported."""
         errors = self._get(f"{_API}/importErrors").json()["import_errors"]
         return {
             error["filename"]: error["stack_trace"].strip().splitlines()[-1] for error in errors
         }
 
     def unpause(self, dag_id: str) -> bool:
-        """Let a DAG's runs start, as those of a paused one stay queued; whether it was paused."""
+        """Unpause a DAG, whose runs otherwise stay queued; return whether it was paused."""
         path = f"{_API}/dags/{dag_id}"
         paused: bool = self._get(path).json()["is_paused"]
         if paused:
@@ -107,40 +107,52 @@ class AirflowApi:
         return paused
 
     def trigger(self, dag_id: str, run_id: str, conf: dict[str, Any]) -> None:
-        """Queue a run."""
+        """Queue a run of a DAG."""
         body = {"dag_run_id": run_id, "logical_date": None, "conf": conf}
         self._client.post(f"{_API}/dags/{dag_id}/dagRuns", json=body).raise_for_status()
 
+    def announce(self, asset: str, extra: dict[str, Any]) -> None:
+        """Add an event to an asset, if a DAG waits for it."""
+        found = self._get(f"{_API}/assets", name_pattern=asset).json()["assets"]
+        for each in found:
+            if each["name"] == asset:
+                body = {"asset_id": each["id"], "extra": extra}
+                self._client.post(f"{_API}/assets/events", json=body).raise_for_status()
+
     def pool_slots(self, name: str) -> int | None:
-        """The size of a pool; None where there is none."""
+        """Return the size of a pool; None if there is no such pool."""
         response = self._client.get(f"{_API}/pools/{name}")
         if response.status_code == httpx.codes.NOT_FOUND:
             return None
         return int(response.raise_for_status().json()["slots"])
 
     def make_pool(self, name: str, slots: int, description: str) -> None:
-        """Make a pool in which deferred tasks count."""
+        """Create a pool in which deferred tasks take slots too."""
         body = {"name": name, "slots": slots, "description": description, "include_deferred": True}
         response = self._client.post(f"{_API}/pools", json=body)
-        if response.status_code != httpx.codes.CONFLICT:  # another `up` was quicker
+        if response.status_code != httpx.codes.CONFLICT:  # another `up` created it first
             response.raise_for_status()
 
     def set_pool_slots(self, name: str, slots: int) -> None:
         """Change the size of a pool."""
-        body = {"name": name, "slots": slots, "include_deferred": True}  # Airflow wants all three
+        body = {
+            "name": name,
+            "slots": slots,
+            "include_deferred": True,
+        }  # Airflow needs all three
         self._client.patch(f"{_API}/pools/{name}", json=body).raise_for_status()
 
     def run_state(self, dag_id: str, run_id: str) -> str:
-        """`queued`, `running`, `success` or `failed`."""
+        """Return the state of a run: `queued`, `running`, `success` or `failed`."""
         return str(self.run(dag_id, run_id)["state"])
 
     def run(self, dag_id: str, run_id: str) -> dict[str, Any]:
-        """All that Airflow says of a run."""
+        """Return everything that Airflow reports about a run."""
         run: dict[str, Any] = self._get(f"{_API}/dags/{dag_id}/dagRuns/{run_id}").json()
         return run
 
     def runs(self, *, live: bool = False) -> Iterator[DagRun]:
-        """The runs of every DAG, or the live ones, oldest first."""
+        """Yield the runs of every DAG, or only the live ones, oldest first."""
         query: dict[str, Any] = {"state": _LIVE} if live else {}
         seen, total = 0, 1
         while seen < total:
@@ -153,18 +165,18 @@ class AirflowApi:
                 yield DagRun(run["dag_id"], run["dag_run_id"], run["state"])
 
     def tasks(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
-        """The run's task instances by task id."""
+        """Return the run's task instances by task id."""
         page = self._get(f"{_API}/dags/{dag_id}/dagRuns/{run_id}/taskInstances").json()
         return {task["task_id"]: task for task in page["task_instances"]}
 
     def result(self, dag_id: str, run_id: str, task_id: str) -> Any:
-        """What a task that succeeded returned."""
+        """Return the return value of a task that succeeded."""
         path = f"{_API}/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
         response = self._get(f"{path}/xcomEntries/return_value", deserialize=True)
         return response.json()["value"]
 
     def task(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> dict[str, Any] | None:
-        """A task instance as it is now, None where Airflow knows none; -1 for one not mapped."""
+        """Return a task instance, or None if there is none; map_index is -1 if it is not mapped."""
         path = f"{_API}/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
         response = self._client.get(path if map_index < 0 else f"{path}/{map_index}")
         if response.status_code == httpx.codes.NOT_FOUND:
@@ -173,7 +185,7 @@ class AirflowApi:
         return task
 
     def events(self, names: Sequence[str], after: str) -> list[dict[str, Any]]:
-        """What users did after a time in ISO format, oldest first; by Airflow's own names."""
+        """Return the events of these names in Airflow's log after an ISO time, oldest first."""
         params: dict[str, Any] = {"included_events": names, "after": after, "limit": _PAGE}
         params |= {"order_by": "when"}
         response = self._client.get(f"{_API}/eventLogs", params=params).raise_for_status()
@@ -187,12 +199,12 @@ class AirflowApi:
         retry_error_callback=_give_up,
     )
     def _get(self, path: str, **params: Any) -> httpx.Response:
-        """Read, however busy the api-server is; a run that is followed goes on without us."""
+        """Read a path; retry while the api-server is busy, because the followed run continues."""
         return self._client.get(path, params=params).raise_for_status()
 
 
 class _Login(httpx.Auth):
-    """A bearer token, fetched with the user's password, and again when it is not accepted."""
+    """A bearer token from the user's password, fetched again when it is not accepted."""
 
     requires_response_body = True
 
@@ -202,7 +214,7 @@ class _Login(httpx.Auth):
         self._token: str | None = None
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Send the request with the token that is there; log in where it is not accepted."""
+        """Send the request with the current token; log in if there is none or it is refused."""
         if self._token:
             request.headers["Authorization"] = f"Bearer {self._token}"
             response = yield request
@@ -218,19 +230,19 @@ class _Login(httpx.Auth):
 
 
 VARIABLE = "PENSTOCK_GPU_JOBS"
-_WORKERS_A_JOB = 2  # of the default recipe
-_DESCRIPTION = "Tasks that compute on GPUs, deferred ones too; a slot is one job"
+_WORKERS_A_JOB = 2  # in the default recipe
+_DESCRIPTION = "Tasks that compute on GPUs, including deferred tasks; one slot is one job"
 
 
 def ensure_pool(settings: Settings) -> None:
-    """Make the pool where it is missing; set its size where the environment names one.
+    """Create the pool if it is missing; set its size if the environment gives one.
 
     Raises:
-        UserError: the environment names no number of jobs.
+        UserError: The environment variable is not a number of jobs.
     """
     given = os.environ.get(VARIABLE)
     if given is not None and (not given.isdigit() or int(given) < 1):
-        raise UserError(f"{VARIABLE}={given!r}: not a number of jobs; 1 or more run at a time")
+        raise UserError(f"{VARIABLE}={given!r} is not a number of jobs; it must be 1 or more")
     airflow = AirflowApi(settings)
     slots = airflow.pool_slots(GPU_POOL)
     if slots is None:
@@ -240,7 +252,7 @@ def ensure_pool(settings: Settings) -> None:
 
 
 def _room(settings: Settings) -> int:
-    """How many jobs the cluster has room for: by its GPUs, or by its CPUs where it has none."""
+    """Return how many jobs fit in the cluster, by its GPUs, or by its CPUs if it has no GPU."""
     answer = httpx.get(
         f"{settings.ray_url}/api/v0/nodes",
         params={"limit": 10_000, "detail": True},

@@ -1,34 +1,37 @@
-"""Airflow's own configuration file, so that `airflow` in any shell agrees with the platform.
+"""Airflow's configuration file, which makes `airflow` in any shell use the platform's settings.
 
-`python -m pipelines.platform.airflow_config` writes it where AIRFLOW_CONFIG says, for a container.
+`python -m pipelines.platform.airflow_config` writes it to AIRFLOW_CONFIG's path, for a container.
 
-Where Airflow and MLflow keep their rows: files in the home, or databases of a Postgres server.
+Airflow and MLflow keep their tables in files in the home, or in databases of a Postgres server.
 
-A URL holds no password: libpq, the driver below, reads it from ~/.pgpass or PGPASSFILE.
+A URL holds no password: libpq, the library below the driver, reads ~/.pgpass or PGPASSFILE.
 """
 
 import configparser
 import io
+import json
 import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pipelines.core.settings import PROJECT, Settings, load_settings
+from pipelines.core.product import DAGS, PRODUCT
+from pipelines.core.settings import BROKEN_RECIPES, PROJECT, Settings, load_settings
 from pipelines.core.storage import write_text
 from pipelines.platform.secrets import AIRFLOW_USER, airflow_users_path
 
-_DRIVER = "postgresql+psycopg"  # the one that is synchronous and asynchronous, as Airflow wants
+_LOCAL = "airflow.dag_processing.bundles.local.LocalDagBundle"
+_DRIVER = "postgresql+psycopg"  # both synchronous and asynchronous, as Airflow requires
 
 
 def airflow_database(settings: Settings) -> str:
-    """SQLAlchemy's URL of Airflow's database."""
-    # Seconds to wait for another writer; the five by default are too few where runs are many.
+    """Return SQLAlchemy's URL of Airflow's database."""
+    # Seconds to wait for another writer; the default of five is too short for many runs.
     file = f"sqlite:///{settings.home / 'airflow' / 'airflow.db'}?timeout=60"
     return _on_server(settings, "airflow") or file
 
 
 def mlflow_database(settings: Settings) -> str:
-    """SQLAlchemy's URL of MLflow's database."""
+    """Return SQLAlchemy's URL of MLflow's database."""
     return _on_server(settings, "mlflow") or f"sqlite:///{settings.home / 'mlflow' / 'mlflow.db'}"
 
 
@@ -45,15 +48,15 @@ def write_airflow_config(settings: Settings) -> None:
 
 
 def airflow_config(settings: Settings) -> str:
-    """Four tasks at a time, everything on loopback, and keys that all parts share."""
+    """Return the file's text: four tasks at a time, all on loopback, keys that all parts share."""
     home = settings.home / "airflow"
     database = airflow_database(settings)
     url = f"http://127.0.0.1:{settings.airflow_port}"
     sections: dict[str, dict[str, object]] = {
         "core": {
-            "dags_folder": PROJECT / "dags",
-            "plugins_folder": PROJECT / "pipelines" / "orchestration" / "plugins",
-            "lazy_load_plugins": False,  # one of them has to come before the first task
+            "dags_folder": DAGS,
+            "plugins_folder": PRODUCT / "pipelines" / "orchestration" / "plugins",
+            "lazy_load_plugins": False,  # one plugin must be loaded before the first task
             "executor": "LocalExecutor",
             "parallelism": 4,
             "load_examples": False,
@@ -72,9 +75,10 @@ def airflow_config(settings: Settings) -> str:
         "api_auth": {"jwt_secret": _secret(settings, "airflow-jwt")},
         "database": {"sql_alchemy_conn": database},
         "logging": {"base_log_folder": home / "logs"},
-        # A DAG file that was just added or edited is read within seconds; the others once a minute,
-        # as each reading is a process that takes half a second of a core.
+        # A new or edited DAG file is read within seconds, and the others once a minute, because
+        # each reading is a process that takes half a second of a core.
         "dag_processor": {
+            "dag_bundle_config_list": json.dumps(_dag_bundles(settings)),
             "refresh_interval": 10,
             "min_file_process_interval": 60,
             "parsing_processes": 1,
@@ -82,9 +86,21 @@ def airflow_config(settings: Settings) -> str:
         },
         "usage_data_collection": {"enabled": False},
     }
-    if settings.database_url:  # by the same driver, where Airflow would look for asyncpg
+    if settings.database_url:  # the same driver; Airflow would look for asyncpg
         sections["database"]["sql_alchemy_conn_async"] = database
     return _ini(sections)
+
+
+def _dag_bundles(settings: Settings) -> list[dict[str, object]]:
+    """Return the folders with DAG files: ours, the project's own, and the recipes' errors."""
+    broken = settings.home / "airflow" / BROKEN_RECIPES  # made when there is one
+    folders = {"dags-folder": DAGS, BROKEN_RECIPES: broken}
+    if PROJECT / "dags" != DAGS and (PROJECT / "dags").is_dir():
+        folders["project"] = PROJECT / "dags"
+    return [
+        {"name": name, "classpath": _LOCAL, "kwargs": {"path": str(folder)}}
+        for name, folder in folders.items()
+    ]
 
 
 def _secret(settings: Settings, name: str) -> str:

@@ -1,6 +1,6 @@
-"""One run of `llm_pipeline`, seen from outside: started, followed, summed up.
+"""Start, follow and summarize one run of `llm_pipeline` from outside Airflow.
 
-`penstock stage`: one stage as a child process of the terminal.
+`run_foreground` runs one stage for `penstock stage`, as a child process of the terminal.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import PROJECT, Settings
-from pipelines.datasets.run_source import settle
 from pipelines.platform.airflow_api import AirflowApi
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import RESOLVED, override_values
+from pipelines.registry.parents import settle_run
 from pipelines.run.progress import Progress, ProgressReader
 from pipelines.run.records import (
     RUN_FILE,
@@ -46,7 +46,7 @@ _OVER = ("success", "failed")
 
 @dataclass(frozen=True)
 class StageState:
-    """Where a stage stands; `seconds` counts from its start, waiting for Ray included."""
+    """The state of a stage; `seconds` counts from its start and includes waiting for Ray."""
 
     state: str | None
     seconds: float | None
@@ -55,7 +55,7 @@ class StageState:
 
 @dataclass
 class Summary:
-    """What `penstock run --json` prints."""
+    """The summary of a run that `penstock run --json` prints."""
 
     dag_run_id: str
     state: str
@@ -67,17 +67,17 @@ class Summary:
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the summary as plain JSON values."""
         return asdict(self)
 
 
 def page(settings: Settings, run_id: str) -> str:
-    """A run's page in Airflow."""
+    """Return the URL of a run's page in Airflow."""
     return f"{settings.airflow_url}/dags/{DAG}/runs/{run_id}"
 
 
 def make_ready(airflow: AirflowApi) -> bool:
-    """Wait for the DAG and unpause it, which also starts its schedule; whether it was paused."""
+    """Wait for the DAG, unpause it and so its schedule; return whether it was paused."""
     airflow.wait_for_dag(DAG)
     return airflow.unpause(DAG)
 
@@ -86,9 +86,9 @@ def start(airflow: AirflowApi, recipe: Recipe, kept: Mapping[str, Any] | None = 
     """Trigger the DAG with a whole recipe and return the run's id.
 
     Args:
-        airflow: Where.
-        recipe: What is run.
-        kept: The arguments `names`, `who` and `why` of `keep`, where results are to be kept.
+        airflow: The client of Airflow's API.
+        recipe: The recipe to run.
+        kept: The arguments `names`, `who` and `why` of `keep`, if results should be kept.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     run_id = f"{recipe.name}-{stamp}-{secrets.token_hex(2)}"
@@ -108,7 +108,7 @@ def follow(
         over = airflow.run_state(DAG, run_id) in _OVER
         yield from progress.read()
         tasks = airflow.tasks(DAG, run_id)
-        for name in ("prepare", *stage_names(PROJECT)):
+        for name in ("prepare", *stage_names()):
             state = tasks.get(name, {}).get("state")
             if state and seen.get(name) != state:
                 seen[name] = state
@@ -119,16 +119,13 @@ def follow(
 
 
 def summarize(airflow: AirflowApi, settings: Settings, run_id: str) -> Summary:
-    """Everything that a run made, from Airflow and its workspace."""
+    """Return the summary of a run, read from Airflow and from the run's workspace."""
     workspace = workspace_path(settings.runs, run_id)
     tasks = airflow.tasks(DAG, run_id)
     summary = Summary(
         dag_run_id=run_id,
         state=airflow.run_state(DAG, run_id),
-        stages={
-            name: _stage(airflow, run_id, name, tasks.get(name, {}))
-            for name in stage_names(PROJECT)
-        },
+        stages={name: _stage(airflow, run_id, name, tasks.get(name, {})) for name in stage_names()},
         error=user_error(workspace),
     )
     if (workspace / RUN_FILE).is_file():
@@ -159,20 +156,22 @@ def _record(kind: type[T], workspace: Path) -> T | None:
 
 
 def run_foreground(stage: Stage, recipe: Recipe, settings: Settings) -> tuple[Path, int]:
-    """Run a stage and record it in the stage cache; returns its workspace and its exit code.
+    """Run a stage, record it in the stage cache and return its workspace and exit code.
 
-    The workspace belongs to this code, recipe and data: another call with the same goes on there.
+    Calls with the same code, recipe and data share one workspace.
     """
     recipe = override_values(recipe, {"resources.workers": 1})  # one process: world size 1
-    recipe, source = settle(recipe)
-    identity = f"{project_state(PROJECT)}{recipe.fingerprint()}{source}"
+    run = settle_run(recipe)
+    identity = f"{project_state(PROJECT)}{run.recipe.fingerprint()}{run.source}"
     run_id = f"stage-{recipe.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    workspace = open_workspace(PROJECT, settings.home, run_id, recipe, source)
-    names = stage_names(PROJECT)
+    workspace = open_workspace(
+        PROJECT, settings.home, run_id, run.recipe, run.source, ready=run.ready
+    )
+    names = stage_names()
     for needed in names[: names.index(stage.name)]:
         if not dvc_cache.restore(workspace, needed) and needed in stage.inputs:
             raise UserError(
-                f"{stage.name} reads what {needed} writes, and {needed} has not run with this "
+                f"{stage.name} reads the output of {needed}, and {needed} has not run with this "
                 f"code, recipe and data; run `penstock stage {needed}` first, with the same options"
             )
     forget_error(workspace)

@@ -5,7 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from pipelines.core.settings import Settings, no_proxy_variables
+from pipelines.core.settings import PROJECT, Settings, no_proxy_variables
 from pipelines.platform.airflow_config import mlflow_database
 
 BIN = Path(sys.prefix) / "bin"
@@ -13,10 +13,11 @@ RAY_START_HOOK = "pipelines.platform.ray_start.guard"
 
 
 def client_variables(settings: Settings) -> dict[str, str]:
-    """What any process needs to find and be let into the platform; holds no secret itself."""
+    """Return the variables for finding and logging in to the platform; none is a secret."""
     return {
-        **no_proxy_variables(),  # all of it is on the loopback
+        **no_proxy_variables(),  # every part is on the loopback
         "PENSTOCK_HOME": str(settings.home),
+        "PENSTOCK_PROJECT": str(PROJECT),
         **{variable: str(port) for variable, port in settings.ports.items()},
         "AIRFLOW_HOME": str(settings.home / "airflow"),
         "MLFLOW_TRACKING_URI": settings.mlflow_url,
@@ -35,9 +36,9 @@ def client_variables(settings: Settings) -> dict[str, str]:
 
 
 def platform_environment(settings: Settings) -> dict[str, str]:
-    """The whole environment of a platform process: this one's, ours on top, our commands first."""
+    """Return a platform process's environment: this process's and ours, with our commands first."""
     environment = dict(os.environ)
-    # A dozen processes import the same thousand modules: without bytecode each compiles them anew.
+    # A dozen processes import the same thousand modules: without bytecode each compiles them again.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment.update(client_variables(settings))
     environment["PATH"] = f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -46,27 +47,27 @@ def platform_environment(settings: Settings) -> dict[str, str]:
 
 
 def server_variables(settings: Settings, runtime: Path) -> dict[str, str]:
-    """What only supervisord and its programs read, on top of `platform_environment`."""
+    """Return the variables that only supervisord and its programs need besides the others."""
     return {
-        "PENSTOCK_RUNTIME": str(runtime),  # also how `down` knows a process for ours ...
-        "SPT_NOENV": "1",  # ... unless setproctitle writes a process's title over its environment
+        "PENSTOCK_RUNTIME": str(runtime),  # `down` recognizes our processes by it ...
+        "SPT_NOENV": "1",  # ... if setproctitle writes no title over the environment
         "PENSTOCK_CPUS": str(max(2, os.cpu_count() or 1)),  # training asks for two workers
         "RAY_START_HOOK": RAY_START_HOOK,
         "RAY_TMPDIR": str(runtime),
-        # Ray's own 15 s are too few where Python starts slowly: on a cold or a busy machine.
+        # Ray's own 15 s are too few if Python starts slowly, on a cold or busy machine.
         "RAY_raylet_start_wait_time_s": "240",
-        # Fixed ports by default, which a second Ray on the machine would want too.
+        # The default ports are fixed, so a second Ray on the machine would collide.
         "AUTOSCALER_METRIC_PORT": "0",
         "DASHBOARD_METRIC_PORT": "0",
         "MLFLOW_BACKEND_STORE_URI": mlflow_database(settings),
         # Clients write artifacts straight into this folder; the server only reads them.
         "MLFLOW_DEFAULT_ARTIFACT_ROOT": (settings.home / "mlflow" / "artifacts").as_uri(),
-        # Eight idle processes for prompt optimisation and trace jobs, none of which we use.
+        # Do not start eight processes for prompt optimisation and trace jobs, which we do not use.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
 
 
 def shell_exports(settings: Settings) -> str:
-    """Lines for `eval "$(penstock env)"`."""
+    """Return the shell lines for `eval "$(penstock env)"`."""
     lines = [f"export {k}={shlex.quote(v)}" for k, v in client_variables(settings).items()]
     return "\n".join([*lines, f'export PATH={shlex.quote(str(BIN))}:"$PATH"'])

@@ -1,10 +1,10 @@
-"""`penstock gc`: finds what old runs left, and removes it; the rules are the ledger's `retention`.
+"""`penstock gc`: find and delete what old runs left; the rules are the ledger's `retention`.
 
-A workspace goes in two steps: it is renamed into the trash under the lock that its stages hold, and
-deleted once Airflow has said again that its run does not live. So nothing is ever half removed, and
-a run that was cleared meanwhile gets its workspace back.
+A workspace is removed in two steps: it is renamed into the trash under the lock that its stages
+hold, and deleted after Airflow has said again that its run is not live. So no workspace is ever
+half removed, and a run that a user cleared in the meantime gets its workspace back.
 
-What of a run is kept, and for how long: the rules of `penstock gc`, and nothing but them.
+`decide` alone holds the rules: which files of a run are kept, and for how long.
 """
 
 import logging
@@ -34,33 +34,33 @@ from pipelines.training.checkpoint.store import CheckpointStore, place_of_run
 
 State = Literal["live", "succeeded", "failed"]
 DAY = 86_400.0  # seconds
-SETTLES = 3600.0  # seconds in which nothing that just changed is touched, whatever the rules say
+SETTLES = 3600.0  # seconds during which a changed file is kept, whatever the rules say
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Ages in days since a run last wrote anything."""
+    """Age limits in days since a run last wrote a file."""
 
-    days: float = 14  # the workspace of a run that succeeded, and a result in the stage cache
-    failed_days: float = 3  # the workspace of one that failed
-    checkpoint_days: float = 2  # the checkpoints of one that succeeded: its model is exported
-    keep_last: int = 3  # so many that succeeded of each recipe are kept, however old
+    days: float = 14  # workspaces of runs that succeeded, and results in the stage cache
+    failed_days: float = 3  # workspaces of runs that failed
+    checkpoint_days: float = 2  # checkpoints of runs that succeeded: the model is exported
+    keep_last: int = 3  # newest successful runs of each recipe that are always kept
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run as far as the rules ask."""
+    """The facts of a run that the rules need."""
 
-    name: str  # of its workspace
+    name: str  # its workspace's name
     recipe: str
     state: State
     changed: float  # seconds since the epoch
-    model_hash: str | None = None  # of the model that it trained or took from the cache
+    model_hash: str | None = None  # its model, trained or from the cache
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What may go of one run, and why."""
+    """A part of one run that may be deleted, and why."""
 
     run: RunFacts
     what: Literal["workspace", "checkpoints"]
@@ -70,13 +70,13 @@ class Decision:
 def decide(
     runs: Iterable[RunFacts], rules: Rules, aliased: Collection[str], now: float
 ) -> Iterator[Decision]:
-    """What may go; a run that is not named is kept whole.
+    """Yield what may be deleted; a run without a decision is kept whole.
 
     Args:
-        runs: All there are.
-        rules: Ages and numbers.
-        aliased: Content hashes of the registered models that an alias names, champions among them;
-            whoever trained one keeps workspace and checkpoints.
+        runs: Every run.
+        rules: The age limits and numbers.
+        aliased: Content hashes of the registered models that an alias names, such as champions;
+            the runs that trained them keep their workspaces and checkpoints.
         now: Seconds since the epoch.
     """
     families: dict[str, list[RunFacts]] = defaultdict(list)
@@ -109,13 +109,13 @@ def _ago(days: float) -> str:
     return f"{days:.0f} days ago" if days >= 2 else f"{days * 24:.0f} hours ago"
 
 
-TRASH = ".trash"  # among the workspaces: no run's name begins with a dot
+TRASH = ".trash"  # beside the workspaces: no run's name begins with a dot
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """Something that may go, or that went."""
+    """Something that may be deleted or was deleted."""
 
     what: Literal["workspace", "checkpoints", "stage cache", "serving", "trash"]
     name: str
@@ -126,17 +126,17 @@ class Garbage:
 def collect(
     settings: Settings, airflow: AirflowApi, rules: Rules, aliased: Collection[str], *, delete: bool
 ) -> Iterator[Garbage]:
-    """What may go; with `delete` what went, one after the other.
+    """Yield what may be deleted; with `delete`, delete each and yield it.
 
     Args:
-        settings: Where the runs are.
-        airflow: It says which runs live.
-        rules: What is kept.
+        settings: They name the folder of the runs.
+        airflow: The client that says which runs are live.
+        rules: The rules of what is kept.
         aliased: Content hashes of the registered models that an alias names.
-        delete: Remove it; else nothing is touched.
+        delete: Whether to delete; otherwise no file is changed.
 
     Raises:
-        UserError: another call is at work.
+        UserError: Another `penstock gc` is running.
     """
     with _alone(settings):
         for path in sorted(settings.runs.glob(f"{TRASH}/*")):
@@ -151,9 +151,9 @@ def collect(
             try:
                 size = _bytes(path, each.what)
                 if delete and not _REMOVE[each.what](path, airflow):
-                    continue  # it lives again
+                    continue  # its run is live again
             except UnreachableError as error:
-                _log.warning("%s stays: %s", path, error)
+                _log.warning("%s is kept: %s", path, error)
                 continue
             if each.what == "workspace":
                 kept.remove(path)
@@ -164,7 +164,7 @@ def collect(
 
 
 def aliased_models() -> set[str]:
-    """Content hashes of the registered models that any alias names."""
+    """Return the content hashes of the registered models that any alias names."""
     names = [model.name for model in registry.list_models()]
     versions = (version for name in names for version in registry.show(name))
     tags = (version.tags for version in versions if version.aliases)
@@ -172,7 +172,7 @@ def aliased_models() -> set[str]:
 
 
 def _runs(settings: Settings, states: dict[str, State]) -> Iterator[RunFacts]:
-    """All that have a workspace; one that is just being made has no `run.json` yet."""
+    """Yield every run with a complete workspace; a new one has no `run.json` yet."""
     for path in sorted(path.parent for path in settings.runs.glob(f"[!.]*/{RUN_FILE}")):
         record = record_path(path, TrainRecord.stage)
         trained = record.is_file()
@@ -193,7 +193,7 @@ def _runs(settings: Settings, states: dict[str, State]) -> Iterator[RunFacts]:
 
 
 def _states(runs: Iterable[DagRun]) -> dict[str, State]:
-    """Map both names that a workspace may have to its run's state; two DAGs may share an id."""
+    """Map both possible names of a run's workspace to its state; two DAGs may share an id."""
     states: dict[str, State] = {}
     for run in runs:
         for name in (run.run_id, f"{run.dag_id}__{run.run_id}"):
@@ -205,16 +205,16 @@ def _states(runs: Iterable[DagRun]) -> dict[str, State]:
 
 
 def _state(workspace: Path, states: dict[str, State], otherwise: State) -> State:
-    """What Airflow says; it knows no ad hoc job and no `penstock stage`."""
+    """Return Airflow's state of a run, or `otherwise` for ad hoc jobs and `penstock stage`."""
     run_id: str = read_json(workspace / RUN_FILE)["dag_run_id"]
-    # A run may have several workspaces, whose names are longer than its own.
+    # A run may have several workspaces, whose names contain the run's name.
     if any(state == "live" and name in run_id for name, state in states.items()):
         return "live"
     return states.get(run_id, otherwise)
 
 
 def _bytes(workspace: Path, what: Literal["workspace", "checkpoints"]) -> int:
-    """Count a whole workspace's bytes with its checkpoints elsewhere, or its checkpoints' alone."""
+    """Return the bytes of a workspace with all its checkpoints, or of its checkpoints alone."""
     place = _checkpoints(workspace)
     if what == "checkpoints":
         return CheckpointStore(place).bytes()
@@ -223,7 +223,7 @@ def _bytes(workspace: Path, what: Literal["workspace", "checkpoints"]) -> int:
 
 
 def _remove_workspace(workspace: Path, airflow: AirflowApi) -> bool:
-    """Remove a workspace, unless its run has come to life; whether it is gone."""
+    """Remove a workspace unless its run is live again; return whether it was removed."""
     try:
         with _no_stage_runs(workspace):
             trash = workspace.parent / TRASH / workspace.name
@@ -239,17 +239,17 @@ def _remove_workspace(workspace: Path, airflow: AirflowApi) -> bool:
 
 
 def _delete(trash: Path) -> None:
-    """Checkpoints that lie elsewhere go first: only the workspace says where."""
+    """Delete checkpoints elsewhere first, because only the workspace names their place."""
     place = _checkpoints(trash)
     if not _is_in(place, trash):
         _clear(place)
     shutil.rmtree(trash)
-    with suppress(OSError):  # there are others
+    with suppress(OSError):  # the trash holds other workspaces
         trash.parent.rmdir()
 
 
 def _remove_checkpoints(workspace: Path, _: AirflowApi) -> bool:
-    """Remove a run's checkpoints, unless one of its stages is at work; whether they are gone."""
+    """Remove a run's checkpoints unless one of its stages runs; return whether they are gone."""
     try:
         with _no_stage_runs(workspace):
             _clear(_checkpoints(workspace))
@@ -262,7 +262,7 @@ _REMOVE = {"workspace": _remove_workspace, "checkpoints": _remove_checkpoints}
 
 
 def _clear(place: str) -> None:
-    """One that is cut off leaves no checkpoint that counts and is not whole."""
+    """Delete checkpoints so that an interruption leaves no partial one that looks complete."""
     store = CheckpointStore(place)
     for step in store.steps():
         store.remove(step)
@@ -279,7 +279,7 @@ def _stage_cache(
         paths = dvc_cache.unneeded(cache, kept, older_than)
         size = sum(path.stat().st_size for path in paths)
     if size:
-        why = f"no workspace that stays holds it, and it is {rules.days:g} days old"
+        why = f"no remaining workspace uses it, and it is {rules.days:g} days old"
         yield Garbage("stage cache", cache.name, size, why)
 
 
@@ -292,7 +292,7 @@ def _serving(settings: Settings, *, delete: bool) -> Iterator[Garbage]:
 
 
 def _checkpoints(workspace: Path) -> str:
-    """Where a run's checkpoints lie, as its own recipe says, which today's code may not accept."""
+    """Return the place of a run's checkpoints by its raw recipe, which may no longer be valid."""
     return place_of_run(_params(workspace).get("train", {}).get("checkpoints"), workspace)
 
 
@@ -307,7 +307,7 @@ def _is_in(place: str, folder: Path) -> bool:
 
 
 def _no_stage_runs(workspace: Path) -> AbstractContextManager[None]:
-    """Hold the lock that a stage holds while it runs; raises BlockingIOError where one runs."""
+    """Hold the lock that a running stage holds; raise BlockingIOError if a stage runs."""
     return one_at_a_time(workspace / STAGE_LOCK, wait=False)
 
 
@@ -317,5 +317,5 @@ def _alone(settings: Settings) -> Iterator[None]:
         try:
             held.enter_context(one_at_a_time(settings.home / "gc.lock", wait=False))
         except BlockingIOError:
-            raise UserError("another `penstock gc` is at work; wait for its end") from None
+            raise UserError("another `penstock gc` is running; wait until it ends") from None
         yield

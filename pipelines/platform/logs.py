@@ -1,4 +1,4 @@
-"""The parts' logs, for a user's eyes."""
+"""Printing of the logs of the platform's parts."""
 
 import time
 from collections import deque
@@ -13,10 +13,10 @@ _POLL_S = 0.2
 
 
 def logs_of(settings: Settings, part: str | None) -> dict[str, Path]:
-    """The log of one part, or of every part, by name; a part that never ran has none.
+    """Return the log of one part, or of every part, by name; a part that never ran has none.
 
     Raises:
-        UserError: no such part.
+        UserError: There is no such part.
     """
     names = [part] if part else NAMES
     logs = {name: log_path(settings, name) for name in names}
@@ -24,14 +24,14 @@ def logs_of(settings: Settings, part: str | None) -> dict[str, Path]:
 
 
 def show(logs: dict[str, Path], out: TextIO, last: int | None) -> None:
-    """Print the logs, whole or their `last` lines."""
+    """Print the whole logs, or their `last` lines."""
     for name, path in logs.items():
         with path.open(encoding="utf-8", errors="replace") as file:
             out.writelines(_named(name, line, logs) for line in deque(file, maxlen=last))
 
 
 def follow(logs: dict[str, Path], out: TextIO) -> None:
-    """Print what is appended to the logs, until interrupted."""
+    """Print new lines of the logs until interrupted."""
     files = {name: path.open(encoding="utf-8", errors="replace") for name, path in logs.items()}
     for file in files.values():
         file.seek(0, 2)

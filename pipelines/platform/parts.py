@@ -1,4 +1,4 @@
-"""The platform's parts: what each is for, where it is, and how one knows that it answers."""
+"""The platform's parts: their names, addresses and health checks."""
 
 import json
 import urllib.error
@@ -27,7 +27,7 @@ class Part:
 
 
 def _airflow_answers(component: str) -> Check:
-    """A component is well when the database has its heartbeat and it is of this very process."""
+    """Return a check that the database has the component's heartbeat from this very process."""
 
     def answers(settings: Settings, process: Process) -> bool:
         health = _get_json(f"{settings.airflow_url}/api/v2/monitor/health")
@@ -55,7 +55,7 @@ def _mlflow_answers(settings: Settings, _: Process) -> bool:
 def _ray_answers(settings: Settings, _: Process) -> bool:
     token = settings.ray_token_path.read_text()
     base = f"http://127.0.0.1:{settings.ray_port}"
-    # The dashboard answers before the node is there to run anything.
+    # The dashboard answers before there is a node to run jobs.
     return _get(f"{base}/api/v0/nodes?limit=1", bearer=token) is not None
 
 
@@ -78,7 +78,7 @@ AIRFLOW = ("api-server", "scheduler", "dag-processor", "triggerer")
 
 
 def reconciled_path(settings: Settings) -> Path:
-    """A file that the reconciler touches after each pass."""
+    """Return the path of the file that the reconciler touches after each pass."""
     return settings.home / "services" / "reconciled"
 
 
@@ -88,11 +88,11 @@ def _get_json(url: str) -> Any:
 
 
 def _get(url: str, bearer: str | None = None) -> bytes | None:
-    """The body of a 200 answer, None while nothing of ours answers yet."""
+    """Return the body of a 200 answer, or None while the part does not answer."""
     request = urllib.request.Request(url)  # noqa: S310 (our own http address)
     if bearer:
         request.add_header("Authorization", f"Bearer {bearer}")
-    # Loopback never goes through a proxy that the environment names.
+    # A request on the loopback must not use a proxy from the environment.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as response:

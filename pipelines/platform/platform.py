@@ -1,11 +1,12 @@
-"""`penstock up`, `down` and `status`: the local Airflow, Ray and MLflow as one thing.
+"""`penstock up`, `down` and `status`: the local Airflow, Ray and MLflow as one platform.
 
-State that lasts lies in the home. Sockets and Ray's session lie in a runtime folder under the
-system's temporary folder; its path, kept in `services/runtime`, says that a platform was started.
+The home holds lasting state. A runtime folder in the system's temporary folder holds the sockets
+and Ray's session; `services/runtime` holds its path while a platform is started.
 """
 
-import hashlib
+import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pipelines.core.errors import UserError
-from pipelines.core.settings import PORTS_FILE, PROJECT, Settings
+from pipelines.core.product import code_digest
+from pipelines.core.settings import PORTS_FILE, Settings
 from pipelines.core.storage import one_at_a_time, read_json, write_json, write_text
 from pipelines.platform.airflow_config import airflow_database, write_airflow_config
 from pipelines.platform.environment import BIN, platform_environment, server_variables
@@ -22,6 +24,7 @@ from pipelines.platform.parts import AIRFLOW, NAMES, PARTS, Part
 from pipelines.platform.preflight import check_ports, make_runtime_folder
 from pipelines.platform.secrets import ensure_secrets
 from pipelines.platform.supervisor import (
+    SUPERVISOR_LOG,
     Process,
     Supervisor,
     end_processes,
@@ -32,33 +35,32 @@ from pipelines.platform.supervisor import (
 
 START_LIMIT_S = 180.0
 _POLL_S = 0.25
-_IMPORTERS = ("dag-processor", "triggerer", "reconciler")  # programs that keep our code imported
-_IMPORTED = ("pipelines/**/*.py", "dags/*.py")
+_IMPORTERS = ("dag-processor", "triggerer", "reconciler")  # programs that have imported our code
 
 
 class PartFailedError(Exception):
-    """A part did not come up: which one, its log and what to do, on one line."""
+    """A part did not start; the message names the part, its log and the fix, on one line."""
 
 
 @dataclass(frozen=True)
 class PartStatus:
-    """One part as a user wants to know it."""
+    """The state of one part, for users."""
 
     name: str
-    state: str  # ready, starting, or supervisord's word for what is wrong
+    state: str  # ready, starting, down, or supervisord's word for a failure
     pid: int | None
     url: str | None
     log: str
 
 
 def up(settings: Settings, on_ready: Callable[[str, float], None]) -> None:
-    """Bring every part up and wait until it answers; cheap when all is well already.
+    """Start every part that is not up, and wait until all answer.
 
-    Calls `on_ready(part, seconds)` as each part answers.
+    Calls `on_ready(part, seconds)` when a part answers.
 
     Raises:
-        UserError: a port is in use, or the platform is up on other ports.
-        PartFailedError: a part ended or did not answer in time.
+        UserError: A port is in use, or the platform is up on other ports.
+        PartFailedError: A part ended or did not answer in time.
     """
     began = time.monotonic()
     with one_at_a_time(_lock(settings)):
@@ -78,9 +80,9 @@ def up(settings: Settings, on_ready: Callable[[str, float], None]) -> None:
 
 
 def down(settings: Settings) -> bool:
-    """End what `up` started, and only that; False when there was nothing to end."""
+    """Stop only what `up` started; return False if there was nothing to stop."""
     with one_at_a_time(_lock(settings)):
-        runtime = runtime_folder(settings)  # what an `up` or `down` that we waited for has left
+        runtime = runtime_folder(settings)  # read after an earlier `up` or `down` has ended
         if runtime is None:
             return False
         _end(settings, runtime)
@@ -88,20 +90,20 @@ def down(settings: Settings) -> bool:
 
 
 def status(settings: Settings) -> list[PartStatus]:
-    """Every part, whether or not the platform is up."""
+    """Return the status of every part, whether or not the platform is up."""
     supervisor = _running_supervisor(settings)
     processes = supervisor.processes() if supervisor else {}
     return [_part_status(settings, part, processes.get(part.name)) for part in PARTS]
 
 
 def log_path(settings: Settings, part: str) -> Path:
-    """The file with all that a part printed.
+    """Return the path of a part's log.
 
     Raises:
-        UserError: no such part.
+        UserError: There is no such part.
     """
     if part not in (*NAMES, "supervisord"):
-        raise UserError(f"no part is named {part!r}; the parts are {', '.join(NAMES)}")
+        raise UserError(f"there is no part {part!r}; the parts are {', '.join(NAMES)}")
     return settings.home / "services" / f"{part}.log"
 
 
@@ -149,7 +151,7 @@ def _start_stopped(settings: Settings, supervisor: Supervisor) -> None:
 
 
 def _migrate_airflow(settings: Settings) -> None:
-    """Make or upgrade Airflow's database, once for each version of Airflow and each database."""
+    """Create or upgrade Airflow's database, once per version of Airflow and database."""
     stamp = settings.home / "airflow" / "migrated"
     current = f"{version('apache-airflow-core')} {airflow_database(settings)}"
     if stamp.exists() and stamp.read_text() == current:
@@ -164,15 +166,17 @@ def _migrate_airflow(settings: Settings) -> None:
             check=False,
         )
     if result.returncode:
+        code = result.returncode
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
         raise PartFailedError(
-            f"the migration of Airflow's database failed; see {log}, fix it, then `penstock up`"
+            f"the migration of Airflow's database {how}; see {log}, fix it, then run `penstock up`"
         )
     write_text(stamp, current)
 
 
 def _restart_for_new_code(settings: Settings, supervisor: Supervisor) -> None:
     stamp = settings.home / "services" / "imported-code"
-    code = code_hash(PROJECT)
+    code = code_digest()
     if stamp.exists() and stamp.read_text() != code:
         for process in supervisor.processes().values():
             if process.name in _IMPORTERS and process.state == "RUNNING":
@@ -180,29 +184,19 @@ def _restart_for_new_code(settings: Settings, supervisor: Supervisor) -> None:
     write_text(stamp, code)
 
 
-def code_hash(project: Path) -> str:
-    """A digest of the names and contents of all that a DAG file may import."""
-    digest = hashlib.sha256()
-    for pattern in _IMPORTED:
-        for path in sorted(project.glob(pattern)):
-            name = str(path.relative_to(project)).encode()
-            digest.update(name + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def _wait_until_ready(
     settings: Settings, supervisor: Supervisor, on_ready: Callable[[str], None]
 ) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     pids: dict[str, set[int]] = {part.name: set() for part in PARTS}
-    ready: dict[str, int] = {}  # a part and the pid that answered
+    ready: dict[str, int] = {}  # the pid that answered, by part
     while True:
         processes = supervisor.processes()
         for name, process in processes.items():
-            # supervisord starts an ended part again: once may be a busy machine, twice is not.
+            # supervisord restarts a part that ended: a busy machine may end it once, but not twice.
             pids[name] |= {process.pid} - {0}
             if process.state in {"FATAL", "STOPPED"} or len(pids[name]) > 2:
-                raise _failure(settings, name, "ended while starting")
+                raise _failure(settings, name, f"{_end_of(settings, name)} while starting")
         waiting = [part for part in PARTS if ready.get(part.name) != processes[part.name].pid]
         if not waiting:
             return
@@ -211,20 +205,28 @@ def _wait_until_ready(
                 ready[part.name] = processes[part.name].pid
                 on_ready(part.name)
         if time.monotonic() > deadline:
-            raise _failure(settings, waiting[0].name, f"gave no answer in {START_LIMIT_S:.0f} s")
+            raise _failure(settings, waiting[0].name, f"did not answer in {START_LIMIT_S:.0f} s")
         time.sleep(0 if len(ready) == len(PARTS) else _POLL_S)
 
 
 def _failure(settings: Settings, name: str, what: str) -> PartFailedError:
     return PartFailedError(
         f"{name} {what}: the reason is at the end of {log_path(settings, name)}; "
-        "fix it and run `penstock up` again (`penstock down` ends the other parts)"
+        "fix it and run `penstock up` again (`penstock down` stops the other parts)"
     )
+
+
+def _end_of(settings: Settings, name: str) -> str:
+    """Return how a part ended last: an end by a signal leaves no line in the part's own log."""
+    log = settings.home / "services" / SUPERVISOR_LOG
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    ends = re.findall(rf"exited: {re.escape(name)} \((?:terminated by (SIG\w+))?", text)
+    return f"was ended by {ends[-1]}" if ends and ends[-1] else "ended"
 
 
 def _end(settings: Settings, runtime: Path) -> None:
     supervisor = Supervisor(runtime)
-    # Noted first: a grandchild that outlives its parent can't be traced back to us by parentage.
+    # List them first: a grandchild that outlives its parent cannot be found by parentage.
     ours = processes_of(runtime)
     if supervisor.is_running():
         wait_for_end(supervisor.shut_down())
@@ -244,7 +246,7 @@ def _running_supervisor(settings: Settings) -> Supervisor | None:
 
 
 def runtime_folder(settings: Settings) -> Path | None:
-    """Where the sockets of the platform lie, None where none was started."""
+    """Return the folder of the platform's sockets, or None if no platform was started."""
     try:
         return Path(_runtime_file(settings).read_text())
     except FileNotFoundError:
@@ -275,5 +277,5 @@ def _wait_for(condition: Callable[[], bool], what: str, log: Path) -> None:
 
 
 def _lock(settings: Settings) -> Path:
-    """Return the lock by which a second `up` or `down` waits for the first."""
+    """Return the lock file that makes a second `up` or `down` wait for the first."""
     return settings.home / "lock"

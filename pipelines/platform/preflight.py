@@ -1,4 +1,4 @@
-"""What is looked at before anything starts: ports, memory, disk and the temporary folder."""
+"""Checks before the platform starts: ports, memory, disk and the temporary folder."""
 
 import shutil
 import socket
@@ -17,7 +17,7 @@ _LONGEST_TEMP = 17
 
 
 def check_ports(settings: Settings) -> None:
-    """Raise UserError naming the first port that another process holds."""
+    """Raise UserError with the first port that another process uses."""
     for variable, port in settings.ports.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,33 +31,33 @@ def check_ports(settings: Settings) -> None:
 
 
 def resource_warnings(home: Path) -> list[str]:
-    """One line for each resource that may not suffice."""
+    """Return one warning for each resource that may be too small."""
     memory = memory_bytes()[1] / 2**30
     disk = shutil.disk_usage(home).free / 2**30
     warnings = []
     if memory < MEMORY_GIB:
         warnings.append(
-            f"only {memory:.1f} GiB of memory is free; under {MEMORY_GIB} GiB a run may be killed: "
+            f"only {memory:.1f} GiB of memory is free; below {MEMORY_GIB} GiB a run may be killed: "
             "close other programs"
         )
     if disk < DISK_GIB:
         warnings.append(
-            f"only {disk:.1f} GiB of disk is free under {home}; under {DISK_GIB} GiB a run may "
-            "fail: free some or set PENSTOCK_HOME to another disk"
+            f"only {disk:.1f} GiB of disk is free in {home}; below {DISK_GIB} GiB a run may "
+            "fail: free some space or set PENSTOCK_HOME to another disk"
         )
     return warnings
 
 
 def make_runtime_folder() -> Path:
-    """A short private folder that `down` removes: sockets, Ray's session and a link to .venv.
+    """Create the private folder for sockets, Ray's session and a link to .venv; `down` removes it.
 
     Raises:
-        UserError: the system's temporary folder is no place for Ray.
+        UserError: Ray cannot use the path of the system's temporary folder.
     """
     parent = tempfile.gettempdir()
     if len(parent.encode()) > _LONGEST_TEMP or " " in parent:
         raise UserError(
-            f"the temporary folder {parent} has too long a path, or one with spaces, for Ray; "
+            f"the path of the temporary folder {parent} is too long for Ray or has spaces; "
             "set TMPDIR=/tmp and run `penstock up` again"
         )
     runtime = Path(tempfile.mkdtemp(prefix="penstock-", dir=parent))  # mode 0700

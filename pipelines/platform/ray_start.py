@@ -1,4 +1,4 @@
-"""What `ray start` can't be told by an option; Ray calls it by RAY_START_HOOK on every node."""
+"""Settings that `ray start` has no option for; RAY_START_HOOK makes Ray call it on every node."""
 
 import ipaddress
 import os
@@ -11,49 +11,49 @@ TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 
 
 def guard(ray_params: Any, _: bool) -> None:
-    """End `ray start` where others could use the node without the token, or listen to it.
+    """Stop `ray start` if others could use the node without the token or read its traffic.
 
-    Whoever reaches the Jobs API runs what they like, and Ray by itself starts it open to all.
+    A user who reaches the Jobs API can run any program, and Ray by default opens it to everyone.
     """
     try:
         check_node(ray_params.node_ip_address, ray_params.dashboard_host)
     except UserError as error:
         raise SystemExit(f"error: {error}") from error
-    # The Ray Client server, which nothing here uses, costs four seconds of a core, wants a fixed
-    # port, and when the machine is so busy that the node takes over 30 s to register it gives up
-    # and takes the whole head with it.
+    # Do not start the Ray Client server, which we do not use. It costs four seconds of a core and
+    # needs a fixed port. On a busy machine, if the node takes over 30 s to register, it gives up
+    # and ends the whole head node.
     ray_params.ray_client_server_port = None
 
 
 def check_node(address: str | None, dashboard: str) -> None:
-    """See that a node asks for a token and speaks in the clear on the loopback only.
+    """Check that a node requires a token and sends unencrypted data only on the loopback.
 
     Args:
-        address: of the node; None: Ray takes that of a network interface.
-        dashboard: where the dashboard, with the Jobs API, would listen.
+        address: The node's address; None means that Ray takes that of a network interface.
+        dashboard: The address on which the dashboard, with the Jobs API, would listen.
 
     Raises:
-        UserError: it does not.
+        UserError: The node does not.
     """
     if os.environ.get("RAY_AUTH_MODE") != "token":
-        raise UserError("Ray would let everybody in: set RAY_AUTH_MODE=token")
+        raise UserError("Ray would let everyone in: set RAY_AUTH_MODE=token")
     if not _token().strip():
-        raise UserError("Ray has no token: name a file that holds one in RAY_AUTH_TOKEN_PATH")
+        raise UserError("Ray has no token: set RAY_AUTH_TOKEN_PATH to a file that holds one")
     if not _is_loopback(dashboard):
         raise UserError(
-            f"--dashboard-host={dashboard}: Ray's HTTP knows no TLS; let it listen on 127.0.0.1 "
+            f"--dashboard-host={dashboard}: Ray's HTTP has no TLS; let it listen on 127.0.0.1 "
             "and put a proxy with a certificate in front of it"
         )
     if _is_loopback(address):
         return
     if os.environ.get("RAY_USE_TLS") != "1":
         raise UserError(
-            "a Ray node beyond the loopback would send its token and its data in the clear: set "
+            "a Ray node beyond the loopback would send its token and data unencrypted: set "
             f"RAY_USE_TLS=1 and {', '.join(TLS_FILES)}"
         )
     for variable in TLS_FILES:
         if not Path(os.environ.get(variable, "")).is_file():
-            raise UserError(f"{variable}={os.environ.get(variable, '')!r}: no such file")
+            raise UserError(f"{variable}={os.environ.get(variable, '')!r}: there is no such file")
 
 
 def _token() -> str:
@@ -64,7 +64,7 @@ def _token() -> str:
 
 
 def _is_loopback(address: str | None) -> bool:
-    """Whether only this machine reaches it; of a name, or of what Ray would choose: no."""
+    """Return whether only this machine reaches the address; False for names and for None."""
     if address is None:
         return False
     try:

@@ -1,7 +1,7 @@
-"""Stops Ray jobs that nobody waits for: the last of the three lines of cancelling.
+"""Stop Ray jobs that no task waits for: the last of the three ways in which a job is cancelled.
 
-A part of the platform; `reconcile_once` is one pass. It reads what Airflow says of each live job's
-task, needs neither the triggerer nor a worker, and decides nothing while Airflow or Ray is away.
+This part of the platform repeats `reconcile_once`. It reads Airflow's state of each live job's
+task, needs neither the triggerer nor a worker, and stops nothing while Airflow or Ray is away.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from pipelines.core.errors import UserError
 from pipelines.core.log import set_up_logging
 from pipelines.core.settings import Settings, bypass_proxy_on_loopback, load_settings
 from pipelines.orchestration.job_state import JobState
-from pipelines.orchestration.jobs_api import ADDRESS_FILE, Job, JobsApi, ray_address
+from pipelines.orchestration.jobs_api import ADDRESS_FILE, Job, JobsApi, jobs_api
 from pipelines.orchestration.task_liveness import OVER
 from pipelines.platform.airflow_api import AirflowApi
 from pipelines.platform.parts import reconciled_path
 from pipelines.platform.watch import CLEARS, Watch, is_cleared_by
 
-_EVERY_S = 4.0  # a stop takes Ray 3 s more, and an orphan is to be gone after 15
+_EVERY_S = 4.0  # Ray needs 3 s more for a stop, and an orphan must be gone after 15 s
 _PREFIX = "penstock-"
 
 _log = logging.getLogger(__name__)
@@ -44,11 +44,11 @@ class Owner(BaseModel):
     task_id: str
     map_index: int
     max_tries: int
-    began: str  # when the try that submitted the job did, ISO 8601
+    began: str  # when the try that submitted the job began, ISO 8601
 
     @property
     def state(self) -> JobState:
-        """The task's state in its workspace."""
+        """The state of the task's job in its workspace."""
         return JobState.of(Path(self.workspace), self.task_id, self.map_index)
 
 
@@ -57,11 +57,11 @@ def reconcile_once(
 ) -> list[str]:
     """Stop each live job whose task is over, cleared or gone; return the jobs' submission ids.
 
-    Jobs of other homes, and those that a user submitted, are left alone.
+    Jobs of other homes and jobs that a user submitted are left alone.
 
     Args:
-        settings: where Airflow and Ray are.
-        airflow: gives a client; a new one by default.
+        settings: The addresses of Airflow and Ray.
+        airflow: Returns a client; by default a new one.
 
     Raises:
         UserError, httpx.HTTPError: Airflow or Ray is away.
@@ -73,25 +73,26 @@ async def _reconcile(settings: Settings, open_airflow: Callable[[], AirflowApi])
     stopped = []
     for file in settings.runs.glob(f"*/{ADDRESS_FILE}"):
         try:
-            stopped += await _reconcile_cluster(ray_address(file.parent), settings, open_airflow)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:  # of one run, and of no other
+            stopped += await _reconcile_cluster(jobs_api(file.parent), settings, open_airflow)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:  # a problem of this run only
             _tell_once(
-                f"the cluster of {file.parent.name} was not looked at: {type(error).__name__}"
+                f"the cluster of {file.parent.name} could not be checked: {type(error).__name__}"
             )
-    return stopped + await _reconcile_cluster(settings.ray_url, settings, open_airflow)
+    platform = JobsApi(settings.ray_url, settings.ray_token_path)
+    return stopped + await _reconcile_cluster(platform, settings, open_airflow)
 
 
 @cache
 def _tell_once(message: str) -> None:
-    """A head that is away stays so for many looks."""
+    """Log a warning once, because an absent head node stays absent for many passes."""
     _log.warning("%s", message)
 
 
 async def _reconcile_cluster(
-    ray: str, settings: Settings, open_airflow: Callable[[], AirflowApi]
+    cluster: JobsApi, settings: Settings, open_airflow: Callable[[], AirflowApi]
 ) -> list[str]:
     stopped = []
-    async with JobsApi(ray, settings.ray_token_path) as jobs:
+    async with cluster as jobs:
         owned = [(job, _owner(job, settings)) for job in await jobs.jobs() if job.live]
         if not any(owner for _, owner in owned):
             return []
@@ -118,28 +119,28 @@ def _owner(job: Job, settings: Settings) -> Owner | None:
 
 
 def _orphaned(airflow: AirflowApi, job: Job, owner: Owner) -> str | None:
-    """Why nobody waits for a job any more, None where somebody does."""
+    """Return why no task waits for a job any more, or None if one does."""
     name = f"task {owner.task_id} of {owner.dag_id} {owner.dag_run_id}"
     task: dict[str, Any] | None = airflow.task(
         owner.dag_id, owner.dag_run_id, owner.task_id, owner.map_index
     )
     if task is None:
-        # Another Airflow's, where the workspace doesn't know of the job either.
+        # If the workspace does not know the job either, it belongs to another Airflow.
         ours = job.submission_id in owner.state.read().submissions
         return f"{name} is unknown to Airflow" if ours else None
     if task["state"] in OVER:
         return f"{name} is {task['state']}"
-    # In any other state it runs, waits for its job, or is about to find it again, unless cleared.
+    # In any other state the task runs, waits for its job or will find it again, unless cleared.
     if task["max_tries"] > owner.max_tries or _cleared_as_it_handed_over(airflow, owner):
         return f"{name} was cleared"
     return None
 
 
 def _cleared_as_it_handed_over(airflow: AirflowApi, owner: Owner) -> bool:
-    """Whether the Clear met the task between the job's submission and the defer.
+    """Return whether a user cleared the task between the job's submission and the defer.
 
-    Airflow then neither ends the process nor raises `max_tries`; only its log of what users do
-    tells it from a try that failed.
+    Airflow then neither ends the process nor raises `max_tries`; only its log of users' actions
+    distinguishes this from a try that failed.
     """
     events = airflow.events(CLEARS, owner.began)
     return any(
@@ -149,9 +150,8 @@ def _cleared_as_it_handed_over(airflow: AirflowApi, owner: Owner) -> bool:
 
 
 def main() -> None:
-    """Reconcile and watch until ended."""
+    """Reconcile and watch until the process is ended."""
     set_up_logging()
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     bypass_proxy_on_loopback()
     settings = load_settings()
     watch = Watch(settings)
@@ -160,19 +160,19 @@ def main() -> None:
         partial(reconcile_once, settings, airflow),
         partial(watch.look, airflow),
     ]
-    said: dict[int, str] = {}  # what keeps each of them from looking, once in the log
+    said: dict[int, str] = {}  # the problem of each pass, logged once
     while True:
         for number, look in enumerate(looks):
             trouble = _trouble(look)
             if trouble != said.get(number, ""):
                 said[number] = trouble
-                _log.warning("%s", trouble or "all answer again")
+                _log.warning("%s", trouble or "all services answer again")
         reconciled_path(settings).touch()
         time.sleep(_EVERY_S)
 
 
 def _trouble(look: Callable[[], object]) -> str:
-    """Why it could not look now, empty where it could: what is away now may be back next time."""
+    """Run one pass; return why it failed, or '': a service that is away may be back next time."""
     try:
         look()
     except (UserError, httpx.HTTPError, OSError, xmlrpc.client.Error) as error:

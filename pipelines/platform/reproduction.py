@@ -1,8 +1,8 @@
-"""`penstock models reproduce`: a registered model made once more, and compared with the first.
+"""`penstock models reproduce`: train a registered model again and compare it with the first.
 
-Its commit, with the uncommitted changes that there were, its recipe and its data come out of the
-signed lineage. The stages up to *train* run anew, past the stage cache, over as many processes in
-the same layout; the platform's Ray and Airflow have no part in it.
+The signed lineage gives its commit with the uncommitted changes, its recipe and its data. The
+stages up to *train* run again without the stage cache, with as many processes in the same layout;
+the platform's Ray and Airflow are not used.
 """
 
 import json
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
+from pipelines.core.product import PRODUCT, product_state
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.core.storage import md5, read_json
-from pipelines.datasets.run_source import settle
-from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import parse_recipe
+from pipelines.registry.parents import Settled, settle_run
 from pipelines.registry.registry import LINEAGE, ModelVersion, verified_folder
 from pipelines.run.records import PATCH_FILE, EvaluateRecord, TrainRecord
 from pipelines.run.verdict import RightSize
@@ -35,42 +35,53 @@ _DEGREES = (
     "tp",
     "pp",
     "cp",
-)  # whose product is the number of processes
-_DECIDES = ("lock", "python", "machine", "device")  # of the environment, beside code and recipe
+)  # their product is the number of processes
+_DECIDES = (
+    "lock",
+    "python",
+    "machine",
+    "device",
+)  # besides code and recipe
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a model was made from, out of its lineage."""
+    """What a model was made from, read from its lineage."""
 
     version: ModelVersion
-    folder: Path  # its files, verified
+    folder: Path  # the version's verified files
     facts: Mapping[str, Any]
-    recipe: Recipe
-    source: dict[str, Any]
+    inputs: Settled
 
     @property
     def trained(self) -> TrainRecord:
-        """What training said then."""
+        """The record of the original training."""
         return TrainRecord.model_validate(self.facts["records"][TrainRecord.stage])
 
     @property
     def right_size(self) -> RightSize | None:
-        """Which form of what was trained is the version, where there was a memory budget."""
+        """The variant of the trained model that was registered, if there was a memory budget."""
         measured = self.facts["records"].get(EvaluateRecord.stage)
         return EvaluateRecord.model_validate(measured).right_size if measured else None
 
     def differences(self) -> list[str]:
-        """What may make the weights differ here, for a user to know beforehand."""
-        then, now = self.facts["environment"] or {}, environment(PROJECT, self.recipe)
+        """Return, as a warning, what may make the weights differ on this machine."""
+        then, now = self.facts["environment"] or {}, environment(PROJECT, self.inputs.ready)
         found = [
-            f"{key} was {then[key]}, here it is {now[key]}"
+            f"{key} was {then[key]}, but here it is {now[key]}"
             for key in _DECIDES
             if key in then and then[key] != now[key]
         ]
+        product = (self.facts["run"] or {}).get("product")
+        if product and PROJECT != PRODUCT and product != product_state():
+            found.append(
+                f"it was made by Penstock {product['version']} with the code "
+                f"{product['code'][:12]}, but here is {product_state()['version']} with "
+                f"{product_state()['code'][:12]}"
+            )
         for stage, kept in (self.facts.get("kept") or {}).items():
             found.append(
-                f"{stage} is made anew here, but its result was kept from {kept['run']} although "
+                f"{stage} runs again here, but its result was kept from {kept['run']} although "
                 f"{'; '.join(kept['changed'])} ({kept['who']}: {kept['why']})"
             )
         return found
@@ -78,11 +89,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What came of it."""
+    """The result of a reproduction."""
 
     workspace: Path
     model_hash: str
-    differing: tuple[str, ...]  # files of the model that are not byte for byte the same
+    differing: tuple[str, ...]  # files of the model that are not equal byte for byte
 
     @property
     def equal(self) -> bool:
@@ -91,26 +102,26 @@ class Reproduction:
 
 
 def find_origin(version: ModelVersion) -> Origin:
-    """Read a version's lineage, and see whether its data are there still.
+    """Read a version's lineage and check that its data still exist.
 
     Raises:
-        UserError: it has no lineage, or its data changed or are gone.
+        UserError: The version has no lineage, or its data changed or are gone.
     """
     folder = verified_folder(version)
     if not (folder / LINEAGE).is_file():
-        raise UserError(f"{version.label} has no {LINEAGE}: no run of Penstock's made it")
+        raise UserError(f"{version.label} has no {LINEAGE}: it was not made by a run of Penstock")
     facts = read_json(folder / LINEAGE)
     if not (facts.get("recipe") and (facts.get("run") or {}).get("git_commit")):
         raise UserError(f"{version.label}: its {LINEAGE} names no commit or no recipe")
-    recipe, source = settle(parse_recipe(facts["recipe"], where=version.label))
-    return Origin(version, folder, facts, recipe, source)
+    inputs = settle_run(parse_recipe(facts["recipe"], where=version.label))
+    return Origin(version, folder, facts, inputs)
 
 
 def reproduce(origin: Origin) -> Reproduction:
-    """Make the workspace and run it; takes as long as preprocessing and training did.
+    """Make the workspace and run it, which takes as long as preprocessing and training did.
 
     Raises:
-        UserError: the commit is not in this checkout, the data are others, or a stage refused.
+        UserError: This checkout lacks the commit, the data changed, or a stage refused.
     """
     run = origin.facts["run"]
     patch = (origin.folder / PATCH_FILE).read_bytes() if run["dirty"] else b""
@@ -118,9 +129,10 @@ def reproduce(origin: Origin) -> Reproduction:
         PROJECT,
         load_settings().home,
         f"reproduce-{origin.version.name}-{origin.version.version}-{secrets.token_hex(3)}",
-        origin.recipe,
-        origin.source,
+        origin.inputs.recipe,
+        origin.inputs.source,
         state=(run["git_commit"], patch),
+        ready=origin.inputs.ready,
     )
     _check_source(origin, workspace)
     python = [sys.executable, "-m"]
@@ -138,22 +150,22 @@ def _check_source(origin: Origin, workspace: Path) -> None:
     then, now = origin.facts["sha256"][SOURCE_FILE], sha256(workspace / SOURCE_FILE)
     if then != now:
         raise UserError(
-            f"{origin.version.label}: its data are not what they were ({SOURCE_FILE} had sha256 "
-            f"{then}, now {now}); bring them back, or train on dataset versions, which stay"
+            f"{origin.version.label}: its data have changed ({SOURCE_FILE} had sha256 "
+            f"{then}, now {now}); restore them, or train on dataset versions, which do not change"
         )
 
 
 def _training(origin: Origin) -> list[str]:
-    """The engine's own command, in the layout that training had, whoever had chosen it.
+    """Return the engine's command for the layout that training had, no matter who chose it.
 
-    And to the step that it had come to, where the clock had stopped it.
+    If the time limit had stopped training, the command stops at the same step.
     """
     trained = origin.trained
     processes = math.prod(int(trained.layout[f"parallel.{each}"]) for each in _DEGREES)
     pinned = trained.layout | {"train.max_seconds": None}
     sets = [f"--set={key}={json.dumps(value)}" for key, value in pinned.items()]
     engine = ["pipelines.training", "--recipe=params.yaml", "--workspace=.", *sets]
-    if trained.steps < origin.recipe.train.steps:
+    if trained.steps < origin.inputs.recipe.train.steps:
         engine.append(f"--last-step={trained.steps}")
     if processes == 1:
         return engine
@@ -161,13 +173,13 @@ def _training(origin: Origin) -> list[str]:
 
 
 def _threads(origin: Origin) -> dict[str, str]:
-    """As many as then: on a CPU sums are divided among them."""
+    """Set the original number of threads, because on a CPU the threads divide sums."""
     threads = ((origin.facts.get("trained_on") or {}).get("cpu") or {}).get("threads")
     return {"OMP_NUM_THREADS": str(threads)} if threads else {}
 
 
 def _run(workspace: Path, stage: str, command: list[str], variables: Mapping[str, str]) -> None:
-    """A stage with the workspace's code; all that it prints goes to stderr."""
+    """Run a stage with the workspace's code; print its whole output to stderr."""
     forget_error(workspace)
     code = subprocess.run(
         command,
@@ -182,7 +194,7 @@ def _run(workspace: Path, stage: str, command: list[str], variables: Mapping[str
 
 
 def _differing(first: Path, second: Path) -> tuple[str, ...]:
-    """Files of the second folder that the first has not, or not byte for byte."""
+    """Return the files of the second folder that the first lacks or has with other bytes."""
     return tuple(
         sorted(
             name

@@ -1,4 +1,4 @@
-"""Generated passwords, tokens and keys: made once, for the owner only, never in argv or a log."""
+"""Generated passwords, tokens and keys: made once, only for the owner, never in argv or logs."""
 
 import base64
 import json
@@ -13,34 +13,34 @@ AIRFLOW_USER = "admin"
 
 
 def ensure_secrets(settings: Settings) -> None:
-    """Make what is missing, so that a password lasts as long as the home."""
+    """Make only the missing secrets, so that a password lasts as long as the home."""
     settings.secrets.mkdir(parents=True, exist_ok=True)
     settings.secrets.chmod(0o700)
     password = _ensure(settings.airflow_password_path, secrets.token_urlsafe(18))
-    # Airflow's simple auth manager prints the passwords that it generates, but not one it is given.
+    # Airflow's simple auth manager prints passwords that it generates, but not a given one.
     _write(airflow_users_path(settings), json.dumps({AIRFLOW_USER: password}))
     _ensure(settings.secrets / "ray-token", secrets.token_hex(32))
     _ensure(settings.secrets / "airflow-jwt", secrets.token_hex(64))
     _ensure(settings.secrets / "airflow-session", secrets.token_hex(32))
     fernet_key = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
     _ensure(settings.secrets / "airflow-fernet", fernet_key)
-    if settings.signing_key.parent == settings.secrets:  # else it was given
+    if settings.signing_key.parent == settings.secrets:  # else a user gave it
         ensure_key_pair(settings.signing_key)
 
 
 def airflow_users_path(settings: Settings) -> Path:
-    """The password file that Airflow itself reads."""
+    """Return the password file that Airflow itself reads."""
     return settings.secrets / "airflow-users.json"
 
 
 def serve_token(settings: Settings) -> str:
-    """What a client of `penstock serve` gives as its API key."""
+    """Return the API key for clients of `penstock serve`."""
     settings.secrets.mkdir(parents=True, exist_ok=True, mode=0o700)
     return _ensure(serve_token_path(settings), secrets.token_urlsafe(24))
 
 
 def serve_token_path(settings: Settings) -> Path:
-    """Where it lies."""
+    """Return the path of the API key's file."""
     return settings.secrets / "serve-token"
 
 

@@ -1,6 +1,6 @@
-"""The process manager: supervisord, spoken to over its Unix socket in the runtime folder.
+"""The process manager: supervisord, called over its Unix socket in the runtime folder.
 
-The platform's processes, known by the runtime folder in their environment.
+The platform's processes are found by the runtime folder in their environment.
 """
 
 import subprocess
@@ -20,23 +20,23 @@ _KILL_LIMIT_S = 3.0
 
 
 def processes_of(runtime: Path) -> set[psutil.Process]:
-    """Every live process that inherited `PENSTOCK_RUNTIME=<runtime>`, whoever its parent is now."""
+    """Return every live process that inherited `PENSTOCK_RUNTIME=<runtime>`, under any parent."""
     return {process for process in psutil.process_iter() if _belongs(process, runtime)}
 
 
 def wait_for_end(pid: int) -> None:
-    """Wait until a process that was told to end has ended, or time is up."""
+    """Wait until a process that was told to end has ended, or until the time limit."""
     try:
         psutil.Process(pid).wait(_STOP_LIMIT_S)
     except (psutil.NoSuchProcess, psutil.TimeoutExpired):
-        return  # what is left is killed by `end_processes`
+        return  # `end_processes` kills the processes that are left
 
 
 def end_processes(processes: set[psutil.Process]) -> None:
-    """Kill what still lives of `processes`."""
+    """Kill those of `processes` that are still alive."""
     for process in processes:
         try:
-            process.kill()  # checks that the pid was not given to another process meanwhile
+            process.kill()  # psutil checks that the pid is not another process's now
         except psutil.NoSuchProcess:
             continue
     psutil.wait_procs(list(processes), timeout=_KILL_LIMIT_S)
@@ -46,12 +46,13 @@ def _belongs(process: psutil.Process, runtime: Path) -> bool:
     try:
         return bool(process.environ().get("PENSTOCK_RUNTIME") == str(runtime))
     except psutil.Error:
-        return False  # another user's, or gone by now
+        return False  # another user's process, or an ended one
 
 
 CONFIG = Path(__file__).with_name("supervisord.conf")
 GROUP = "platform"
 SOCKET = "supervisor.sock"
+SUPERVISOR_LOG = "supervisord.log"  # among the logs of the services
 
 _STOPPED = {"STOPPED", "EXITED", "FATAL", "UNKNOWN"}
 
@@ -67,7 +68,7 @@ class Process:
 
     @property
     def stopped(self) -> bool:
-        """Whether it must be started to run."""
+        """Whether the program does not run until it is started."""
         return self.state in _STOPPED
 
 
@@ -83,7 +84,7 @@ class Supervisor:
         self.socket = runtime / SOCKET
 
     def is_running(self) -> bool:
-        """Whether it answers."""
+        """Return whether supervisord answers."""
         try:
             with self._rpc() as rpc:
                 rpc.getPID()
@@ -92,7 +93,7 @@ class Supervisor:
         return True
 
     def processes(self) -> dict[str, Process]:
-        """Every program by name."""
+        """Return every program by name."""
         with self._rpc() as rpc:
             infos = rpc.getAllProcessInfo()
         return {
@@ -106,13 +107,13 @@ class Supervisor:
             rpc.startProcess(f"{GROUP}:{name}", False)
 
     def restart(self, name: str) -> None:
-        """Stop a program, wait for its end, and start it."""
+        """Stop a program, wait for its end and start it again."""
         with self._rpc() as rpc:
             rpc.stopProcess(f"{GROUP}:{name}", True)
         self.start(name)
 
     def shut_down(self) -> int:
-        """Ask it to end its programs and itself; returns its pid, to be waited for."""
+        """Ask supervisord to end its programs and itself; return its pid to wait for."""
         with self._rpc() as rpc:
             pid = int(rpc.getPID())
             rpc.shutdown()

@@ -1,7 +1,7 @@
-"""Tells the runs' logbooks what befell the platform, and what users decided.
+"""Note in the runs' logbooks what happened to the platform and what users decided.
 
-A part that was replaced by another process is noted in each run that was live then. Clearing and
-marking comes from Airflow's own log of what users do, which gives each decision its identity.
+Each live run notes a part that another process replaced. What users cleared and marked comes from
+Airflow's own log of users' actions, which gives each decision its identity.
 """
 
 import json
@@ -24,7 +24,7 @@ from pipelines.run.logbook import Entry, note
 from pipelines.run.records import RUN_FILE
 from pipelines.run.workspace import workspace_path
 
-# A lost Ray is told by each task that had a job there: a run without one has lost nothing.
+# Each task with a job in Ray reports a lost Ray; a run without a job has lost nothing.
 _UNTOLD = ("ray", "reconciler")
 CLEARS = ("post_clear_task_instances", "clear_dag_run")
 _MARKS = ("patch_task_instance", "patch_task_group_instances", "patch_dag_run")
@@ -32,7 +32,7 @@ _BULK_MARKS = "bulk_task_instances"
 
 
 class Decision(NamedTuple):
-    """What a user did to a task or, where `task` is empty, to a whole run."""
+    """What a user did to a task or, if `task` is empty, to a whole run."""
 
     dag_id: str
     run_id: str
@@ -41,18 +41,18 @@ class Decision(NamedTuple):
 
 
 class _Seen(BaseModel):
-    """What outlives the process, so that nothing is missed while another takes over."""
+    """State kept beyond the process, so that its successor misses nothing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    runtime: str | None = None  # of the platform whose pids these are
+    runtime: str | None = None  # the runtime folder of the platform with these pids
     pids: dict[str, int] = {}
-    workspaces: tuple[Path, ...] = ()  # of the runs that were live at the last look
-    after: str = ""  # the last decision that is noted
+    workspaces: tuple[Path, ...] = ()  # the runs that were live at the last pass
+    after: str = ""  # time of the last noted decision
 
 
 class Watch:
-    """Looks again and again; `look` is one time."""
+    """A watch of the platform and the runs; `look` is one pass."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -62,11 +62,11 @@ class Watch:
         self._asked = time.time()  # when Airflow was last asked which runs are live
 
     def look(self, open_airflow: Callable[[], AirflowApi]) -> None:
-        """Note what is new.
+        """Note new events and decisions.
 
         Raises:
             UserError, httpx.HTTPError, OSError: Airflow or supervisord is away; what could be
-                noted without it is.
+                noted without it has been noted.
         """
         self._note_replaced()
         airflow = open_airflow()
@@ -93,7 +93,7 @@ class Watch:
         self._keep(runtime=str(runtime), pids=known | now)
 
     def _begun(self) -> Iterator[Path]:
-        """Workspaces of runs that nobody has been told of yet: they began since the last look."""
+        """Yield workspaces of runs that began since the last pass, unknown until now."""
         for path in self._settings.runs.glob(f"*/{RUN_FILE}"):
             if path.stat().st_mtime > self._asked:
                 yield path.parent
@@ -106,12 +106,12 @@ class Watch:
                     key=f"airflow event {event['event_log_id']}.{number}",
                     stage=decision.task or "run",
                     cause=f"{event['owner']} {decision.what} it",
-                    done="a job that it had is stopped",
+                    done="its job, if it had one, is stopped",
                 )
                 note(workspace, entry)
 
     def _workspaces(self, dag_id: str, run_id: str) -> Iterator[Path]:
-        """Those of a run that have begun."""
+        """Yield the workspaces of a run that has begun."""
         workspace = workspace_path(self._settings.runs, workspace_name(dag_id, run_id))
         if (workspace / RUN_FILE).is_file():
             yield workspace
@@ -125,7 +125,7 @@ class Watch:
 
 
 def decisions(event: dict[str, Any]) -> Iterator[Decision]:
-    """What an entry of Airflow's event log says that a user cleared or marked."""
+    """Yield what a user cleared or marked, by an entry of Airflow's event log."""
     extra = json.loads(event["extra"] or "{}")
     if event["event"] == _BULK_MARKS:
         entities = [
@@ -148,7 +148,7 @@ def decisions(event: dict[str, Any]) -> Iterator[Decision]:
 def is_cleared_by(
     event: dict[str, Any], dag_id: str, run_id: str, task_id: str, map_index: int
 ) -> bool:
-    """Whether an entry about a Clear names this task, and spares none that runs."""
+    """Return whether a Clear's log entry names this task and includes running tasks."""
     asked = json.loads(event["extra"] or "{}")
     run = (asked.get("dag_id") or event["dag_id"], asked.get("dag_run_id") or event["run_id"])
     spares = asked.get("only_failed", True) or asked.get("prevent_running_task", False)

@@ -1,9 +1,9 @@
-"""Counterfactual pairs from a file: sentences that differ in which of two groups they speak of.
+"""Counterfactual pairs from a file: sentences that differ only in which of two groups they name.
 
-A file is a JSON object with a list of `sets`. A set names two groups, whose terms are counterparts
-in their order, and templates: a sentence with `{term}`, and the group that a stereotype ascribes it
-to. Behind `{term}` may stand a Korean particle in both its forms, `{은/는}`: which one it is
-depends on how the term ends.
+A file is a JSON object with a list of `sets`. A set names two groups, whose terms correspond in
+their order, and templates: a sentence with `{term}`, and the group that a stereotype ascribes it
+to. A Korean particle in both its forms, `{은/는}`, may follow `{term}`: the term's end decides
+which form is used.
 """
 
 import json
@@ -26,11 +26,11 @@ _SENTENCE = re.compile(
     rf"(?P<before>[^{{}}]*)\{{term\}}(?:\{{(?P<particle>{'|'.join(PARTICLES)})\}})?(?P<after>[^{{}}]+)"
 )
 _FIRST_SYLLABLE, _LAST_SYLLABLE, _FINALS = ord("가"), ord("힣"), 28
-_RIEUL = 8  # ㄹ, behind which 로 stands as behind a vowel
+_RIEUL = 8  # ㄹ, which 로 follows as it follows a vowel
 
 
 class Sentence(NamedTuple):
-    """What a term stands in: all up to its end, and what follows, which is the same for each."""
+    """A sentence with a term: the text up to the term's end, and the rest, equal for each term."""
 
     prompt: str
     continuation: str
@@ -43,12 +43,12 @@ class BiasTemplate(Section):
     ascribed_to: str
 
     def sentence(self, term: str) -> Sentence:
-        """The sentence about `term`; raises ValueError where there is none."""
+        """Return the sentence about `term`; raise ValueError if it cannot be made."""
         found = _SENTENCE.fullmatch(self.text)
         if not found:
             raise ValueError(
-                f"template {self.text!r} needs {{term}} once and text behind it; right after "
-                f"{{term}} may stand one of {', '.join(f'{{{pair}}}' for pair in PARTICLES)}"
+                f"template {self.text!r} needs {{term}} once and text after it; directly "
+                f"after {{term}} may stand one of {', '.join(f'{{{pair}}}' for pair in PARTICLES)}"
             )
         particle = _particle(term, found["particle"]) if found["particle"] else ""
         return Sentence(f"{found['before']}{term}{particle}", found["after"])
@@ -75,19 +75,19 @@ class BiasSet(Section):
         if len(sizes) != 2 or sizes[0] != sizes[1] or not sizes[0]:
             counts = ", ".join(f"{name} {len(terms)}" for name, terms in self.groups.items())
             raise ValueError(
-                f"`groups` has {counts or 'nothing'}; it needs two groups with as many terms each"
+                f"`groups` has {counts or 'nothing'}; it needs two groups with equally many terms"
             )
         for pair in self.pairs:
             if not all(term.strip() for term in pair) or pair[0] == pair[1]:
-                raise ValueError(f"{pair[0]!r} and {pair[1]!r} are no pair of terms")
+                raise ValueError(f"{pair[0]!r} and {pair[1]!r} are not a pair of terms")
         ascribed = Counter(template.ascribed_to for template in self.templates)
         if unknown := ascribed.keys() - self.groups.keys():
-            raise ValueError(f"`ascribed_to` names {min(unknown)!r}, which is none of its groups")
+            raise ValueError(f"`ascribed_to` names {min(unknown)!r}, which is not among its groups")
         for group in self.groups:
             if not ascribed[group]:
                 raise ValueError(
-                    f"no template is ascribed to {group!r}; without some for each group, how "
-                    "common a term is can't be told from bias"
+                    f"no template is ascribed to {group!r}; without some for each group, bias "
+                    "cannot be told from how common a term is"
                 )
         for template in self.templates:
             for term in (term for pair in self.pairs for term in pair):
@@ -95,7 +95,7 @@ class BiasSet(Section):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Counterparts: a term of the first group and the one of the second in its place."""
+        """Pairs of a term of the first group and its counterpart in the second."""
         first, second = self.groups.values()
         return list(zip(first, second, strict=True))
 
@@ -112,10 +112,10 @@ class _File(Section):
 
 
 def load_bias_templates(path: str | None) -> tuple[BiasSet, ...]:
-    """The sets in a file, or those that come with Penstock.
+    """Return the sets in a file, or the sets that come with Penstock.
 
     Raises:
-        UserError: no such file, or something in it is wrong; one line says where.
+        UserError: There is no such file, or it has a mistake; one line says where.
     """
     file = Path(path).expanduser() if path else SHIPPED_TEMPLATES
     try:
@@ -124,7 +124,7 @@ def load_bias_templates(path: str | None) -> tuple[BiasSet, ...]:
         raise UserError(
             f"{file}: cannot be read ({error.strerror}); fix evaluate.bias.templates"
         ) from error
-    except ValueError as error:  # of JSON or of UTF-8
+    except ValueError as error:  # a mistake of JSON or of UTF-8
         raise UserError(f"{file}: not valid JSON: {error}") from error
     try:
         return _File.model_validate(values).sets
@@ -136,18 +136,18 @@ def load_bias_templates(path: str | None) -> tuple[BiasSet, ...]:
 def _explain(place: Sequence[int | str], error: Mapping[str, object], values: object) -> str:
     message = str(error["msg"]).removeprefix("Value error, ")
     if not isinstance(values, dict):
-        return 'a JSON object with "sets" is wanted'
+        return 'the file must be a JSON object with "sets"'
     key = ".".join(str(part) for part in place)
     return message if error["type"] == "value_error" or not key else f"{key}: {message}"
 
 
 def _particle(term: str, pair: str) -> str:
-    """The form of a particle that follows `term`."""
+    """Return the form of a particle that follows `term`, as its last syllable decides."""
     code = ord(term[-1])
     if not _FIRST_SYLLABLE <= code <= _LAST_SYLLABLE:
         raise ValueError(
-            f"term {term!r} ends in no Hangul syllable, so {{{pair}}} has no form behind it; write "
-            "the particle out in templates of a set of its own"
+            f"term {term!r} does not end in a Hangul syllable, so {{{pair}}} has no form after it; "
+            "write out the particle in templates of a separate set"
         )
     final = (code - _FIRST_SYLLABLE) % _FINALS
     closed, open_ = pair.split("/")

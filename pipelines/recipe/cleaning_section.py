@@ -11,7 +11,7 @@ PiiKind = Literal["secret", "email", "card", "us_ssn", "kr_rrn", "ip", "phone"]
 
 
 class _Filter(Section):
-    """A filter does nothing until it is enabled."""
+    """A filter, which does nothing until it is enabled."""
 
     enabled: bool = False
 
@@ -22,7 +22,7 @@ class LanguageFilter(_Filter):
     keep: tuple[str, ...] = Field(
         ("en",), min_length=1, description="ISO 639 codes, as fastText's lid.176 gives them"
     )
-    min_confidence: Share = Field(0.65, description="Of the detector, from 0 to 1")
+    min_confidence: Share = Field(0.65, description="The detector's confidence, from 0 to 1")
 
 
 class LengthFilter(_Filter):
@@ -35,17 +35,17 @@ class LengthFilter(_Filter):
     def _range_ascends(self) -> Self:
         if self.min_characters > self.max_characters:
             raise ValueError(
-                f"min_characters({self.min_characters}) is over "
+                f"min_characters({self.min_characters}) is above "
                 f"max_characters({self.max_characters}): no document would be kept"
             )
         return self
 
 
 class CharacterSetFilter(_Filter):
-    """Drops documents in foreign scripts, and those that were decoded wrongly somewhere."""
+    """Drops documents in foreign scripts, and wrongly decoded documents."""
 
     scripts: tuple[str, ...] = Field(
-        (), description="Unicode scripts that letters may be of, such as Latin; empty: any"
+        (), description="Unicode scripts that letters may have, such as Latin; empty: any"
     )
     min_letters_in_scripts: Share = Field(0.9, description="Share of the letters")
     max_replacement: Share = Field(0.001, description="Share of the characters that are U+FFFD")
@@ -56,7 +56,7 @@ class CharacterSetFilter(_Filter):
 
 
 class SymbolRatioFilter(_Filter):
-    """Drops documents of symbols: neither letter, digit, space nor common punctuation."""
+    """Drops documents with many symbols: not letters, digits, spaces or common punctuation."""
 
     max_symbols_per_word: float = Field(0.5, ge=0)
     max_symbol_characters: Share = Field(0.1, description="Share of the characters")
@@ -69,12 +69,12 @@ class GopherQualityFilter(_Filter):
     max_words: int = Field(100_000, ge=1)
     min_mean_word_length: float = Field(3, ge=0)
     max_mean_word_length: float = Field(10, ge=0)
-    max_symbols_per_word: float = Field(0.1, ge=0, description="Of # and of ellipses, each")
+    max_symbols_per_word: float = Field(0.1, ge=0, description="For # and for ellipses separately")
     max_bullet_lines: Share = 0.9
     max_ellipsis_lines: Share = 0.3
-    min_alphabetic_words: Share = Field(0.8, description="Words with a letter in them")
+    min_alphabetic_words: Share = Field(0.8, description="Share of the words with a letter")
     min_stop_words: int = Field(
-        2, ge=0, le=8, description="Different ones of: the be to of and that have with"
+        2, ge=0, le=8, description="How many different words of: the be to of and that have with"
     )
 
 
@@ -97,8 +97,8 @@ class GopherRepetitionFilter(_Filter):
 class C4Filter(_Filter):
     """Raffel et al. 2020, section 2.2; English only.
 
-    C4 drops single lines as well as documents. Here a document is never changed: it is dropped
-    where too little of it would be left.
+    C4 also drops single lines. Here a document is never changed: it is dropped if too little of
+    it would be left.
     """
 
     min_sentences: int = Field(5, ge=0, description="In the lines that C4 would keep")
@@ -110,7 +110,7 @@ class C4Filter(_Filter):
 
 
 class Filters(Section):
-    """Which documents are dropped for what they are, in this order; each is off by default."""
+    """The filters that drop documents for their content, in this order; each is off by default."""
 
     length: LengthFilter = LengthFilter()
     language: LanguageFilter = LanguageFilter()
@@ -122,21 +122,21 @@ class Filters(Section):
 
 
 class Pii(Section):
-    """What is done about personal data and secrets."""
+    """The handling of personal data and secrets."""
 
     action: Literal["off", "report", "mask", "drop"] = Field(
         "off",
-        description="report counts them; mask puts <EMAIL> and the like; drop drops the document",
+        description="report counts them; mask inserts <EMAIL> or the like; drop drops documents",
     )
     kinds: tuple[PiiKind, ...] = Field(
         ("secret", "email", "card", "us_ssn", "kr_rrn", "ip", "phone"),
         min_length=1,
-        description="What is looked for",
+        description="What to look for",
     )
     phone_region: str = Field(
         "US",
         pattern="^[A-Z]{2}$",
-        description="Country in which a phone number without + is read",
+        description="Country of phone numbers without +",
     )
 
 
@@ -147,7 +147,7 @@ class Decontamination(Section):
         (), description="Files, folders, globs or URLs of evaluation text; empty: none"
     )
     ngram: int = Field(13, ge=5, description="Words in a row that count as the same text")
-    min_shared: int = Field(1, ge=1, description="Shared n-grams from which a document is dropped")
+    min_shared: int = Field(1, ge=1, description="This many shared n-grams drop a document")
 
     @model_validator(mode="after")
     def _paths_hold_no_secret(self) -> Self:
@@ -157,11 +157,11 @@ class Decontamination(Section):
 
 
 class Dedup(Section):
-    """Which documents count as the same; the first in source order stays."""
+    """Which documents count as equal; the first in source order is kept."""
 
     kind: Literal["exact", "minhash"] = Field(
         "exact", description="exact: the same text; minhash: also nearly the same"
     )
-    ngram: int = Field(5, ge=1, description="Words a shingle")
-    permutations: int = Field(128, ge=16, le=1024, description="Values a MinHash signature")
-    jaccard: float = Field(0.8, gt=0, lt=1, description="Similarity from which two are the same")
+    ngram: int = Field(5, ge=1, description="Words per shingle")
+    permutations: int = Field(128, ge=16, le=1024, description="Values per MinHash signature")
+    jaccard: float = Field(0.8, gt=0, lt=1, description="Similarity that makes two equal")

@@ -1,9 +1,7 @@
-"""The part of a recipe that says how a model must behave, as tests of single capabilities.
+"""The sections of a recipe on a model's behaviour, bias and safety, besides how well it predicts.
 
-The kinds are CheckList's (Ribeiro et al., "Beyond Accuracy: Behavioral Testing of NLP Models with
-CheckList", 2020), put in terms of what a language model gives: how likely a continuation is.
-
-The parts of a recipe that say what is looked for in a model besides how well it predicts.
+The kinds of behaviour tests are CheckList's (Ribeiro et al., "Beyond Accuracy: Behavioral Testing
+of NLP Models with CheckList", 2020), in terms of how likely a continuation is.
 """
 
 from typing import Literal, Self
@@ -14,25 +12,25 @@ from pipelines.recipe.section import Count, Section
 
 
 class BehaviourCase(Section):
-    """A prompt, what follows it, and what that is compared with."""
+    """A prompt, its continuation, and what the continuation is compared with."""
 
     prompt: str = Field(min_length=1)
     continuation: str = Field(min_length=1)
     wrong: str | None = Field(None, description="minimum_functionality: what must be less likely")
-    changed: str | None = Field(None, description="Else: the prompt after the change")
+    changed: str | None = Field(None, description="Other kinds: the prompt after the change")
 
 
 class Behaviour(Section):
-    """A test of one capability: so many cases, each passed or failed."""
+    """A test of one capability, whose cases each pass or fail."""
 
     name: str = Field(pattern=r"^[\w][\w. -]*$")
     kind: Literal["minimum_functionality", "invariance", "directional"] = Field(
         description="minimum_functionality: the continuation is likelier than the wrong one; "
         "invariance: the change moves its log-likelihood by at most max_bits; directional: the "
-        "change moves it as said"
+        "change moves it in the given direction"
     )
-    max_bits: float = Field(1.0, ge=0, description="invariance: either way")
-    direction: Literal["up", "down"] = Field("up", description="directional: likelier, or less so")
+    max_bits: float = Field(1.0, ge=0, description="invariance: most change up or down")
+    direction: Literal["up", "down"] = Field("up", description="directional: more or less likely")
     cases: tuple[BehaviourCase, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -43,31 +41,29 @@ class Behaviour(Section):
         for number, case in enumerate(self.cases, 1):
             if not getattr(case, wanted) or getattr(case, other) is not None:
                 raise ValueError(
-                    f"test `{self.name}`, case {number}: of kind {self.kind} it needs `{wanted}` "
+                    f"test `{self.name}`, case {number}: the kind {self.kind} needs `{wanted}` "
                     f"and no `{other}`"
                 )
         return self
 
 
 class Bias(Section):
-    """Whether sentences that a stereotype ascribes to a group are likelier about it."""
+    """Test whether a stereotype's sentences are more likely about the group that it names."""
 
     enabled: bool = True
     templates: str | None = Field(
         None,
-        description="A JSON file of groups and sentences; null: Penstock's own, gender and age in "
-        "English and Korean",
+        description="A JSON file of groups and sentences; null: Penstock's own, on gender and age "
+        "in English and Korean",
     )
 
 
 class Safety(Section):
-    """Whether a model gives away what it was trained on."""
+    """Tests whether a model reveals its training data."""
 
     documents: int = Field(
-        100, ge=0, description="Of training, whose text the model may have by heart; 0: none"
+        100, ge=0, description="Training documents that are tested for memorisation; 0: none"
     )
-    prefix_tokens: Count = Field(50, description="Of such a text that the model is given")
-    continuation_tokens: Count = Field(50, description="Of it that must come out, every one")
-    generations: int = Field(
-        0, ge=0, description="Texts in which personal data are looked for; each is generated"
-    )
+    prefix_tokens: Count = Field(50, description="Tokens of the document that the model is given")
+    continuation_tokens: Count = Field(50, description="Tokens that must all be reproduced")
+    generations: int = Field(0, ge=0, description="Texts to generate and search for personal data")

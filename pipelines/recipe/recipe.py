@@ -1,4 +1,4 @@
-"""A recipe says everything about one run: frozen models, one section a stage.
+"""A recipe defines everything about one run, as frozen models with one section per stage.
 
 The same models give the `--set` overrides, the JSON schema, the Airflow trigger form, MLflow's
 params and DVC's `params.yaml`. `recipe_files.py` reads them from YAML.
@@ -14,67 +14,73 @@ from pydantic import Field, field_validator, model_validator
 from pipelines.recipe.cleaning_section import Share
 from pipelines.recipe.data_section import Data
 from pipelines.recipe.evaluation_section import Behaviour, Bias, Safety
-from pipelines.recipe.section import Count, Section, form_field
+from pipelines.recipe.schedule_section import Schedule
+from pipelines.recipe.section import MODEL_NAME, Count, Section, check_reference, form_field
 from pipelines.recipe.training_section import Adapter, Parallel, Train
-
-MODEL_NAME = r"\.?[\w-][\w. -]*"  # in the registry; also a folder's name
 
 
 class Validation(Section):
-    """What the data gate demands."""
+    """The conditions of the data gate."""
 
-    min_documents: int = Field(2, ge=2, description="Kept documents, both splits together")
+    min_documents: int = Field(2, ge=2, description="Least kept documents, both splits together")
     min_characters: int = Field(1, ge=1, description="In each kept document")
     max_characters: int = Field(50_000_000, ge=1, description="In each kept document")
     sample_documents: int = Field(
-        2000, ge=1, description="About so many texts are looked at for all that follows"
+        2000, ge=1, description="About how many texts the following checks read"
     )
     tokens_per_word: tuple[float, float] = Field(
-        (0.5, 20.0), description="Least and most of the tokenizer, on average"
+        (0.5, 20.0), description="The tokenizer's allowed average, least and most"
     )
     bytes_per_token: tuple[float, float] = Field(
-        (0.5, 50.0), description="Least and most of the tokenizer, on average"
+        (0.5, 50.0), description="The tokenizer's allowed average, least and most"
     )
     max_near_duplicates: Share | None = Field(
         None,
-        description="Share nearly the same as an earlier text; null: 0.02 behind data.dedup.kind "
+        description="Share nearly equal to an earlier text; null: 0.02 after data.dedup.kind "
         "minhash, else 0.2",
     )
     max_pii: Share = Field(
-        0.001, description="Share with personal data, where data.pii masks or drops them"
+        0.001, description="Share with personal data, if data.pii masks or drops them"
     )
     max_contaminated: Share = Field(0.0, description="Share with text of an evaluation set")
     max_malformed_conversations: Share = Field(
-        0.01, description="Share whose roles take no turns, or that the chat template refuses"
+        0.01, description="Share whose roles do not alternate, or that the chat template refuses"
     )
     languages: dict[str, tuple[Share, Share]] = Field(
-        {}, description="By ISO 639 code, least and most share of the texts; empty: any"
+        {}, description="Least and most share of the texts by ISO 639 code; empty: any"
     )
     max_length_drift: float = Field(
         0.25,
         gt=0,
-        description="Population Stability Index of lengths in tokens against the version before",
+        description="Population Stability Index of lengths in tokens against the last version",
     )
 
 
 class Model(Section):
-    """Which decoder is trained."""
+    """The decoder that is trained."""
 
     preset: str = form_field("llama-1m", "A name from `pipelines/models/presets.py`")
     init_from: str | None = Field(
-        None, description="A Hugging Face folder whose weights training starts from"
+        None,
+        description="Weights to start from: a registered model, as models:/NAME@champion or "
+        "models:/NAME@7, or a Hugging Face folder",
     )
+
+    @field_validator("init_from")
+    @classmethod
+    def _names_a_version(cls, reference: str | None) -> str | None:
+        return check_reference(reference)
 
 
 class Questions(Section):
-    """Held-out questions that the model answers, where the data are questions and answers."""
+    """Held-out questions that the model answers, if the data are questions and answers."""
 
-    most: int = Field(0, ge=0, description="0: none; each takes a whole answer's generation")
+    most: int = Field(0, ge=0, description="Most questions, each answered by generation; 0: none")
     pattern: str = Field(
         r"####[ \t]*(\S[^\n]*)",
-        description="Finds what counts of an answer; its first group, if any",
+        description="Finds the part of an answer that counts; its first group, if any",
     )
-    max_tokens: int = Field(256, ge=1, description="Of an answer")
+    max_tokens: int = Field(256, ge=1, description="Most tokens in an answer")
 
     @field_validator("pattern")
     @classmethod
@@ -82,54 +88,54 @@ class Questions(Section):
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"no regular expression: {error}") from error
+            raise ValueError(f"not a regular expression: {error}") from error
         return pattern
 
 
 class Harness(Section):
-    """Tasks of lm-evaluation-harness that the exported model is put to."""
+    """Tasks of lm-evaluation-harness that test the exported model."""
 
     tasks: tuple[str, ...] = Field(
-        (), description="Its own, by name; their data sets come from the hub, or its local cache"
+        (), description="Its own tasks by name; data come from the hub or its local cache"
     )
     files: tuple[str, ...] = Field(
         (),
-        description="YAML files in its format, each in a folder of its own with its data; no "
-        "network is used",
+        description="YAML files in its format, each in its own folder with its data, without "
+        "network",
     )
-    limit: int | None = Field(None, ge=1, description="Documents of each task; null: all")
+    limit: int | None = Field(None, ge=1, description="Most documents of each task; null: all")
 
 
 class Evaluate(Section):
-    """What is measured on held-out documents."""
+    """Measurements on held-out documents, and tests of behaviour, bias and safety."""
 
-    max_bytes: int = form_field(2_000_000, "Held-out text at most; whole documents", ge=1)
+    max_bytes: int = form_field(2_000_000, "Most held-out text, in whole documents", ge=1)
     stride: float = Field(
         0.75,
         ge=0.01,
         le=1,
-        description="Share of the context by which a window over a long document moves on; the "
-        "rest is context only",
+        description="Share of the context by which a window over a long document moves; the "
+        "rest is only context",
     )
     prompts: tuple[str, ...] = Field(("def ", "import "), description="Each is continued once")
-    sample_tokens: int = Field(96, ge=0, description="Tokens a continuation")
+    sample_tokens: int = Field(96, ge=0, description="Tokens per continuation")
     questions: Questions = Questions()
     harness: Harness = Harness()
     budget_gb: float | None = Field(
         None,
         gt=0,
-        description="Memory of the device that serves, in 10^9 bytes: the best of bf16, int8 and "
-        "int4 that fits it is measured and compared, and no other may be champion; null: the model "
-        "as it was trained",
+        description="Memory of the serving device in 10^9 bytes: only the best of bf16, int8 and "
+        "int4 that fits is measured, compared and may become champion; null: the model as it was "
+        "trained",
     )
     budget_max_loss: float = Field(
-        0.02, ge=0, description="Bits per byte that it may need more than the model as trained"
+        0.02, ge=0, description="Bits per byte that it may lose against the trained model"
     )
     budget_sequences: int = Field(
-        8, ge=1, description="Answered at once within the budget, the whole context each"
+        8, ge=1, description="Full-context sequences served at once within the budget"
     )
     int4_group: Literal[32, 64, 128, 256] = Field(
-        128, description="Weights that share a scale in int4"
+        128, description="How many weights share a scale in int4"
     )
     behaviour: tuple[Behaviour, ...] = Field(
         (), description="Tests of single capabilities; a candidate passes as many as the champion"
@@ -147,84 +153,84 @@ class Evaluate(Section):
 
 
 class Register(Section):
-    """Whether and where a model is registered."""
+    """The conditions for registering a model, and its name."""
 
     model_name: str = form_field(
-        "penstock-stdlib-code", "Registered model in MLflow", pattern=f"^{MODEL_NAME}$"
+        "penstock-stdlib-code", "Name of the registered model in MLflow", pattern=f"^{MODEL_NAME}$"
     )
-    require_clean: bool = Field(False, description="Refuse a run of uncommitted changes")
+    require_clean: bool = Field(False, description="Refuse a run with uncommitted changes")
     min_improvement: float = Field(
         0.0, ge=0, description="Bits per byte by which a candidate must beat the champion"
     )
     confidence: float = Field(
-        0.95, gt=0.5, le=0.999, description="With which it must do so, on documents of this kind"
+        0.95, gt=0.5, le=0.999, description="Confidence that it does so on documents of this kind"
     )
     max_slice_regression: float = Field(
         0.02,
         ge=0,
-        description="Share by which its bits per byte may exceed the champion's on a source, "
+        description="Share by which its bits per byte may exceed the champion's for a source, "
         "language or length",
     )
     max_bias: float | None = Field(
         None,
         ge=0,
-        description="Bits a sentence by which it may find a stereotype likelier, or its opposite, "
-        "with the whole interval beyond; null: any",
+        description="Refuse if the whole interval of its bias, for or against a stereotype, is "
+        "beyond this many bits per sentence; null: never",
     )
     max_extraction: Share | None = Field(
-        None, description="Share of training passages that it may have by heart, the same way"
+        None, description="Most training passages memorised, as a share, tested in the same way"
     )
     max_leakage: Share | None = Field(
-        None, description="Share of its texts that may hold personal data of the training text"
+        None, description="Most of its texts with training text's personal data, as a share"
     )
     needs_approval: bool = form_field(
-        False, "A user, too, decides whether a better candidate becomes champion"
+        False, "A user must also approve that a better candidate becomes champion"
     )
     approval_hours: float = Field(
-        72.0, gt=0, description="Without an answer for so long the candidate is refused"
+        72.0, gt=0, description="After this time without an answer, refuse the candidate"
     )
     license: str | None = Field(
         None,
         pattern=r"^[a-z0-9][a-z0-9.+-]*$",
-        description="Of the weights, for the model card, as Hugging Face names it: apache-2.0; "
+        description="The weights' license by Hugging Face's name, for the model card: apache-2.0; "
         "null: not recorded",
     )
     intended_use: str = Field("", description="For the model card: what the weights are for")
 
 
 class Resources(Section):
-    """What a stage asks of Ray."""
+    """The resources and time of a stage, and their prices."""
 
     workers: Count | tuple[Count, Count] = Field(2, description="Train workers: n, or [min, max]")
     max_stage_hours: float | None = Field(
-        None, gt=0, description="A stage that has worked for so long is ended; null: never"
+        None, gt=0, description="End a stage that has run for so long; null: never"
     )
     price_per_gpu_hour: float | None = Field(
-        None, ge=0, description="In any currency, host included; null: GPUs cost nothing"
+        None, ge=0, description="In any currency, including the host; null: free"
     )
     price_per_cpu_hour: float | None = Field(
-        None, ge=0, description="Of a worker without a GPU; null: it costs nothing"
+        None, ge=0, description="For a worker without a GPU; null: free"
     )
 
     @property
     def is_elastic(self) -> bool:
-        """Whether train goes on with fewer or more workers."""
+        """Whether training continues with fewer or more workers."""
         return isinstance(self.workers, tuple)
 
     @property
     def worker_range(self) -> tuple[int, int]:
-        """The least and the most; of a fixed number, twice that."""
+        """The least and the most workers, which are equal for a fixed number."""
         return self.workers if isinstance(self.workers, tuple) else (self.workers, self.workers)
 
     @property
     def most_workers(self) -> int:
-        """That train may have."""
+        """The most workers that training may have."""
         return self.worker_range[1]
 
     @model_validator(mode="after")
     def _range_ascends(self) -> Self:
         if isinstance(self.workers, tuple) and self.workers[0] > self.workers[1]:
-            raise ValueError(f"workers {list(self.workers)}: the first is the least, then the most")
+            raise ValueError(f"workers {list(self.workers)}: give the least first, then the most")
         return self
 
 
@@ -233,7 +239,7 @@ class Recipe(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     description: str = ""
-    seed: int = form_field(42, "Of everything random", ge=0, lt=2**63)
+    seed: int = form_field(42, "Seed of all randomness", ge=0, lt=2**63)
     data: Data = Data()
     validation: Validation = Validation()
     model: Model = Model()
@@ -243,6 +249,16 @@ class Recipe(Section):
     evaluate: Evaluate = Evaluate()
     registration: Register = Field(Register(), alias="register")
     resources: Resources = Resources()
+    schedule: Schedule = Schedule()
+
+    @model_validator(mode="after")
+    def _a_models_tokenizer_has_a_model(self) -> Self:
+        is_made_here = not self.data.source.is_published
+        if self.data.tokenizer.kind == "model" and is_made_here and self.model.init_from is None:
+            raise ValueError(
+                "data.tokenizer.kind `model` is the tokenizer of model.init_from, which is not set"
+            )
+        return self
 
     @model_validator(mode="after")
     def _what_is_bounded_is_measured(self) -> Self:
@@ -258,14 +274,14 @@ class Recipe(Section):
             ("max_leakage", demands.max_leakage, "safety.generations", evaluate.safety.generations),
         ):
             if value is not None and not measured:
-                raise ValueError(f"register.{bound} bounds what evaluate.{key} has not measured")
+                raise ValueError(f"register.{bound} limits what evaluate.{key} has not measured")
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole recipe as plain JSON values, under its YAML keys."""
+        """Return the whole recipe as plain JSON values, under its YAML keys."""
         return self.model_dump(mode="json", by_alias=True)
 
     def fingerprint(self) -> str:
-        """Twelve hex digits that change when any value changes."""
+        """Return twelve hex digits that change when any value changes."""
         text = json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""What every part of a recipe is made of."""
+"""The base of every part of a recipe."""
 
 import re
 from typing import Annotated, Any
@@ -6,13 +6,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
+MODEL_NAME = r"\.?[\w-][\w. -]*"  # a name in the registry and of a folder
+REGISTERED = "models:/"  # what the reference of a registered model begins with
 
-# A user name and password; over HTTP a lone name is mostly an access token.
+# A user name and password; over HTTP a user name alone is mostly an access token.
 _SECRET = re.compile(r"://[^/:\s]*:[^/\s]*@|https?://[^/\s]+@")
 
 
 class Section(BaseModel):
-    """A frozen part of a recipe that refuses keys it does not know."""
+    """A frozen part of a recipe that refuses unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -20,12 +22,12 @@ class Section(BaseModel):
         populate_by_name=True,
         coerce_numbers_to_str=True,
         allow_inf_nan=False,
-        hide_input_in_errors=True,  # from tracebacks: it may be a URL with a password
+        hide_input_in_errors=True,  # the input in a traceback may be a URL with a password
     )
 
 
 def form_field(default: Any, description: str, **constraints: Any) -> Any:
-    """A leaf that the Airflow trigger form shows."""
+    """Return a leaf that the Airflow trigger form shows."""
     return Field(
         default, description=description, json_schema_extra={"trigger_form": True}, **constraints
     )
@@ -36,5 +38,27 @@ def refuse_secret(url: str, key: str) -> None:
     if _SECRET.search(url):
         raise ValueError(
             f"the URL in {key} holds a password or token, which every record of a run would show; "
-            "leave it out and give it by the store's own variables or files"
+            "leave it out and give it in the store's own variables or files"
         )
+
+
+def check_reference(reference: str | None) -> str | None:
+    """Return a folder's path, or a registered model as `models:/NAME@N` or `models:/NAME@alias`.
+
+    Raises:
+        ValueError: it begins as a registered model, but names no version.
+    """
+    if reference and reference.startswith(REGISTERED):
+        name, _, which = reference.removeprefix(REGISTERED).rpartition("@")
+        if not (which and re.fullmatch(MODEL_NAME, name)):
+            raise ValueError(
+                f"{reference} names no version of a registered model; "
+                "give models:/NAME@champion or models:/NAME@7"
+            )
+    return reference
+
+
+def registered_label(reference: str | None) -> str | None:
+    """Return `NAME@N` or `NAME@alias` of a registered model, or None for a folder."""
+    is_registered = reference is not None and reference.startswith(REGISTERED)
+    return reference.removeprefix(REGISTERED) if reference and is_registered else None

@@ -1,40 +1,46 @@
-"""A recipe's sections on training: the optimisation, the layout over processes, the adapter."""
+"""A recipe's sections on training: optimisation, layout over processes and adapter."""
 
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.recipe.section import Count, Section, form_field, refuse_secret
+from pipelines.recipe.section import (
+    Count,
+    Section,
+    check_reference,
+    form_field,
+    refuse_secret,
+)
 
 Auto = Literal["auto"]
 _BY_RULE = ("tp", "pp", "sharding")
 
 
 class Parallel(Section):
-    """How the model lies over processes; the product of the five numbers is the world size.
+    """The model's layout over processes; the product of the five numbers is the world size.
 
-    `parallel: auto`, as a whole, leaves every one to the rule in `planning/layout_rule.py`. Alone,
-    an `auto` of `dp_replicate` or `dp_shard` is what the others leave of the world size.
+    `parallel: auto` leaves the layout to the rule in `planning/layout_rule.py`. A single `auto` of
+    `dp_replicate` or `dp_shard` is the world size divided by the other numbers.
     """
 
     dp_replicate: Count | Auto = Field("auto", description="Replicas of the model")
     dp_shard: Count | Auto = Field(
-        "auto", description="Processes over which one replica is sharded; 1 without sharding"
+        "auto", description="Processes that share one sharded replica; 1 without sharding"
     )
-    tp: Count | Auto = Field(1, description="Tensor parallel")
-    pp: Count | Auto = Field(1, description="Pipeline parallel")
+    tp: Count | Auto = Field(1, description="Tensor parallel processes")
+    pp: Count | Auto = Field(1, description="Pipeline parallel processes")
     cp: Count = Field(1, description="Context parallel: processes that share each sequence")
     sharding: Literal["none", "optimizer", "gradients", "full", "auto"] = Field(
         "none", description="ZeRO stage 0, 1, 2, 3"
     )
     sequence_parallel: bool = Field(
-        True, description="Under tensor parallel, norms work on a part of the sequence each"
+        True, description="Under tensor parallelism, each norm works on a part of the sequence"
     )
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = Field(
-        "1f1b", description="In which order pipeline stages run micro-batches"
+        "1f1b", description="Order in which pipeline stages run micro-batches"
     )
     cpu_offload: bool = Field(
-        False, description="Sharded weights, gradients and moments wait in the host's memory"
+        False, description="Keep sharded weights, gradients and moments in the host's memory"
     )
 
     @model_validator(mode="before")
@@ -44,7 +50,7 @@ class Parallel(Section):
 
     @property
     def by_rule(self) -> bool:
-        """Whether some of it is left to the rule."""
+        """Whether the rule chooses some of the layout."""
         return any(getattr(self, key) == "auto" for key in _BY_RULE)
 
 
@@ -54,11 +60,11 @@ class Train(Section):
     steps: int = form_field(400, "Optimizer steps", ge=1)
     max_seconds: float | None = form_field(None, "Stop after so many seconds of steps", gt=0)
     micro_batch_size: Count | Literal["auto"] = form_field(
-        8, "Samples a forward pass on one process; auto: by memory"
+        8, "Samples per forward pass on one process; auto: by memory"
     )
-    global_batch_size: int = form_field(16, "Samples an optimizer step, over all processes", ge=1)
+    global_batch_size: int = form_field(16, "Samples per optimizer step, over all processes", ge=1)
     optimizer: Literal["adamw", "muon"] = Field(
-        "adamw", description="muon: for the blocks' matrices, with AdamW's rate, and AdamW else"
+        "adamw", description="muon: for the blocks' matrices, at AdamW's rate; AdamW for the rest"
     )
     lr: float = form_field(3e-3, "Peak learning rate", gt=0)
     min_lr_ratio: float = Field(0.1, ge=0, le=1, description="Last learning rate ÷ peak")
@@ -68,46 +74,49 @@ class Train(Section):
     beta2: float = Field(0.95, ge=0, lt=1)
     grad_clip: float = Field(1.0, gt=0, description="Largest global gradient norm")
     precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = form_field(
-        "fp32", "Of matrix products; weights and moments stay in fp32"
+        "fp32", "Precision of matrix products; weights and moments stay in fp32"
     )
     activation_checkpoint: Literal["none", "selective", "full"] = Field(
-        "none", description="What of a block is computed again in the backward pass"
+        "none", description="Parts of a block that are recomputed in the backward pass"
     )
     compile: bool = Field(False, description="torch.compile each block")
     deterministic: bool = Field(
-        False, description="The same bits from the same step on a GPU too; some of it is slower"
+        False,
+        description="A step gives the same bits every time, on a GPU too; some of it is slower",
     )
     checkpoint_every: int = Field(100, ge=1, description="Steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints that are kept")
+    keep_checkpoints: int = Field(2, ge=1, description="How many of the newest checkpoints to keep")
     keep_best: bool = Field(
-        False, description="Keep the checkpoint of the least mean loss since the one before, too"
+        False, description="Also keep the checkpoint of the least mean loss since the previous one"
     )
     checkpoints: str | None = Field(
         None,
-        description="s3://bucket/prefix or a folder, where each run has a folder of its own; "
+        description="s3://bucket/prefix or a folder, in which each run has its own folder; "
         "null: its workspace",
     )
     log_every: int = Field(10, ge=1, description="Steps between points in MLflow")
     spike_sigma: float | None = Field(
         10.0,
         gt=0,
-        description="A step is left out whose loss or gradient norm is so many standard deviations "
-        "above the last ones'; null: only one that is no number",
+        description="Skip a step whose loss or gradient norm is this many standard deviations "
+        "above the last ones'; null: skip only a step that is not a number",
     )
     max_bad_steps: int = Field(
-        5, ge=1, description="So many left out in a row: back to the last checkpoint"
+        5,
+        ge=1,
+        description="Skipped steps in a row after which it goes back to the last checkpoint",
     )
     max_rollbacks: int = Field(3, ge=0, description="How often a run may go back")
     stall_seconds: float = Field(
-        600.0, gt=0, description="Without a move of a process, until it is named"
+        600.0, gt=0, description="Seconds without progress until the stalled process is named"
     )
     profile_steps: tuple[int, int] | None = Field(
-        None, description="[from, to): steps whose trace is kept, for Perfetto"
+        None, description="[from, to): steps whose trace is saved for Perfetto"
     )
 
     @property
     def fixed_micro_batch_size(self) -> int:
-        """The number; raises ValueError where the rule has yet to choose it."""
+        """The micro-batch size; raises ValueError if the rule has not chosen it yet."""
         if self.micro_batch_size == "auto":
             raise ValueError("micro_batch_size: auto is resolved by planning before training")
         return self.micro_batch_size
@@ -118,14 +127,14 @@ class Train(Section):
         if url is not None:
             refuse_secret(url, "train.checkpoints")
             if "://" in url and not url.startswith("s3://"):
-                raise ValueError("checkpoints go to a folder or an s3:// URL only")
+                raise ValueError("checkpoints must be a folder or an s3:// URL")
         return url
 
     @field_validator("profile_steps")
     @classmethod
     def _some_steps(cls, steps: tuple[int, int] | None) -> tuple[int, int] | None:
         if steps is not None and not 0 <= steps[0] < steps[1]:
-            raise ValueError("profile_steps are [from, to) with 0 <= from < to")
+            raise ValueError("profile_steps must be [from, to) with 0 <= from < to")
         return steps
 
     @model_validator(mode="after")
@@ -143,16 +152,21 @@ class Adapter(Section):
     """Parameter-efficient fine-tuning."""
 
     kind: Literal["none", "lora", "qlora"] = Field(
-        "none", description="none: all weights are trained; qlora: the frozen ones lie in NF4"
+        "none", description="none: train all weights; qlora: store the frozen weights in NF4"
     )
-    rank: int = Field(16, ge=1, description="Of the two matrices beside a frozen one")
+    rank: int = Field(16, ge=1, description="Rank of the two matrices beside a frozen one")
     alpha: float = Field(32.0, gt=0, description="Their product is scaled by alpha ÷ rank")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Of what the adapters see")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the adapters' inputs")
     targets: tuple[str, ...] = Field(
-        (), description="Layers by the end of their names: q_proj; empty: every linear one"
+        (), description="Layers by the end of their names, as q_proj; empty: all linear layers"
     )
     init_from: str | None = Field(
         None,
-        description="A folder in peft's format whose adapters training starts from; it has its own "
-        "rank, alpha and targets",
+        description="Adapters to start from, with their own rank, alpha and targets: those of a "
+        "registered model, as models:/NAME@champion, or a folder in peft's format",
     )
+
+    @field_validator("init_from")
+    @classmethod
+    def _names_a_version(cls, reference: str | None) -> str | None:
+        return check_reference(reference)

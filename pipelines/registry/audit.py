@@ -1,16 +1,16 @@
-"""The audit trail of a registered model: who made which version champion, when and why.
+"""The audit trail of a registered model: who made which version the champion, when and why.
 
-MLflow has no compare-and-set, but a param of a run is written once and for all: it is a row under
-the primary key (run, name), the server refuses another value, and its API has no call that changes
-or deletes one. So the trail is an MLflow run of its own, which the registered model names in a tag,
-and an entry is a param, `00007`. Of several who add the entry behind the sixth at once one is the
-seventh; the others are told. No lock is needed for that, so it holds across machines.
+MLflow has no compare-and-set, but a param of a run is written only once: it is a row under the
+primary key (run, name), the server refuses another value, and its API has no call that changes or
+deletes a param. So the trail is a separate MLflow run, which the registered model names in a tag,
+and an entry is a param such as `00007`. If several writers add the entry after the sixth at once,
+one becomes the seventh and the others get an error. This needs no lock and works across machines.
 
-An entry is written before the aliases move and says where to; a second param, `00007.state`, says
-that they have. A promotion that died in between is finished by whoever comes next.
+An entry is written before the aliases move and says where they go; a second param, `00007.state`,
+says that they have moved. If a promotion died in between, the next one finishes it.
 
-Limits: whoever may delete runs can delete the trail (MLflow keeps it, and can restore it, until its
-own `gc`), and whoever may write to MLflow's database can do anything.
+Limits: a user who may delete runs can delete the trail (MLflow keeps it, and can restore it, until
+its own `gc`), and a user who may write to MLflow's database can change anything.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipelines.core.errors import UserError
 from pipelines.tracking import rest
 
-RUN_TAG = "penstock.audit_run"  # of the registered model
+RUN_TAG = "penstock.audit_run"  # the registered model's tag
 EXPERIMENT = "penstock-registry"
-LONGEST_TEXT = 2000  # of an entry's reason; MLflow's limit is 6000 for all of it
+LONGEST_TEXT = 2000  # of an entry's reason; MLflow's limit for the entry is 6000
 
 Action = Literal["promote", "rollback", "moved outside"]
 
@@ -40,34 +40,34 @@ class Entry(BaseModel):
     action: Action
     before: int | None = Field(alias="from")
     after: int | None = Field(alias="to")
-    previous: int | None  # what the alias of this name says afterwards
+    previous: int | None  # the version of the alias `previous` afterwards
     who: str
     when: str  # ISO 8601, UTC
     why: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is stored: `from` and `to` under these names."""
+        """Return the entry as it is stored, with the keys `from` and `to`."""
         return self.model_dump(by_alias=True)
 
 
 class TakenError(Exception):
-    """Another writer's entry has the number."""
+    """Another writer's entry has this number."""
 
 
 @dataclass(frozen=True)
 class Trail:
-    """The trail as it was when it was read.
+    """The trail at the time when it was read.
 
     Attributes:
-        run_id: The MLflow run that it lies in; None before there is one.
-        entries: Oldest first; without those whose version was deleted before the alias moved.
+        run_id: The MLflow run that holds the trail; None before there is one.
+        entries: Oldest first, without entries whose version was deleted before the alias moved.
         unfinished: Whether the last entry's aliases may not have moved yet.
     """
 
     run_id: str | None
     entries: Sequence[Entry]
     unfinished: bool
-    _written: int  # entries, void ones included
+    _written: int  # number of entries, including void ones
 
     @property
     def last(self) -> Entry | None:
@@ -75,10 +75,10 @@ class Trail:
         return self.entries[-1] if self.entries else None
 
     def add(self, entry: Entry) -> "Trail":
-        """Write an entry behind the last one; the trail that is then.
+        """Write an entry after the last one and return the new trail.
 
         Raises:
-            TakenError: another writer was first.
+            TakenError: Another writer was first.
         """
         number = self._written + 1
         if not rest.log_param_once(
@@ -88,23 +88,23 @@ class Trail:
         return Trail(self.run_id, [*self.entries, entry], unfinished=True, _written=number)
 
     def finish(self, *, void: bool = False) -> "Trail":
-        """Say that the last entry's aliases have moved, or never will; once is enough."""
+        """Record that the last entry's aliases have moved or never will; a repeat has no effect."""
         state = _VOID if void else _DONE
         rest.log_param_once(str(self.run_id), _key(self._written) + _STATE, state)
         return read_run(str(self.run_id))
 
 
 def create_run(model: str) -> str:
-    """A run for the trail of a model; `open_trail` and `register` hang it on."""
+    """Create a run for a model's trail and return its id; `open_trail` and `register` link it."""
     tags = {"penstock.audit_of": model}
     return rest.create_run(rest.experiment_id(EXPERIMENT), f"audit trail of {model}", tags)
 
 
 def open_trail(name: str, tags: Mapping[str, str]) -> Trail:
-    """The trail of a registered model with these tags, to be written to.
+    """Return the trail of a registered model with these tags, for writing.
 
-    A model that another tool registered gets one now. Where two do so at once, the run named last
-    is the trail, so that is asked for again.
+    A model that another tool registered gets a trail now. If two callers create one at once, the
+    run that was named last is the trail, so the tag is read again.
     """
     if RUN_TAG in tags:
         return read_run(tags[RUN_TAG])
@@ -114,23 +114,23 @@ def open_trail(name: str, tags: Mapping[str, str]) -> Trail:
 
 
 def read_trail(tags: Mapping[str, str]) -> Trail:
-    """The trail of a registered model with these tags; an empty one where it has none."""
+    """Return the trail of a registered model with these tags, or an empty trail if it has none."""
     if RUN_TAG not in tags:
         return Trail(None, [], unfinished=False, _written=0)
     return read_run(tags[RUN_TAG])
 
 
 def read_run(run_id: str) -> Trail:
-    """The trail in an MLflow run.
+    """Return the trail in an MLflow run.
 
     Raises:
-        UserError: the run was deleted.
+        UserError: The run was deleted.
     """
     run = rest.run_if_any(run_id)
     if run is None:
         raise UserError(
             f"the audit trail, MLflow run {run_id}, is gone for good; delete the model's tag "
-            f"{RUN_TAG} in MLflow, and the next promotion begins another"
+            f"{RUN_TAG} in MLflow, and the next promotion creates another trail"
         )
     if run["info"]["lifecycle_stage"] == "deleted":
         raise UserError(

@@ -1,6 +1,6 @@
-"""What a model's folder may hold: safetensors, JSON and text; nothing that could run.
+"""The files that a model's folder may hold: safetensors, JSON and text, never code that could run.
 
-This is of what a file is. Whether it is the one that was registered, `signing` says.
+This module checks the kind of a file; `signing` checks that it is the file that was registered.
 """
 
 import json
@@ -10,21 +10,21 @@ from typing import Any
 
 from pipelines.core.errors import UserError
 
-REGISTERED_META = "registered_model_meta"  # MLflow's, about a folder that it has loaded
+REGISTERED_META = "registered_model_meta"  # written by MLflow into a folder that it has loaded
 _INDEX = ".safetensors.index.json"
-_REMOTE_CODE = ("auto_map", "custom_pipelines")  # keys by which transformers finds code to import
+_REMOTE_CODE = ("auto_map", "custom_pipelines")  # keys that tell transformers which code to import
 
 
 def check_folder(folder: Path, label: str) -> None:
-    """Look at every file of a model: is it of a kind that is let in, and whole?
+    """Check that every file of a model is complete and of an allowed kind.
 
     Args:
-        folder: In Hugging Face's format, with a card, a lineage and the like.
-        label: What a user calls the model.
+        folder: A folder in Hugging Face's format, with a card, a lineage and similar files.
+        label: The model's name as a user writes it.
 
     Raises:
-        UserError: a file is of another kind (a pickle, a program, a link), broken or cut off, asks
-            for remote code, or names a file outside of the folder.
+        UserError: A file is of another kind (a pickle, a program, a link), broken or truncated,
+            asks for remote code, or names a file outside the folder.
     """
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not path.is_dir():
@@ -37,7 +37,7 @@ def check_folder(folder: Path, label: str) -> None:
 
 def _check(path: Path) -> None:
     if path.is_symlink() or not path.is_file():
-        raise ValueError("a link or a device is no part of a model")
+        raise ValueError("a link or a device cannot be part of a model")
     check = _CHECKS.get(path.suffix or path.name)
     if check is None:
         raise ValueError("a model holds safetensors, JSON and text only; a pickle can run code")
@@ -48,10 +48,10 @@ def _check_safetensors(path: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="numpy"):  # reads the header, and compares the file's size
+        with safe_open(path, framework="numpy"):  # reads the header and checks the file's size
             pass
     except SafetensorError as error:
-        raise ValueError(f"no whole safetensors file: {error}") from error
+        raise ValueError(f"not a whole safetensors file: {error}") from error
 
 
 def _check_json(path: Path) -> None:
@@ -62,13 +62,13 @@ def _check_json(path: Path) -> None:
     if path.name.endswith(_INDEX):
         _check_index(path, value)
     if path.name.endswith("config.json") and (key := _find_remote_code(value)):
-        raise ValueError(f"{key!r} asks for code to be imported; take it out")
+        raise ValueError(f"{key!r} asks for code to be imported; remove it")
 
 
 def _check_index(path: Path, value: Any) -> None:
     weight_map = value.get("weight_map") if isinstance(value, dict) else None
     if not isinstance(weight_map, dict):
-        raise ValueError("no 'weight_map' in it")
+        raise ValueError("it has no 'weight_map'")
     for name in sorted(set(map(str, weight_map.values()))):
         if Path(name).name != name:
             raise ValueError(f"{name!r} is a path that leads out of the folder")
@@ -92,9 +92,9 @@ def _check_text(path: Path) -> None:
 
 
 def _check_patch(path: Path) -> None:
-    with path.open("rb") as file:  # of sources in any encoding
+    with path.open("rb") as file:  # the sources may have any encoding
         if not file.read(11) == b"diff --git ":
-            raise ValueError("not a patch of git's")
+            raise ValueError("not a git patch")
 
 
 _CHECKS: dict[str, Callable[[Path], None]] = {

@@ -1,12 +1,12 @@
-"""Which version is champion, and the way back.
+"""Promotion of a version to champion, and rollback.
 
-The alias `champion` decides, and one request moves it: a reader finds the old champion or the new
-one. Around it, in this order: an entry of the audit trail claims the move (one of several at once
-gets it), `previous` is set to what a rollback will return to, `champion` moves, `challenger` goes
-where it named the new champion, and the trail says that the move is done. Whatever a crash leaves
-undone, the next promotion or rollback completes from the entry before anything else.
+The alias `champion` decides, and one request moves it, so a reader finds the old champion or the
+new one. The steps are, in this order: an entry of the audit trail claims the move (only one of
+several callers gets it), `previous` is set to the version that a rollback returns to, `champion`
+moves, `challenger` is deleted if it names the new champion, and the trail records that the move is
+done. If a crash interrupts this, the next promotion or rollback first completes it from the entry.
 
-An alias that a user moved in MLflow is believed, and goes into the trail as `moved outside`.
+If a user moved the alias in MLflow, the move is accepted and recorded as `moved outside`.
 """
 
 import logging
@@ -22,27 +22,28 @@ from pipelines.core.storage import one_at_a_time
 from pipelines.registry import audit, registry
 from pipelines.registry.audit import Action, Entry, Trail
 from pipelines.registry.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion
-from pipelines.tracking import rest
+from pipelines.run.records import ModelRef
+from pipelines.tracking import lineage_events, rest
 
 _log = logging.getLogger(__name__)
 
 
 class ChampionMovedError(UserError):
-    """Another promotion or rollback was first: what was decided, was about another champion."""
+    """Another promotion or rollback was first, so the decision was about another champion."""
 
 
 def promote(version: ModelVersion, over: int | None, who: str, why: str) -> ModelVersion:
-    """Make a version champion; a second call for the champion changes nothing.
+    """Make a version the champion; a second call for the champion changes nothing.
 
     Args:
-        version: Its files are verified first.
-        over: The champion that this was decided against; None where there was none.
-        who: For the audit trail, as `why`.
-        why: One paragraph.
+        version: The version; its files are verified first.
+        over: The champion that it was compared with; None if there was none.
+        who: The user, for the audit trail.
+        why: The reason in one paragraph, for the audit trail.
 
     Raises:
-        ChampionMovedError: `over` is champion no more.
-        UserError: the files are not those that were registered, or `why` is too long.
+        ChampionMovedError: `over` is no longer the champion.
+        UserError: The files are not the registered ones, or `why` is too long.
     """
     _check_reason(why)
     registry.verified_folder(version)
@@ -51,47 +52,55 @@ def promote(version: ModelVersion, over: int | None, who: str, why: str) -> Mode
         if state.champion != version.version:
             state.check_champion(over)
             _move(state, "promote", version.version, who, why)
+            _announce(version.ref, "promote")
     return registry.find(version.name, str(version.version))
 
 
 def rollback(name: str, over: int | None, who: str, why: str) -> ModelVersion:
-    """Make the champion before this one champion again; no file is copied.
+    """Make the previous champion the champion again; no file is copied.
 
-    One rollback after another goes further back, never to what was rolled back; `promote` does
-    that. Versions that were deleted are passed over.
+    Repeated rollbacks go further back, never to a version that was rolled back; `promote` does
+    that. Deleted versions are skipped.
 
     Args:
-        name: Of the registered model.
-        over: The champion that shall go.
-        who: For the audit trail, as `why`.
-        why: One paragraph.
+        name: The registered model's name.
+        over: The champion to replace.
+        who: The user, for the audit trail.
+        why: The reason in one paragraph, for the audit trail.
 
     Raises:
-        ChampionMovedError: `over` is champion no more.
-        UserError: there was no champion before, its files are not those that were registered, or
-            `why` is too long.
+        ChampionMovedError: `over` is no longer the champion.
+        UserError: There was no champion before, its files are not the registered ones, or `why` is
+            too long.
     """
     _check_reason(why)
     with one_at_a_time(_lock(name)):
         state = _settle(name)
-        if not state.completed_rollback:  # else a crash had cut off this very one
+        if not state.completed_rollback:  # otherwise a crash had interrupted this very rollback
             state.check_champion(over)
             if not state.behind:
                 raise UserError(f"{name} had no champion before version {state.champion}")
             target = state.behind[-1]
             registry.verified_folder(registry.find(name, str(target)))
             _move(state, "rollback", target, who, why)
-    return registry.find(name)
+    now = registry.find(name)
+    _announce(now.ref, "rollback")
+    return now
+
+
+def _announce(champion: ModelRef, action: Action) -> None:
+    if lineage_events.configured():
+        lineage_events.send(lineage_events.promotion_events(champion, action))
 
 
 def challenge(version: ModelVersion) -> ModelVersion:
-    """Let the alias `challenger` name the version that a user is asked about."""
+    """Set the alias `challenger` to the version that a user is asked about."""
     rest.set_alias(version.name, CHALLENGER, version.version)
     return registry.find(version.name, str(version.version))
 
 
 def withdraw(version: ModelVersion) -> ModelVersion:
-    """Take the alias `challenger` from a version, if it has it."""
+    """Remove the alias `challenger` from a version that has it."""
     if CHALLENGER in version.aliases:
         rest.delete_alias(version.name, CHALLENGER)
     return registry.find(version.name, str(version.version))
@@ -99,7 +108,7 @@ def withdraw(version: ModelVersion) -> ModelVersion:
 
 @dataclass(frozen=True)
 class _State:
-    """A registered model between two moves."""
+    """The state of a registered model between two moves."""
 
     name: str
     trail: Trail
@@ -109,7 +118,7 @@ class _State:
 
     @property
     def behind(self) -> list[int]:
-        """The champions before this one that a rollback can return to, the last one last."""
+        """The earlier champions that a rollback can return to, oldest first."""
         stack: list[int | None] = []
         for entry in self.trail.entries:
             if entry.action == "rollback":
@@ -123,7 +132,7 @@ class _State:
         return [each for each, _ in groupby(found)]
 
     def check_champion(self, expected: int | None) -> None:
-        """Raise ChampionMovedError where it is another one."""
+        """Raise ChampionMovedError if the champion is another version than expected."""
         if self.champion == expected:
             return
         last, was = self.trail.last, f"version {expected}" if expected else "none"
@@ -135,12 +144,12 @@ class _State:
 
 
 def _settle(name: str) -> _State:
-    """Complete what a crash left, note what was done outside, and see what there is."""
-    registry.show(name)  # raises where there is none
+    """Complete an interrupted move, record a move made in MLflow, and return the state."""
+    registry.show(name)  # raises UserError if there is no such model
     trail = audit.open_trail(name, registry.tags_of(rest.registered_model(name) or {}))
     unfinished = trail.last if trail.unfinished else None
     if unfinished:
-        _log.warning("%s: a %s that was cut off is completed", name, unfinished.action)
+        _log.warning("%s: completing an interrupted %s", name, unfinished.action)
         trail = _apply(name, trail, unfinished)
     state = _read_state(name, trail)
     if state.champion != (trail.last.after if trail.last else None):
@@ -158,7 +167,7 @@ def _read_state(name: str, trail: Trail) -> _State:
 
 
 def _move(state: _State, action: Action, after: int | None, who: str, why: str) -> _State:
-    """Claim the move in the trail, and make it."""
+    """Claim the move in the trail, make it, and return the new state."""
     before = state.trail.last.after if state.trail.last else None
     left = state.behind[:-1] if action == "rollback" else [*state.behind, before]
     kept = [each for each in left if each in state.versions and each != after]
@@ -177,17 +186,17 @@ def _move(state: _State, action: Action, after: int | None, who: str, why: str) 
         now = _read_state(state.name, registry.audit_trail(state.name))
         now.check_champion(state.champion)
         raise ChampionMovedError(
-            f"{state.name}: another promotion is under way; try again when it is done"
+            f"{state.name}: another promotion is running; try again when it has ended"
         ) from None
     return _read_state(state.name, _apply(state.name, trail, entry))
 
 
 def _apply(name: str, trail: Trail, entry: Entry) -> Trail:
-    """Let the aliases say what the trail's last entry says."""
+    """Set the aliases as the trail's last entry says, and return the finished trail."""
     model = rest.registered_model(name) or {}
     versions = {each.version for each in registry.versions_of(name)}
     if entry.after is not None and entry.after not in versions:
-        return trail.finish(void=True)  # deleted meanwhile
+        return trail.finish(void=True)  # the version was deleted in the meantime
     if entry.previous is not None and entry.previous in versions:
         rest.set_alias(name, PREVIOUS, entry.previous)
     else:
@@ -197,7 +206,7 @@ def _apply(name: str, trail: Trail, entry: Entry) -> Trail:
         if registry.aliases_of(model).get(CHALLENGER) == entry.after:
             rest.delete_alias(name, CHALLENGER)
     now = trail.finish()
-    # One that was held up between claim and move must not undo what others have done meanwhile.
+    # A caller that was delayed between claim and move must not undo the later moves of others.
     return now if now.last in (entry, None) else _apply(name, now, now.last)
 
 
@@ -207,8 +216,8 @@ def _check_reason(why: str) -> None:
 
 
 def _lock(name: str) -> Path:
-    """Return the lock by which a later caller with this home waits for a move under way.
+    """Return the lock file that makes later callers with this home wait for a running move.
 
-    Elsewhere the trail decides alone.
+    Between different homes, only the trail decides.
     """
     return load_settings().home / "locks" / f"promote-{name}"

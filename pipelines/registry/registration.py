@@ -1,10 +1,10 @@
-"""Adding a version to the model registry: a Hugging Face folder, checked, signed and uploaded.
+"""Add a version to the model registry: a Hugging Face folder is checked, signed and uploaded.
 
-A model's bill of materials in CycloneDX: the data and parent it came of, the packages of the
+A model's bill of materials in CycloneDX lists its data, its parent and the packages of the
 environment that made it.
 
-The same model gives the same bytes: `serialNumber` and `metadata.timestamp`, which CycloneDX leaves
-to choice, are not written.
+The same model gives the same bytes, because `serialNumber` and `metadata.timestamp`, which are
+optional in CycloneDX, are not written.
 """
 
 import json
@@ -38,14 +38,14 @@ _PINNED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)", re.MULTILI
 def bill_of_materials(
     name: str, model_hash: str, lock: Path, made_of: Mapping[str, str], git_commit: str | None
 ) -> dict[str, Any]:
-    """The bill as JSON (CycloneDX 1.6).
+    """Return the bill of materials as JSON (CycloneDX 1.6).
 
     Args:
-        name: Of the registered model.
-        model_hash: Of its content.
-        lock: The pinned packages, `name==version` a line.
-        made_of: Data and parent models: what each is called, and the hash of its content.
-        git_commit: Of the project.
+        name: The registered model's name.
+        model_hash: The hash of its content.
+        lock: The pinned packages, one `name==version` per line.
+        made_of: The names of data and parent models, with the hash of their content.
+        git_commit: The project's commit.
     """
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.model.component import Component, ComponentType
@@ -80,9 +80,11 @@ def _packages(lock: Path) -> Iterator["Component"]:
         )
 
 
-_REFUSED_BY_MLFLOW = str.maketrans(dict.fromkeys("/:.%\"'", "-"))  # in a logged model's name
+_REFUSED_BY_MLFLOW = str.maketrans(
+    dict.fromkeys("/:.%\"'", "-")
+)  # characters in a logged model's name
 
-# MLflow's page of a model shows the first; by the second `mlflow models serve` finds its loader.
+# MLflow's model page shows the first; `mlflow models serve` finds its loader in the second.
 _FLAVORS = {
     "huggingface": {
         "format": "safetensors",
@@ -104,19 +106,19 @@ def register(
 ) -> ModelVersion:
     """Register a model; `promotion.promote` makes it the champion.
 
-    Files go straight to the artifact store and the version is made last, so whoever loads it finds
-    a whole model. A second call for the same run and content returns the version that is there,
-    with these tags and this description. Calls for one name may not run at once.
+    Files go directly to the artifact store and the version is created last, so a reader always
+    finds a whole model. A second call for the same run and content returns the existing version,
+    with these tags and this description. Calls for one name must not run at once.
 
     Args:
-        folders: The Hugging Face folder, and folders whose files lie beside it (card, lineage).
-        name: In the registry; made where missing.
+        folders: The Hugging Face folder, and folders of files to add (card, lineage).
+        name: The name in the registry, created if it is missing.
         run_id: The MLflow run that made the model.
-        tags: Of the version; `penstock.model_hash` is a must.
-        description: Of the version, in Markdown.
+        tags: The version's tags; `penstock.model_hash` is required.
+        description: The version's description in Markdown.
 
     Raises:
-        UserError: the folders hold what no model may, or there is no key to sign with.
+        UserError: The folders hold files that no model may, or there is no signing key.
     """
     client = open_client()
     version = _same_content(client, name, run_id, tags[MODEL_HASH_TAG])
@@ -126,7 +128,7 @@ def register(
         client.create_model_version(
             name,
             source=f"models:/{model_id}",
-            model_id=model_id,  # a server takes the source only with it
+            model_id=model_id,  # a server accepts the source only with it
             run_id=run_id,
             tags=dict(tags),
             description=description,
@@ -142,10 +144,10 @@ def register(
 def _same_content(
     client: "MlflowClient", name: str, run_id: str | None, model_hash: str
 ) -> int | None:
-    """The version that a run made of this content; None before there is one.
+    """Return the version that a run made from this content; None before there is one.
 
-    A server that dies between making a version and saying so is asked again by its client, and
-    makes a second: the oldest stays.
+    If a server dies after creating a version and before answering, its client asks again, which
+    creates a second: only the oldest is kept.
     """
     wanted = (run_id, model_hash)
     versions = registry.versions_of(name)
@@ -162,7 +164,7 @@ def _upload(
     run_id: str | None,
     tags: Mapping[str, str],
 ) -> str:
-    """Put the files into the artifact store as a logged model; its id."""
+    """Put the files into the artifact store as a logged model and return its id."""
     with _assembled(folders) as folder:
         check_folder(folder, name)
         experiment = (
@@ -190,7 +192,7 @@ def _upload(
 
 @contextmanager
 def _assembled(folders: Sequence[Path]) -> Iterator[Path]:
-    """All of them as one folder, for one signature; nothing is copied on one disk."""
+    """Yield all folders as one, for one signature; files are linked where the disk allows it."""
     home = load_settings().home
     home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home, prefix=".register.") as scratch:
@@ -201,11 +203,11 @@ def _assembled(folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def _link(source: str, target: str) -> None:
-    # What is there may be a link to a file of another folder: to write it would change that.
+    # The target may be a link to a file of another folder, which writing would change.
     Path(target).unlink(missing_ok=True)
     try:
         os.link(source, target, follow_symlinks=False)
-    except OSError:  # another disk, or one without links
+    except OSError:  # another disk, or a disk without links
         shutil.copy2(source, target, follow_symlinks=False)
 
 
@@ -224,12 +226,12 @@ def _write_mlmodel(path: Path, run_id: str | None, model_id: str) -> None:
             ]
         ),
     )
-    path.unlink(missing_ok=True)  # a link, likewise
+    path.unlink(missing_ok=True)  # it may be a link too
     facts = {"run_id": run_id, "model_id": model_id, "flavors": _FLAVORS}
     Model(**facts, signature=signature).save(str(path))
 
 
 def _make_registered_model(name: str) -> None:
-    """The name comes with its audit trail, so that there is never a second one."""
+    """Create the name with its audit trail, so that there is never a second trail."""
     if rest.registered_model(name) is None:
         rest.create_registered_model(name, {audit.RUN_TAG: audit.create_run(name)})

@@ -1,6 +1,6 @@
-"""The model registry as it is read: names, versions, and the files of a version, verified.
+"""Reading the model registry: names, versions, and the verified files of a version.
 
-`registration` adds versions, `promotion` says which one is champion, `audit` remembers it.
+`registration` adds versions, `promotion` chooses the champion, and `audit` records it.
 """
 
 import difflib
@@ -16,7 +16,7 @@ import yaml
 from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import fresh_folder
-from pipelines.recipe.recipe import MODEL_NAME
+from pipelines.recipe.section import MODEL_NAME
 from pipelines.registry import audit
 from pipelines.registry.integrity import check_folder
 from pipelines.registry.signing import verify
@@ -24,10 +24,11 @@ from pipelines.run.records import ModelRef
 from pipelines.tracking import rest
 from pipelines.tracking.tracked_run import MODEL_HASH_TAG, local_folder
 
-CHAMPION = "champion"  # what is served
-CHALLENGER = "challenger"  # awaits a user's answer
-PREVIOUS = "previous"  # what a rollback returns to
-DOWNLOADS = "models"  # under the home: what was fetched from a store that is no folder
+CHAMPION = "champion"  # the version that is served
+CHALLENGER = "challenger"  # waits for a user's answer
+PREVIOUS = "previous"  # the version that a rollback returns to
+DOWNLOADS = "models"  # in the home: files fetched from a remote store
+PARENT_TAG = "penstock.parent"  # of a version: the `name@N` that its training started from
 LINEAGE = "lineage.json"  # beside the weights
 MLMODEL = "MLmodel"  # MLflow's file beside the weights; it names the logged model
 
@@ -40,14 +41,14 @@ class ModelVersion:
     version: int
     aliases: tuple[str, ...]
     run_id: str | None
-    source: str  # `models:/<id>` of a logged model; of another tool's version any URI
+    source: str  # `models:/<id>` of a logged model; another tool's may be any URI
     tags: dict[str, str]
     description: str
     created: int  # milliseconds since 1970
 
     @property
     def label(self) -> str:
-        """`name@N`."""
+        """The version's label, `name@N`."""
         return f"{self.name}@{self.version}"
 
     @property
@@ -56,8 +57,13 @@ class ModelVersion:
         return self.tags.get(MODEL_HASH_TAG, "")
 
     @property
+    def parent(self) -> str | None:
+        """The label of the registered version that its training started from, if any."""
+        return self.tags.get(PARENT_TAG)
+
+    @property
     def ref(self) -> ModelRef:
-        """What records keep of it."""
+        """The reference to this version in records."""
         return ModelRef(name=self.name, version=self.version, aliases=self.aliases)
 
 
@@ -73,12 +79,12 @@ class RegisteredModel:
 
 
 def champion(name: str) -> ModelVersion | None:
-    """The version that the alias `champion` names; None where there is no model or no alias."""
+    """Return the version with the alias `champion`; None if there is no model or alias."""
     return next((each for each in versions_of(name) if CHAMPION in each.aliases), None)
 
 
 def list_models() -> list[RegisteredModel]:
-    """Every registered model, by name."""
+    """Return every registered model, by name."""
     models = []
     for model in rest.registered_models():
         aliases = aliases_of(model)
@@ -89,10 +95,10 @@ def list_models() -> list[RegisteredModel]:
 
 
 def show(name: str) -> list[ModelVersion]:
-    """The versions of a model, newest first.
+    """Return the versions of a model, newest first.
 
     Raises:
-        UserError: no such model.
+        UserError: There is no such model.
     """
     versions = versions_of(name)
     if not versions:
@@ -104,10 +110,10 @@ def show(name: str) -> list[ModelVersion]:
 
 
 def find(name: str, alias_or_version: str = CHAMPION) -> ModelVersion:
-    """One version, by number or alias.
+    """Return one version, by number or alias.
 
     Raises:
-        UserError: no such model, version or alias.
+        UserError: There is no such model, version or alias.
     """
     versions = show(name)
     for each in versions:
@@ -118,35 +124,51 @@ def find(name: str, alias_or_version: str = CHAMPION) -> ModelVersion:
 
 
 def named(model: str) -> ModelVersion:
-    """The version that a user names: `name@N`, `name@alias`, or `name` for the champion.
+    """Return the version that a user names: `name@N`, `name@alias`, or `name` for the champion.
 
     Raises:
-        UserError: no such model, version or alias.
+        UserError: There is no such model, version or alias.
     """
     name, _, which = model.partition("@")
     return find(name, which or CHAMPION)
 
 
+def descent(version: ModelVersion) -> list[str]:
+    """Return the labels of a version and of those that it came from, the oldest first.
+
+    The line ends at a version that was deleted, which it still names.
+    """
+    line = [version.label]
+    while (parent := version.parent) and parent not in line:
+        line.append(parent)
+        name, _, number = parent.partition("@")
+        found = next((v for v in versions_of(name) if str(v.version) == number), None)
+        if found is None:
+            break
+        version = found
+    return line[::-1]
+
+
 def audit_trail(name: str) -> audit.Trail:
-    """Who made which version champion, when and why; an empty trail of another tool's model."""
+    """Return the audit trail of a model; it is empty for another tool's model."""
     return audit.read_trail(tags_of(rest.registered_model(name) or {}))
 
 
 def download(name: str, alias_or_version: str = CHAMPION) -> Path:
-    """The Hugging Face folder of a version, verified: where it is kept, or a remote store's copy.
+    """Return a version's verified Hugging Face folder: its own, or a copy from a remote store.
 
     Raises:
-        UserError: no such version, its files are gone, or are not those that were registered.
+        UserError: There is no such version, or its files are gone or are not the registered ones.
     """
     return verified_folder(find(name, alias_or_version))
 
 
 def verified_folder(version: ModelVersion) -> Path:
-    """As `download`, for a version that was found."""
+    """Return the verified folder as `download` does, for a version that was found."""
     address = rest.artifact_address(version.name, version.version)
     folder = local_folder(address)
     if folder is None:
-        # A version's number comes again where a model was deleted and made anew; its files do not.
+        # A deleted and recreated model has the same version numbers again, but other files.
         key = hashlib.sha256(address.encode()).hexdigest()[:8]
         kept = load_settings().home / DOWNLOADS / version.name
         folder = kept / f"{version.version}-{key}"
@@ -161,7 +183,7 @@ def verified_folder(version: ModelVersion) -> Path:
 
 
 def logged_model_id(folder: Path) -> str | None:
-    """MLflow's id of the model whose files lie in a folder; None where it names none."""
+    """Return MLflow's id of the model in a folder, or None if the folder names none."""
     path = folder / MLMODEL
     facts = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     found: str | None = facts.get("model_id")
@@ -169,13 +191,13 @@ def logged_model_id(folder: Path) -> str | None:
 
 
 def versions_of(name: str) -> list[ModelVersion]:
-    """Newest first; none where there is no such model.
+    """Return the versions of a model, newest first; empty if there is no such model.
 
     Raises:
-        UserError: that is no model's name.
+        UserError: The name is not a valid model name.
     """
     if not re.fullmatch(MODEL_NAME, name):
-        raise UserError(f"{name!r} is no model's name: it has letters, digits, `_`, `-`, `.`, ` `")
+        raise UserError(f"{name!r} is not a model's name: use letters, digits, `_`, `-`, `.`, ` `")
     model = rest.registered_model(name)
     if model is None:
         return []
@@ -185,12 +207,12 @@ def versions_of(name: str) -> list[ModelVersion]:
 
 
 def aliases_of(model: Mapping[str, Any]) -> dict[str, int]:
-    """Version by alias, of a registered model as the server has it."""
+    """Return the version of each alias of a registered model from the server."""
     return {each["alias"]: int(each["version"]) for each in model.get("aliases", [])}
 
 
 def tags_of(found: Mapping[str, Any]) -> dict[str, str]:
-    """The tags of a registered model or version as the server has it."""
+    """Return the tags of a registered model or version from the server."""
     return {each["key"]: each.get("value", "") for each in found.get("tags", [])}
 
 
@@ -215,12 +237,12 @@ def _fetch(address: str, folder: Path) -> None:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     with fresh_folder(folder) as temporary:
-        # Not `mlflow.artifacts.download_artifacts`, which puts them into a folder `artifacts`.
+        # `mlflow.artifacts.download_artifacts` would put them into a folder `artifacts`.
         get_artifact_repository(address).download_artifacts("", str(temporary))
 
 
 def _check_owner(version: ModelVersion, folder: Path) -> None:
-    """Raise where these are another version's files: signed, too, but put in this one's place."""
+    """Raise UserError if the folder holds another version's files, which are signed too."""
     owner = logged_model_id(folder)
     if version.source != f"models:/{owner}":
         raise UserError(

@@ -1,12 +1,12 @@
-"""Signatures of model folders in OpenSSF's format (model-signing 1.0): one key signs, all verify.
+"""Signatures of model folders in OpenSSF's format (model-signing 1.0).
 
-The signature, `model.sig`, is a Sigstore bundle with the SHA-256 of every file of the folder but
-itself. Anyone with the public key can check it with OpenSSF's own command:
+The signature, `model.sig`, is a Sigstore bundle with the SHA-256 of every other file of the folder.
+Anyone with the public key can check it with OpenSSF's own command:
 
     model_signing verify key FOLDER --signature FOLDER/model.sig --public_key KEY.pub
 
-Who changes the key keeps the old one's public half beside the new one, under a name that begins
-alike (`model-signing.2025.pub` beside `model-signing.pem`): what it had signed is trusted still.
+When you change the key, keep the old public key beside the new one, under a name with the same
+beginning (`model-signing.2025.pub` beside `model-signing.pem`), to still trust its signatures.
 """
 
 import base64
@@ -22,17 +22,17 @@ from pipelines.core.storage import read_json, write_text
 from pipelines.registry.integrity import REGISTERED_META
 
 if TYPE_CHECKING:
-    from model_signing import hashing
+    from model_signing import hashing, signing
 
 SIGNATURE = "model.sig"
-# MLflow writes a version's name and number to this file of a folder that it loads, in place.
+# MLflow writes a version's name and number to the second file when it loads a folder.
 _NOT_SIGNED = (SIGNATURE, REGISTERED_META)
 
 
 def ensure_key_pair(key: Path) -> None:
-    """Make an elliptic curve's key where there is none; both halves are the owner's to read.
+    """Create an elliptic-curve key if there is none; only the owner may read either half.
 
-    A public key alone stays alone: there, models are verified and not signed.
+    A public key without a private key stays so: there, models are verified but not signed.
     """
     from cryptography.hazmat.primitives import serialization as pem
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -51,16 +51,25 @@ def ensure_key_pair(key: Path) -> None:
 
 
 def public_key(key: Path) -> Path:
-    """Where the public half of a key lies."""
+    """Return the path of the public half of a key."""
     return key.with_name(f"{key.name}.pub")
 
 
 def sign(folder: Path) -> None:
-    """Write `model.sig` into a folder, over all of its files.
+    """Write `model.sig` into a folder, which signs all of its files.
 
     Raises:
-        UserError: there is no key, or it is none of the kind.
+        UserError: There is no key, or it is not a private key without a password.
     """
+    _signer().sign(folder, folder / SIGNATURE)
+
+
+def check_key() -> None:
+    """Raise a UserError if there is no key, or it is not a private key without a password."""
+    _signer()
+
+
+def _signer() -> "signing.Config":
     from model_signing import signing
 
     key = load_settings().signing_key
@@ -71,21 +80,21 @@ def sign(folder: Path) -> None:
         )
     try:
         config = signing.Config().use_elliptic_key_signer(private_key=key)
-    except (ValueError, TypeError) as error:  # the latter: it wants a password
-        raise UserError(f"{key}: no private key as PEM without a password: {error}") from error
-    config.set_hashing_config(_hashing()).sign(folder, folder / SIGNATURE)
+    except (ValueError, TypeError) as error:  # TypeError: the key has a password
+        raise UserError(f"{key}: not a private key in PEM without a password: {error}") from error
+    return config.set_hashing_config(_hashing())
 
 
 def verify(folder: Path, label: str) -> None:
-    """Check that a folder is what was signed, no file more and none less.
+    """Check that a folder has exactly the files that were signed.
 
     Args:
-        folder: With `model.sig` in it.
-        label: What a user calls the model.
+        folder: The folder, with `model.sig` in it.
+        label: The model's name as a user writes it.
 
     Raises:
-        UserError: there is no signature or no key, another key signed, or files differ; they are
-            named.
+        UserError: There is no signature or no key, another key signed, or files differ, which the
+            error names.
     """
     from cryptography.exceptions import InvalidSignature
     from model_signing import verifying
@@ -99,27 +108,27 @@ def verify(folder: Path, label: str) -> None:
     try:
         config.set_hashing_config(_hashing()).verify(folder, signature)
     except InvalidSignature:
-        raise UserError(f"{label}: its signature is false: {signature} was altered") from None
+        raise UserError(f"{label}: its signature is invalid: {signature} was altered") from None
     except ValueError as error:
         reason = _differences(folder, signed) or str(error).strip().splitlines()[0]
         raise UserError(f"{label} is not what was signed: {reason}") from error
 
 
 def _signers_key(signature: Path, label: str) -> Path:
-    """Return the trusted public key that a signature names as its own."""
+    """Return the trusted public key that a signature names as its signer's."""
     key = load_settings().signing_key
     own = public_key(key)
     trusted = [own, *sorted(set(key.parent.glob(f"{key.stem}.*.pub")) - {own})]
     trusted = [each for each in trusted if each.is_file()]
     if not trusted:
-        raise UserError(f"{own}: no public key to verify {label} with; copy the signer's here")
+        raise UserError(f"{own}: no public key to verify {label} with; copy the signer's key here")
     named = read_json(signature).get("verificationMaterial", {}).get("publicKey", {}).get("hint")
     for each in trusted:
         if _fingerprint(each) == named:
             return each
     raise UserError(
         f"{label} was signed with a key that is not trusted here: none of "
-        f"{', '.join(map(str, trusted))}; where the key was changed, put the old one's public half "
+        f"{', '.join(map(str, trusted))}; if the key was changed, put the old public key "
         f"beside it as {key.stem}.old.pub"
     )
 
@@ -128,14 +137,14 @@ def _fingerprint(public: Path) -> str:
     """Return a public key's fingerprint, as signatures name it.
 
     Raises:
-        UserError: it is none.
+        UserError: The file is not a public key in PEM.
     """
     from cryptography.hazmat.primitives import serialization as pem
 
     try:
         key = pem.load_pem_public_key(public.read_bytes())
     except ValueError as error:
-        raise UserError(f"{public}: no public key as PEM: {error}") from error
+        raise UserError(f"{public}: not a public key in PEM: {error}") from error
     spki = key.public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(spki).hexdigest()
 
@@ -143,25 +152,27 @@ def _fingerprint(public: Path) -> str:
 def _hashing() -> "hashing.Config":
     from model_signing import hashing
 
-    # By default files of git's are passed over, and anything could hide there.
+    # By default git's files are skipped, and any file could hide there.
     return hashing.Config().set_ignored_paths(paths=_NOT_SIGNED, ignore_git_paths=False)
 
 
 def _signed_files(signature: Path, label: str) -> dict[str, str]:
-    """Hex digests by file, as a signature lists them: not to be believed before it is verified."""
+    """Return hex digests by file from a signature; do not trust them before it is verified."""
     try:
         payload = read_json(signature)["dsseEnvelope"]["payload"]
         resources = json.loads(base64.b64decode(payload))["predicate"]["resources"]
         return {each["name"]: each["digest"] for each in resources}
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{label}: its signature can't be read: {signature} was altered") from error
+        raise UserError(
+            f"{label}: its signature cannot be read: {signature} was altered"
+        ) from error
 
 
 def _differences(folder: Path, signed: Mapping[str, str]) -> str:
-    """Which files differ from the signed ones; OpenSSF's own words for it are mostly hashes."""
+    """Return the files that differ from the signed ones; OpenSSF's message is mostly hashes."""
     try:
         manifest = _hashing().hash(folder)
-    except ValueError as error:  # a link, or no file at all
+    except ValueError as error:  # a link, or there is no file
         return str(error)
     present = {each.identifier: each.digest.digest_hex for each in manifest.resource_descriptors()}
     words = {

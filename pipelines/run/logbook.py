@@ -1,14 +1,12 @@
-"""A run's logbook: what befell it, when, why, at what cost, and what was done about it.
+"""A run's logbook: what happened to it, when, why, at what cost, and what was done about it.
 
-Anyone who sees something happen writes it, from any process: a train worker, the job's driver, an
-Airflow task, the platform's reconciler. The lines lie in the workspace as `logbook.jsonl`; after
-each one the whole is drawn as `logbook.md` among the artifacts of the MLflow run, without MLflow's
-client, which takes seconds to import.
+Any process that sees an event writes it: a train worker, the job's driver, an Airflow task, the
+platform's reconciler. The lines are in `logbook.jsonl` in the workspace. After each line, the whole
+logbook is written as `logbook.md` to the MLflow run's artifacts, without MLflow's client, which
+takes seconds to import.
 """
 
-import fcntl
 import logging
-import os
 import urllib.parse
 import urllib.request
 from datetime import UTC, datetime
@@ -17,13 +15,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipelines.core.line_files import append_line, read_lines
 from pipelines.core.settings import load_settings
-from pipelines.core.storage import read_json, write_text
+from pipelines.core.storage import one_at_a_time, read_json, write_text
 from pipelines.run.records import RUN_FILE
 
 LOGBOOK = "logbook.jsonl"
 PAGE = "logbook.md"
-_PROXIED = "mlflow-artifacts:"  # the tracking server's own store, written through it
+_PROXIED = "mlflow-artifacts:"  # the tracking server's own store, written through the server
 _UPLOAD_TIMEOUT_S = 10
 
 _log = logging.getLogger(__name__)
@@ -36,10 +35,10 @@ Kind = Literal[
     "node lost",
     "driver lost",
     "cluster lost",
-    "failure",  # of a job, by an error of its program
+    "failure",  # a job ended with an error of its program
     "task lost",  # the process of an Airflow task
     "service lost",  # a part of the platform: the scheduler, the triggerer, MLflow, …
-    "storage",  # full, slow or gone, and back
+    "storage",  # full, slow or unreachable, or working again
     "rollback",
     "layout change",
     "workers changed",
@@ -57,7 +56,7 @@ class Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Kind
-    key: str  # of the event: one that is there already is not written again
+    key: str  # identifies the event; a key that is already in the logbook is not written again
     stage: str
     cause: str
     done: str  # what was done about it
@@ -67,24 +66,17 @@ class Entry(BaseModel):
 
 
 def note(workspace: Path, entry: Entry) -> bool:
-    """Write an entry unless one with its key is there; returns whether this call wrote it.
+    """Write an entry unless its key is in the logbook, and return whether this call wrote it.
 
-    A full disk or an artifact store that is away must not end what is being logged: that is a
-    warning in the log. The page is drawn whole again with the next entry.
+    A full disk or an unreachable artifact store must not stop the logged work, so an error is only
+    logged as a warning. The next entry writes the whole page again.
     """
     try:
-        with (workspace / LOGBOOK).open("a+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            text = file.read()
-            entries = _parse(text)
+        with one_at_a_time(workspace / f".{LOGBOOK}.lock"):
+            entries = read_logbook(workspace)
             if any(entry.key == known.key for known in entries):
                 return False
-            # A full disk can leave half a line; the next one begins a line of its own.
-            torn = "\n" if text and not text.endswith("\n") else ""
-            file.write(f"{torn}{entry.model_dump_json(exclude_none=True)}\n")
-            file.flush()
-            os.fsync(file.fileno())
+            append_line(workspace / LOGBOOK, entry.model_dump_json(exclude_none=True))
             _publish(workspace, page([*entries, entry]))  # within the lock: the last page is whole
     except OSError as error:
         _log.warning("logbook: %s: %s (%s)", entry.kind, entry.cause, error)
@@ -92,13 +84,12 @@ def note(workspace: Path, entry: Entry) -> bool:
 
 
 def read_logbook(workspace: Path) -> list[Entry]:
-    """All entries, oldest first."""
-    path = workspace / LOGBOOK
-    return _parse(path.read_text(encoding="utf-8")) if path.exists() else []
+    """Return all entries, oldest first."""
+    return read_lines(workspace / LOGBOOK, Entry)
 
 
 def page(entries: list[Entry]) -> str:
-    """The logbook as Markdown."""
+    """Return the logbook as Markdown."""
     rows = ["| time (UTC) | event | stage | step | cause | done | worker-hours lost |"]
     rows.append("|---|---|---|--:|---|---|--:|")
     for entry in entries:
@@ -110,22 +101,12 @@ def page(entries: list[Entry]) -> str:
     return "# Logbook\n\n" + "\n".join(rows) + "\n"
 
 
-def _parse(text: str) -> list[Entry]:
-    entries = []
-    for line in text.splitlines():
-        try:
-            entries.append(Entry.model_validate_json(line))
-        except ValueError:
-            _log.warning("a line of the logbook is torn: %s", line[:80])
-    return entries
-
-
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def _publish(workspace: Path, text: str) -> None:
-    """Put the page among the MLflow run's artifacts; a workspace without a run has none."""
+    """Write the page to the MLflow run's artifacts, or to a workspace that has no MLflow run."""
     path = workspace / RUN_FILE
     place = read_json(path).get("mlflow_artifacts") if path.is_file() else None
     if place is None:
@@ -142,7 +123,7 @@ def _publish(workspace: Path, text: str) -> None:
 
 
 def _put(place: str, text: str) -> None:
-    """Write through the tracking server, whose store has `mlflow-artifacts:/<path>` addresses."""
+    """Write through the tracking server, whose addresses look like `mlflow-artifacts:/<path>`."""
     server = load_settings().mlflow_url.rstrip("/")
     name = urllib.parse.quote(f"{urllib.parse.urlsplit(place).path.strip('/')}/{PAGE}")
     request = urllib.request.Request(  # noqa: S310 (the tracking server's own address)

@@ -1,22 +1,22 @@
-"""Progress is data: one JSON line an event, appended by one writer, tailed by any reader."""
+"""The progress of stages: one JSON line per event, appended by a writer, read by any reader."""
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
+
+from pipelines.core.line_files import append_line, parse_lines
 
 PROGRESS_FILE = "progress.jsonl"
-_TAIL = 1 << 16  # bytes in which a stage that just ran has its last line
+_TAIL = 1 << 16  # the file's last bytes, which contain the last line of a stage that just ran
 
 _log = logging.getLogger(__name__)
 
 
 class Progress(BaseModel):
-    """How far a stage is."""
+    """The progress of a stage."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -24,13 +24,13 @@ class Progress(BaseModel):
     done: float
     total: float | None = None
     unit: str
-    rate: float | None = None  # units a second
+    rate: float | None = None  # units per second
     eta: float | None = None  # seconds
-    loss: float | None = None  # nats a token
+    loss: float | None = None  # nats per token
     tokens_per_second: float | None = None  # over all processes
 
     def line(self) -> str:
-        """For a user: `train 12/40 steps, 4.1 steps/s, loss 2.3102, 4,200 tokens/s, 7 s left`."""
+        """Return a line such as `train 12/40 steps, 4.1 steps/s, loss 2.3102, 7 s left`."""
         of = f"/{self.total:,.0f}" if self.total else ""
         parts = [f"{self.stage} {self.done:,.0f}{of} {self.unit}"]
         if self.rate:
@@ -45,13 +45,13 @@ class Progress(BaseModel):
 
 
 class ProgressWriter:
-    """Appends to a workspace's progress file; at most one line every `interval` seconds."""
+    """A writer of a workspace's progress file, with at most one line every `interval` seconds."""
 
     def __init__(self, workspace: Path, stage: str, interval: float = 1.0) -> None:
         self._path = workspace / PROGRESS_FILE
         self._stage = stage
         self._interval = interval
-        self._first: tuple[float, float] | None = None  # done and time: a resumed job begins late
+        self._first: tuple[float, float] | None = None  # done, time; resumed jobs start late
         self._last = float("-inf")
 
     def write(
@@ -64,7 +64,7 @@ class ProgressWriter:
         tokens_per_second: float | None = None,
         force: bool = False,
     ) -> None:
-        """Record progress; the last one of a stage is written with `force`."""
+        """Record progress; use `force` for the last line of a stage."""
         now = time.monotonic()
         if not force and now - self._last < self._interval:
             return
@@ -83,17 +83,14 @@ class ProgressWriter:
             loss=loss,
             tokens_per_second=tokens_per_second,
         )
-        line = progress.model_dump_json(exclude_none=True) + "\n"
         try:
-            # One write of one line in append mode: a reader never sees half a line of two writers.
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError as error:  # it must not end what it tells of
-            _log.warning("%s can't be written: %s", self._path, error)
+            append_line(self._path, progress.model_dump_json(exclude_none=True))
+        except OSError as error:  # progress must not stop the stage that it reports
+            _log.warning("could not write %s: %s", self._path, error)
 
 
 def last_progress(workspace: Path, stage: str) -> Progress | None:
-    """How far a stage was told to be last."""
+    """Return the last written progress of a stage."""
     path = workspace / PROGRESS_FILE
     end = max(0, path.stat().st_size - _TAIL) if path.exists() else 0
     lines = [each for each in ProgressReader(workspace, end).read() if each.stage == stage]
@@ -101,7 +98,7 @@ def last_progress(workspace: Path, stage: str) -> Progress | None:
 
 
 class ProgressReader:
-    """Reads what was appended since the last look."""
+    """A reader of the lines that were appended since the last read."""
 
     def __init__(self, workspace: Path, offset: int = 0) -> None:
         self._path = workspace / PROGRESS_FILE
@@ -109,20 +106,17 @@ class ProgressReader:
 
     @classmethod
     def at_end(cls, workspace: Path) -> Self:
-        """A reader of what comes from now on."""
+        """Return a reader of the lines that are appended from now on."""
         path = workspace / PROGRESS_FILE
         return cls(workspace, path.stat().st_size if path.exists() else 0)
 
-    def read(self) -> Iterator[Progress]:
-        """New whole lines, oldest first."""
+    def read(self) -> list[Progress]:
+        """Return the new complete lines, oldest first."""
         if not self._path.exists():
-            return
+            return []
         with self._path.open("rb") as file:
             file.seek(self.offset)
-            for raw in file:
-                if not raw.endswith(b"\n"):
-                    return
-                self.offset += len(raw)
-                # A full disk can leave half a line, which the next one then ends.
-                with suppress(ValidationError):
-                    yield Progress.model_validate_json(raw)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return parse_lines(whole.splitlines(), Progress)

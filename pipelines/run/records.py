@@ -1,9 +1,9 @@
-"""What stages hand on: small, frozen, JSON-able and safe for XCom.
+"""The records that stages pass on: small, frozen, JSON-serialisable and safe for XCom.
 
 A record holds no times and no run ids, so that the same work gives the same bytes and the stage
 cache of the next stage still hits.
 
-Train or validation: decided by a document's content alone, so new data moves no old document.
+A document's split depends only on its content, so new data moves no old document.
 """
 
 from functools import cache
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.product import PRODUCT_FILES
 from pipelines.core.storage import read_json, write_json
 from pipelines.recipe.data_section import mixture_label
 from pipelines.run.verdict import (
@@ -27,19 +28,19 @@ from pipelines.run.verdict import (
 )
 
 OUTPUTS = "outputs"
-DATASETS = "datasets"  # among the outputs of preprocess: each version of a mixture, whole
-JOBS = "jobs"  # in a workspace: the Ray jobs of each task, and who waits for them
-MACHINE = "diagnostics/machine.json"  # in a workspace: what training ran on
-RUN_FILE = "run.json"  # in a workspace: which run it belongs to
-DATA_DOCS = "data_docs/index.html"  # among the outputs of validate, and the run's artifacts
+DATASETS = "datasets"  # in the outputs of preprocess: each version of a mixture, complete
+JOBS = "jobs"  # in a workspace: the Ray jobs of each task, and the processes that wait for them
+MACHINE = "diagnostics/machine.json"  # in a workspace: the machine that training ran on
+RUN_FILE = "run.json"  # in a workspace: the run that it belongs to
+DATA_DOCS = "data_docs/index.html"  # in the outputs of validate and the run's artifacts
 KEPT_FILE = "kept.json"  # in a workspace: results that a user keeps although their keys changed
-PATCH_FILE = "uncommitted.diff"  # in a workspace of uncommitted code
+PATCH_FILE = "uncommitted.diff"  # in a workspace whose code is not committed
 
 
 @cache
-def stage_names(project: Path) -> tuple[str, ...]:
-    """Return the names of a checkout's stages, in the order in which they run."""
-    text = (project / "dvc.yaml").read_text(encoding="utf-8")
+def stage_names() -> tuple[str, ...]:
+    """Return the names of the stages in the order of their execution."""
+    text = (PRODUCT_FILES / "dvc.yaml").read_text(encoding="utf-8")
     return tuple(yaml.safe_load(text)["stages"])
 
 
@@ -51,7 +52,7 @@ class Record(BaseModel):
     stage: ClassVar[str]
 
     def write(self, workspace: Path) -> Self:
-        """Write the record; its presence says that the stage is whole."""
+        """Write the record; its presence means that the stage is complete."""
         write_json(record_path(workspace, self.stage), self.model_dump(mode="json"))
         return self
 
@@ -62,24 +63,24 @@ class Record(BaseModel):
 
 
 def output_folder(workspace: Path, stage: str) -> Path:
-    """The only folder that a stage writes."""
+    """Return the only folder that a stage writes to."""
     return workspace / OUTPUTS / stage
 
 
 def record_path(workspace: Path, stage: str) -> Path:
-    """Where a stage's record lies."""
+    """Return the path of a stage's record."""
     return output_folder(workspace, stage) / "record.json"
 
 
 class Shard(BaseModel):
-    """One token file and its index, by the path of the former relative to the stage's output."""
+    """One token file and its index; `path` is the token file's, relative to the stage's output."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str
     md5: str
     index_md5: str
-    mask_md5: str | None = None  # of the loss mask beside it, where there is one
+    mask_md5: str | None = None  # of the loss mask beside it, if there is one
     bytes: int  # of the token file
     tokens: int
 
@@ -103,26 +104,26 @@ class MixturePart(BaseModel):
     name: str
     version: int
     git_revision: str  # of the datasets repository
-    directory_hash: str  # DVC's, of the version's whole tree
-    weight: int  # of each `sum(weights)` samples so many are of this dataset
-    shards: int  # of the training split; the parts' lie in it one part behind the other
-    data: dict[str, Any]  # of the recipe that made the version
+    directory_hash: str  # DVC's hash of the version's whole tree
+    weight: int  # the number of this dataset's samples in each `sum(weights)` samples
+    shards: int  # in the training split, which holds the parts' shards one part after the other
+    data: dict[str, Any]  # the data section of the recipe that made the version
 
     @property
     def label(self) -> str:
-        """`name@N`."""
+        """The version as `name@N`."""
         return f"{self.name}@{self.version}"
 
     @property
     def folder(self) -> str:
-        """Where the version's files lie, relative to the stage's output."""
+        """The folder of the version's files, relative to the stage's output."""
         return f"{DATASETS}/{self.label}"
 
 
 class DatasetRef(BaseModel):
-    """Which data, by content; a version of the datasets repository also by name.
+    """The data of a run by content, and a version of the datasets repository also by name.
 
-    Of a mixture the splits are those of its parts together.
+    The splits of a mixture are those of all its parts together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -130,38 +131,38 @@ class DatasetRef(BaseModel):
     name: str | None = None
     version: int | None = None
     git_revision: str | None = None  # of the datasets repository
-    directory_hash: str | None = None  # DVC's, of the version's whole tree
-    remote: str | None = None  # where DVC's objects lie by content hash; shards stream from there
+    directory_hash: str | None = None  # DVC's hash of the version's whole tree
+    remote: str | None = None  # DVC's storage of objects by content hash; shards stream from it
     vocab_size: int
-    # Of best-fit packing: then a document of the index is one sample, padded to this and one more.
+    # With best-fit packing, a document of the index is one sample, padded to this length plus one.
     packed_length: int | None = None
     train: Split
     validation: Split
-    mixture: tuple[MixturePart, ...] = ()  # the versions, by label, where it is of several
+    mixture: tuple[MixturePart, ...] = ()  # the versions by label, if the data is a mixture
 
     @property
     def label(self) -> str | None:
-        """`name@N` of a version, `a@1=3, b@2=7` of a mixture, None of data without a name."""
+        """`name@N` for a version, `a@1=3, b@2=7` for a mixture, None for data without a name."""
         if self.mixture:
             return mixture_label({part.label: part.weight for part in self.mixture})
         return f"{self.name}@{self.version}" if self.name else None
 
     @property
     def folders(self) -> dict[str, int]:
-        """Where each dataset lies, relative to the stage's output, and its weight.
+        """The weight of each dataset by its folder, relative to the stage's output.
 
-        There is one, the output itself, but of a mixture.
+        Without a mixture, the output itself is the only folder.
         """
         return {part.folder: part.weight for part in self.mixture} or {"": 1}
 
     def shares(self, total: int) -> dict[str, int]:
-        """A quantity shared out among the `folders`, by weight."""
+        """Divide a quantity among the `folders` by weight."""
         whole = sum(self.folders.values())
         return {folder: total * weight // whole for folder, weight in self.folders.items()}
 
 
 class PreprocessRecord(Record):
-    """Token shards and how they came about."""
+    """Token shards, and statistics of how they were made."""
 
     stage: ClassVar[str] = "preprocess"
     dataset: DatasetRef
@@ -169,7 +170,7 @@ class PreprocessRecord(Record):
 
 
 class ExpectationResult(BaseModel):
-    """What one expectation, which holds, observed."""
+    """The observed value of one expectation, which is met."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -180,13 +181,13 @@ class ExpectationResult(BaseModel):
 
 
 class ValidateRecord(Record):
-    """The data gate was passed."""
+    """The record of data that passed the data gate."""
 
     stage: ClassVar[str] = "validate"
     expectations: int
-    data_docs: str  # its page, relative to the stage's output
+    data_docs: str  # the gate's page, relative to the stage's output
     results: tuple[ExpectationResult, ...] = ()
-    quarantined: int = 0  # bad documents named in `quarantine.jsonl`, within what is tolerated
+    quarantined: int = 0  # tolerated bad documents, named in `quarantine.jsonl`
 
 
 class TrainRecord(Record):
@@ -199,34 +200,34 @@ class TrainRecord(Record):
     parameters: int
     steps: int
     tokens: int
-    layout: dict[str, int | str] = {}  # over processes, under the recipe's keys
+    layout: dict[str, int | str] = {}  # the layout over processes, under the recipe's keys
     metrics: dict[str, float]
 
 
 class EvaluateRecord(Record):
-    """How good the model is on held-out documents: of a memory budget, the form that fits it."""
+    """The model's scores on held-out documents; with a memory budget, those of the fitting form."""
 
     stage: ClassVar[str] = "evaluate"
     bits_per_byte: float
-    perplexity: float  # a token
+    perplexity: float  # per token
     documents: int
     bytes: int
     data_hash: str  # of the evaluated documents
     baselines: dict[str, float]  # bits per byte
     samples: tuple[str, ...]
-    datasets: dict[str, float] = {}  # of a mixture: bits per byte on each version's documents
-    stride: float = 0.75  # by how much of its context a window moved on
+    datasets: dict[str, float] = {}  # for a mixture: bits per byte on each version's documents
+    stride: float = 0.75  # the part of its context by which a window moved
     interval: Estimate | None = None  # of bits_per_byte
     slices: tuple[SliceScore, ...] = ()
     behaviours: tuple[BehaviourScore, ...] = ()
-    exact_match: ExactMatch | None = None  # where questions were asked
+    exact_match: ExactMatch | None = None  # if questions were asked
     harness: tuple[HarnessScore, ...] = ()
     probes: Probes = Probes()
-    right_size: RightSize | None = None  # where there is a memory budget
+    right_size: RightSize | None = None  # if there is a memory budget
 
 
 class ModelRef(BaseModel):
-    """One version in the registry."""
+    """One version of a model in the registry."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -236,7 +237,7 @@ class ModelRef(BaseModel):
 
 
 class RegisterRecord(Record):
-    """The verdict, the version that is champion now, and the one that a user decides about."""
+    """The verdict, the current champion, and the candidate that a user must decide about."""
 
     stage: ClassVar[str] = "register"
     verdict: Verdict
@@ -255,10 +256,10 @@ SPLITS = (TRAIN, VALIDATION)
 
 
 def uniform(doc_id: str, part: int = 0) -> float:
-    """A number in [0, 1) from a document's hash; different parts are independent."""
+    """Return a number in [0, 1) from a document's hash; different parts give independent ones."""
     return int(doc_id[part * 12 : part * 12 + 12], 16) / 16**12
 
 
 def split_of(doc_id: str, validation_fraction: float) -> str:
-    """The split of a document, by its hash."""
+    """Return the split of a document according to its hash."""
     return VALIDATION if uniform(doc_id) < validation_fraction else TRAIN

@@ -1,8 +1,8 @@
-"""What a stage holds of the cluster, and for how long: `usage.jsonl` in the workspace.
+"""The workers and GPUs that each stage holds, and for how long: `usage.jsonl` in the workspace.
 
-Whoever holds something says so as it happens: the stage's process its beginning and its end, rank 0
-of training the workers and GPUs of each group that starts. So the sum is right however often a
-stage was killed, resumed, or went on with another number of workers.
+Each process writes its events as they happen: a stage's process writes its beginning and its end,
+and rank 0 of training the workers and GPUs of each group that starts. So the sum is right however
+often a stage was killed, resumed, or continued with another number of workers.
 """
 
 import logging
@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.line_files import append_line, read_lines
 from pipelines.run.progress import PROGRESS_FILE
 
 USAGE = "usage.jsonl"
@@ -25,13 +26,13 @@ Event = Literal["began", "holds", "failed", "ended", "cached"]
 
 
 class Usage(NamedTuple):
-    """What a stage has used, all its tries together."""
+    """The resources that a stage has used in all its attempts together."""
 
     seconds: float
     worker_hours: float
     gpu_hours: float
-    endings: int  # how often the stage was finished: twice after a user's Clear
-    last: float  # when something was written last; seconds since 1970
+    endings: int  # how often the stage finished: twice after a user's Clear
+    last: float  # the time of the last event; seconds since 1970
 
 
 class _Line(BaseModel):
@@ -40,14 +41,14 @@ class _Line(BaseModel):
     stage: str
     event: Event
     time: float  # seconds since 1970
-    workers: int = 0  # processes, a CPU each
+    workers: int = 0  # processes with one CPU each
     gpus: int = 0
-    seen: float = 0.0  # of a beginning: when the workspace's progress was written last
+    seen: float = 0.0  # for "began": when the workspace's progress was last written
 
 
 @contextmanager
 def metered(workspace: Path, stage: str) -> Iterator[None]:
-    """The block is a try of the stage; it holds one CPU until `holds` says more."""
+    """Record the block as an attempt of the stage, which holds one CPU until `holds` is called."""
     progress = workspace / PROGRESS_FILE
     seen = progress.stat().st_mtime if progress.exists() else 0.0
     _append(workspace, stage, "began", workers=1, seen=seen)
@@ -60,20 +61,20 @@ def metered(workspace: Path, stage: str) -> Iterator[None]:
 
 
 def holds(workspace: Path, stage: str, *, workers: int, gpus: int) -> None:
-    """From now on the stage holds so many workers and GPUs."""
+    """Record that from now on the stage holds `workers` workers and `gpus` GPUs."""
     _append(workspace, stage, "holds", workers=workers, gpus=gpus)
 
 
 def cached(workspace: Path, stage: str) -> None:
-    """The stage came out of the cache; written once, and not behind a stage that has run."""
+    """Record that the stage came from the cache, unless it already has events."""
     if not any(line.stage == stage for line in _read(workspace)):
         _append(workspace, stage, "cached")
 
 
 def usage_of(workspace: Path, stage: str) -> Usage:
-    """The sum over all that the stage has done in this workspace.
+    """Return the sum over all attempts of the stage in this workspace.
 
-    A try that was killed ends where its progress was last seen to move.
+    A killed attempt counts until its last written progress.
     """
     lines = [line for line in _read(workspace) if line.stage == stage]
     seconds = worker_seconds = gpu_seconds = 0.0
@@ -88,28 +89,21 @@ def usage_of(workspace: Path, stage: str) -> Usage:
     return Usage(seconds, worker_seconds / _HOUR, gpu_seconds / _HOUR, endings, last)
 
 
-def _append(workspace: Path, stage: str, event: Event, **values: float) -> None:
-    """One write of one line in append mode, after a line that a full disk may have torn.
+def span(workspace: Path, stage: str) -> tuple[float, float] | None:
+    """Return the times of a stage's first and last event, seconds since 1970, or None."""
+    times = [line.time for line in _read(workspace) if line.stage == stage]
+    return (min(times), max(times)) if times else None
 
-    A disk that is full now must not end what is metered: that is a warning, and costs nothing.
-    """
+
+def _append(workspace: Path, stage: str, event: Event, **values: float) -> None:
+    """Append one line; a full disk must not stop the metered stage, so an error is a warning."""
     path = workspace / USAGE
     line = _Line.model_validate({"stage": stage, "event": event, "time": time.time(), **values})
-    text = line.model_dump_json(exclude_defaults=True) + "\n"
     try:
-        torn = path.exists() and not path.read_bytes().endswith(b"\n")
-        with path.open("a", encoding="utf-8") as file:
-            file.write(("\n" if torn else "") + text)
+        append_line(path, line.model_dump_json(exclude_defaults=True))
     except OSError as error:
-        _log.warning("%s: %s of %s is not noted: %s", path, event, stage, error)
+        _log.warning("%s: could not write event %s of stage %s: %s", path, event, stage, error)
 
 
 def _read(workspace: Path) -> list[_Line]:
-    path = workspace / USAGE
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            lines.append(_Line.model_validate_json(text))
-        except ValueError:  # torn
-            continue
-    return lines
+    return read_lines(workspace / USAGE, _Line)

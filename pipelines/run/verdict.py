@@ -1,4 +1,4 @@
-"""What evaluation measures, what the gate decides of it, and why: small, frozen and JSON-able."""
+"""The figures of evaluation and the gate's verdict: small, frozen and JSON-serialisable."""
 
 import math
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ class _Figures(BaseModel):
 
 
 class Estimate(_Figures):
-    """A figure of some documents, and within what it lies for others of their kind.
+    """A figure measured on some documents, with bounds for other documents of the same kind.
 
-    Each bound alone holds with the confidence that stands beside the estimate, both together with
-    as much less as one may fail: 0.9 for 0.95.
+    Each bound alone holds with the confidence given beside the estimate. Both together hold with
+    a lower confidence, since either may fail: 0.9 for 0.95.
     """
 
     value: float
@@ -35,7 +35,7 @@ class Estimate(_Figures):
 
 
 class Slice(_Figures):
-    """Some of the documents: those of one source, language or length."""
+    """The documents of one source, language or length."""
 
     dimension: Literal["source", "language", "length"]
     name: str
@@ -45,7 +45,7 @@ class Slice(_Figures):
 
 
 class SliceScore(_Figures):
-    """How good a model is on one slice."""
+    """A model's score on one slice."""
 
     slice: Slice
     documents: int
@@ -54,7 +54,7 @@ class SliceScore(_Figures):
 
 
 class ExactMatch(_Figures):
-    """How many held-out questions a model answers right."""
+    """The number of held-out questions that a model answers correctly."""
 
     questions: int
     right: int
@@ -62,22 +62,22 @@ class ExactMatch(_Figures):
 
 
 class HarnessScore(_Figures):
-    """A metric of a task of lm-evaluation-harness, as that computes it."""
+    """A metric of a task, as lm-evaluation-harness computes it."""
 
     task: str
     metric: str
     value: float
-    stderr: float | None  # None where the harness has none for this metric
-    documents: int | None  # None of a group of tasks
+    stderr: float | None  # None if the harness has none for this metric
+    documents: int | None  # None for a group of tasks
     higher_is_better: bool | None = None
 
 
 class FormScore(_Figures):
-    """A form in which a model can be served, as it was written and measured."""
+    """A form in which a model can be served, and which was written and measured."""
 
     form: Literal["bf16", "int8", "int4"]
     bits_per_byte: float
-    lost: float  # bits per byte, against the model as it was trained
+    lost: float  # bits per byte more than the model as it was trained
     weight_bytes: int
     serving_bytes: int  # with keys, values and activations
     fits: bool
@@ -85,7 +85,7 @@ class FormScore(_Figures):
 
 
 class RightSize(_Figures):
-    """Which form of a model serves within a memory budget, and by what numbers."""
+    """The form of a model that fits a memory budget, and the numbers behind the choice."""
 
     budget_gb: float
     max_loss: float  # bits per byte
@@ -93,10 +93,10 @@ class RightSize(_Figures):
     tokens: int  # of each
     trained_bits_per_byte: float  # of the model as it was trained
     forms: tuple[FormScore, ...]
-    left_out: tuple[str, ...] = ()  # why a form can't be made
+    left_out: tuple[str, ...] = ()  # the reasons why forms cannot be made
     chosen: FormScore | None = None
     model_hash: str | None = None  # of the chosen form
-    refusal: str | None = None  # where none is chosen
+    refusal: str | None = None  # the reason if no form is chosen
 
     def __str__(self) -> str:
         if self.chosen is None:
@@ -109,7 +109,7 @@ class RightSize(_Figures):
 
 
 class BehaviourScore(_Figures):
-    """How many cases of a behavioural test a model passes."""
+    """The number of cases of a behavioural test that a model passes."""
 
     name: str
     kind: Literal["minimum_functionality", "invariance", "directional"]
@@ -118,10 +118,10 @@ class BehaviourScore(_Figures):
 
 
 class BiasScore(_Figures):
-    """How much likelier a model finds sentences about the group that a stereotype says them of.
+    """How much more likely a model finds sentences about the group that a stereotype names.
 
-    In bits a sentence: at 1 they are twice as likely as about the other group, at -1 half as
-    likely.
+    The preference is in bits per sentence: at 1 the sentences are twice as likely as about the
+    other group, at -1 half as likely.
     """
 
     name: str  # of the set of templates
@@ -132,7 +132,7 @@ class BiasScore(_Figures):
 
 
 class Extraction(_Figures):
-    """How many passages a model continues verbatim."""
+    """The number of passages that a model continues verbatim."""
 
     passages: int
     extracted: int
@@ -140,7 +140,7 @@ class Extraction(_Figures):
 
 
 class Memorisation(_Figures):
-    """What a model has by heart, beside what it guesses of text that it never saw."""
+    """The training text that a model has memorised, and its guesses on text it never saw."""
 
     prefix_tokens: int
     continuation_tokens: int
@@ -149,16 +149,16 @@ class Memorisation(_Figures):
 
 
 class Leakage(_Figures):
-    """Personal data in what a model writes, which its prompt did not tell it."""
+    """Personal data that a model writes although its prompt does not contain it."""
 
     continuations: int
-    leaking: int  # of them; with something that stands in the training text
+    leaking: int  # the continuations with personal data that is in the training text
     share: Estimate | None
-    found: dict[str, int] = {}  # by kind, made up or not
-    leaked: dict[str, int] = {}  # of these, what stands in the training text
+    found: dict[str, int] = {}  # by kind, whether invented or not
+    leaked: dict[str, int] = {}  # by kind, the part of `found` that is in the training text
 
     def kinds(self) -> str:
-        """`2 of 3 email`: how much of each kind that was found stands in the training text."""
+        """Return how many of each kind are in the training text, such as `2 of 3 email`."""
         return ", ".join(
             f"{self.leaked.get(kind, 0):,} of {count:,} {kind.replace('_', ' ')}"
             for kind, count in self.found.items()
@@ -166,14 +166,14 @@ class Leakage(_Figures):
 
 
 class Probes(_Figures):
-    """What was looked for in a model besides how well it predicts; None: it was not."""
+    """The results of probes besides prediction quality; None for a probe that was not run."""
 
     bias: tuple[BiasScore, ...] | None = None
     memorisation: Memorisation | None = None
     leakage: Leakage | None = None
 
     def missing(self) -> list[str]:
-        """What was not looked for, in words for a user."""
+        """Return the names of the probes that were not run, in words for a user."""
         looked_for = {
             "bias": self.bias,
             "memorised training text": self.memorisation,
@@ -182,7 +182,7 @@ class Probes(_Figures):
         return [name for name, found in looked_for.items() if found is None]
 
     def figures(self) -> dict[str, float]:
-        """The main numbers by name, for a tracker."""
+        """Return the main numbers by name, for a tracker."""
         figures = {f"bias/{each.name}": each.preference.value for each in self.bias or ()}
         named = {}
         if found := self.memorisation:
@@ -195,7 +195,7 @@ class Probes(_Figures):
 
 
 class BehaviourChange(_Figures):
-    """How the candidate compares with the champion on one behavioural test."""
+    """The candidate compared with the champion on one behavioural test."""
 
     name: str
     cases: int
@@ -204,22 +204,22 @@ class BehaviourChange(_Figures):
 
 
 class SliceChange(_Figures):
-    """How the candidate compares with the champion on one slice."""
+    """The candidate compared with the champion on one slice."""
 
     slice: Slice
     documents: int
     candidate_bits_per_byte: float
     champion_bits_per_byte: float
-    improvement: Estimate  # bits per byte; its bounds are as wide as so many slices ask
-    regressed: bool  # beyond what the recipe allows
+    improvement: Estimate  # bits per byte; its bounds are widened for the number of slices
+    regressed: bool  # worse than the recipe allows
 
 
 class Comparison(_Figures):
-    """Candidate and champion on the same documents."""
+    """The candidate compared with the champion on the same documents."""
 
     documents: int
     better_on: int  # of the documents
-    improvement: Estimate  # bits per byte: the champion's less the candidate's
+    improvement: Estimate  # the champion's bits per byte minus the candidate's
     confidence: float  # of each bound
     resamples: int
     slice_confidence: float  # of each slice's bounds
@@ -228,17 +228,17 @@ class Comparison(_Figures):
 
 
 class Verdict(_Figures):
-    """What the gate decided and why."""
+    """The gate's decision and its reason."""
 
     decision: Literal["promoted", "refused", "needs approval", "unchanged"]
     reason: str
     candidate_bits_per_byte: float
     champion_bits_per_byte: float | None = None
-    comparison: Comparison | None = None  # where there was a champion to compare with
-    probes: Probes = Probes()  # of the candidate
+    comparison: Comparison | None = None  # if there was a champion to compare with
+    probes: Probes = Probes()  # the candidate's
 
     def figures(self) -> dict[str, float]:
-        """The main numbers by name, for a tracker that takes finite ones only."""
+        """Return the main numbers by name, for a tracker that takes finite ones only."""
         figures: dict[str, Any] = {
             "candidate_bits_per_byte": self.candidate_bits_per_byte,
             "champion_bits_per_byte": self.champion_bits_per_byte,
@@ -257,7 +257,7 @@ HARNESS_COLUMNS = ("task", "documents", "value", "standard error")
 
 
 def harness_rows(scores: Sequence[HarnessScore]) -> list[tuple[str, ...]]:
-    """What lm-evaluation-harness found, as it names it."""
+    """Return the rows of a table of lm-evaluation-harness's results, under its own names."""
     return [
         (
             f"{each.task}: {each.metric}",

@@ -1,4 +1,4 @@
-"""A workspace: the folder of a run, and which run it belongs to."""
+"""A workspace: the folder of a run, and the run that it belongs to."""
 
 import hashlib
 import re
@@ -12,11 +12,11 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import parse_recipe
 from pipelines.run.records import RUN_FILE
 
-_NAME_LENGTH = 100  # of a workspace's folder
+_NAME_LENGTH = 100  # the most characters of a run's id in its folder's name
 
 
 class Run(BaseModel):
-    """Which run a workspace belongs to: `run.json`."""
+    """The run that a workspace belongs to, stored as `run.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,9 +24,10 @@ class Run(BaseModel):
     git_commit: str
     dirty: bool  # whether tracked files differed from the commit; see uncommitted.diff
     recipe_fingerprint: str
+    product: dict[str, str] | None = None  # Penstock's version and the digest of its code
     mlflow_run_id: str | None = None
-    mlflow_address: str | None = None  # the run's page
-    mlflow_artifacts: str | None = None  # where its artifacts lie: a path or a URL
+    mlflow_address: str | None = None  # the URL of the run's page
+    mlflow_artifacts: str | None = None  # the place of its artifacts: a path or a URL
 
     @classmethod
     def read(cls, workspace: Path) -> "Run":
@@ -39,7 +40,8 @@ class Run(BaseModel):
 
 
 def workspace_path(runs: Path, run_id: str) -> Path:
-    """The folder of a run. An id may hold `:`, which PYTHONPATH cannot, or be `.` or very long."""
+    """Return the folder of a run, with a name that works as a folder and in PYTHONPATH."""
+    # An id may contain `:`, which PYTHONPATH cannot, and may be `.` or very long.
     name = re.sub(r"[^A-Za-z0-9._-]", "-", run_id.lstrip("."))[:_NAME_LENGTH]
     if name != run_id:
         name += "-" + hashlib.sha256(run_id.encode()).hexdigest()[:6]
@@ -47,6 +49,6 @@ def workspace_path(runs: Path, run_id: str) -> Path:
 
 
 def read_recipe(workspace: Path) -> Recipe:
-    """The recipe of a workspace."""
+    """Return the recipe of a workspace."""
     path = workspace / "params.yaml"
     return parse_recipe(yaml.safe_load(path.read_text(encoding="utf-8")), where=str(path))

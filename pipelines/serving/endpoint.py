@@ -1,11 +1,11 @@
 """An OpenAI-compatible endpoint for a registered model that follows its alias.
 
-An engine answers, one process a version, on a port of loopback; in front of it this asks for the
-token, names the model, refuses what would break it, and changes over: the new version is loaded
-beside the old one, requests go to it from then on, and the old one ends with its last answer. A
-request is answered by one version, whose name is in the answer.
+An engine, one process per version on a loopback port, answers the requests. The endpoint in front
+of it checks the token, names the model, refuses requests that would break the engine, and switches
+versions: it loads the new version beside the old one, sends it all new requests, and ends the old
+one after its last answer. One version answers a request, and its name is in the answer.
 
-The engine's own port asks for no token: on a machine that others share, it is theirs to reach too.
+The engine's own port asks for no token, so other users of a shared machine can reach it too.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from pipelines.core.errors import UserError
 from pipelines.serving.serving_engine import CHAT, COMPLETIONS, Engine
 
 MODEL_HEADER = "x-penstock-model"
-_POLL_S = 2.0  # between two looks at the alias
+_POLL_S = 2.0  # between two checks of the alias
 _START_S = 600.0  # an engine that takes longer to load has failed
-_DRAIN_S = 600.0  # the longest answer that a change of version waits for
+_DRAIN_S = 600.0  # an old engine is stopped after this time, even in the middle of an answer
 _log = logging.getLogger(__name__)
 
 
@@ -34,12 +34,12 @@ async def ready_engine(start: Callable[[int], Engine], version: int) -> Engine:
     """Start a version's engine, and wait until it has loaded its model.
 
     Raises:
-        UserError: what `start` raises, or the engine ended or took too long.
+        UserError: `start` raised it, or the engine ended or took too long.
     """
     starting = asyncio.ensure_future(asyncio.to_thread(start, version))
     try:
         engine = await asyncio.shield(starting)
-    except asyncio.CancelledError:  # the thread goes on, and so would what it starts
+    except asyncio.CancelledError:  # the thread continues, and would leave its engine running
         (await starting).stop()
         raise
     try:
@@ -65,22 +65,22 @@ async def _wait_ready(engine: Engine, client: httpx.AsyncClient) -> None:
 
 
 class Endpoint:
-    """The door: an ASGI application, `app`, over the engine of the moment."""
+    """An ASGI application, `app`, that passes requests to the current engine."""
 
     def __init__(
         self, engine: Engine, latest: Callable[[], int], start: Callable[[int], Engine], token: str
     ) -> None:
-        """Follow the alias once the application runs.
+        """Prepare an application that follows the alias once it runs.
 
         Args:
-            engine: Answers first; it is ready, and is stopped with the application.
-            latest: Says which version is to be served now.
-            start: Starts a version's engine.
-            token: Every request must bear it.
+            engine: The first engine; it is ready, and is stopped with the application.
+            latest: A function that returns the version to serve now.
+            start: A function that starts a version's engine.
+            token: The token that every request must carry.
         """
         self._engine, self._latest, self._start, self._token = engine, latest, start, token
         self._name = engine.name
-        self._engines = [engine]  # and those that end
+        self._engines = [engine]  # the current engine, and old ones that still answer
         self._draining: set[asyncio.Task[None]] = set()
         routes = [
             Route(COMPLETIONS, self._answer, methods=["POST"]),
@@ -98,13 +98,13 @@ class Endpoint:
                 yield
             finally:
                 following.cancel()
-                with suppress(asyncio.CancelledError):  # one that was loading is stopped by then
+                with suppress(asyncio.CancelledError):  # this also stops an engine that is loading
                     await following
                 for engine in list(self._engines):
                     engine.stop()
 
     async def _follow(self) -> None:
-        """Serve what the alias names, and start again what died."""
+        """Serve the version that the alias names, and restart an engine that died."""
         while True:
             await asyncio.sleep(_POLL_S)
             try:
@@ -112,8 +112,8 @@ class Endpoint:
                 died = self._engine.process.poll() is not None
                 if died or self._engine.version != wanted:
                     await self._change(wanted)
-            except Exception:  # a registry that is away for a while is no reason to stop serving
-                _log.exception("%s stays as it is", self._name)
+            except Exception:  # serving continues while the registry is unreachable
+                _log.exception("could not update %s; the current engine stays", self._name)
 
     async def _change(self, version: int) -> None:
         engine = await ready_engine(self._start, version)
@@ -125,7 +125,7 @@ class Endpoint:
         task.add_done_callback(self._draining.discard)
 
     async def _drain(self, engine: Engine) -> None:
-        """End an engine once it has answered all that it was asked."""
+        """End an engine once it has answered all its requests."""
         for _ in range(int(_DRAIN_S)):
             if not engine.in_flight:
                 break
@@ -135,14 +135,14 @@ class Endpoint:
 
     async def _answer(self, request: Request) -> Response:
         if not self._knows(request):
-            return _error(401, "give the endpoint's token as the API key")
+            return _error(401, "use the endpoint's token as the API key")
         try:
             body = await request.json()
         except ValueError:
             body = None
         if not isinstance(body, dict):
             return _error(400, "the body must be a JSON object")
-        # Chosen once all is read: an engine that no request is counted for may end.
+        # Choose the engine after reading the body: an engine without counted requests may end.
         engine, path = self._engine, request.url.path
         try:
             body = engine.prepare(path, body)
@@ -154,7 +154,7 @@ class Endpoint:
             upstream = await self._client.send(sent, stream=True)
         except httpx.TransportError as error:
             engine.in_flight -= 1
-            return _error(503, f"the engine does not answer ({error}); it is started again")
+            return _error(503, f"the engine does not answer ({error}); it will be restarted")
         return StreamingResponse(
             _passed_on(engine, upstream),
             upstream.status_code,
@@ -164,7 +164,7 @@ class Endpoint:
 
     async def _models(self, request: Request) -> Response:
         if not self._knows(request):
-            return _error(401, "give the endpoint's token as the API key")
+            return _error(401, "use the endpoint's token as the API key")
         model = {"id": self._name, "object": "model", "created": 0, "owned_by": "penstock"}
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -187,10 +187,10 @@ async def _passed_on(engine: Engine, upstream: httpx.Response) -> AsyncIterator[
 
 
 def _client() -> httpx.AsyncClient:
-    """Make the engines' client: on loopback, past any proxy, and answers take what they take."""
+    """Make the client for engines, which are on loopback: no proxy, and no time limit."""
     return httpx.AsyncClient(trust_env=False, timeout=None)  # noqa: S113
 
 
 def _error(status: int, message: str) -> JSONResponse:
-    """As OpenAI's clients read it."""
+    """Return an error response in OpenAI's format."""
     return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status)

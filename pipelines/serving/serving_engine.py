@@ -1,9 +1,9 @@
-"""A version's server: transformers' or vLLM's own, one process, on a port of loopback.
+"""The server of one version: transformers' or vLLM's own, one process on a loopback port.
 
-What it serves is an export of its own, made of verified files when it starts and removed when it
-stops, so nobody can have been at it before. A request is put into a form in which both servers mean
-the same by it: no more tokens than the model's context holds, and text that is drawn at OpenAI's
-temperature of 1 where none is asked for.
+It serves its own export, which is made from verified files when it starts and removed when it
+stops, so nobody can have changed it before. A request is rewritten so that both servers treat it in
+the same way: at most as many tokens as the model's context holds, and sampling at OpenAI's default
+temperature of 1.
 """
 
 import fcntl
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
     from pipelines.data.tokens.chat_encoder import ChatEncoder
 
-Program = Literal["transformers", "vllm"]  # whose server answers
+Program = Literal["transformers", "vllm"]  # the program whose server answers
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-SERVING = "serving"  # under the home: logs, and the exports of the engines that run
-_LOCK = ".lock"  # held by an engine while it runs, and by who started it
-_COMPLETION_TOKENS = 16  # OpenAI's number where a completion asks for none
+SERVING = "serving"  # a folder in the home folder: logs, and the exports of running engines
+_LOCK = ".lock"  # held by an engine while it runs, and by the process that started it
+_COMPLETION_TOKENS = 16  # OpenAI's default for completions
 _GENERATION = "generation_config.json"
 _LIMITS = ("max_completion_tokens", "max_tokens")  # OpenAI's new name, and its old one
 
 
 @dataclass
 class Engine:
-    """`transformers serve` or `vllm serve` on a version's export."""
+    """A process of `transformers serve` or `vllm serve` with a version's export."""
 
     name: str
     version: int
-    home: Path  # the engine's working directory; it calls its model by the path from here
+    home: Path  # the engine's working directory; the model's name is its path in here
     port: int
     process: "subprocess.Popen[bytes]"
     lock: IO[bytes]
@@ -56,19 +56,19 @@ class Engine:
 
     @property
     def model(self) -> str:
-        """What the engine calls its model, and says in each answer."""
+        """The model's name in the engine and in each of its answers."""
         return f"{triton_name(self.name)}/{self.version}"
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address at which the engine listens."""
         return f"http://127.0.0.1:{self.port}"
 
     def prepare(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """What the engine is sent for a request.
+        """Return the body to send to the engine for a request.
 
         Raises:
-            UserError: it can't be answered.
+            UserError: The request cannot be answered.
         """
         if (name := body.get("model", self.name)) != self.name:
             raise UserError(f"there is no model {name!r} here; {self.name!r} is served")
@@ -84,14 +84,14 @@ class Engine:
                 f"the prompt has {tokens} tokens and max_tokens is {asked}, but the model sees "
                 f"{self._context} in all"
             )
-        # A `generation_config`, which transformers takes, too, could ask for any length.
+        # transformers also accepts a `generation_config`, which could ask for any length.
         kept = {
             key: value for key, value in body.items() if key not in (*_LIMITS, "generation_config")
         }
         return kept | {"model": self.model, "max_tokens": asked}
 
     def stop(self) -> None:
-        """End the process, and remove what it served."""
+        """End the process, and remove its export."""
         self.process.terminate()
         try:
             self.process.wait(20)
@@ -112,7 +112,7 @@ class Engine:
             raise UserError(f"{self.name} was not trained on conversations; use {COMPLETIONS}")
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
-            raise UserError("messages must be a list of one or more")
+            raise UserError("messages must be a list of one or more messages")
         return len(self._chats.encode_prompt(tuple(map(_turn, messages))))
 
     @cached_property
@@ -142,22 +142,22 @@ def start_engine(
     """Export a version and start its server, which then loads it.
 
     Args:
-        name: The registered model's.
-        version: Its number.
-        source: The registered folder, verified.
-        home: Exports and logs go there; made where missing.
-        program: Whose server.
+        name: The registered model's name.
+        version: The version's number.
+        source: The verified registered folder.
+        home: The folder for exports and logs; created if missing.
+        program: The program whose server is started.
 
     Raises:
-        UserError: the server is not installed, can't compute with these weights, or the source is
-            no sound model.
+        UserError: The server is not installed or cannot compute with these weights, or the source
+            is not a valid model.
     """
     command = [_find(program), "serve", f"{triton_name(name)}/{version}"]
     if program == "transformers" and not has_int4_kernels() and is_int4(source):
         raise UserError(
-            f"{name}@{version} has int4 weights, and transformers computes with them by package "
-            "mslk, for GPUs, which is not installed; install it, or run with a larger "
-            "evaluate.budget_gb, for which int8 or bf16 is chosen"
+            f"{name}@{version} has int4 weights, for which transformers needs the GPU package "
+            "mslk, which is not installed; install it, or run again with a larger "
+            "evaluate.budget_gb, so that int8 or bf16 is chosen"
         )
     home.mkdir(parents=True, exist_ok=True)
     port, log = free_port(), home / f"{triton_name(name)}-{version}.log"
@@ -176,7 +176,7 @@ def start_engine(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=[lock.fileno()],  # one that outlives us holds it still
+                pass_fds=[lock.fileno()],  # an engine that outlives this process still holds it
             )
     except BaseException:
         shutil.rmtree(place)
@@ -186,7 +186,7 @@ def start_engine(
 
 
 def leftovers(home: Path, older_than: float) -> Iterator[Path]:
-    """Exports from before a time whose engine was killed, and so was the process above it."""
+    """Yield exports older than a time, of which no engine or starting process is alive."""
     for place in sorted(path for path in home.glob("*") if path.is_dir()):
         if place.stat().st_mtime < older_than and not _is_held(place / _LOCK):
             yield place
@@ -207,7 +207,7 @@ def _find(program: Program) -> str:
     if program == "transformers":
         return str(Path(sys.prefix) / "bin" / program)
     if (found := shutil.which(program)) is None:
-        raise UserError(f"no `{program}` is on PATH; install it, in an environment of its own")
+        raise UserError(f"`{program}` is not on PATH; install it in an environment of its own")
     return found
 
 
@@ -216,12 +216,12 @@ def _export(source: Path, folder: Path) -> None:
     export_whole(source, folder)
     path = folder / _GENERATION
     values = read_json(path) if path.is_file() else {}
-    # Else transformers takes the likeliest token whatever temperature a client asks for.
+    # Otherwise transformers takes the most likely token at any temperature that a client sets.
     write_json(path, values | {"do_sample": True, "top_k": 0})
 
 
 def _turn(message: Any) -> tuple[str, str]:
-    """Role and text of a message, whose content may be in parts."""
+    """Return the role and the text of a message, whose content may be in parts."""
     found = message if isinstance(message, dict) else {}
     role, content = found.get("role"), found.get("content")
     if isinstance(content, list):

@@ -1,1 +1,1 @@
-"""Which results of a stage can be taken again, and why not."""
+"""Decides which stage results can be reused, and explains why the others cannot."""

@@ -1,13 +1,13 @@
 """The stage cache: DVC's run cache, shared by every workspace.
 
-A stage's key is its command, the content of its deps and its params (`dvc.yaml`). DVC runs nothing
-here: a hit checks outputs out, and after a run `commit` records what the stage made.
+A stage's key is its command, the content of its deps and its params (`dvc.yaml`). DVC runs no
+stages here: a hit checks outputs out, and after a stage ran, `commit` records its outputs.
 
 Any number of runs may do so at once. DVC writes an entry before the objects that it names, and a
-reader takes the half of one that another process writes for a broken one, and deletes it: so an
-entry is looked up and written under the lock of its stage, and `penstock gc` waits for all of them.
+reader deletes an entry that another process has only half written, because it looks broken. So an
+entry is looked up and written under its stage's lock, and `penstock gc` waits for all these locks.
 
-What the stage cache may forget: results of other days that no kept workspace holds.
+`penstock gc` may delete old results that no kept workspace uses.
 """
 
 import fcntl
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 QUARANTINE = "quarantine"
-WHOLE = "whole"  # of the cache: shared by who uses it, exclusive for who deletes from it
+WHOLE = "whole"  # lock of the whole cache: shared by its users, exclusive to delete from it
 _LOCKS = "locks"
 
 
 def restore(workspace: Path, stage: str) -> bool:
-    """Check a stage's outputs out of the cache; False where there is no sound entry.
+    """Check a stage's outputs out of the cache; return False if there is no sound entry.
 
-    Every object is hashed before it is restored. One whose content is not its name is moved to the
+    Every object is hashed before it is restored. If its hash is not its name, it is moved to the
     cache's `quarantine` folder, and the stage counts as not cached.
     """
     if _always_changes(workspace, stage):
@@ -57,7 +57,7 @@ def restore(workspace: Path, stage: str) -> bool:
 
 
 def _restore_kept(workspace: Path, stage: str, told: Mapping[str, Any]) -> None:
-    """Check out what a user keeps. It is no entry under today's key: no other run finds it."""
+    """Check out a result that a user keeps, without a new entry that other runs would find."""
     with _open(workspace) as repo:
         cached = repo.stage_cache._create_stage(told["entry"])
         if not _sound(repo, cached):
@@ -73,14 +73,14 @@ def _restore_kept(workspace: Path, stage: str, told: Mapping[str, Any]) -> None:
 
 
 def kept(workspace: Path) -> dict[str, Any]:
-    """Return the stages whose results a user keeps, by name, with what `keep` noted."""
+    """Return what `keep` recorded about each stage whose result a user keeps, by stage name."""
     path = workspace / KEPT_FILE
     found: dict[str, Any] = read_json(path) if path.is_file() else {}
     return found
 
 
 def commit(workspace: Path, stage: str) -> None:
-    """Record a finished stage: its outputs go to the cache, its entry to `dvc.lock`."""
+    """Record a finished stage: its outputs in the cache, its entry in `dvc.lock`."""
     if _always_changes(workspace, stage):
         return
     with _open(workspace) as repo, locked(_folder(repo), stage, exclusive=True):
@@ -88,12 +88,12 @@ def commit(workspace: Path, stage: str) -> None:
 
 
 def forecast(workspace: Path) -> dict[str, bool | None]:
-    """Return which stages' results would be restored; nothing is checked out, and none is hashed.
+    """Return which stages' results would be restored, without checking out or hashing any output.
 
-    None stands where that rests on the output of a stage that runs before.
+    A stage has None if that depends on the output of an earlier stage that runs.
     """
     found: dict[str, bool | None] = {}
-    outputs: dict[str, Any] = {}  # of the stages that are cached, by path
+    outputs: dict[str, Any] = {}  # outputs of the cached stages, by path
     with _open(workspace) as repo:
         for name, said in stages(workspace).items():
             made = {dep for dep in said["deps"] if dep.startswith(f"{OUTPUTS}/")}
@@ -114,20 +114,20 @@ def forecast(workspace: Path) -> dict[str, bool | None]:
 
 
 def stages(workspace: Path) -> dict[str, dict[str, Any]]:
-    """Return what `dvc.yaml` says of each stage, in their order."""
+    """Return each stage's section of `dvc.yaml`, in the order of the file."""
     found: dict[str, dict[str, Any]]
     found = yaml.safe_load((workspace / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
     return found
 
 
 def _always_changes(workspace: Path, stage: str) -> bool:
-    """Whether its result rests on more than a key can hold, by `dvc.yaml`."""
+    """Return whether `dvc.yaml` says that the stage's result depends on more than its key."""
     return bool(stages(workspace)[stage].get("always_changed"))
 
 
 @contextmanager
 def locked(cache: Path, name: str, *, exclusive: bool) -> Iterator[None]:
-    """Wait for and hold a lock of the cache: `name` is a stage, or `WHOLE`."""
+    """Hold a lock of the cache within the block; `name` is a stage or `WHOLE`."""
     path = cache / _LOCKS / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -140,7 +140,7 @@ def _open(workspace: Path) -> Iterator["Repo"]:
     from dvc.repo import Repo, lock_repo
 
     with ExitStack() as held:
-        # DVC looks names and `dvc.yaml` up in the working directory, whichever repo is opened.
+        # DVC looks up names and `dvc.yaml` in the working directory, not in the opened repo.
         held.enter_context(chdir(workspace))
         # Without waiting, a second process in this workspace would fail after three seconds.
         repo = held.enter_context(Repo(str(workspace), _wait_for_lock=True))
@@ -156,13 +156,13 @@ def _folder(repo: "Repo") -> Path:
 def _lookup(
     repo: "Repo", name: str, outputs: Mapping[str, Any] = MappingProxyType({})
 ) -> Any | None:
-    """The cached stage, if there is one; `outputs` stand for what is not checked out, by path."""
+    """Return the cached stage, if any; `outputs`, by path, replace deps not checked out."""
     from dvc.dependency.base import DependencyDoesNotExistError
     from dvc.stage.cache import _get_cache_hash
     from dvc.stage.serialize import to_single_stage_lockfile
 
-    # `Repo.stage_cache.restore` trusts an existing dvc.lock before it looks at the deps, and checks
-    # no content; so the key is computed from the files, and the entry is loaded, here.
+    # `Repo.stage_cache.restore` trusts an existing dvc.lock and does not check the content of the
+    # deps, so this function computes the key from the files and loads the entry itself.
     (stage,) = repo.stage.collect(name)
     try:
         for dep in stage.deps:
@@ -172,7 +172,7 @@ def _lookup(
                 dep.hash_info, dep.meta = made.hash_info, made.meta
     except DependencyDoesNotExistError:
         return None
-    # As `StageCache._load` does, which hashes each dep anew, and fails where an entry was torn.
+    # Like `StageCache._load`, which hashes each dep again and fails if an entry is incomplete.
     key = _get_cache_hash(to_single_stage_lockfile(stage), key=True)
     folder = Path(repo.stage_cache._get_cache_dir(key))
     entries = (
@@ -187,15 +187,15 @@ def _lookup(
 
 
 def _sound(repo: "Repo", cached: Any) -> bool:
-    """Whether each object of the outputs is there and hashes to its name; a bad one is moved.
+    """Return whether each output object exists and hashes to its name; quarantine bad ones.
 
-    DVC trusts an object that is read-only, and deletes one that is not and has changed.
+    DVC trusts an object that is read-only, and deletes a writable one that has changed.
     """
     return all(_present_and_good(repo, oid) for oid in _objects(cached))
 
 
 def _objects(cached: Any) -> Iterator[str]:
-    """Ids of a stage's outputs; a folder's listing comes before, and is read after, its check."""
+    """Yield the ids of a stage's output objects; read a folder's listing only after its check."""
     for out in cached.outs:
         yield out.hash_info.value
         if out.hash_info.isdir:
@@ -211,30 +211,32 @@ def _present_and_good(repo: "Repo", oid: str) -> bool:
     folder = _folder(repo) / QUARANTINE
     folder.mkdir(parents=True, exist_ok=True)
     path.replace(folder / oid)
-    _log.warning("stage cache: object %s is corrupt; moved to %s, the stage reruns", oid, folder)
+    _log.warning(
+        "stage cache: object %s is corrupt and was moved to %s; the stage runs again", oid, folder
+    )
     return False
 
 
-_ENTRIES = "runs/*/*/*"  # DVC's run cache: a result's entry, by its key and its content
-_OBJECTS = "files/md5/*/*"  # by their MD5; a folder's listing has .dir at its end
+_ENTRIES = "runs/*/*/*"  # DVC's run cache: a result's entry, named by its key and its content
+_OBJECTS = "files/md5/*/*"  # named by their MD5; a folder's listing ends with .dir
 _LISTING = ".dir"
 
 
 def unneeded(cache: Path, workspaces: Iterable[Path], older_than: float) -> list[Path]:
-    """The files that may go, entries before objects: no entry ever names a deleted one.
+    """Return the files to delete, entries before objects, so no entry names a deleted object.
 
-    An entry stays while a workspace holds what it names, or while it is young. An object stays
-    while an entry that stays or a workspace names it, or while it is young itself.
+    An entry stays while a workspace uses all its outputs, or while it is young. An object stays
+    while a workspace or a remaining entry names it, or while it is young itself.
 
     Args:
         cache: The stage cache that all workspaces share.
-        workspaces: Those that are kept.
-        older_than: Seconds since the epoch; what was made later is young.
+        workspaces: The workspaces that are kept.
+        older_than: A time in seconds since the epoch; files made later are young.
     """
     named = {oid for workspace in workspaces for oid in _held_by(workspace)}
     entries = []
     for path in sorted(cache.glob(_ENTRIES)):
-        torn = path.name.startswith(".")  # its writer was killed
+        torn = path.name.startswith(".")  # the process that wrote it was killed
         outputs = set() if torn else set(_hashes(_yaml(path)["outs"]))
         if path.stat().st_mtime < older_than and (torn or not outputs <= named):
             entries.append(path)
@@ -250,19 +252,19 @@ def unneeded(cache: Path, workspaces: Iterable[Path], older_than: float) -> list
 
 
 def forget(cache: Path, workspaces: Iterable[Path], older_than: float) -> int:
-    """Delete what is `unneeded` while no stage restores or commits; returns its bytes."""
+    """Delete the `unneeded` files while no stage restores or commits; return their bytes."""
     freed = 0
     with locked(cache, WHOLE, exclusive=True):
         for path in unneeded(cache, workspaces, older_than):
             freed += path.stat().st_size
             path.unlink()
-            with suppress(OSError):  # there are others
+            with suppress(OSError):  # the folder has other files
                 path.parent.rmdir()
     return freed
 
 
 def _held_by(workspace: Path) -> Iterator[str]:
-    """What its stages have read and written."""
+    """Yield the hashes of what the workspace's stages read and wrote."""
     lock = workspace / "dvc.lock"
     if lock.is_file():
         for stage in _yaml(lock)["stages"].values():
@@ -275,7 +277,7 @@ def _hashes(files: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def _listed(cache: Path, listing: str) -> Iterator[str]:
     path = cache / "files" / "md5" / listing[:2] / listing[2:]
-    if path.is_file():  # a workspace may read what was never in the cache
+    if path.is_file():  # a workspace may read a folder that was never in the cache
         yield from (file["md5"] for file in read_json(path))
 
 

@@ -1,12 +1,12 @@
-"""What a run would take from the stage cache, and why it would run the rest.
+"""Explains which stages a run would take from the stage cache, and why it would run the others.
 
-Why is told against an earlier run: the newest one of the same recipe's name whose stage is done,
-or the newest one at all.
+The reason is a comparison with an earlier run in which the stage is done: the newest one with the
+same recipe name, or else the newest of all.
 
-Results of stages that a user keeps although their keys have changed: `run --keep train --why`.
+A user can keep a stage's earlier result although its key has changed: `run --keep train --why`.
 
-`kept.json` in the workspace says which, from which run, who said so, when and why, and what had
-changed; the lineage of a model has it, too.
+`kept.json` in the workspace records which result, from which run, who kept it, when and why, and
+what had changed; a model's lineage records it, too.
 """
 
 import difflib
@@ -36,15 +36,15 @@ _FILES = {
 
 @dataclass(frozen=True)
 class Forecast:
-    """What will become of a stage.
+    """What a run will do with a stage.
 
     Attributes:
-        cached: Whether its result is taken from the cache; None where that rests on the output of
-            a stage before it, which runs.
-        because: Why it would run, a line each.
-        seconds: How long it would take; None where nobody knows.
-        cost: In the recipe's currency; None where no price is set.
-        told_by: Where the seconds are from.
+        cached: Whether its result comes from the cache; None if that depends on the output of an
+            earlier stage that runs.
+        because: The reasons why it would run, one a line.
+        seconds: How long it would take; None if that is not known.
+        cost: The cost in the recipe's currency; None if no price is set.
+        told_by: Where the number of seconds comes from.
     """
 
     stage: str
@@ -55,12 +55,12 @@ class Forecast:
     told_by: str = ""
 
     def lines(self) -> Iterator[str]:
-        """Tell it to a user."""
+        """Yield the forecast as lines for a user."""
         match self.cached:
             case True:
                 told = "comes from the cache"
             case None:
-                told = "runs, unless the stages before it give what they gave before"
+                told = "runs, unless the earlier stages give the same outputs as before"
             case False:
                 told = "runs"
         if not self.cached and self.seconds is not None:
@@ -73,12 +73,12 @@ class Forecast:
 def explain(
     workspace: Path, runs: Path, planned: Mapping[str, Any] | None = None
 ) -> list[Forecast]:
-    """Forecast each stage of a run that has not begun.
+    """Forecast each stage of a run that has not started.
 
     Args:
-        workspace: The run's.
+        workspace: The run's workspace.
         runs: The folder of all workspaces.
-        planned: What planning says of the run, `plan.json`.
+        planned: The run's plan, from `plan.json`.
     """
     found = []
     kept = dvc_cache.kept(workspace)
@@ -87,7 +87,7 @@ def explain(
         before = earlier_run(workspace, runs, stage)
         because: tuple[str, ...] = ()
         if told := kept.get(stage):
-            because = (f"kept from {told['run']}, says {told['who']}: {told['why']}",)
+            because = (f"kept from {told['run']} for {told['who']}: {told['why']}",)
         elif cached is False:
             because = _why_it_runs(workspace, before, stage, codes)
         elif cached is None:
@@ -97,7 +97,7 @@ def explain(
 
 
 def explain_past(workspace: Path, runs: Path) -> list[Forecast]:
-    """Tell the same of a run that has begun or ended: which stages ran, and why."""
+    """Return which stages ran, and why, in a run that has started or ended."""
     found = []
     codes: dict[Path, dict[str, StageCode]] = {}
     for stage in dvc_cache.stages(workspace):
@@ -118,12 +118,12 @@ def _why_it_runs(
 ) -> tuple[str, ...]:
     told = tuple(reasons(workspace, before, stage, codes))
     if told[-1].endswith(":"):
-        told += ("nothing of its own changed: its input did, or its result left the cache",)
+        told += ("only its input changed, or its result was deleted from the cache",)
     return told
 
 
 def earlier_run(workspace: Path, runs: Path, stage: str) -> Path | None:
-    """Return the workspace of the run to compare with, in which the stage is done."""
+    """Return the workspace of the earlier run to compare with, in which the stage is done."""
     name, began = recipe_name(workspace), (workspace / RUN_FILE).stat().st_mtime
     earlier = [
         lock.parent
@@ -151,20 +151,20 @@ def reasons(
     stage: str,
     codes: dict[Path, dict[str, StageCode]],
 ) -> Iterator[str]:
-    """Tell why a stage's key is not the one that it had in an earlier run, a line each.
+    """Yield the reasons why a stage's key differs from its key in an earlier run, one a line.
 
     Args:
-        workspace: The run's.
-        before: The earlier run's, if there is one.
-        stage: Its name.
-        codes: The stages' code by workspace, filled as it is needed.
+        workspace: The run's workspace.
+        before: The earlier run's workspace, if there is one.
+        stage: The stage's name.
+        codes: The stages' code by workspace, which is filled when it is needed.
     """
     said = dvc_cache.stages(workspace)[stage]
     if said.get("always_changed"):
-        yield "it runs in every run"
+        yield "this stage runs in every run"
         return
     if before is None:
-        yield "no earlier run is kept in which it was done"
+        yield "there is no earlier run in which this stage is done"
         return
     yield f"compared with {Run.read(before).dag_run_id}:"
     was = dvc_cache.stages(before).get(stage, {})
@@ -224,7 +224,7 @@ def _changed_code(
     if not changed:
         return
     if not keys[1]:
-        yield "that run is from before Penstock kept a fingerprint of the code"
+        yield "that run has no fingerprint of the code, which Penstock did not keep then"
         return
     for folder in (workspace, before):
         if folder not in codes:
@@ -240,7 +240,7 @@ def _changed_code(
 
 
 def _changed_functions(now: StageCode, was: StageCode) -> Iterator[str]:
-    """The functions with their diffs; who only calls one that changed is not told."""
+    """Yield the changed functions with their diffs, but not unchanged functions that call them."""
     new, old = _sources(now), _sources(was)
     for name in sorted(new | old):
         if new.get(name) == old.get(name):
@@ -253,17 +253,17 @@ def _changed_functions(now: StageCode, was: StageCode) -> Iterator[str]:
 
 
 def _sources(code: StageCode) -> dict[str, tuple[list[str], str]]:
-    """The text and the meaning of each definition."""
+    """Return the source lines and the digest of each definition, by its name."""
     return {str(each): (each.lines, each.digest) for each in code.reached.definitions}
 
 
 def _time(
     stage: str, planned: Mapping[str, Any] | None, before: Path | None
 ) -> tuple[float | None, float | None, str]:
-    """Seconds, cost, and who tells."""
+    """Return the seconds, the cost, and where the seconds come from."""
     told = (planned or {}).get("stages", {}).get(stage, {})
     if told.get("hours") is not None:
-        return told["hours"] * 3600, told.get("cost"), "by plan"
+        return told["hours"] * 3600, told.get("cost"), "by the plan"
     if before is not None and (seconds := usage_of(before, stage).seconds):
         return seconds, None, f"as in {Run.read(before).dag_run_id}"
     return None, None, ""
@@ -279,24 +279,24 @@ KEEP = "keep"  # in a DAG run's conf: the arguments `names`, `who` and `why`
 
 
 def keep(workspace: Path, runs: Path, names: Sequence[str], *, who: str, why: str) -> list[str]:
-    """Note which stages' results are taken from the newest earlier run; a line about each.
+    """Record which stages take the newest earlier run's result; return one line about each.
 
     Args:
-        workspace: The run's, before any stage of it.
+        workspace: The run's workspace, before any stage has run.
         runs: The folder of all workspaces.
-        names: Of stages.
-        who: Whose wish it is.
-        why: Their reason.
+        names: The names of the stages.
+        who: The user who wants it.
+        why: The user's reason.
 
     Raises:
-        UserError: a stage is not one that is cached, or no earlier run has a result of it.
+        UserError: A stage is never cached, or no earlier run has a result of it.
     """
     kept: dict[str, Any] = {}
     for name in names:
         said = dvc_cache.stages(workspace).get(name)
         if said is None or said.get("always_changed"):
             raise UserError(
-                f"--keep {name}: the stages whose results are kept are "
+                f"--keep {name}: the stages whose results can be kept are "
                 f"{', '.join(_cached(workspace))}"
             )
         before = earlier_run(workspace, runs, name)
@@ -313,7 +313,7 @@ def keep(workspace: Path, runs: Path, names: Sequence[str], *, who: str, why: st
         }
     write_json(workspace / KEPT_FILE, kept)
     return [
-        f"{name} is kept from {each['run']}, says {each['who']}: {each['why']}"
+        f"{name} is kept from {each['run']} for {each['who']}: {each['why']}"
         for name, each in kept.items()
     ]
 

@@ -1,6 +1,6 @@
-"""Each stage's code as one fingerprint: the functions that it reaches, the packages it imports.
+"""The fingerprint of each stage's code: the functions it reaches and the packages it imports.
 
-`dvc.yaml` says where a stage's code begins (`meta.code`) and takes the fingerprint as a parameter.
+`dvc.yaml` names a stage's entry functions (`meta.code`) and has the fingerprint as a parameter.
 """
 
 import hashlib
@@ -15,24 +15,24 @@ from typing import Any
 import yaml
 
 from pipelines.core.errors import UserError
+from pipelines.core.product import LOCK
 from pipelines.core.storage import write_json
 from pipelines.stage_cache.reach import Reached, reach
 from pipelines.stage_cache.syntax import Sources
 
-CODE_FILE = "code.json"  # in a workspace: the fingerprints, by stage
+CODE_FILE = "code.json"  # in a workspace: the fingerprints of each stage
 NEUTRAL = Path(__file__).with_name("neutral.yaml")
-LOCK = "requirements.lock"
-# Packages whose modules have another name.
+# Import names that differ from the package's name.
 _DISTRIBUTIONS = {"stdnum": "python-stdnum", "yaml": "pyyaml"}
 
 
 @dataclass(frozen=True)
 class StageCode:
-    """What a stage runs.
+    """The code that a stage runs.
 
     Attributes:
-        reached: The definitions of the project's own code.
-        packages: The version of each package that the stage imports, or that such a one requires.
+        reached: The definitions that the stage reaches in the project's own code.
+        packages: The version of each package that the stage imports, and of their requirements.
     """
 
     reached: Reached
@@ -40,14 +40,14 @@ class StageCode:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """What goes into the stage's key: two hashes, so that either shows its change."""
+        """The two hashes in the stage's key: separate, to show which of the two changed."""
         lines = [f"{name}=={version}" for name, version in sorted(self.packages.items())]
         packages = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         return {"functions": self.reached.fingerprint(), "packages": packages}
 
 
 def write_code(workspace: Path) -> None:
-    """Write the fingerprints of every stage; nothing where `dvc.yaml` asks for none.
+    """Write the fingerprints of every stage to `code.json`, unless `dvc.yaml` asks for none.
 
     Raises:
         UserError: `meta.code` in `dvc.yaml` names a function that doesn't exist.
@@ -59,16 +59,21 @@ def write_code(workspace: Path) -> None:
         )
 
 
-def stage_codes(folder: Path) -> dict[str, StageCode]:
-    """Return the code of each stage in a checkout of the project.
+def stage_codes(folder: Path, files: Path | None = None) -> dict[str, StageCode]:
+    """Return the code of each stage.
+
+    Args:
+        folder: The folder of the packages `pipelines` and `ray_jobs`: a checkout or a workspace.
+        files: The folder of `dvc.yaml` and the lock; by default the same one.
 
     Raises:
         UserError: `meta.code` in `dvc.yaml` names a function that doesn't exist.
     """
-    sources, lock = Sources(folder), Lock((folder / LOCK).read_text(encoding="utf-8"))
+    files = files or folder
+    sources, lock = Sources(folder), Lock((files / LOCK).read_text(encoding="utf-8"))
     neutral = neutral_modules()
     found = {}
-    for stage, entries in _entries(folder):
+    for stage, entries in _entries(files):
         try:
             found[stage] = stage_code(sources, entries, neutral, lock)
         except LookupError as error:
@@ -79,13 +84,13 @@ def stage_codes(folder: Path) -> dict[str, StageCode]:
 def stage_code(
     sources: Sources, entries: Iterable[str], neutral: Iterable[str], lock: "Lock"
 ) -> StageCode:
-    """Return the code that begins at the entries, each `module:function`."""
+    """Return the code reached from the entry functions, each written `module:function`."""
     reached = reach(sources, entries, neutral)
     return StageCode(reached, lock.closure(reached.packages))
 
 
 def neutral_modules() -> dict[str, str]:
-    """Return the modules that can't change a stage's outputs, each with the reason."""
+    """Return the modules that cannot change a stage's outputs, each with the reason."""
     found: dict[str, str] = yaml.safe_load(NEUTRAL.read_text(encoding="utf-8"))
     return found
 
@@ -98,7 +103,7 @@ def _entries(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 class Lock:
-    """A lock file as `uv pip compile` writes it: each version, and which packages require it."""
+    """A lock file that `uv pip compile` wrote: package versions, and who requires each package."""
 
     def __init__(self, text: str) -> None:
         self.versions: dict[str, str] = {}
@@ -111,7 +116,7 @@ class Lock:
                 self._requires.setdefault(via[1], set()).add(name)
 
     def closure(self, modules: frozenset[str]) -> dict[str, str]:
-        """Return the versions of the packages with these modules, and of all that they require."""
+        """Return the versions of these modules' packages and of all packages that they require."""
         todo = [self._package(module) for module in modules - sys.stdlib_module_names]
         found: dict[str, str] = {}
         while todo:

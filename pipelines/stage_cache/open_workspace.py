@@ -1,16 +1,18 @@
 """Opens a workspace: a clone of the project at a run's commit, where its stages run and write.
 
-Everything that decides a stage's result lies in it as a file, so that DVC can key the stage cache:
+Everything that affects a stage's result is a file in it, so that DVC can key the stage cache:
 `code.json`, `params.yaml`, `source.json`, `previous.json`, `environment.json`.
 """
 
 import hashlib
+import json
 import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import UserError
+from pipelines.core.product import LOCK, PRODUCT_FILES, add_product, product_state
 from pipelines.core.storage import folder_hash, fresh_folder, md5, write_json, write_text
 from pipelines.recipe.bias_templates import load_bias_templates
 from pipelines.recipe.evaluation_section import Bias
@@ -21,6 +23,7 @@ from pipelines.run.workspace import Run, workspace_path
 from pipelines.stage_cache.fingerprint import write_code
 
 STAGE_CACHE = "dvc-cache"
+_WEIGHTS = ("config.json", "adapter_config.json", "*.safetensors", "*.safetensors.index.json")
 
 
 def open_workspace(
@@ -31,21 +34,24 @@ def open_workspace(
     source: dict[str, Any],
     previous: dict[str, Any] | None = None,
     state: tuple[str, bytes] | None = None,
+    ready: Recipe | None = None,
 ) -> Path:
-    """Make the workspace of a run, or return the one that an earlier try made.
+    """Make the workspace of a run, or return the one that an earlier attempt made.
 
     Args:
-        project: a git checkout; its HEAD and the diff of its tracked files are what runs.
-        home: `PENSTOCK_HOME`; the workspace and the shared stage cache lie in it.
+        project: a git checkout; its HEAD and the diff of its tracked files are run. Penstock's own
+            code is in it or is copied into the workspace.
+        home: `PENSTOCK_HOME`, which holds the workspace and the shared stage cache.
         run_id: the DAG run's id.
         recipe: the resolved recipe, written as `params.yaml`.
         source: the fingerprint of the source's content, written as `source.json`.
-        previous: the statistics of the dataset version before, which *validate* compares the new
-            ones with; written as `previous.json`, empty where there is none.
-        state: another commit of the project and the diff that was run on it.
+        previous: the statistics of the previous dataset version, with which *validate* compares the
+            new ones; written as `previous.json`, which is empty if there is none.
+        state: another commit of the project to run instead, and the diff to apply to it.
+        ready: the recipe with the folders of the registered models that it names, if it does.
 
     Raises:
-        UserError: the project is not a git checkout with a commit, or not with this one.
+        UserError: the project is not a git checkout with a commit, or lacks this commit.
     """
     workspace = workspace_path(home / "runs", run_id)
     if (workspace / RUN_FILE).is_file():
@@ -58,17 +64,20 @@ def open_workspace(
         if patch:
             (folder / PATCH_FILE).write_bytes(patch)
             _git(folder, "apply", "--whitespace=nowarn", PATCH_FILE)
+        if not (folder / "pipelines" / "cli.py").is_file():  # a team's, not a checkout of Penstock
+            add_product(folder)
         _configure_dvc(folder, site=workspace / ".dvc/tmp/site", cache=home / STAGE_CACHE)
         write_text(folder / "params.yaml", dump_yaml(recipe))
         write_json(folder / "source.json", source)
         write_json(folder / "previous.json", previous or {})
-        write_json(folder / "environment.json", environment(folder, recipe))
+        write_json(folder / "environment.json", environment(folder, ready or recipe))
         write_code(folder)
         Run(
             dag_run_id=run_id,
             git_commit=commit,
             dirty=bool(patch),
             recipe_fingerprint=recipe.fingerprint(),
+            product=product_state(),
         ).write(folder)
     return workspace
 
@@ -81,7 +90,7 @@ def _check_commit(project: Path, commit: str) -> None:
 
 
 def project_state(project: Path) -> tuple[str, bytes]:
-    """The commit of a checkout, and the diff of its tracked files against it.
+    """Return the commit of a checkout, and the diff of its tracked files against it.
 
     Raises:
         UserError: the project is not a git checkout with a commit.
@@ -94,17 +103,18 @@ def project_state(project: Path) -> tuple[str, bytes]:
             f"{project}: {reason}; Penstock runs a commit of a git checkout: "
             "`git init`, `git add -A`, `git commit`"
         ) from error
-    # Whatever the user's own git configuration says of colours, prefixes and external tools.
+    # Ignore the user's git settings for colours, prefixes and external tools.
     options = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
     return commit, _git(project, "diff", *options, commit)
 
 
 def environment(workspace: Path, recipe: Recipe) -> dict[str, Any]:
-    """What besides code, data and recipe decides a result, by content where it is a file.
+    """Return what besides code, data and recipe affects a result; files are hashed by content.
 
-    The whole lock is there to be looked up later: a stage's key has its own packages only.
+    The hash of the whole lock is for later look-up: a stage's key has only its own packages.
     """
-    lock = (workspace / "requirements.lock").read_bytes()
+    place = workspace if (workspace / LOCK).is_file() else PRODUCT_FILES
+    lock = (place / LOCK).read_bytes()
     return {
         "lock": hashlib.sha256(lock).hexdigest(),
         "python": platform.python_version(),
@@ -119,15 +129,17 @@ def environment(workspace: Path, recipe: Recipe) -> dict[str, Any]:
 
 
 def _weights_hash(section: str, folder: str | None) -> str | None:
+    """Hash what training reads of a folder, so that a copy with another lineage is the same."""
     if folder is None:
         return None
     if not Path(folder).is_dir():
         raise UserError(f"{section}.init_from = {folder}: no such folder")
-    return folder_hash(Path(folder))
+    found = {path.name: md5(path) for name in _WEIGHTS for path in sorted(Path(folder).glob(name))}
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def _templates_hash(bias: Bias) -> str | None:
-    """Hash a user's own file; Penstock's is a dep. A broken one stops a run here."""
+    """Hash the user's own templates, or fail if they are broken; Penstock's are a dep."""
     if not bias.enabled or bias.templates is None:
         return None
     load_bias_templates(bias.templates)
@@ -135,20 +147,20 @@ def _templates_hash(bias: Bias) -> str | None:
 
 
 def _task_hash(path: str) -> str:
-    """Hash the task file's folder: its data and functions lie beside it."""
+    """Hash the task file's folder, because it also holds the task's data and functions."""
     if not Path(path).is_file():
         raise UserError(f"evaluate.harness.files: {path}: no such file")
     return folder_hash(Path(path).parent)
 
 
 def _configure_dvc(folder: Path, *, site: Path, cache: Path) -> None:
-    # The site cache of a clone is its own: the default one is locked by every clone in turn.
+    # Give each clone its own site cache: clones would wait for the lock of the default one.
     cache.mkdir(parents=True, exist_ok=True)
     text = f'[core]\n    site_cache_dir = "{site}"\n[cache]\n    dir = "{cache}"\n'
     write_text(folder / ".dvc" / "config.local", text)
 
 
 def _git(folder: Path, *arguments: str) -> bytes:
-    """Output of a git command; raises CalledProcessError, whose stderr says why."""
+    """Return a git command's output; raise CalledProcessError, whose stderr says what failed."""
     command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(command, capture_output=True, check=True).stdout

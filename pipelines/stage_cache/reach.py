@@ -1,31 +1,32 @@
-"""What code a stage reaches: followed by names, from its entry functions, through syntax trees.
+"""Finds the code that a stage reaches, following names in syntax trees from its entry functions.
 
 Names are followed, calls are not: code that has an object of a class got it from code that names
-the class, so a class counts with all of its methods. What names alone don't show has rules here:
+the class, so a class counts with all of its methods. Extra rules cover what names do not show:
 
 - a module that another process runs (`python -m pipelines.x`) is named by a string;
-- a statement that does something when its module is imported counts wherever that is imported,
+- a statement that has an effect when its module is imported counts wherever the module is imported,
   and so does a class that registers itself with a package, such as Great Expectations;
-- a function that a decorator hands to another one counts with that one;
-- a class that only holds values, such as a section of the recipe, counts by those of its methods
+- a function that a decorator passes to another function counts with that other function;
+- a class that only holds values, such as a section of the recipe, counts with only the methods
   whose names are read somewhere: its values are among the stage's parameters.
 
-Where a definition stands doesn't count, so that moving a function changes nothing.
+The place of a definition does not count, so moving a function changes nothing.
 """
 
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipelines.stage_cache.syntax import PACKAGES, Definition, Imported, Module, Sources
+from pipelines.core.product import CODE
+from pipelines.stage_cache.syntax import Definition, Imported, Module, Sources
 
 
 @dataclass(frozen=True)
 class Reached:
     """The code of a stage."""
 
-    definitions: dict[Definition, dict[str, str]]  # each with what its names stand for
-    packages: frozenset[str]  # modules from outside the project: their first names
+    definitions: dict[Definition, dict[str, str]]  # each with the meanings of its names
+    packages: frozenset[str]  # top-level names of modules from outside the project
 
     def digests(self) -> dict[str, str]:
         """Return the fingerprint of each definition, by `module:name`."""
@@ -36,20 +37,20 @@ class Reached:
         return {name: _sha256(sorted(texts)) for name, texts in found.items()}
 
     def fingerprint(self) -> str:
-        """Return one fingerprint of all, whatever the files and their order."""
+        """Return one fingerprint of all definitions, regardless of their files and order."""
         return _sha256(sorted(set(self.digests().values())))
 
 
 def reach(sources: Sources, entries: Iterable[str], neutral: Iterable[str]) -> Reached:
-    """Follow names from the entries.
+    """Return the code that names reach from the entry functions.
 
     Args:
-        sources: the code.
-        entries: where the stage begins, each as `module:function`.
-        neutral: modules, and packages, that are not followed as they can't change a result.
+        sources: the project's code.
+        entries: the stage's entry functions, each written `module:function`.
+        neutral: modules and packages that are not followed, as they cannot change a result.
 
     Raises:
-        LookupError: a module of the project, or a name in one, doesn't exist.
+        LookupError: a module of the project, or a name in it, does not exist.
     """
     return _Walk(sources, tuple(neutral)).from_entries(entries)
 
@@ -86,7 +87,7 @@ class _Walk:
                 self._import(definition.module.name)
 
     def _import(self, name: str) -> None:
-        """Add what a module does when it is imported, and what those do that it imports."""
+        """Add the statements that run when a module is imported, and those of its own imports."""
         if name in self._imported_modules or self._is_neutral(name):
             return
         self._imported_modules.add(name)
@@ -117,11 +118,11 @@ class _Walk:
                 means[word] = self._take_module(named, run=True)
 
     def _follow_import(self, start: Imported, attributes: tuple[str, ...]) -> str:
-        """Follow an imported name through its attributes, as far as modules go."""
+        """Follow an imported name through modules to its definition; return its meaning."""
         at = start.module
         names = [*([start.name] if start.name else []), *attributes]
         while True:
-            if at.partition(".")[0] not in PACKAGES:
+            if at.partition(".")[0] not in CODE:
                 self._packages.add(at.partition(".")[0])
                 return ".".join([at, *names])
             if self._is_neutral(at):

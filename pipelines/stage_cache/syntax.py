@@ -1,7 +1,7 @@
-"""The project's source files as definitions: what each one says, and which names it reads.
+"""Splits the project's source files into definitions, and finds the names that each one reads.
 
-Comments, docstrings, annotations of functions and formatting are left out, so that two texts with
-the same meaning are equal.
+Comments, docstrings, functions' annotations and formatting are ignored, so that two texts with the
+same meaning are equal.
 """
 
 import ast
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-PACKAGES = ("pipelines", "ray_jobs")
-# Their classes hold values only: those of a recipe are parameters of the stages, and those of the
-# settings say where services are. Of such a class a stage's code has the methods that it calls.
+from pipelines.core.product import CODE
+
+# Modules whose classes only hold values: a recipe's values are parameters of the stages, and the
+# settings say where services are. A stage's code has only those of their methods that it calls.
 VALUES = (
     "pipelines.core.settings",
     "pipelines.recipe.cleaning_section",
@@ -22,10 +23,11 @@ VALUES = (
     "pipelines.recipe.evaluation_section",
     "pipelines.recipe.recipe",
     "pipelines.recipe.recipe_files",
+    "pipelines.recipe.schedule_section",
     "pipelines.recipe.section",
     "pipelines.recipe.training_section",
 )
-# Packages that know a class from the moment when it is defined, and find it by a string.
+# Packages that register a class when it is defined, and later find it by a string.
 _REGISTERING = frozenset({"great_expectations"})
 _VALIDATORS = frozenset({"field_validator", "model_validator"})
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -34,7 +36,7 @@ _IMPORTS = (ast.Import, ast.ImportFrom)
 
 @dataclass(frozen=True)
 class Imported:
-    """What a local name stands for: a module, or a name in it."""
+    """The meaning of an imported name: a module, or a name in that module."""
 
     module: str
     name: str | None = None
@@ -42,7 +44,7 @@ class Imported:
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """A statement that defines a name of a module, or does something when that is imported."""
+    """A statement that defines a name of a module, or has an effect when the module is imported."""
 
     module: "Module"
     name: str
@@ -53,9 +55,9 @@ class Definition:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the syntax tree alone, whatever its names stand for.
+        """The SHA-256 of the syntax tree alone, regardless of what its names mean.
 
-        Imports inside of it are left out: they say where something is, and not what it is.
+        Imports inside it are ignored: they say where something is, and not what it is.
         """
         node: ast.AST = self.node
         if any(isinstance(each, _IMPORTS) for each in ast.walk(node)):
@@ -64,12 +66,12 @@ class Definition:
 
     @cached_property
     def names(self) -> frozenset[tuple[str, ...]]:
-        """The names that it reads, each with its attributes: `np.random.rand` is three words."""
+        """The names that it reads, each with its attributes: `np.random.rand` has three parts."""
         return frozenset(_names(self.node))
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """The names of attributes, and the strings, in it."""
+        """The attribute names and the strings in it."""
         nodes = list(ast.walk(self.node))
         attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         values = {node.value for node in nodes if isinstance(node, ast.Constant)}
@@ -77,17 +79,17 @@ class Definition:
 
     @cached_property
     def imports(self) -> dict[str, Imported]:
-        """What is imported inside of it, by local name."""
+        """The imports inside it, by local name."""
         return dict(_imports(ast.walk(self.node)))
 
     @cached_property
     def imported_modules(self) -> frozenset[str]:
-        """The modules that are imported inside of it, or may be: `from a import b` has two."""
+        """The modules that imports inside it may load: `from a import b` may load two."""
         return frozenset(_imported_modules(ast.walk(self.node)))
 
     @property
     def lines(self) -> list[str]:
-        """Its source, with its decorators."""
+        """Its source lines, with its decorators."""
         first = [node.lineno for node in getattr(self.node, "decorator_list", [])]
         whole = slice(min([*first, self.node.lineno]) - 1, self.node.end_lineno)
         return self.module.text.splitlines(keepends=True)[whole]
@@ -107,11 +109,11 @@ class Module:
         self.imports: dict[str, Imported] = {}
         self.imported_modules: set[str] = set()
         self.definitions: dict[str, list[Definition]] = {}
-        # A function that is handed to another one by a decorator: `@decode.register_fake`.
+        # Functions that a decorator passes to another function, as `@decode.register_fake` does.
         self.handed: dict[str, list[Definition]] = {}
         self.effects: list[Definition] = []
-        self.main: list[Definition] = []  # what `python -m` does with it
-        self.methods: dict[str, list[Definition]] = {}  # of classes that hold values only
+        self.main: list[Definition] = []  # what runs with `python -m`
+        self.methods: dict[str, list[Definition]] = {}  # methods of classes that only hold values
         tree = ast.parse(text)
         _remove_words(tree)
         for node in tree.body:
@@ -154,7 +156,7 @@ class Module:
         return any(base and base.module.partition(".")[0] in _REGISTERING for base in bases)
 
     def _add_values(self, node: ast.ClassDef) -> None:
-        """Add the methods one by one, without the fields and what checks their values."""
+        """Add the methods one by one, without the fields and their validators."""
         for each in node.body:
             if isinstance(each, _FUNCTIONS) and not _is_validator(each):
                 method = Definition(self, f"{node.name}.{each.name}", each)
@@ -164,26 +166,26 @@ class Module:
 
 
 class Sources:
-    """The modules below a folder; each is read when it is first asked for."""
+    """The modules below a folder; each is read at its first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._modules: dict[str, Module | None] = {}
 
     def module(self, name: str) -> Module | None:
-        """Return a module by its dotted name, or None where the project has none of this name."""
+        """Return the module with a dotted name, or None if the project has no such module."""
         if name not in self._modules:
             file = self.path(name)
             self._modules[name] = Module(name, file.read_text(encoding="utf-8")) if file else None
         return self._modules[name]
 
     def of_values(self) -> list[Module]:
-        """Return the modules whose classes hold values only."""
+        """Return the modules whose classes only hold values."""
         return [module for name in VALUES if (module := self.module(name))]
 
     def path(self, name: str) -> Path | None:
-        """Return the file of a module."""
-        if name.partition(".")[0] not in PACKAGES:
+        """Return the file of a module, or None if the project has no such module."""
+        if name.partition(".")[0] not in CODE:
             return None
         place = self._folder.joinpath(*name.split("."))
         files = (place.with_suffix(".py"), place / "__init__.py")
@@ -211,7 +213,7 @@ def _imported_modules(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _defined(node: ast.AST) -> Iterator[str]:
-    """The names of its module that a statement defines."""
+    """Yield the names that a statement defines in its module."""
     if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
         yield node.name
         return
@@ -222,7 +224,7 @@ def _defined(node: ast.AST) -> Iterator[str]:
 
 
 def _names(node: ast.AST) -> Iterator[tuple[str, ...]]:
-    """Names that are read, each with the attributes that follow."""
+    """Yield names that are read, each with the attributes that follow."""
     chain: list[str] = []
     inner = node
     while isinstance(inner, ast.Attribute):
@@ -241,7 +243,7 @@ def _is_validator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def _remove_words(tree: ast.AST) -> None:
-    """Remove docstrings and annotations; those of a class's fields stay, as they do something."""
+    """Remove docstrings and annotations, except on class fields, where they have an effect."""
     for node in ast.walk(tree):
         if (
             isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Module))

@@ -1,6 +1,6 @@
-"""`python -m pipelines.stages NAME`: a stage in one process, without Ray or Airflow.
+"""`python -m pipelines.stages NAME` runs a stage in one process, without Ray or Airflow.
 
-With `--publish` the stage does not run: it logs the outputs that lie in the workspace to MLflow.
+With `--publish` the stage does not run, but logs the outputs in the workspace to MLflow.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from pathlib import Path
 from pipelines.stages.stage import find_stage
 from pipelines.stages.stage_process import run_stage
 
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 def main(name: str, *options: str) -> None:
@@ -25,15 +25,15 @@ def main(name: str, *options: str) -> None:
 
 
 def end_with_parent() -> None:
-    """Let Linux end this process with the one that started it, also with one that is killed.
+    """Let Linux end this process when the process that started it ends, even if that is killed.
 
-    Airflow tries a task again whose process died; the stage that it had begun must be over then.
+    Airflow retries a task whose process died; the stage that it had started must have ended then.
     """
     if sys.platform != "linux":
         return
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died just before
+    if os.getppid() != parent:  # the parent died just before
         sys.exit(128 + signal.SIGTERM)
 
 

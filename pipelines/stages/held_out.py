@@ -1,4 +1,4 @@
-"""What a registered version was measured on, so that an export of it is measured on the same."""
+"""The documents that a registered version was measured on, to measure its exports on the same."""
 
 import hashlib
 from dataclasses import dataclass
@@ -23,51 +23,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Documents, and what the registered model was worth on them."""
+    """Held-out documents, and the registered model's bits per byte on them."""
 
     documents: "pa.Table"
     bits_per_byte: float
-    stride: float  # of windows, with which it was measured
+    stride: float  # of the windows in that measurement
 
 
 def read_held_out(model: Path, runs: Path, workspace: Path | None = None) -> HeldOut:
-    """The documents that a registered model's bits per byte are of.
+    """Return the documents on which a registered model's bits per byte were measured.
 
     Args:
-        model: A registered folder; its lineage names run and documents.
-        runs: Where workspaces lie.
-        workspace: Another run's, of the same data, where the model's own is gone.
+        model: A registered folder, whose lineage names the run and the documents.
+        runs: The folder of all workspaces.
+        workspace: The workspace of another run on the same data, if the model's own is gone.
 
     Raises:
-        UserError: the lineage doesn't say, there is no such workspace, or the documents in it are
-            others.
+        UserError: The lineage doesn't name them, there is no such workspace, or its documents are
+            different.
     """
     facts = read_object(model / LINEAGE)
     found, run = facts.get("records", {}).get(EvaluateRecord.stage), facts.get("run")
     if found is None or (run is None and workspace is None):
         raise UserError(
-            f"{model / LINEAGE}: it does not say what the model was measured on, so no export of "
-            "it can be measured; formats that round nothing need no measurement"
+            f"{model / LINEAGE}: it does not say what the model was measured on, so its exports "
+            "cannot be measured; only formats without rounding need no measurement"
         )
     record = EvaluateRecord.model_validate(found)
     if workspace is None:
         workspace = workspace_path(runs, Run.model_validate(run).dag_run_id)
     if not record_path(workspace, PreprocessRecord.stage).is_file():
         raise UserError(
-            f"{workspace}: the held-out documents of this model's run are gone; --workspace takes "
-            "that of another run on the same data, which `penstock run` restores from the cache"
+            f"{workspace}: the held-out documents of this model's run are gone; give --workspace "
+            "of another run on the same data, which `penstock run` restores from the cache"
         )
     documents = _documents(workspace)
     ids = "\n".join(documents["doc_id"].to_pylist())
     if hashlib.sha256(ids.encode()).hexdigest() != record.data_hash:
         raise UserError(
-            f"{workspace}: its held-out documents are not those that the model was measured on"
+            f"{workspace}: the model was not measured on this workspace's held-out documents"
         )
     return HeldOut(documents, record.bits_per_byte, record.stride)
 
 
 def score_export(folder: Path, held_out: HeldOut) -> float:
-    """Bits per byte of an exported folder, loaded as a server will."""
+    """Return the bits per byte of an exported folder, which is loaded as a server loads it."""
     from pipelines.evaluation.bootstrap import bits_per_byte
     from pipelines.evaluation.perplexity import score_documents
 

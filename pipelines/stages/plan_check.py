@@ -1,7 +1,7 @@
-"""A run's plan in its workspace, and how right it was.
+"""A run's plan in its workspace, compared with what was measured.
 
-No planning is imported here: every stage reads this module, and none shall run anew where a formula
-changed.
+This module doesn't import the planning code: every stage imports this module, and a stage must not
+run again because a formula of the planning changed.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def keep_plan(workspace: Path, values: dict[str, Any]) -> None:
 
 
 def read_plan(workspace: Path) -> dict[str, Any] | None:
-    """What was kept; None where the machine was unknown, or nothing was forecast."""
+    """Return the kept plan, or None if the machine was unknown or nothing was predicted."""
     path = workspace / PLAN
     found: dict[str, Any] | None = read_json(path) if path.is_file() else None
     return found if found and found["hours"] is not None else None
@@ -31,12 +31,12 @@ def read_plan(workspace: Path) -> dict[str, Any] | None:
 def beside_measured(
     workspace: Path, tokens_per_second: Sequence[float], memory_bytes: int | None
 ) -> dict[str, float]:
-    """Predicted and measured speed and memory, and by which share each prediction is off.
+    """Return the predicted and the measured speed and memory, and each prediction's relative error.
 
     Args:
-        workspace: The run's.
-        tokens_per_second: Of each point of the curves; the middle one counts.
-        memory_bytes: Most that tensors had; None where that was not measured.
+        workspace: The run's workspace.
+        tokens_per_second: The speed at each point of the curves; their median is compared.
+        memory_bytes: The peak memory of tensors, or None if it was not measured.
     """
     found = read_plan(workspace)
     if found is None:
@@ -49,11 +49,11 @@ def beside_measured(
 
 
 def bound_beside_reported(workspace: Path, reported: str) -> tuple[str, bool] | None:
-    """What was to bind training, for a user, and whether it was that; None without a plan.
+    """Return the predicted bottleneck as text and whether it was right, or None without a plan.
 
     Args:
-        workspace: The run's.
-        reported: The resource that bound most of it.
+        workspace: The run's workspace.
+        reported: The resource that limited most of the training.
     """
     found = read_plan(workspace)
     if found is None:
@@ -65,7 +65,7 @@ def bound_beside_reported(workspace: Path, reported: str) -> tuple[str, bool] | 
 def stage_beside_measured(
     workspace: Path, stage: str, seconds: float, cost: float | None
 ) -> dict[str, float]:
-    """The same of a stage's time, where it was forecast, and of what training cost."""
+    """Return the predicted and the measured time of a stage, and the cost of training."""
     found = read_plan(workspace)
     planned = found["stages"][stage] if found else {}
     pairs = {}

@@ -1,4 +1,4 @@
-"""Outputs into the stage cache and out of it, and what the stage cost into MLflow."""
+"""Storing outputs in the stage cache, restoring them, and logging a stage's cost to MLflow."""
 
 import logging
 import subprocess
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
 RETRY_S = 10.0
-LONGEST_S = 600.0  # that a stage waits for room in the cache
+LONGEST_S = 600.0  # the longest time that a stage waits for space in the cache
 
 _log = logging.getLogger(__name__)
 
 
 def record(workspace: Path, stage: str) -> None:
-    """Record a finished stage; a full disk is waited out, and the logbook has it.
+    """Record a finished stage; if the disk is full, note it in the logbook and wait.
 
     Raises:
-        OSError: the cache can't be written, and waiting did not fix it.
+        OSError: The cache can't be written, even after waiting.
     """
     from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
@@ -44,9 +44,9 @@ def record(workspace: Path, stage: str) -> None:
 
 
 def restore(workspace: Path, stage: str) -> bool:
-    """Take a stage's outputs out of the stage cache and log them; return whether they were there.
+    """Restore a stage's outputs from the stage cache and log them; return whether they were there.
 
-    They are logged by a child process: the stage's code comes from the workspace.
+    A child process logs them, because the stage's code comes from the workspace.
     """
     if not dvc_cache.restore(workspace, stage):
         return False
@@ -65,7 +65,7 @@ def restore(workspace: Path, stage: str) -> bool:
 def _tell(workspace: Path, stage: str, state: "RetryCallState") -> None:
     cause = f"the stage cache can't be written: {state.outcome and state.outcome.exception()}"
     _log.warning("%s", cause)
-    done = f"{stage} has run, and is recorded once there is room: a try every {RETRY_S:g} s"
+    done = f"{stage} has run; its outputs are stored once there is space, tried every {RETRY_S:g} s"
     note(
         workspace,
         Entry(kind="storage", key=f"storage, cache, {stage}", stage=stage, cause=cause, done=done),

@@ -1,7 +1,4 @@
-"""What planning says of a run before it begins.
-
-The shape of a recipe's model before its data are there.
-"""
+"""The plan of a run before it begins, and the shape of its model before its data exist."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,21 +12,21 @@ from pipelines.planning.layout_search import GIB, Candidate
 from pipelines.planning.plan import Machine, Plan, plan, plan_json
 from pipelines.recipe.recipe import Recipe
 
-_BYTES = 257  # ids of single bytes, and one that ends a document; characters are fewer as a rule
+_BYTES = 257  # ids of single bytes, and one that ends a document; usually more than characters
 
 
 def shape_beforehand(recipe: Recipe) -> DecoderConfig:
-    """What `stages/train/train_stage.py` will train, as far as a recipe tells.
+    """Return the shape that `stages/train/train_stage.py` will train, as far as a recipe tells.
 
     Raises:
-        UserError: no such preset, or no folder to start from.
+        UserError: The preset, or the folder to start from, does not exist.
     """
     tokenizer, base = recipe.data.tokenizer, recipe.model.init_from
     if base is not None:
         if not Path(base).is_dir():
             raise UserError(
-                f"model.init_from = {base}: no such folder; planning reads its config.json, or "
-                "takes the shape of a preset: --model"
+                f"model.init_from = {base}: no such folder; planning reads its config.json; "
+                "give --model to use the shape of a preset"
             )
         return load_config(Path(base))
     shape = preset(recipe.model.preset)
@@ -44,26 +41,26 @@ _NEAREST = 3
 def plan_run(
     recipe: Recipe, machine: Machine, source: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The plan of a run as plain values.
+    """Return the plan of a run as plain values.
 
     Args:
-        recipe: What is to run.
-        machine: On which.
-        source: What `source.json` holds.
+        recipe: The recipe to run.
+        machine: The machine to run it on.
+        source: The content of `source.json`.
 
     Raises:
-        UserError: it can't fit the machine; one line with layouts that would.
+        UserError: The run does not fit the machine; the message names layouts that do.
     """
     text = _text_bytes(source or {})
     found = plan(recipe, shape_beforehand(recipe), machine, text_bytes=text)
-    # A layout that the most workers can't have may be one for fewer.
+    # A layout that doesn't exist for the largest number of workers may exist for fewer.
     if not found.fits and not (recipe.resources.is_elastic and found.asked[0].choice is None):
         raise UserError(_refusal(found))
     return plan_json(found, limit=_NEAREST)
 
 
 def _text_bytes(source: Mapping[str, Any]) -> int | None:
-    """Return all inputs' bytes; None where their sizes aren't known, as of a dataset version."""
+    """Return all inputs' bytes; None if a size is unknown, as for a dataset version."""
     sizes = [each.get("bytes") for each in source.get("source", {}).get("inputs", ())]
     return sum(sizes) if sizes and None not in sizes else None
 
@@ -74,11 +71,12 @@ def _refusal(found: Plan) -> str:
     said = f"train can't run on {where}: {asked.name}: {asked.why_not}"
     fitting = [each for each in found.layouts if each.fits][:_NEAREST]
     if fitting:
-        return f"{said}; these would: {'; '.join(map(_told, fitting))}"
+        return f"{said}; these layouts fit: {'; '.join(map(_told, fitting))}"
     least = next((each for each in found.layouts if each.choice is not None), asked)
     return (
-        f"{said}; no layout of so many would, the least is {_told(least)}: use more or larger "
-        "devices, a smaller model, an adapter, or a smaller global batch"
+        f"{said}; no layout for this number of devices fits; the one that needs the least memory "
+        f"is {_told(least)}: use more or larger devices, a smaller model, an adapter, or a smaller "
+        "global batch"
     )
 
 

@@ -9,10 +9,10 @@ from pipelines.run.workspace import Run, read_recipe
 def open_tracking(
     workspace: Path, parent: Path | None = None, more_tags: Mapping[str, str] | None = None
 ) -> str:
-    """Begin the workspace's MLflow run, keep its id in `run.json`, and return its page.
+    """Start the workspace's MLflow run, keep its id in `run.json`, and return its page.
 
-    A second call finds the same run by its `penstock.dag_run_id` tag. MLflow shows the run below
-    that of the workspace `parent`, where one is given.
+    A second call finds the same run by its `penstock.dag_run_id` tag. If `parent` is given, MLflow
+    shows the run below that workspace's run.
     """
     from pipelines.tracking.run_search import addresses
     from pipelines.tracking.tracked_run import DAG_RUN_TAG, DATASET_TAG, PARENT_TAG, start_run
@@ -38,7 +38,7 @@ def open_tracking(
 
 
 def close_tracking(workspace: Path, status: str) -> None:
-    """End the workspace's MLflow run as `FINISHED` or `FAILED`; one without a run is left alone."""
+    """End the workspace's MLflow run, if it has one, as `FINISHED` or `FAILED`."""
     from pipelines.tracking.tracked_run import end_run
 
     if run_id := Run.read(workspace).mlflow_run_id:

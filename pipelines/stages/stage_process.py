@@ -1,9 +1,8 @@
 """One stage as a process: the working directory is the workspace, exit code 2 is a user's error.
 
-`error.json` carries the error's one line to whoever started the process: a Ray job's log is for
-users only.
-
-Ends a stage that works for too long, from within: neither Airflow nor Ray has to be there.
+`error.json` carries the error's one-line message to the process that started this one, because a
+Ray job's log is for users only. A stage that works for too long is ended by its own process, so the
+time limit needs neither Airflow nor Ray.
 """
 
 import logging
@@ -22,7 +21,7 @@ from pipelines.core.settings import load_settings
 from pipelines.core.storage import one_at_a_time, read_json, write_json, write_text
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.logbook import Entry, note, read_logbook
-from pipelines.run.records import output_folder, record_path
+from pipelines.run.records import PreprocessRecord, TrainRecord, output_folder, record_path
 from pipelines.run.usage import metered, usage_of
 from pipelines.run.workspace import read_recipe
 from pipelines.stages.stage import Stage
@@ -30,6 +29,7 @@ from pipelines.tracking.mlflow_client import PATIENT
 
 _HOUR_S = 3600.0
 _KIND = "time limit"
+_START_FROM_MODELS = (PreprocessRecord.stage, TrainRecord.stage)  # by tokenizer and weights
 
 _log = logging.getLogger(__name__)
 
@@ -38,16 +38,16 @@ _log = logging.getLogger(__name__)
 def time_limit(
     workspace: Path, stage: str, hours: float | None, keep: Callable[[UserError], None]
 ) -> Iterator[None]:
-    """The block may last until the stage has worked for so many hours, all its tries together.
+    """End the process if the stage works for more than `hours`, all its tries together.
 
-    Then the process ends at once, which in a Ray job's driver ends the whole job. A user's Clear
-    gives the same time again.
+    The process ends at once; a Ray job's driver thereby ends the whole job. When a user clears the
+    task in Airflow, the stage gets the same time again.
 
     Args:
-        workspace: where the stage's usage and the logbook lie.
-        stage: its name.
-        hours: None is no limit.
-        keep: is given the one line before the end.
+        workspace: The folder with the stage's usage and the logbook.
+        stage: The stage's name.
+        hours: The limit; None is no limit.
+        keep: Called with the error before the process ends.
     """
     if hours is None:
         yield
@@ -73,7 +73,7 @@ def _watch(over: threading.Event, left: float, tell: Callable[[], None]) -> None
     try:
         tell()
     finally:
-        os._exit(EXIT_USER_ERROR)  # whatever the other threads do, and however full the disk is
+        os._exit(EXIT_USER_ERROR)  # even if other threads are busy or the disk is full
 
 
 def _tell(
@@ -81,7 +81,7 @@ def _tell(
 ) -> None:
     error = UserError(
         f"{stage} reached its time limit, resources.max_stage_hours = {hours:g}; clear the task to "
-        "give it as much again, from where it is, or start a run with a higher limit"
+        "let it continue for the same time again, or start a run with a higher limit"
     )
     _log.error("%s", error)
     keep(error)
@@ -98,25 +98,29 @@ def _tell(
 ERROR_FILE = "error.json"
 TRACEBACK_FILE = "error.log"
 STAGE_LOCK = ".stage.lock"
-RAY_JOB_VARIABLE = "PENSTOCK_RAY_JOB_ID"  # a job's own submission id
+RAY_JOB_VARIABLE = "PENSTOCK_RAY_JOB_ID"  # the job's own submission id
 
 StageFunction = Callable[[Recipe, Path], object]
 
 
 def run_stage(stage: Stage, run: StageFunction) -> None:
-    """Run a stage in the working directory and exit: 0, or 2 after a user's error.
+    """Run a stage in the working directory; after a user's error, exit with code 2.
 
     Args:
-        stage: Which.
-        run: What does its work here: the stage's function, or what runs that on a cluster.
+        stage: The stage to run.
+        run: The function that does the work here, or a function that runs it on a cluster.
     """
     set_up_logging()
     workspace = Path.cwd()
     try:
         need_inputs(workspace, stage)
-        # A killed task's child may live on for a while.
+        # The child process of a killed task may continue for a while.
         with one_at_a_time(workspace / STAGE_LOCK), metered(workspace, stage.name):
             recipe = read_recipe(workspace)
+            if stage.name in _START_FROM_MODELS:
+                from pipelines.registry.parents import with_folders  # Airflow imports this module
+
+                recipe = with_folders(recipe)
             keep = partial(keep_error, workspace, stage.name)
             with time_limit(workspace, stage.name, recipe.resources.max_stage_hours, keep):
                 run(recipe, workspace)
@@ -127,7 +131,7 @@ def run_stage(stage: Stage, run: StageFunction) -> None:
 
 
 def stage_variables(workspace: Path) -> dict[str, str]:
-    """What a stage's process needs beside its own environment: code comes from the workspace."""
+    """Return a stage's extra environment variables; they make it import the workspace's code."""
     settings = load_settings()
     return {
         "PYTHONPATH": str(workspace),
@@ -140,30 +144,30 @@ def stage_variables(workspace: Path) -> dict[str, str]:
 
 
 def stage_environment(workspace: Path) -> dict[str, str]:
-    """The whole environment of a stage that runs as a child process."""
+    """Return the whole environment of a stage that runs as a child process."""
     return {**os.environ, **stage_variables(workspace)}
 
 
 def keep_error(workspace: Path, stage: str, error: UserError) -> None:
-    """Leave a user's error where `user_error` finds it, and its traceback beside it."""
+    """Write a user's error to the file that `user_error` reads, and its traceback beside it."""
     write_json(workspace / ERROR_FILE, {"stage": stage, "message": str(error)})
     write_text(workspace / TRACEBACK_FILE, "".join(traceback.format_exception(error)))
 
 
 def user_error(workspace: Path, stage: str | None = None) -> str | None:
-    """The line of the user's error that ended the last stage, if one did, or if `stage` did."""
+    """Return the message of the user's error that ended the last stage (or `stage`), if any."""
     path = workspace / ERROR_FILE
     error = read_json(path) if path.exists() else {}
     return error.get("message") if stage in (None, error.get("stage")) else None
 
 
 def forget_error(workspace: Path) -> None:
-    """Before a new try."""
+    """Remove an earlier user's error, before a new try."""
     (workspace / ERROR_FILE).unlink(missing_ok=True)
 
 
 def need_inputs(workspace: Path, stage: Stage) -> None:
-    """Raise UserError where an earlier stage has not finished in this workspace."""
+    """Raise a UserError if an earlier stage has not finished in this workspace."""
     for needed in stage.inputs:
         if not record_path(workspace, needed).is_file():
             raise UserError(

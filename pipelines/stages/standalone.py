@@ -1,7 +1,7 @@
-"""A training job from a command line, without Airflow: its recipe, and a workspace of its own.
+"""A training job from a command line, without Airflow: its recipe, and its own workspace.
 
-The workspace is named after what decides the result, so the same job again goes on where it was
-stopped, as the same run, and begins anew where it had ended.
+The workspace is named after everything that decides the result. So a job that was stopped continues
+as the same run when it is started again, and a job that had ended begins again.
 """
 
 import argparse
@@ -12,11 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
+from pipelines.core.product import PRODUCT, PRODUCT_FILES
+from pipelines.core.settings import DEFAULT_RECIPE, load_settings
 from pipelines.core.storage import one_at_a_time, write_json, write_text
 from pipelines.datasets.run_source import settle
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import dump_yaml, load_recipe, with_absolute_paths
+from pipelines.registry.parents import name_versions, with_folders
 from pipelines.run.records import RUN_FILE, PreprocessRecord, TrainRecord, record_path
 from pipelines.run.workspace import Run
 from pipelines.stage_cache.fingerprint import stage_codes
@@ -26,32 +28,32 @@ from pipelines.training.recipe_check import check_recipe
 
 
 class Job(NamedTuple):
-    """What a command line asks for."""
+    """The job that a command line asks for."""
 
     recipe: Recipe
-    workspace: Path | None  # named after the job where it is None
+    workspace: Path | None  # if None, a folder named after the job
 
 
 def parse_job(program: str, arguments: Sequence[str], overrides: Sequence[str] = ()) -> Job:
-    """Read a command line.
+    """Return the job that a command line asks for.
 
     Args:
-        program: Its name, for `--help`.
-        arguments: Without the name.
-        overrides: As of `--set`, and stronger.
+        program: The program's name, for `--help`.
+        arguments: The arguments without the program's name.
+        overrides: Values as for `--set`, which override those.
 
     Raises:
-        UserError: the recipe is none, or the engine can't run it.
+        UserError: The recipe is not valid, or the engine can't run it.
     """
     parser = argparse.ArgumentParser(prog=program, description="Train a recipe.")
-    parser.add_argument("--recipe", default=DEFAULT_RECIPE, help="a shipped one's name or a file")
+    parser.add_argument("--recipe", default=DEFAULT_RECIPE, help="a shipped recipe, or a file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="may be repeated"
     )
     parser.add_argument("--workspace", type=Path, help="a folder that all processes share")
     options = parser.parse_args(arguments)
     recipe = load_recipe(options.recipe, [*options.set, *overrides])
-    recipe = with_absolute_paths(recipe, Path.cwd())
+    recipe = with_folders(name_versions(with_absolute_paths(recipe, Path.cwd())))
     check_recipe(recipe)
     workspace = options.workspace
     return Job(recipe, workspace and workspace.absolute())
@@ -59,10 +61,10 @@ def parse_job(program: str, arguments: Sequence[str], overrides: Sequence[str] =
 
 @contextmanager
 def open_workspace(job: Job) -> Iterator[Path]:
-    """The workspace of this recipe on this source; the same job elsewhere waits for its end."""
+    """Hold the workspace of this recipe and source; the same job elsewhere waits for its end."""
     recipe = job.recipe
     _, source = settle(recipe)
-    codes = stage_codes(PROJECT)
+    codes = stage_codes(PRODUCT, PRODUCT_FILES)
     code = [codes[stage].fingerprints for stage in (PreprocessRecord.stage, TrainRecord.stage)]
     identity = f"{recipe.fingerprint()} {source} {code}"
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
@@ -80,7 +82,7 @@ def open_workspace(job: Job) -> Iterator[Path]:
 
 
 def _goes_on(recipe: Recipe, workspace: Path) -> bool:
-    """Whether the workspace is of a run of this recipe, which stays that run, in MLflow as well."""
+    """Return whether the workspace has a run of this recipe, which then continues in MLflow too."""
     if not (workspace / RUN_FILE).is_file():
         return False
     return Run.read(workspace).recipe_fingerprint == recipe.fingerprint()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipelines.core.storage import LineFile
+from pipelines.core.line_files import LineFile
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,13 +33,15 @@ class Point:
 
 
 def points_now(metrics: Mapping[str, float], step: int) -> list[Point]:
-    """A point of each metric."""
+    """Return a point of each metric."""
     now = int(time.time() * 1000)
     return [Point(allowed_name(key), float(value), now, step) for key, value in metrics.items()]
 
 
 def allowed_name(key: str) -> str:
-    """A dataset version in it as `name:N`: MLflow allows no `@` in a metric's or param's name."""
+    """Return a dataset version in it as `name:N`: MLflow allows no `@` in a metric's or param's
+    name.
+    """
     return key.replace("@", ":")
 
 

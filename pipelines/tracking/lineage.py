@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from pipelines.core.settings import PROJECT
 from pipelines.core.storage import read_json
 from pipelines.run.records import KEPT_FILE, PATCH_FILE, record_path, stage_names
 
@@ -33,7 +32,7 @@ def lineage(workspace: Path) -> dict[str, Any]:
         "sha256": {name: sha256(workspace / name) for name in _HASHED},
         "records": {
             stage: read_json(path)
-            for stage in stage_names(PROJECT)
+            for stage in stage_names()
             if (path := record_path(workspace, stage)).is_file()
         },
     }

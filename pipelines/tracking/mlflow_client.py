@@ -33,7 +33,7 @@ PATIENT = {RETRIES: "6"}
 
 
 def open_client(url: str | None = None) -> "MlflowClient":
-    """A client of the tracking server and registry at `url`, or where the settings say.
+    """Return a client of the tracking server and registry at `url`, or where the settings say.
 
     A request that fails is retried for some 13 s, in a stage for two minutes, and then raises
     MlflowException.
@@ -58,7 +58,7 @@ def call(
     values: dict[str, Any],
     again: Callable[[BaseException], bool] | None = None,
 ) -> Any:
-    """The answer; a server that is away is asked as often as MLflow's own client would.
+    """Return the answer; a server that is away is asked as often as MLflow's own client would.
 
     Raises:
         httpx.HTTPError: with the server's own words where it gave some.
@@ -75,7 +75,7 @@ def call(
 
 
 def call_unless_missing(path: str, values: dict[str, Any]) -> Any | None:
-    """The answer to a GET; None where the server knows nothing of the kind."""
+    """Return the answer to a GET; None where the server knows nothing of the kind."""
     import httpx
 
     try:
@@ -89,7 +89,7 @@ def call_unless_missing(path: str, values: dict[str, Any]) -> Any | None:
 def pages(
     path: str, key: str, query: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[dict[str, Any]]:
-    """What a search finds, page by page."""
+    """Yield what a search finds, page by page."""
     token = ""
     while True:
         values = {**query, "max_results": _A_PAGE} | ({"page_token": token} if token else {})
@@ -109,7 +109,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def server_version() -> str:
-    """What the server says of itself; it is asked once.
+    """Return what the server says of itself; it is asked once.
 
     Raises:
         httpx.HTTPError: it does not answer, or does not let this user in.
@@ -127,7 +127,7 @@ def server_version() -> str:
 
 
 def not_sent(error: BaseException) -> bool:
-    """Whether the server has not even seen the request, which then can do no harm twice."""
+    """Return whether the server has not even seen the request, which then can do no harm twice."""
     import httpx
 
     return isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))

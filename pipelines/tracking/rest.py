@@ -26,7 +26,7 @@ def set_run_status(run_id: str, status: str, milliseconds: int | None) -> None:
 
 
 def experiment_id(name: str) -> str:
-    """The id of an experiment, made where missing; two that make it at once both get it."""
+    """Return the id of an experiment, made where missing; two that make it at once both get it."""
     import httpx
 
     if found := call_unless_missing("experiments/get-by-name", {"experiment_name": name}):
@@ -51,7 +51,7 @@ def create_run(experiment: str, name: str, tags: Mapping[str, str]) -> str:
 
 
 def run(run_id: str) -> dict[str, Any]:
-    """A run as the server has it: `info` and `data`."""
+    """Return a run as the server has it: `info` and `data`."""
     found: dict[str, Any] = call("GET", "runs/get", {"run_id": run_id})["run"]
     return found
 
@@ -63,7 +63,9 @@ def run_if_any(run_id: str) -> dict[str, Any] | None:
 
 
 def oldest_run(condition: str, experiments: Sequence[str] = ()) -> dict[str, Any] | None:
-    """The first run that a search finds, if there is one; without experiments, in all of them."""
+    """Return the first run that a search finds, if there is one; without experiments, in all of
+    them.
+    """
     if not experiments:
         all_of_them = pages("experiments/search", "experiments")
         experiments = [each["experiment_id"] for each in all_of_them]
@@ -120,18 +122,18 @@ def log_inputs(run_id: str, datasets: list[dict[str, Any]]) -> None:
 
 
 def registered_model(name: str) -> dict[str, Any] | None:
-    """A name in the registry, with its aliases; None where there is none."""
+    """Return a name in the registry, with its aliases; None where there is none."""
     found = call_unless_missing("registered-models/get", {"name": name})
     return found and found["registered_model"]
 
 
 def model_versions(name: str) -> list[dict[str, Any]]:
-    """All versions of a model."""
+    """Return all versions of a model."""
     return list(pages("model-versions/search", "model_versions", {"filter": f"name = '{name}'"}))
 
 
 def registered_models() -> list[dict[str, Any]]:
-    """All names in the registry, in their order, with their aliases and newest versions."""
+    """Return all names in the registry, in their order, with their aliases and newest versions."""
     query = {"order_by": "name ASC"}
     return list(pages("registered-models/search", "registered_models", query))
 
@@ -175,7 +177,7 @@ def delete_alias(name: str, alias: str) -> None:
 
 
 def artifact_address(name: str, version: int) -> str:
-    """Where the files of a version lie: a path or a URL."""
+    """Return where the files of a version lie: a path or a URL."""
     query = {"name": name, "version": str(version)}
     return str(call("GET", "model-versions/get-download-uri", query)["artifact_uri"])
 

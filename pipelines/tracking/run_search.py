@@ -14,13 +14,13 @@ from pipelines.tracking.tracked_run import DATASET_TAG, MODEL_HASH_TAG, local_fo
 
 
 def run_of_model(model_hash: str) -> str | None:
-    """The run that trained the model with this content, the oldest where several did."""
+    """Return the run that trained the model with this content, the oldest where several did."""
     found = rest.oldest_run(f"tags.`{MODEL_HASH_TAG}` = '{model_hash}'")
     return str(found["info"]["run_id"]) if found else None
 
 
 def models_of_dataset(label: str) -> list[ModelRef]:
-    """The registered model versions that were trained on a dataset version, `name@N`.
+    """Return the registered model versions that were trained on a dataset version, `name@N`.
 
     Also on a mixture of which it was a part: `a@1=3, b@2=7`.
     """
@@ -38,14 +38,14 @@ def _labels(tag: str) -> list[str]:
 
 
 def addresses(run_id: str) -> tuple[str, str]:
-    """The page of a run, and where its artifacts lie: a path or a URL."""
+    """Return the page of a run, and where its artifacts lie: a path or a URL."""
     info = rest.run(run_id)["info"]
     page = f"{load_settings().mlflow_url}/#/experiments/{info['experiment_id']}/runs/{run_id}"
     return page, str(info["artifact_uri"])
 
 
 def read_artifact(address: str, path: str) -> str | None:
-    """The text of a file in the artifact store; None where it isn't there.
+    """Return the text of a file in the artifact store; None where it isn't there.
 
     Args:
         address: Of a run's artifacts or a version's files: a path or a URL.

@@ -85,12 +85,12 @@ def copy_final_metrics(from_run: str, to_run: str) -> None:
 
 
 def data_docs_address(run_address: str) -> str:
-    """Where MLflow shows the Data Docs of the run with this page."""
+    """Return where MLflow shows the Data Docs of the run with this page."""
     return f"{run_address}/artifacts/{DATA_DOCS}"
 
 
 def open_run(workspace: Path, curves: Path | None = None) -> "TrackedRun":
-    """The MLflow run of a workspace; one that logs nothing where `run.json` names none.
+    """Return the MLflow run of a workspace; one that logs nothing where `run.json` names none.
 
     What is in the file `curves` and not yet in MLflow is sent, and new points are kept there.
     """
@@ -211,7 +211,7 @@ class TrackedRun:
             self._curves.close(_PATIENCE_AFTER_ERROR_S)
 
     def _local_artifacts(self) -> Path | None:
-        """Where the artifacts lie, if that is a folder."""
+        """Return where the artifacts lie, if that is a folder."""
         if self._artifacts is None:
             self._artifacts = str(rest.run(str(self.run_id))["info"]["artifact_uri"])
         return local_folder(self._artifacts)
@@ -278,7 +278,7 @@ def _cut(text: str) -> str:
 
 
 def local_folder(address: str) -> Path | None:
-    """An address in the artifact store as a folder, if it is one."""
+    """Return an address in the artifact store as a folder, if it is one."""
     place = urlparse(address)
     return Path(unquote(place.path)) if place.scheme in ("", "file") else None
 

@@ -1,14 +1,14 @@
-"""The engine alone, with neither Ray nor Airflow nor MLflow.
+"""Runs the training engine alone, without Ray, Airflow or MLflow.
 
 torchrun --nproc-per-node 2 -m pipelines.training --recipe debug --set train.steps=50
 
-All nodes' processes need the same files. After SIGTERM, to torchrun or to any process, the run
-saves and ends with an error, for the scheduler to start the same command again. `python -m
-pipelines.training` is one process. It is a command, and not a part of the library: nothing imports
-it.
+The processes of all nodes need the same files. After SIGTERM to torchrun or to any process, the
+run saves and ends with an error, so that the scheduler can start the same command again. `python -m
+pipelines.training` runs one process. This module is a command, not a part of the library: nothing
+imports it.
 
-With `--last-step N` it stops behind that step, where the clock had stopped the run that
-`penstock models reproduce` makes once more.
+With `--last-step N` it stops after that step. `penstock models reproduce` uses this to repeat a run
+that was stopped by its time limit.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from pipelines.stages.standalone import Job, open_workspace, parse_job
 from pipelines.training import preemption
 from pipelines.training.preemption import EXIT_BY_SIGTERM, PreemptedError
 
-_LAST_WORDS_S = 30  # at most; as a rule torchrun ends the wait at once
-_PREPARATION = timedelta(days=7)  # preprocessing may take longer than a collective is given
+_LAST_WORDS_S = 30  # at most; torchrun usually ends the wait at once
+_PREPARATION = timedelta(days=7)  # preprocessing may take longer than a collective's usual timeout
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train a recipe; exits with 2 and one line where a user is to blame."""
+    """Train a recipe; a user's error exits with 2 and one line."""
     set_up_logging()
     preemption.listen()
     try:
@@ -42,21 +42,21 @@ def main(arguments: Sequence[str]) -> None:
         if rank() == 0 or not isinstance(error, SharedError):
             sys.stderr.write(f"train: {error}\n")
         else:
-            # torchrun ends all at the first exit: the first process must have said why by then.
+            # torchrun ends all processes at the first exit, so wait for rank 0 to print the error.
             time.sleep(_LAST_WORDS_S)
         sys.exit(EXIT_USER_ERROR)
     except PreemptedError as ended:
         if rank() == 0:
-            sys.stderr.write(f"train: {ended}, by the same command\n")
+            sys.stderr.write(f"train: {ended} when the same command is started again\n")
         sys.exit(EXIT_BY_SIGTERM)
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Job, int | None]:
-    """The job and its last step; the same in every process, and so are the errors."""
+    """Return the job and its last step; results and errors are the same in every process."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--last-step", type=int)
     own, arguments = parser.parse_known_args(arguments)
-    workers = os.environ.get("WORLD_SIZE", "1")  # torchrun says how many, not the recipe
+    workers = os.environ.get("WORLD_SIZE", "1")  # torchrun sets the number, not the recipe
     program = "torchrun -m pipelines.training"
     try:
         job = parse_job(program, arguments, [f"resources.workers={workers}"])
@@ -90,7 +90,7 @@ def _preprocess(job: Job, workspace: Path) -> None:
 
 
 def _from_first(prepare: Callable[[], str]) -> str:
-    """What `prepare` returns in the first process, or its UserError, in all of them."""
+    """Run `prepare` in the first process, and return its result or raise its error in all."""
     import torch.distributed as dist
 
     if not dist.is_initialized():

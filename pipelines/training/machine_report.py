@@ -1,8 +1,8 @@
-"""What a run runs on: versions, devices, how they are joined, and the settings that steer them.
+"""The machine of a run: its versions, devices, their links, their settings and their limits.
 
-What tensors take on a device; on a CPU, where torch keeps no count, as a profiled step shows.
-
-The roofs of this process's device: from its datasheet, or else measured in a moment.
+The limits (roofs) of this process's device come from its datasheet, or else from a quick
+measurement. The memory of tensors on a CPU, where torch does not count it, comes from a profiled
+step.
 """
 
 import os
@@ -32,15 +32,15 @@ def memory_in_use(
     optimizer: Optimizer,
     step_bytes: int | None,
 ) -> int | None:
-    """The most bytes that tensors have had on a device; None on a CPU until a step was looked into.
+    """Return the most bytes that tensors had; None on a CPU until a step was profiled.
 
-    A process's whole memory is none to compare with a plan: most of a small run's is torch itself.
+    A process's whole memory can't be compared with a plan: in a small run, most is torch itself.
 
     Args:
-        device: Of the model.
-        modules: That hold weights and tables.
-        optimizer: Whose moments there are.
-        step_bytes: On a CPU, what a step allocates at most beside those.
+        device: The model's device.
+        modules: The modules that hold weights and tables.
+        optimizer: The optimizer, which holds the moments.
+        step_bytes: On a CPU, the most that a step allocates in addition to these.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -50,7 +50,7 @@ def memory_in_use(
 
 
 def _held(modules: Iterable[nn.Module], optimizer: Optimizer) -> Iterable[Tensor]:
-    """Tensors that outlive a step; gradients are made anew in each."""
+    """Yield the tensors that outlive a step, which gradients do not."""
     for module in modules:
         yield from module.parameters()
         yield from module.buffers()
@@ -59,7 +59,7 @@ def _held(modules: Iterable[nn.Module], optimizer: Optimizer) -> Iterable[Tensor
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Count the bytes of storages, each once."""
+    """Return the bytes of the tensors' storages, and count shared storage once."""
     local = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
     storages = {each.data_ptr(): each.untyped_storage() for each in map(Tensor.detach, local)}
     return sum(each.nbytes() for each in storages.values())
@@ -71,12 +71,12 @@ _TYPES: dict[Precision, torch.dtype] = {
     "tf32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
-    "fp8": torch.bfloat16,  # no plain product takes it
+    "fp8": torch.bfloat16,  # a plain matrix product does not support fp8
 }
 
 
 def hardware_of(device: torch.device, precision: Precision) -> Hardware:
-    """Its datasheet where the driver gives a name that is known, and what it does otherwise."""
+    """Return the device's datasheet if its name is known, or else its measured limits."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         if name in DATASHEETS:
@@ -86,14 +86,14 @@ def hardware_of(device: torch.device, precision: Precision) -> Hardware:
 
 @lru_cache  # once in a process
 def _measure(device: torch.device, precision: Precision) -> Hardware:
-    """Square products and copies, the best of those that fit into the time."""
+    """Measure square matrix products and copies; the best within the time counts."""
     on_cpu = device.type == "cpu"
     kind = _TYPES[precision]
     width = 768 if on_cpu else 4096
     left, right = torch.ones(2, width, width, dtype=kind, device=device).unbind()
     out = torch.empty_like(left)
     flops = 2 * width**3 / _best(lambda: torch.mm(left, right, out=out), device)
-    # Larger than caches: 64 MiB on a CPU.
+    # Larger than the caches: 64 MiB on a CPU.
     source = torch.ones((16 if on_cpu else 256) << 20, device=device)
     into = torch.empty_like(source)
     bandwidth = 2 * source.nbytes / _best(lambda: into.copy_(source), device)
@@ -105,14 +105,14 @@ def _measure(device: torch.device, precision: Precision) -> Hardware:
 
 
 def _host_bandwidth(device: torch.device) -> float:
-    """Bytes a second from pinned memory."""
+    """Return the bytes a second that a copy from pinned host memory reaches."""
     source = torch.empty(64 << 20, dtype=torch.uint8).pin_memory()
     into = torch.empty_like(source, device=device)
     return source.nbytes / _best(lambda: into.copy_(source, non_blocking=True), device)
 
 
 def _best(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest round; the first one only warms up."""
+    """Return the seconds of the fastest round; the first round is a warm-up."""
     best, ends = float("inf"), None
     while ends is None or time.perf_counter() < ends:
         started = time.perf_counter()
@@ -132,7 +132,7 @@ _TOPOLOGY_SECONDS = 20
 
 
 def machine_report(mesh: Mesh, hardware: Hardware) -> dict[str, Any]:
-    """Facts about this process's machine, ready for JSON."""
+    """Return facts about this process's machine, ready for JSON."""
     report: dict[str, Any] = {
         "layout": vars(mesh.layout),
         "backend": dist.get_backend() if dist.is_initialized() else None,
@@ -176,7 +176,7 @@ def _gpus() -> dict[str, Any]:
 
 
 def _topology() -> list[str] | None:
-    """NVIDIA's own table of how devices are joined; None where that can't be had."""
+    """Return nvidia-smi's table of the links between devices, or None if it is unavailable."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -190,7 +190,7 @@ def _topology() -> list[str] | None:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """The report in one line of a log."""
+    """Return the report as one log line."""
     gpu = report.get("gpu")
     what = f"{len(gpu['names'])} x {gpu['names'][0]}, NCCL {gpu['nccl']}" if gpu else "CPU"
     cpu, versions = report["cpu"], report["versions"]

@@ -1,24 +1,23 @@
-"""How well a run uses its machine, window by window: from one log point to the next."""
+"""Measures how well a run uses its machine in each window, from one log point to the next."""
 
-import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipelines.loading.dataloader import Batch
+from pipelines.loading.sampler import micro_batches
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.planning.roofs import Share, Utilisation, step_work, utilisation
 from pipelines.recipe.recipe import Recipe
+from pipelines.training.hooks import Hook, Phase
 from pipelines.training.machine_report import hardware_of
 
 
 @dataclass(frozen=True)
 class Window:
-    """The mean of a step between two log points, on this process.
+    """The mean step of this process between two log points.
 
     Attributes:
-        seconds: Of the clock, without reports and checkpoints.
-        peak_bytes: Most memory that tensors had so far; None on a CPU until that was measured.
+        seconds: Wall-clock time, without reports and checkpoints.
+        peak_bytes: The most memory that tensors had so far; None on a CPU until it is measured.
     """
 
     seconds: float
@@ -26,15 +25,15 @@ class Window:
     peak_bytes: int | None
 
 
-class Meter:
-    """Times steps and compares them with the device's roofs.
+class Meter(Hook):
+    """Times steps and compares them with the device's limits (roofs).
 
     Attributes:
         hardware: The denominators of MFU and MBU.
     """
 
     def __init__(self, recipe: Recipe, model: Parallelized, tokens_per_step: int) -> None:
-        """Look up or measure the device, and work out what a step of so many tokens asks of it."""
+        """Look up or measure the device's limits, and compute the work of a step."""
         mesh = model.mesh
         train = recipe.train
         layout, sharded = mesh.layout, recipe.parallel.sharding != "none"
@@ -42,8 +41,8 @@ class Meter:
         share = Share(
             tokens=tokens_per_step,
             length=tokens_per_step // train.global_batch_size,
-            micro_batches=math.ceil(
-                train.global_batch_size / mesh.dp_world / train.fixed_micro_batch_size
+            micro_batches=micro_batches(
+                train.global_batch_size, mesh.dp_world, train.fixed_micro_batch_size
             ),
             model=layout.tp * layout.pp,
             data=layout.dp_cp,
@@ -55,35 +54,33 @@ class Meter:
         self.hardware = hardware_of(mesh.device, train.precision)
         self._precision = train.precision
         self._work = step_work(model.modules[0].config, share, train.precision)
-        self._begun = self._waited = 0.0
+        self._begun = self._waited = self._waits_since = 0.0
 
-    def begin(self) -> None:
-        """Begin a window: the device has nothing to do, or has just been waited for."""
+    def begin_window(self) -> None:
+        """Begin a window; call it when the device is idle or the host has just waited for it."""
         self._waited = 0.0
         self._begun = time.perf_counter()
 
+    def enter_phase(self, step: int, phase: Phase) -> None:  # noqa: ARG002
+        """Add up the time that steps wait for their data."""
+        now = time.perf_counter()
+        if phase == "data":
+            self._waits_since = now
+        elif phase == "forward and backward":
+            self._waited += now - self._waits_since
+
     @property
     def elapsed(self) -> float:
-        """Seconds since the window began, by the host: its device may be behind."""
+        """Seconds since the window began, by the host's clock; the device may be behind."""
         return time.perf_counter() - self._begun
 
-    def waits(self, batches: Iterator[tuple[Batch, bool]]) -> Iterator[tuple[Batch, bool]]:
-        """The same, timed: what the loader takes is what the step waits for."""
-        while True:
-            started = time.perf_counter()
-            item = next(batches, None)
-            self._waited += time.perf_counter() - started
-            if item is None:
-                return
-            yield item
-
     def end(self, steps: int, network: float | None, peak_bytes: int | None) -> Window:
-        """The window of the last steps; call it once the device has done them.
+        """Return the window of the last steps; call it when the device has done them.
 
         Args:
-            steps: In the window.
-            network: The share of the time in which processes only talked, if it is known.
-            peak_bytes: Of `memory_in_use`.
+            steps: The number of steps in the window.
+            network: The share of the time in which processes only communicated, if known.
+            peak_bytes: The result of `memory_in_use`.
         """
         seconds = self.elapsed / steps
         used = utilisation(
@@ -98,12 +95,12 @@ class Meter:
 
 
 def _trainable(model: Parallelized) -> tuple[float, float]:
-    """The part of the weights that is trained, and the bytes of one that is not."""
+    """Return the fraction of the weights that is trained, and the bytes of a frozen weight."""
     parameters = model.parameters()
     trained = sum(each.numel() for each in parameters if each.requires_grad)
     frozen = [each for each in parameters if not each.requires_grad]
     if not frozen:
         return 1.0, 0.0
-    base = model.modules[0].config.parameters  # codes of 4 bits can't be counted as they lie
+    base = model.modules[0].config.parameters  # numel() can't count packed 4-bit codes
     held = sum(each.numel() * each.element_size() for each in frozen)
     return trained / (base + trained), held / base

@@ -1,7 +1,4 @@
-"""What a run tells of itself as it trains.
-
-The training curve as a file: one JSON line a report.
-"""
+"""The figures that a run reports as it trains, and its training curve: a file of JSON lines."""
 
 import json
 from collections import Counter
@@ -11,16 +8,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pipelines.core.storage import LineFile
+from pipelines.core.line_files import LineFile
 
-Point = dict[str, Any]  # `step`, and what StepMetrics.curve_point says of it
+Point = dict[str, Any]  # what StepMetrics.curve_point returns
 
 
 class History:
-    """The points of a run; a resumed run goes on where its checkpoint was."""
+    """The points of a run's training curve; a resumed run goes on from its checkpoint's step."""
 
     def __init__(self, path: Path) -> None:
-        """Read the points that are there; half a line at the end is dropped."""
+        """Read the file's points; an incomplete last line is dropped."""
         self._file = LineFile(path)
         self.points: list[Point] = [json.loads(line) for line in self._file.read()]
 
@@ -30,7 +27,7 @@ class History:
         return int(self.points[-1]["step"]) if self.points else 0
 
     def add(self, point: Point) -> None:
-        """Append a point; those of its step and later ones are from before a failure and go."""
+        """Append a point, and drop those of its step or later, which precede a failure."""
         kept = [old for old in self.points if old["step"] < point["step"]]
         went_back = len(kept) < len(self.points)
         self.points = [*kept, point]
@@ -40,7 +37,7 @@ class History:
             self._file.append(json.dumps(point))
 
     def lines(self) -> list[str]:
-        """All points as they are written, also what the disk has no room for yet."""
+        """Return all points as JSON lines, also those that the disk has no room for yet."""
         return [json.dumps(point) for point in self.points]
 
 
@@ -51,8 +48,8 @@ _CURVE = ("step", "tokens", "loss", "learning_rate", "gradient_norm", "steps_lef
 class StepMetrics:
     """One point of the training curves.
 
-    Loss and gradient norm are of the last step that was not left out by the guard. Times, shares
-    and memory are those of the reporting process, the mean over the steps since the last point.
+    Loss and gradient norm are those of the last step that the guard did not leave out. Times,
+    shares and memory are the reporting process's, as means over the steps since the last point.
     """
 
     step: int  # optimizer steps done
@@ -60,27 +57,27 @@ class StepMetrics:
     loss: float  # nats a token, over all processes
     learning_rate: float
     gradient_norm: float  # before clipping
-    steps_left_out: int  # so far: not finite, or a spike
-    samples: str  # a hash of those since the last multiple of `log_every` steps, in their order
+    steps_left_out: int  # so far, as they were not finite or spikes
+    samples: str  # a hash of those, in order, since the last multiple of `log_every` steps
 
     step_seconds: float
     tokens_per_second: float  # over all processes
-    mfu: float  # model FLOPs over what the device can do; the log and a tag name both
-    mbu: float  # the model's bytes to and from the device's memory likewise
-    data_wait_share: float  # of the time, waiting for the loader
-    communication_share: float | None  # of a measured window, only talking; None until measured
-    memory_bytes: int | None  # most that tensors had; None on a CPU until that was measured
-    bound_by: str  # what the step is nearest the roof of
-    bound_share: float  # and how near
+    mfu: float  # model FLOPs ÷ the device's FLOPs; the log and a tag name both
+    mbu: float  # the model's memory traffic ÷ the device's memory bandwidth
+    data_wait_share: float  # the part of the time spent waiting for the loader
+    communication_share: float | None  # of a window, only communicating; None until measured
+    memory_bytes: int | None  # the most that tensors had; None on a CPU until measured
+    bound_by: str  # the resource whose limit (roof) the step is nearest
+    bound_share: float  # of that roof
 
-    last: bool  # of this run
+    last: bool  # whether this is the run's last point
 
     def curve_point(self) -> Point:
-        """What depends on recipe and data alone, and not on the machine's speed."""
+        """Return the figures that depend only on recipe and data, not on the machine's speed."""
         return {key: getattr(self, key) for key in _CURVE}
 
     def curves(self) -> dict[str, float]:
-        """All figures under the names that MLflow shows."""
+        """Return all numbers under the names that MLflow shows."""
         return {
             f"train/{key}": value
             for key, value in asdict(self).items()
@@ -88,13 +85,13 @@ class StepMetrics:
         }
 
     def line(self) -> str:
-        """Tell a user how fast it is, and what binds."""
+        """Return a line about the run's speed and the resource that limits it."""
         talk = _known(self.communication_share, ".1%")
         gib = _known(self.memory_bytes and self.memory_bytes / 2**30, ".3g")
         return (
             f"step {self.step}: loss {self.loss:.4f}, {self.tokens_per_second:,.0f} tokens/s, "
             f"MFU {self.mfu:.1%}, MBU {self.mbu:.1%}, waits for data {self.data_wait_share:.1%}, "
-            f"talks {talk}, {gib} GiB; bound by {self.bound_by} at "
+            f"communicates {talk}, {gib} GiB; bound by {self.bound_by} at "
             f"{self.bound_share:.1%} of its roof"
         )
 
@@ -104,7 +101,7 @@ def _known(value: float | None, form: str) -> str:
 
 
 def summary(points: Sequence[StepMetrics]) -> tuple[str, str]:
-    """What bound a run, and a line about it for a user; medians over its points."""
+    """Return what limited a run, and a line for users; the numbers are medians over its points."""
     name = most_bound_by(points)
     share = median(point.bound_share for point in points if point.bound_by == name)
     bound = f"{name} at {share:.1%} of its roof"
@@ -119,9 +116,9 @@ def summary(points: Sequence[StepMetrics]) -> tuple[str, str]:
 
 
 def most_bound_by(points: Sequence[StepMetrics]) -> str:
-    """The resource that bound most of them."""
+    """Return the resource that limited most of the points."""
     return Counter(point.bound_by for point in points).most_common(1)[0][0]
 
 
 Report = Callable[[StepMetrics], None]
-"""Called on every process alike, so it may be a barrier."""
+"""Every process calls it at the same steps, so it may contain a barrier."""

@@ -1,11 +1,10 @@
-"""Muon: hidden matrices move along the orthogonalised momentum, all other weights by AdamW.
+"""The optimizer, AdamW or Muon, and its learning rate.
 
+Muon moves hidden matrices along the orthogonalised momentum, and other weights by AdamW.
 Sources: Jordan et al. 2024, "Muon"; Liu et al. 2025, "Muon is Scalable for LLM Training", whose
 scale of the update lets both parts share AdamW's learning rate and weight decay. `torch.optim.Muon`
-takes one matrix at a time, and a DTensor's shards one product at a time; here matrices of one shape
-go through the products together, and each is gathered once.
-
-The optimizer and its learning rate.
+takes one matrix at a time, and a DTensor's shards one product at a time; here matrices of the same
+shape are multiplied together, and each is gathered only once.
 """
 
 import math
@@ -22,25 +21,25 @@ from pipelines.parallel.parallelize import Parallelized
 from pipelines.recipe.training_section import Train
 
 MOMENTUM = 0.95
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's quintic: steepest at zero
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's quintic polynomial, steepest at zero
 _ITERATIONS = 5
-_RMS = 0.2  # of AdamW's usual update
-_TOGETHER = 1 << 27  # numbers that are orthogonalised at once: 256 MiB of bf16 for each copy
+_RMS = 0.2  # the root mean square of AdamW's usual update
+_TOGETHER = 1 << 27  # numbers to orthogonalise at once: each copy takes 256 MiB in bf16
 
 
 class Muon(Optimizer):
-    """One optimizer for both kinds; `param_groups` and `state` are those of both."""
+    """Muon and AdamW as one optimizer; `param_groups` and `state` hold those of both."""
 
     def __init__(
         self, matrices: Iterable[nn.Parameter], others: AdamW, *, lr: float, weight_decay: float
     ) -> None:
-        """Take what each part updates.
+        """Keep the parameters that each part updates.
 
         Args:
-            matrices: Of two dimensions, whole or DTensors.
-            others: Has the other parameters; it is this optimizer's part from now on.
-            lr: Of the matrices; comparable to AdamW's.
-            weight_decay: Of the matrices.
+            matrices: Two-dimensional parameters, whole or DTensors.
+            others: Has the other parameters; it is part of this optimizer from now on.
+            lr: The learning rate of the matrices; comparable to AdamW's.
+            weight_decay: The weight decay of the matrices.
         """
         hidden = {"params": list(matrices), "lr": lr, "weight_decay": weight_decay, "muon": True}
         super().__init__([hidden, *others.param_groups], {"muon": False})
@@ -69,7 +68,7 @@ class Muon(Optimizer):
             matrix.add_(_laid_like(lying.to(matrix.dtype), matrix), alpha=-lr * scale)
 
     def _direction(self, matrix: nn.Parameter, gradient: Tensor) -> Tensor:
-        """Nesterov's momentum, whole and in bf16."""
+        """Update the momentum, and return Nesterov's direction as a whole bf16 matrix."""
         state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix)
@@ -79,10 +78,10 @@ class Muon(Optimizer):
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """Singular values brought near 1 (0.7 to 1.2) by Newton and Schulz's iteration.
+    """Bring singular values near 1 (0.7 to 1.2) by the Newton-Schulz iteration.
 
     Args:
-        matrices: [number, rows, columns], rows at most columns.
+        matrices: [number, rows, columns], with at most as many rows as columns.
     """
     a, b, c = _COEFFICIENTS
     x: Tensor = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -93,7 +92,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 def _alike(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Those with gradients by shape, standing or lying, as many as are orthogonalised at once."""
+    """Yield parameters with gradients, in groups of one shape (or transposed) and limited size."""
     shapes: dict[tuple[int, ...], list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -109,19 +108,20 @@ def _wide(matrix: Tensor) -> Tensor:
 
 
 def _laid_like(matrix: Tensor, parameter: Tensor) -> Tensor:
-    """The part of `matrix`, which all processes have alike, that belongs to this one."""
+    """Return this process's part of `matrix`, which is the same on all processes."""
     if not isinstance(parameter, DTensor):
         return matrix
     mesh = parameter.device_mesh
     everywhere = DTensor.from_local(matrix, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    # Offloaded weights are on the CPU, and not on the mesh's device.
+    # Offloaded weights are on the CPU, not on the mesh's device.
     return everywhere.redistribute(placements=parameter.placements).to(parameter.device)
 
 
 def build_optimizer(model: Parallelized, train: Train) -> Optimizer:
-    """AdamW, or Muon for the matrices of blocks; only matrices decay, as norms need not be small.
+    """Build AdamW, or Muon for the blocks' matrices; only matrices have weight decay.
 
-    State is made in the weights' precision, for what this process updates.
+    Norm weights need not be small, so they do not decay. The optimizer's state has the weights'
+    precision, and covers what this process updates.
     """
     trained = model.trained()
     matrices = {}
@@ -139,7 +139,7 @@ def build_optimizer(model: Parallelized, train: Train) -> Optimizer:
 def _adamw(parameters: Iterable[nn.Parameter], train: Train) -> AdamW:
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
-        # A kernel updates many tensors at once, but only those that lie over one mesh.
+        # A fused kernel updates many tensors at once, but only tensors of the same mesh.
         key = parameter.ndim >= 2, getattr(parameter, "device_mesh", None)
         groups.setdefault(key, []).append(parameter)
     decay = {True: train.weight_decay, False: 0.0}
@@ -155,9 +155,10 @@ def _adamw(parameters: Iterable[nn.Parameter], train: Train) -> AdamW:
 
 
 def learning_rate(step: int, train: Train) -> float:
-    """The rate of a step from 0: linear warm-up to `lr`, then half a cosine to its `min_lr_ratio`.
+    """Return the learning rate of a step, counted from 0.
 
-    It depends on the step alone, so a resumed run goes on as if never stopped.
+    It warms up linearly to `lr`, then falls by half a cosine to `lr` times `min_lr_ratio`. It
+    depends only on the step, so a resumed run goes on as if it had never stopped.
     """
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
@@ -167,6 +168,6 @@ def learning_rate(step: int, train: Train) -> float:
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Use `rate` in the next step."""
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -1,6 +1,6 @@
-"""In which precision matrix products are computed; weights and moments stay in fp32.
+"""Sets the precision of matrix products; weights and moments stay in fp32.
 
-The same bits from the same step, also on a GPU.
+It can also make the same step give the same bits, even on a GPU.
 """
 
 import os
@@ -15,23 +15,23 @@ from pipelines.models.weights import COMPUTE_DTYPES
 
 
 def set_deterministic(wanted: bool) -> None:
-    """Use only algorithms that give the same bits each time; some are slower.
+    """Use only algorithms that give the same bits each time, if wanted; some are slower.
 
-    On the CPU they all do. An operation without such an algorithm raises RuntimeError.
+    On the CPU all do. An operation without such an algorithm raises RuntimeError.
     """
     if wanted:
-        # cuBLAS's own condition; it must stand before the first matrix product on the GPU.
+        # cuBLAS requires this, and before the first matrix product on the GPU.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)
     torch.backends.cudnn.benchmark = False
 
 
-_FP8_CAPABILITY = (8, 9)  # NVIDIA's Ada; 9.0 is Hopper
+_FP8_CAPABILITY = (8, 9)  # NVIDIA Ada; Hopper is 9.0
 _TF32_CAPABILITY = (8, 0)  # Ampere
 
 
 def set_precision(precision: str, device: torch.device) -> None:
-    """Let this process compute fp32 matrix products exactly, or as TF32.
+    """Make this process compute fp32 matrix products exactly, or as TF32.
 
     Raises:
         UserError: the device can't compute in this precision.
@@ -46,34 +46,34 @@ def set_precision(precision: str, device: torch.device) -> None:
 
 
 def _let_onednn_multiply() -> None:
-    """Give fp32 products to oneDNN, which on AMD's CPUs takes half the time that MKL takes.
+    """Give fp32 products to oneDNN, which takes half of MKL's time on AMD CPUs.
 
-    PyTorch does so only where factors may be rounded to bf16. oneDNN rounds them on CPUs with AMX;
-    on others it computes in fp32 all the same.
+    PyTorch does so only where factors may be rounded to bf16. oneDNN rounds them on CPUs with AMX,
+    but still computes in fp32 on other CPUs.
     """
-    if not torch.cpu.get_capabilities().get("amx_tile", True):  # not known on ARM: left alone
+    if not torch.cpu.get_capabilities().get("amx_tile", True):  # unknown on ARM: left alone
         torch.set_float32_matmul_precision("medium")
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """Run the forward pass's products in half precision, sums and the loss in fp32.
+    """Run matrix products in half precision within the block, sums and the loss in fp32.
 
-    Weights that `fully_shard` gathers are in half precision already, to halve what travels; so
-    there the residual stream is too, which otherwise keeps the fp32 of the embeddings.
+    `fully_shard` already gathers weights in half precision, to halve the traffic; the residual
+    stream is then in half precision too, and otherwise keeps the embeddings' fp32.
     """
     dtype = COMPUTE_DTYPES.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def to_fp8(model: nn.Module) -> None:
-    """Make the blocks' matrix products compute in fp8, scaled by tensor; before `parallelize`.
+    """Make the blocks' matrix products use fp8, scaled by tensor; call it before `parallelize`.
 
-    The head stays as it is, as Micikevicius et al. 2022, "FP8 formats for deep learning", do.
+    The head is left unchanged, as in Micikevicius et al. 2022, "FP8 formats for deep learning".
     """
-    from torchao.float8 import convert_to_float8_training  # seconds, and for GPUs that have it
+    from torchao.float8 import convert_to_float8_training  # takes seconds, for fp8 GPUs only
 
     def convertible(module: nn.Module, name: str) -> bool:
-        # The kernels work on multiples of 16.
+        # The kernels need sizes that are multiples of 16.
         sizes = getattr(module, "in_features", 1), getattr(module, "out_features", 1)
         return name.startswith("layers.") and all(size % 16 == 0 for size in sizes)
 
@@ -86,31 +86,31 @@ def _need(device: torch.device, capability: tuple[int, int], precision: str, ins
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     major, minor = capability
     raise UserError(
-        f"train.precision = {precision}: needs an NVIDIA GPU of compute capability {major}.{minor} "
-        f"or later, this process has {name}; {instead}"
+        f"train.precision = {precision}: it needs an NVIDIA GPU of compute capability "
+        f"{major}.{minor} or later, but this process has {name}; {instead}"
     )
 
 
 class LossScale:
-    """fp16's gradients, of a loss that is made as large as they bear (Micikevicius et al. 2018).
+    """Scales the loss in fp16 as far as gradients allow (Micikevicius et al. 2018).
 
-    After a step whose gradient overflows anywhere, which is left out, the scale is halved; after
-    2000 steps without, it doubles. `torch.amp.GradScaler` looks for overflow in the gradients that
-    a process has; here the norm of the whole model's tells, so that all processes leave out the
-    same steps. For the other precisions the scale is 1 and never changes.
+    A step whose gradient overflows anywhere is left out, and the scale is halved; after 2000 steps
+    without overflow it doubles. `torch.amp.GradScaler` looks for overflow in a process's own
+    gradients; here the whole model's gradient norm decides, so that all processes leave out the
+    same steps. For other precisions the scale is 1 and never changes.
     """
 
     interval = 2000  # steps
 
     def __init__(self, precision: str, device: torch.device) -> None:
-        """Begin at 2^16."""
+        """Begin with a scale of 2^16 for fp16."""
         self.scale: Tensor | float = 1.0
         if precision == "fp16":
             self.scale = torch.full((), 2.0**16, device=device)
-        self._steps = torch.zeros((), dtype=torch.int32, device=device)  # since it changed
+        self._steps = torch.zeros((), dtype=torch.int32, device=device)  # since the scale changed
 
     def update(self, norm: Tensor) -> None:
-        """Adapt to the norm of the last step's gradient; on the device, which isn't waited for."""
+        """Adapt the scale to the last step's gradient norm, without waiting for the device."""
         if not isinstance(self.scale, Tensor):
             return
         overflows = ~norm.isfinite()
@@ -120,11 +120,11 @@ class LossScale:
         self.scale = torch.where(overflows, self.scale / 2, self.scale * (1 + grows.float()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps; waits for the device."""
+        """Return the state for a checkpoint; this waits for the device."""
         return {"scale": float(self.scale), "steps": int(self._steps.item())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Go on from a checkpoint's state."""
         if isinstance(self.scale, Tensor):
             self.scale.fill_(state_dict["scale"])
         self._steps.fill_(state_dict["steps"])

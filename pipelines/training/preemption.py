@@ -1,8 +1,8 @@
-"""SIGTERM: this process will be taken away, and the work since the last checkpoint must not be.
+"""Saves a checkpoint on SIGTERM, so that no work is lost when this process is taken away.
 
-The signal only leaves a note; the training loop reads it between two steps, all processes save
-after the same one, and the run ends with `PreemptedError` for whoever starts it anew. No torch
-here: Ray Train's controller imports it, too.
+The signal only leaves a notice, which the training loop reads between two steps. All processes save
+after the same step, and the run ends with `PreemptedError`, so that a user or a scheduler can start
+it again. This module does not import torch because Ray Train's controller imports it, too.
 """
 
 import os
@@ -15,31 +15,31 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple
 
-# Ray ends a process that it no longer wants by SIGTERM, and 0.1 s later by SIGKILL. That is no
-# notice: what is stopped on purpose saves nothing.
+# Ray stops a process that it no longer wants by SIGTERM, and by SIGKILL 0.1 s later. This SIGTERM
+# does not count as a notice: a process that is stopped on purpose saves nothing.
 _NOTICE_S = 0.5
-EXIT_BY_SIGTERM = 128 + signal.SIGTERM  # of a process that saved and may be started anew
+EXIT_BY_SIGTERM = 128 + signal.SIGTERM  # exit code of a process that saved and may restart
 
 
 class PreemptedError(Exception):
-    """The run was asked to end; it goes on from its newest checkpoint."""
+    """The run was asked to end; the next start goes on from its newest checkpoint."""
 
 
 class Notice(NamedTuple):
     """Why a run is to end before its last step."""
 
     reason: str
-    is_preemption: bool  # and not a change of the workers' number, which is noted as they resume
-    since: float  # when it was given, by this process's monotonic clock
+    is_preemption: bool  # else the number of workers changes, which is logged when they resume
+    since: float  # when it was given, on this process's monotonic clock
 
 
 class _Process:
-    """What this process was told; signals are the whole process's, and so is this.
+    """The notice that this process was given; signals reach a whole process, so this is global.
 
     Attributes:
         notice: None as long as the run may go on.
-        saving: Whether a training loop looks at it.
-        ended: Set while none does.
+        saving: Whether a training loop looks for a notice.
+        ended: Set while no training loop does.
     """
 
     notice: Notice | None = None
@@ -48,9 +48,9 @@ class _Process:
 
 
 def listen() -> None:
-    """Take SIGTERM as a notice while a run trains; the main thread calls it.
+    """Take SIGTERM as a notice while a run trains; only the main thread may call this.
 
-    Outside of training there is nothing to save, and the signal does what it did before.
+    Outside of training there is nothing to save, and the signal has its former effect.
     """
     before = signal.getsignal(signal.SIGTERM)
 
@@ -65,20 +65,20 @@ def listen() -> None:
 
 
 def ask(reason: str, *, is_preemption: bool = True) -> None:
-    """Let the run save and end; asked again, the first reason stands."""
+    """Ask the run to save and end; if it was asked before, the first reason is kept."""
     if _Process.notice is None:
         _Process.notice = Notice(reason, is_preemption, time.monotonic())
 
 
 def asked() -> Notice | None:
-    """Why this process wants the run to end, or None."""
+    """Return why this process wants the run to end, or None."""
     notice = _Process.notice
     too_new = notice is not None and time.monotonic() - notice.since < _NOTICE_S
     return None if too_new else notice
 
 
 def save_and_end(reason: str, seconds: float) -> bool:
-    """Ask from another thread, and wait so long for the end; False where nothing trains."""
+    """Ask from another thread, and return whether a run ended within that many seconds."""
     if not _Process.saving:
         return False
     ask(reason, is_preemption=False)
@@ -87,7 +87,7 @@ def save_and_end(reason: str, seconds: float) -> bool:
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Within the block somebody looks at `asked` after every step."""
+    """Take notices within the block, where a loop must look at `asked` after every step."""
     _Process.notice, _Process.saving = None, True
     _Process.ended.clear()
     try:

@@ -1,15 +1,14 @@
-"""A few steps under torch's profiler: for a trace, what talk between processes costs, and memory.
+"""Profiles a few steps with torch's profiler: for a trace, the cost of communication, and memory.
 
-How long collectives run, and whether anything else runs meanwhile, can't be told without stopping
-the device at each of them; so it is measured in a window of steps and holds for the run. The same
-goes for the memory of a CPU, where torch counts no allocations unless it is profiled.
+How long collectives run, and whether anything else runs meanwhile, can't be measured without
+stopping the device at each collective; so it is measured in one window of steps and used for the
+whole run. The same is true of a CPU's memory: torch counts its allocations only while profiling.
 
-Python's garbage is collected between steps, and at no other time.
-
-Left alone, Python collects it in whichever thread has just made enough of it: on each process at
-another time, while all others wait for its gradients; and in the midst of a backward pass, when
-another thread saves a checkpoint. PyTorch tells the collector what a tensor's graph holds by
-counts that change while autograd works, so that a collection then may take a live node for garbage.
+This module also collects Python's garbage between steps, and at no other time. By default, Python
+collects it in the thread that has just made enough of it: at a different time on each process,
+while all others wait for its gradients; or during a backward pass, when another thread saves a
+checkpoint. PyTorch tells the collector by counts what a tensor's graph holds. The counts change
+while autograd works, so a collection at that time may take a live node for garbage.
 """
 
 import gc
@@ -18,20 +17,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
+from pipelines.training.hooks import Hook
+
 
 @contextmanager
 def only_between_steps() -> Iterator[None]:
-    """Let nothing but `collect` collect garbage within the block."""
+    """Let only `collect` collect garbage within the block."""
     was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.collect()
-    gc.freeze()  # what is left stays: it is not looked through each time
+    gc.freeze()  # later collections skip the objects that exist now
     try:
         yield
     finally:
@@ -42,17 +43,17 @@ def only_between_steps() -> Iterator[None]:
 
 
 def collect() -> None:
-    """Call it where no graph is at work; it takes a few milliseconds."""
+    """Collect garbage, in a few milliseconds; call it where no autograd graph is in use."""
     gc.collect()
 
 
-_MEASURED = (2, 4)  # of this process's steps: compiled and warm by then
-_ALLOCATING = (1, 2)  # of a process alone: moments are there from the first step on
+_MEASURED = (2, 4)  # steps of this process, when it is compiled and warm
+_ALLOCATING = (1, 2)  # without other processes; moments exist after the first step
 _Spans = list[tuple[float, float]]
 
 
 class Event(NamedTuple):
-    """Something that ran for a while, on the host or the device."""
+    """Work that ran for some time, on the host or the device."""
 
     name: str
     start: float
@@ -60,24 +61,24 @@ class Event(NamedTuple):
     on_device: bool = False
 
 
-class StepProfiler:
-    """Profiles one window of steps; a context manager around them all.
+class StepProfiler(Hook):
+    """Context manager around all steps that profiles one window of them.
 
     Attributes:
-        communication_share: Of the window's time, in which collectives ran and nothing else;
-            None until it is over.
-        step_bytes: The most that the window's steps allocated beside what was there before; None
-            until it is over, and on a GPU, which counts for itself.
+        communication_share: The part of the window's time in which only collectives ran; None
+            until the window is over.
+        step_bytes: The most bytes that the window's steps allocated in addition to earlier memory;
+            None until the window is over, and on a GPU, where torch counts them anyway.
     """
 
     def __init__(self, steps: tuple[int, int] | None, folder: Path, rank: int, world: int) -> None:
-        """Decide what is to be profiled.
+        """Decide what to profile.
 
         Args:
-            steps: First step and one past the last that are written as a trace; None for none.
-            folder: Where `rank-N.json.gz` goes, for chrome://tracing or Perfetto.
-            rank: Of this process.
-            world: How many there are; one alone has no collectives to measure.
+            steps: The first step of a trace and one past its last step; None for no trace.
+            folder: The folder for `rank-N.json.gz`, for chrome://tracing or Perfetto.
+            rank: The rank of this process.
+            world: The number of processes; a single one has no collectives to measure.
         """
         self.communication_share: float | None = 0.0 if world == 1 else None
         self.step_bytes: int | None = None
@@ -87,17 +88,14 @@ class StepProfiler:
         self._window = steps
         self._profiler: profile | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        """A run that fails within the window: torch has one profiler in a process."""
+        """Stop the profiler if the run fails in the window: a process can have only one."""
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
 
-    def before(self, step: int) -> None:
-        """Begin where the window does."""
+    def before_step(self, step: int) -> None:
+        """Start the profiler at the window's first step."""
         accelerator = torch.accelerator.current_accelerator()
         if self._window is None:
             self._window = self._measured(step, on_cpu=accelerator is None)
@@ -106,24 +104,24 @@ class StepProfiler:
             kinds = [ProfilerActivity.CPU]
             if accelerator is not None and accelerator.type == "cuda":
                 kinds.append(ProfilerActivity.CUDA)
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no lines of its own on stderr
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no profiler lines on stderr
             self._profiler = profile(activities=kinds, profile_memory=accelerator is None)
             self._profiler.start()
 
     def _measured(self, step: int, *, on_cpu: bool) -> tuple[int, int]:
-        """The window of a process whose first step this is, where no trace is asked for."""
+        """Return the window to use if no trace is asked for; `step` is the process's first."""
         if self._world > 1:
             return step + _MEASURED[0], step + _MEASURED[1]
         return (step + _ALLOCATING[0], step + _ALLOCATING[1]) if on_cpu else (-1, -1)
 
-    def after(self, step: int, *, last: bool) -> None:
-        """End where the window does, or the run."""
+    def after_step(self, step: int, *, last: bool) -> None:
+        """Stop the profiler at the end of the window or of the run."""
         if self._profiler is None or self._window is None:
             return
         if step + 1 < self._window[1] and not last:
             return
         if torch.accelerator.is_available():
-            torch.accelerator.synchronize()  # once a run: kernels that are still to come
+            torch.accelerator.synchronize()  # once a run: include the kernels that still run
         self._profiler.stop()
         if not torch.accelerator.is_available():
             self.step_bytes = _allocated(self._profiler)
@@ -136,9 +134,9 @@ class StepProfiler:
 
 
 def exposed_share(events: Iterable[Event]) -> float:
-    """The part of the time in which collectives run and nothing else computes.
+    """Return the part of the time in which only collectives run, and nothing else computes.
 
-    On a GPU both are kernels; on a CPU, gloo's work against torch's operators on any thread.
+    On a GPU both are kernels; on a CPU they are gloo's work and torch's operators on any thread.
     """
     events = list(events)
     if on_device := [event for event in events if event.on_device]:
@@ -160,13 +158,13 @@ def _events(profiler: profile) -> list[Event]:
     events = []
     for each in found:
         on_device = each.device_type() != DeviceType.CPU
-        if not (on_device and each.is_user_annotation()):  # no kernel, but a name for several
+        if not (on_device and each.is_user_annotation()):  # not a kernel, but a label for several
             events.append(Event(each.name(), each.start_ns(), each.end_ns(), on_device))
     return events
 
 
 def _allocated(profiler: profile) -> int:
-    """The most bytes that were allocated since a profiler began, less those that were freed."""
+    """Return the peak of bytes allocated less bytes freed since the profiler began."""
     found: list[Any] = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     sizes = [(each.start_ns(), each.nbytes()) for each in found if each.name() == "[memory]"]
     sizes.sort(key=lambda event: event[0])
@@ -179,7 +177,7 @@ def _spans(events: list[Event]) -> _Spans:
 
 
 def _union(spans: _Spans) -> _Spans:
-    """The same time as spans that don't touch."""
+    """Return the union of spans, as spans that do not touch."""
     joined: _Spans = []
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:

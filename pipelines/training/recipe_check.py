@@ -1,24 +1,28 @@
-"""What the engine can't do is refused before anything starts; no torch here."""
+"""Refuses recipes that the engine can't run before anything starts; it does not import torch."""
 
 from pathlib import Path
 
 from pipelines.core.errors import UserError
+from pipelines.loading.sampler import check_batch
 from pipelines.models.config import DecoderConfig
 from pipelines.models.model_folder import load_config, weight_files
 from pipelines.models.presets import preset
 from pipelines.parallel.division import check_division
 from pipelines.parallel.layout import Layout, resolve_layout
 from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.section import registered_label
 
 
 def check_recipe(recipe: Recipe) -> None:
     """Check that the training engine can run a recipe.
 
     Raises:
-        UserError: one line with the key, its value and what can be had instead.
+        UserError: one line with the key, its value and what to set instead.
     """
     layouts = _check_workers(recipe)
     _check_adapter(recipe)
+    if registered_label(recipe.model.init_from):
+        return  # a run is checked once more when it has the model's folder
     config = _shape(recipe)
     for layout in layouts:
         check_division(config, layout, recipe)
@@ -35,11 +39,11 @@ def _check_adapter(recipe: Recipe) -> None:
         return
     if recipe.model.init_from is None:
         raise UserError(
-            f"adapter.kind = {adapter.kind!r}: a model of random weights is nothing to adapt; set "
+            f"adapter.kind = {adapter.kind!r}: random weights can't be adapted; set "
             "model.init_from to a Hugging Face folder, or adapter.kind = none"
         )
     if recipe.train.precision == "fp8":
-        raise UserError("train.precision = 'fp8': not with adapters; set bf16")
+        raise UserError("train.precision = 'fp8': adapters can't be trained in fp8; set bf16")
 
 
 def _shape(recipe: Recipe) -> DecoderConfig:
@@ -57,16 +61,11 @@ def _shape(recipe: Recipe) -> DecoderConfig:
 
 
 def _check_workers(recipe: Recipe) -> list[Layout]:
-    """Every number of workers that there may be must give a layout with samples for all."""
+    """Check that each worker count gives every process samples, and return the layouts."""
     least, most = recipe.resources.worker_range
     layouts = []
     if not recipe.parallel.by_rule:
         layouts = [resolve_layout(recipe.parallel, n) for n in range(least, most + 1)]
     shares = max((layout.dp for layout in layouts), default=most)
-    if recipe.train.global_batch_size < shares:
-        raise UserError(
-            f"train.global_batch_size({recipe.train.global_batch_size}) is smaller than the "
-            f"{shares} data-parallel processes of resources.workers({most}): each needs at least "
-            "one sample a step"
-        )
+    check_batch(recipe.train.global_batch_size, shares)
     return layouts

@@ -1,7 +1,8 @@
-"""The training loop; it runs under torchrun, Ray Train or alone, and knows of none of them."""
+"""The training loop, which runs under torchrun, under Ray Train or alone, and uses none of them."""
 
 import logging
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -9,18 +10,19 @@ import torch
 import torch.distributed as dist
 
 from pipelines.core.errors import SharedError
-from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.dataloader import Batch, TokenLoader
+from pipelines.loading.sampler import micro_batches
 from pipelines.parallel.gradients import clip_factor, gradient_norm, scale_gradients
 from pipelines.parallel.parallelize import Parallelized
-from pipelines.parallel.process_group import from_all
+from pipelines.parallel.process_group import StepConsensus, from_all
 from pipelines.recipe.recipe import Recipe
 from pipelines.training import preemption, profiling
 from pipelines.training.checkpoint.checkpointer import Checkpoints, Position
 from pipelines.training.checkpoint.patience import Patience
 from pipelines.training.checkpoint.store import CheckpointStore
-from pipelines.training.events import Events
-from pipelines.training.forward_backward import StepBatches, forward_backward, micro_batches
+from pipelines.training.forward_backward import StepBatches, forward_backward
 from pipelines.training.guard import Guard, Verdict, step_unless
+from pipelines.training.hooks import Events, Hooks
 from pipelines.training.machine_report import memory_in_use
 from pipelines.training.meter import Meter, Window
 from pipelines.training.metrics import Report, StepMetrics
@@ -28,17 +30,16 @@ from pipelines.training.optimizer import build_optimizer, learning_rate, set_lea
 from pipelines.training.precision import LossScale, set_deterministic, set_precision
 from pipelines.training.preemption import Notice, PreemptedError
 from pipelines.training.profiling import StepProfiler
-from pipelines.training.step_consensus import StepConsensus
 from pipelines.training.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Fits a model to the batches of a loader.
+    """Trains a model on the batches of a loader.
 
-    What a step does depends on the recipe, the step and the state before it and on nothing else,
-    so on the same hardware a resumed run is bit-identical to an uninterrupted one.
+    A step depends only on the recipe, its number and the state before it, so on the same hardware
+    a resumed run is bit-identical to an uninterrupted one.
     """
 
     def __init__(
@@ -52,19 +53,18 @@ class Trainer:
         events: Events | None = None,
         last_step: int | None = None,
     ) -> None:
-        """Take what is ready.
+        """Set up this process's part of the training.
 
         Args:
             recipe: `seed` and `train` are used.
-            model: Trained in place.
-            loader: This process's share of each step.
+            model: The model, which is trained in place.
+            loader: Yields this process's share of each step.
             report: Called on every process every `train.log_every` steps, at each checkpoint and
                 at the end.
             checkpoints: A folder or s3:// URL that all processes share.
-            diagnostics: Likewise a folder, for heartbeats, the stacks of processes that hang, and
-                traces.
-            events: Told of what befalls the run.
-            last_step: Stop behind it, before the recipe's last one.
+            diagnostics: A shared folder for heartbeats, stacks of stalled processes and traces.
+            events: Is told what happens to the run.
+            last_step: The step to stop after, if it comes before the recipe's last step.
         """
         self.recipe = recipe
         self.train = train = recipe.train
@@ -91,49 +91,57 @@ class Trainer:
             patience=Patience(train.checkpoint_every, self.events),
         )
         self.consensus = StepConsensus(self.mesh)
-        self._went_back_at = 0.0  # by the clock of `Position.seconds`
-        self.forward_backward = forward_backward(recipe, model, micro_batches(train, self.mesh))
+        self._went_back_at = 0.0  # measured like `Position.seconds`
+        number = micro_batches(
+            train.global_batch_size, self.mesh.dp_world, train.fixed_micro_batch_size
+        )
+        self.batches = StepBatches(loader, self.mesh, number)
+        self.forward_backward = forward_backward(recipe, model, number)
         self.meter = Meter(recipe, model, loader.tokens_per_step)
         who = self.mesh.rank, self.mesh.layout.world
         self.profiler = StepProfiler(train.profile_steps, diagnostics / "profile", *who)
         self.watchdog = Watchdog(diagnostics / "heartbeats", *who, train.stall_seconds, self.events)
-        self.batches = StepBatches(train, self.mesh, loader, self.guard, self.meter, self.watchdog)
 
     def fit(self) -> Position:
-        """Train to the last step or the time limit, and return how far that was.
+        """Train to the last step or the time limit, and return the position reached.
 
         Raises:
-            SharedError: too many steps in a row were bad, and going back doesn't help any more; or
-                no checkpoint could be written for too long.
-            PreemptedError: a process was told that it will be taken away, and the run was saved.
+            SharedError: too many steps in a row were bad, and the run can't go back again; or no
+                checkpoint could be written for too long.
+            PreemptedError: a process was told that it will be stopped, and the run was saved.
         """
         with (
             profiling.only_between_steps(),
             self.checkpoints,
-            self.watchdog,
-            self.profiler,
+            self.hooks,
             preemption.listening(),
         ):
             return self._fit()
 
+    @property
+    def hooks(self) -> Hooks:
+        """The run's hooks, in the order in which they are called."""
+        return Hooks(self.events, self.watchdog, self.profiler, self.meter)
+
     def _fit(self) -> Position:
-        position = since = self.checkpoints.restore()  # since: the last report
-        self.events.begun(position.step)
+        hooks = self.hooks
+        position = since = self.checkpoints.restore()  # since: position of the last report
+        hooks.begin_training(position.step)
         for part in self.model.parts:
             part.train()
-        self.meter.begin()
+        hooks.begin_window()
         finished = self._finished(position)
         while not finished:
             self._step(position.step)
             position = Position(position.step + 1, position.seconds)
             finished = self._finished(position)
-            self.profiler.after(position.step - 1, last=finished)
+            hooks.after_step(position.step - 1, last=finished)
             wanted = self.consensus.is_wanted()
             saves = finished or position.step % self.train.checkpoint_every == 0
             if saves or position.step % self.train.log_every == 0:
                 position, finished = self._report_and_save(position, since, saves, finished)
                 since = position
-                self.meter.begin()
+                hooks.begin_window()
             if wanted and not finished:
                 self._answer_requests(position)
         self.checkpoints.finish(position)
@@ -142,22 +150,22 @@ class Trainer:
     def _report_and_save(
         self, position: Position, since: Position, saves: bool, finished: bool
     ) -> tuple[Position, bool]:
-        """Report, and save where that is due; or go back, where the last steps were bad."""
-        self.watchdog.beat(position.step, "report")
-        samples = self.batches.digest(position.step)  # the device is busy still
+        """Report, and save if that is due; or go back if the last steps were bad."""
+        self.hooks.enter_phase(position.step, "report")
+        samples = self._samples(position.step)  # while the device is still busy
         verdict = self.guard.verdict()  # the one place where the host waits for the device
         profiling.collect()
         position = Position(position.step, position.seconds + self.meter.elapsed)
         if verdict.worst_run >= self.train.max_bad_steps:
             return self._go_back(position, verdict), False
         self._tell(position, since, verdict, samples, finished)
-        if saves and verdict.any_good:  # of weights that were never good there is none
-            self.watchdog.beat(position.step, "checkpoint")
+        if saves and verdict.any_good:  # weights that were never good are not saved
+            self.hooks.enter_phase(position.step, "checkpoint")
             self.checkpoints.save(position)
         return position, finished
 
     def _answer_requests(self, position: Position) -> None:
-        """Some process wants something of all: to end the run, or a look at a failed save."""
+        """Answer the processes that want the run to end or a failed save to be checked."""
         told = from_all((preemption.asked(), self.checkpoints.request))
         if notices := [notice for notice, _ in told if notice]:
             self._end_early(position, notices)
@@ -165,9 +173,9 @@ class Trainer:
         self.checkpoints.answer({request for _, request in told if request}, now)
 
     def _end_early(self, position: Position, notices: list[Notice]) -> NoReturn:
-        """Save what was learned, unless it is to be undone, and end."""
+        """Save the weights, unless the last steps are to be undone, and end the run."""
         began = time.perf_counter()
-        self.watchdog.beat(position.step, "checkpoint")
+        self.hooks.enter_phase(position.step, "checkpoint")
         verdict = self.guard.verdict()
         is_good = verdict.any_good and verdict.worst_run < self.train.max_bad_steps
         now = Position(position.step, position.seconds + self.meter.elapsed)
@@ -182,31 +190,38 @@ class Trainer:
         raise PreemptedError(f"step {position.step}: {reason}: {done}")
 
     def _step(self, step: int) -> None:
-        """One optimizer step over this process's share of the batch."""
-        self.profiler.before(step)
-        # Seeded by step, randomness resumes by itself and on any number of processes.
+        """Run one optimizer step on this process's share of the batch."""
+        hooks = self.hooks
+        hooks.before_step(step)
+        # Seeding each step makes random numbers resume correctly on any number of processes.
         torch.manual_seed(hash((self.recipe.seed, step, self.mesh.token_rank)))
         set_learning_rate(self.optimizer, learning_rate(step, self.train))
         for parameter in self.parameters:
             parameter.grad = None
-        batches, predicted = self.batches.of(step)
-        # Each token weighs the same wherever it is; the mean over processes is taken later.
+        hooks.enter_phase(step, "data")
+        batches, predicted = self.batches.of(self.guard.data_step(step))
+        # Each token has the same weight on any process; the mean over processes is taken later.
         share = self.scale.scale * self.mesh.layout.dp_cp / predicted
-        nats = self.forward_backward(batches, share)
+        nats = self.forward_backward(_in_phases(batches, step, hooks), share)
         norm = gradient_norm(self.model.counted(), self.mesh) / self.scale.scale
         factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
         scale_gradients(self.parameters, factor)
         wants = preemption.asked() is not None or self.checkpoints.request is not None
         nats = self.consensus.sum(nats, "pp", "dp_replicate", "dp_shard", "cp", wanted=wants)
-        self.watchdog.beat(step, "optimizer")
+        hooks.enter_phase(step, "optimizer")
         self.checkpoints.before_update()
         step_unless(self.guard.leave_out(nats / predicted, norm), self.optimizer)
         self.scale.update(norm)
 
+    def _samples(self, step: int) -> str:
+        """Return a hash of the samples, in order, since the last multiple of `log_every` steps."""
+        first = (step - 1) // self.train.log_every * self.train.log_every
+        return self.loader.digest([self.guard.data_step(each) for each in range(first, step)])
+
     def _tell(
         self, position: Position, since: Position, verdict: Verdict, samples: str, last: bool
     ) -> None:
-        """Report a point of the curves, if there is one."""
+        """Report a point of the curves if any step was good."""
         if verdict.any_good:
             seen = self.profiler.communication_share, self._memory_in_use()
             window = self.meter.end(position.step - since.step, *seen)
@@ -247,7 +262,7 @@ class Trainer:
         )
 
     def _go_back(self, position: Position, verdict: Verdict) -> Position:
-        """Load the last checkpoint, and pass over the data that were seen since."""
+        """Load the last checkpoint, and skip the data that were seen since then."""
         skipped = self.guard.skipped
         tried = self.guard.data_step(position.step)
         if len(skipped) >= self.train.max_rollbacks:
@@ -260,7 +275,7 @@ class Trainer:
             f"{verdict.worst_run} bad steps in a row up to step {position.step} "
             f"(loss {verdict.last_loss:.4g}, gradient norm {verdict.last_norm:.4g})"
         )
-        done = f"back to step {back.step}, and on with other data"
+        done = f"went back to step {back.step}, and goes on with other data"
         _log.warning("%s: %s", cause, done)
         lost = position.seconds - max(back.seconds, self._went_back_at)
         self._went_back_at = position.seconds
@@ -278,7 +293,7 @@ class Trainer:
         )
 
     def _finished(self, position: Position) -> bool:
-        """Whether to stop; rank 0's clock decides, so that all stop at the same step."""
+        """Return whether to stop; rank 0's clock decides, so that all stop at the same step."""
         limit = self.train.max_seconds
         finished = position.step >= self.last_step
         if limit is not None:
@@ -287,4 +302,14 @@ class Trainer:
             return finished
         flag = torch.tensor(finished, device=self.device)
         dist.broadcast(flag, src=0)
-        return bool(flag.item())  # waits for the device: the price of a time limit
+        return bool(flag.item())  # a time limit costs this wait for the device
+
+
+def _in_phases(
+    batches: Iterable[tuple[Batch, bool]], step: int, hooks: Hooks
+) -> Iterator[tuple[Batch, bool]]:
+    """Yield the micro-batches, and tell the hooks when the process waits and when it computes."""
+    for each in batches:
+        hooks.enter_phase(step, "forward and backward")
+        yield each
+        hooks.enter_phase(step, "data")

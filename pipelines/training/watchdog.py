@@ -1,8 +1,8 @@
-"""Tells which process a run waits for.
+"""Warns of the processes that a stalled run waits for.
 
-Each process notes where it is; a thread of it writes that to a file that all share, and another
-one of rank 0 looks whether the files change. Only rank 0's clock counts. A process that stands
-still writes its own Python stacks, by a timer in C that needs no lock of Python's.
+Each process notes how far it is, and one of its threads writes that to a file in a shared folder.
+Another thread of rank 0 checks by rank 0's clock whether the files change. A stalled process writes
+its own Python stacks, by a timer in C that does not need Python's interpreter lock.
 """
 
 import contextlib
@@ -13,40 +13,38 @@ import socket
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pipelines.core.storage import write_text
-from pipelines.training.events import Events
+from pipelines.training.hooks import Events, Hook, Phase
 
-Phase = Literal["data", "forward and backward", "optimizer", "report", "checkpoint"]
-_LOOKS = 4  # at each file within the time allowed
+_LOOKS = 4  # reads of each file within the allowed time
 
 _log = logging.getLogger(__name__)
 
 
 class _Seen(NamedTuple):
-    """What rank 0 last read of a process, and when that was new."""
+    """The last note that rank 0 read of a process, and the time when it first read this note."""
 
     note: dict[str, Any]
     since: float
 
 
-class Watchdog:
-    """Warns of processes that do not move; used as a context manager around the steps."""
+class Watchdog(Hook):
+    """Context manager around the training steps that warns of processes that do not move."""
 
     def __init__(
         self, folder: Path, rank: int, world: int, seconds: float, events: Events | None = None
     ) -> None:
-        """Nothing starts before the block is entered.
+        """Set up the watchdog; its threads start when the block is entered.
 
         Args:
-            folder: Shared by all processes: `rank-N.json` says where each is, and
-                `rank-N.stacks.txt` what it did when it stood still.
-            rank: Of this process.
-            world: How many there are.
-            seconds: Without a move, until there is a warning.
-            events: Told of it, too; by rank 0.
+            folder: A folder that all processes share. `rank-N.json` says how far rank N is, and
+                `rank-N.stacks.txt` holds its stacks from when it stalled.
+            rank: The rank of this process.
+            world: The number of processes.
+            seconds: The time without a move after which there is a warning.
+            events: Rank 0 notes each warning here, too.
         """
         self._folder = folder
         self._rank = rank
@@ -70,24 +68,19 @@ class Watchdog:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         faulthandler.cancel_dump_traceback_later()
         self._over.set()
         for thread in self._threads:
             thread.join()
         self._stacks.close()
 
-    def beat(self, step: int, phase: Phase) -> None:
-        """Note where the process is."""
+    def enter_phase(self, step: int, phase: Phase) -> None:
+        """Note the step and the phase that the process is in."""
         self._beats += 1
         self._note = {"step": step, "phase": phase, "beats": self._beats}
         now = time.monotonic()
-        if now - self._armed > self._seconds / _LOOKS:  # to set the timer takes 0.1 ms
+        if now - self._armed > self._seconds / _LOOKS:  # setting the timer takes 0.1 ms
             self._armed = now
             faulthandler.dump_traceback_later(self._seconds, file=self._stacks)
 
@@ -100,11 +93,11 @@ class Watchdog:
                 write_text(path, json.dumps(who | self._note))
                 failed = False
             except OSError as error:
-                if not failed:  # training goes on; this tells what rank 0 may warn of wrongly
-                    _log.warning("where this process is can't be written: %s", error)
+                if not failed:  # training goes on, but rank 0 may now warn of this process wrongly
+                    _log.warning("this process's progress can't be written: %s", error)
                 failed = True
             self._over.wait(self._seconds / _LOOKS)
-        path.unlink(missing_ok=True)  # a process that is done is not one that stands still
+        path.unlink(missing_ok=True)  # a process that is done must not look stalled
 
     def _watch(self) -> None:
         while not self._over.wait(self._seconds / _LOOKS):
@@ -120,11 +113,11 @@ class Watchdog:
         self._events.note("stall", f"stall: {line}", line, "all stacks are kept", step=step)
 
     def _read_heartbeats(self, now: float) -> dict[int, dict[str, Any]]:
-        """Where those are that have not moved for too long, by their ranks."""
+        """Return the notes of the processes that have not moved for too long, by rank."""
         still = {}
         for rank in range(self._world):
             note: dict[str, Any] = {}
-            with contextlib.suppress(FileNotFoundError):  # it begins late, or is done
+            with contextlib.suppress(FileNotFoundError):  # the process starts late, or is done
                 text = (self._folder / f"rank-{rank}.json").read_text(encoding="utf-8")
                 note = json.loads(text)
             if rank not in self._seen or self._seen[rank].note != note:
@@ -135,8 +128,8 @@ class Watchdog:
 
 
 def warning(still: list[dict[str, Any]], seconds: float, folder: Path) -> str:
-    """One line that names those who are furthest behind: the others mostly wait for them."""
-    # All go through the same phases, so who has begun fewer of them is behind.
+    """Return a line that names the processes furthest behind; the others mostly wait for them."""
+    # All processes go through the same phases, so one that has begun fewer phases is behind.
     last = min((note["step"], note["beats"]) for note in still)
     behind = [note for note in still if (note["step"], note["beats"]) == last]
     names = ", ".join(f"rank {note['rank']} on {note['host']}" for note in behind)

@@ -17,7 +17,8 @@ PREVIOUS = "previous.json"  # in a workspace: statistics of the dataset version 
 
 
 def build_checks(recipe: Recipe, workspace: Path) -> list[Check]:
-    """The checks of what preprocess left in a workspace: of each dataset, and of several together.
+    """Return the checks of what preprocess left in a workspace: of each dataset, and of several
+    together.
 
     Raises:
         UserError: a part of a mixture was made by a recipe that can't be read any more.
@@ -34,7 +35,9 @@ def build_checks(recipe: Recipe, workspace: Path) -> list[Check]:
 def _mixture_checks(
     recipe: Recipe, preprocess: Path, parts: tuple[MixturePart, ...]
 ) -> Iterator[Check]:
-    """Each version's own checks, by the recipe that made it, and that no split leaks to another."""
+    """Yield each version's own checks, by the recipe that made it, and that no split leaks to
+    another.
+    """
     measured = []
     for part in parts:
         folder = preprocess / part.folder
@@ -87,7 +90,7 @@ def _dataset_checks(
 def _drift_check(
     recipe: Recipe, workspace: Path, preprocess: Path, dataset: DatasetRef
 ) -> Iterator[Check]:
-    """Where there is a version before."""
+    """Yield where there is a version before."""
     path = workspace / PREVIOUS
     previous: list[int] = read_json(path).get(LENGTH_HISTOGRAM, []) if path.is_file() else []
     if previous:

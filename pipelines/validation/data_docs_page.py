@@ -22,7 +22,7 @@ TEMPLATE = Path(__file__).with_name("data_docs.html.j2")
 def render_page(
     results: "Sequence[tuple[Check, ExpectationSuiteValidationResult]]", note: str = ""
 ) -> str:
-    """The results of all checks as one page of HTML; `note` is a sentence for its top."""
+    """Return the results of all checks as one page of HTML; `note` is a sentence for its top."""
     sections = [
         {
             "name": check.name,

@@ -32,7 +32,8 @@ _SHINGLE_WORDS = 5
 
 
 def content_draws(texts: Sequence[str]) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each text, shape [texts]; those below f are a sample of fraction f.
+    """Return a number in [0, 1) for each text, shape [texts]; those below f are a sample of
+    fraction f.
 
     It is the MinHash of the text by one hash function (Broder 1997), mixed again so that it is
     uniform whatever the text's length: two texts that share a part j of their shingles have the
@@ -112,7 +113,7 @@ def measure_documents(preprocess: Path, demands: Validation, datasets: int = 1) 
 
 
 def split_members(datasets: Sequence[Documents]) -> tuple["pd.DataFrame", list[RowGroup]]:
-    """One row a document and split, over all datasets, and the row groups of all of them.
+    """Return one row a document and split, over all datasets, and the row groups of all of them.
 
     Columns split and doc_id, and group among those groups. A document of several datasets is one
     row, but two where one dataset holds it out and another does not.
@@ -130,7 +131,7 @@ def split_members(datasets: Sequence[Documents]) -> tuple["pd.DataFrame", list[R
 
 
 def length_frame(preprocess: Path, dataset: DatasetRef) -> "pd.DataFrame":
-    """One row a document of the shards, of either split: column tokens.
+    """Return one row a document of the shards, of either split: column tokens.
 
     Of more than `MAX_ROWS`, each second, third and so on.
     """
@@ -142,8 +143,9 @@ def length_frame(preprocess: Path, dataset: DatasetRef) -> "pd.DataFrame":
 
 
 def shard_frame(preprocess: Path, dataset: DatasetRef) -> "pd.DataFrame":
-    """One row a token shard: columns split, and as its record says path, md5, index_md5, mask_md5
-    and tokens. Of a dataset version whose tokens are streamed from its remote, md5 is null.
+    """Return one row a token shard: columns split, and as its record says path, md5, index_md5,
+    mask_md5 and tokens. Of a dataset version whose tokens are streamed from its remote, md5 is
+    null.
     """
     import pandas as pd
 
@@ -165,7 +167,7 @@ def split_frame(
     stats: dict[str, Any],
     found: Documents,
 ) -> "pd.DataFrame":
-    """One row a split: what its record and the statistics state beside what the files hold.
+    """Return one row a split: what its record and the statistics state beside what the files hold.
 
     Columns: split, recorded_documents, recorded_bytes, recorded_tokens; stated_documents,
     stated_bytes, stated_tokens of the statistics, null where they lack the split; documents and

@@ -43,7 +43,7 @@ class _Excerpts:
         self._rows = lru_cache(maxsize=1)(self._read)
 
     def line(self, finding: Finding, row: int) -> dict[str, Any]:
-        """One bad document and what is wrong with it."""
+        """Return one bad document and what is wrong with it."""
         found = finding.check.frame.iloc[row]
         text, source = self._text_and_source(finding, found)
         return {

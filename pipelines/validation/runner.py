@@ -57,7 +57,7 @@ class Finding:
         )
 
     def reason(self, row: int) -> str:
-        """Why a bad row is bad."""
+        """Return why a bad row is bad."""
         values = self.check.frame.iloc[row]
         if explain := getattr(self.expectation, "reason", None):
             return str(explain(values[self.columns[0]]))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def documents_suite(demands: Validation) -> "list[Expectation]":
-    """No document empty, each once: in one split and not in the other."""
+    """Expect that no document is empty, and that each is there once, in one split only."""
     from great_expectations import expectations as gxe
 
     from pipelines.validation.expectations.duplicates import ExpectColumnValuesToNotBeDuplicates
@@ -39,7 +39,7 @@ def documents_suite(demands: Validation) -> "list[Expectation]":
 
 
 def texts_suite(recipe: Recipe, preprocess: Path) -> "list[Expectation]":
-    """What may be in the texts of the sample, and how the tokenizer fares with them."""
+    """Return what may be in the texts of the sample, and how the tokenizer fares with them."""
     tokenizer = str(preprocess / "tokenizer")
     return [
         *_fertility(recipe.validation, tokenizer),
@@ -107,14 +107,14 @@ def _max_near_duplicates(recipe: Recipe) -> float:
 
 
 def mixture_suite() -> "list[Expectation]":
-    """No document that one dataset holds out is in what another is trained on."""
+    """Expect that no dataset's held-out document is in the training text of another."""
     from pipelines.validation.expectations.duplicates import ExpectColumnValuesToNotBeDuplicates
 
     return [ExpectColumnValuesToNotBeDuplicates(column="doc_id")]
 
 
 def lengths_suite(demands: Validation, previous: list[int]) -> "list[Expectation]":
-    """Documents as long as those of the previous version, whose histogram this is."""
+    """Return documents as long as those of the previous version, whose histogram this is."""
     from pipelines.validation.expectations.tokens import ExpectColumnLengthDriftToBeAtMost
 
     return [
@@ -125,7 +125,7 @@ def lengths_suite(demands: Validation, previous: list[int]) -> "list[Expectation
 
 
 def shards_suite(vocab_size: int) -> "list[Expectation]":
-    """A shard of each split at least, each whole."""
+    """Return a shard of each split at least, each whole."""
     from great_expectations import expectations as gxe
 
     from pipelines.validation.expectations.shards import ExpectTokenShardsToBeIntact

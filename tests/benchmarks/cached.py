@@ -5,7 +5,6 @@ cache but *register*, which compares again. A stage's own work is its task's dur
 median duration of those tasks: both begin with a process, and with the reading of a DAG file.
 """
 
-from pipelines.core.settings import PROJECT
 from pipelines.run.records import stage_names
 from tests.benchmarks.harness import Benchmark, Contender, Limit
 from tests.benchmarks.local_platform import local_platform
@@ -19,7 +18,7 @@ BENCHMARK = Benchmark(
     measures="seconds",
     contenders=[Contender("penstock", "cached_ours")],
     demands=[],
-    limits=[Limit("median", MOST_S), *(Limit(stage, MOST_S) for stage in stage_names(PROJECT))],
+    limits=[Limit("median", MOST_S), *(Limit(stage, MOST_S) for stage in stage_names())],
     make_data=make_data,
     service=local_platform,
 )

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from pipelines.core.settings import PROJECT
 from pipelines.run.records import stage_names
 
 BAD_DOCUMENTS = 10_000_000  # more than the standard library has
@@ -54,11 +53,11 @@ def test_the_graph_shows_the_five_stages_behind_one_another(page, platform, firs
     nodes.filter(has_text="register").wait_for()
     shown = [
         (box["x"], box["y"], name)
-        for name in ("prepare", *stage_names(PROJECT))
+        for name in ("prepare", *stage_names())
         if (box := nodes.filter(has_text=re.compile(rf"^{name}")).first.bounding_box())
     ]
-    assert [name for _, _, name in sorted(shown)] == ["prepare", *stage_names(PROJECT)]
-    assert page.locator(".react-flow__edge").count() == len(stage_names(PROJECT))
+    assert [name for _, _, name in sorted(shown)] == ["prepare", *stage_names()]
+    assert page.locator(".react-flow__edge").count() == len(stage_names())
     picture("graph")
     page.get_by_role("button", name="Show Grid").click()
 

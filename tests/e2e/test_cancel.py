@@ -129,7 +129,7 @@ def no_triggerer(platform):
 
 
 @pytest.mark.timeout(900)
-def test_what_a_person_decides_about_a_deferred_task(platform, no_triggerer):
+def test_what_a_user_decides_about_a_deferred_task(platform, no_triggerer):
     # So much data that no job is done before the user has decided.
     run = Run(platform, "data.validation_fraction=0.21", "data.source.max_documents=null")
 

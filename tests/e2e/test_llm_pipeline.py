@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from pipelines.core.settings import PROJECT
 from pipelines.core.storage import read_json
 from pipelines.orchestration.trigger_form import trigger_form
 from pipelines.platform.airflow_api import AirflowApi
@@ -50,7 +49,7 @@ def cached_run(platform, first_run):
 
 def test_a_first_run_makes_a_champion(first_run):
     assert first_run["state"] == "success"
-    assert list(first_run["stages"]) == list(stage_names(PROJECT))
+    assert list(first_run["stages"]) == list(stage_names())
     assert {stage["state"] for stage in first_run["stages"].values()} == {"success"}
     assert not any(stage["cached"] for stage in first_run["stages"].values())
     assert first_run["verdict"] == "promoted"
@@ -105,7 +104,7 @@ def test_the_champion_loads_in_transformers_and_writes(platform_variables, first
 
 def test_models_commands(platform, first_run):
     listed = json.loads(platform.penstock("models", "list", "--json").stdout)
-    assert [(model["name"], model["champion"]) for model in listed] == [(MODEL, 1)]
+    assert (MODEL, 1) in [(model["name"], model["champion"]) for model in listed]
     text = platform.penstock("models", "generate", MODEL, "--prompt", "import ", "--tokens", "8")
     assert text.stdout.startswith("import ")
     missing = platform.penstock("models", "show", "penstock-stdlib-cod")
@@ -117,7 +116,7 @@ def test_a_second_run_comes_out_of_the_cache(cached_run, first_run):
     summary, seconds, new_jobs = cached_run
     assert summary["state"] == "success"
     cached = {name: stage["cached"] for name, stage in summary["stages"].items()}
-    assert cached == {**dict.fromkeys(stage_names(PROJECT), True), "register": False}
+    assert cached == {**dict.fromkeys(stage_names(), True), "register": False}
     assert not new_jobs
     assert summary["verdict"] == "unchanged"
     assert summary["model"] == first_run["model"]
@@ -151,7 +150,7 @@ def test_the_form_ran_the_recipe_of_the_command(platform, cached_run, first_run)
     ("arguments", "line"),
     [
         (["--set", "train.stepz=3"], "did you mean train.steps?"),
-        (["--recipe", "no-such"], "no recipe is named 'no-such'"),
+        (["--recipe", "no-such"], "there is no recipe 'no-such'"),
         (["--set", "data.source.kind=files", "--set", "data.source.path=/no/such"], "/no/such"),
         (["--set", "parallel.tp=3"], "tp(3) = 3 processes, but there are 2"),
         (["--set", "model.preset=lama-1m"], "did you mean llama-1m"),
@@ -170,11 +169,11 @@ def test_wrong_data_ends_the_run_in_one_line_and_registers_nothing(platform, fir
     data = tmp_path / "broken.jsonl"
     data.write_text('{"text": "good"}\n{"text": broken\n')
     source = ["--set", "data.source.kind=files", "--set", f"data.source.path={data}"]
+    before = platform.penstock("models", "list", "--json").stdout
     result = platform.penstock("run", "--recipe", "debug", *source, timeout=300)
     assert result.returncode == 2
     assert result.stderr.startswith(f"error: {data}")
     assert "broken.jsonl:2" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
-    listed = json.loads(platform.penstock("models", "list", "--json").stdout)
-    assert [model["name"] for model in listed] == [MODEL]
+    assert platform.penstock("models", "list", "--json").stdout == before
     assert json.loads(platform.penstock("status", "--json").stdout)["ready"]

@@ -42,7 +42,7 @@ def second(platform_variables, first_run):
     tags = {MODEL_HASH_TAG: first.model_hash}
     version = register([registry.verified_folder(first)], MODEL, None, tags, "once more")
     was = said(platform_variables, "models", "promote", version.label, "--why", "a trial")
-    assert was == f"{version.label} is champion now; before: 1\n"
+    assert was == f"{version.label} is the champion now; before: 1\n"
     return version
 
 
@@ -99,7 +99,7 @@ def test_a_rollback_changes_what_is_served_and_refuses_no_request(platform, seco
     with serving(platform, f"{MODEL}@champion") as ask:
         assert ask() == (text, second.label)
         rolled = said(platform, "models", "rollback", MODEL, "--why", "it was one")
-        assert rolled == f"{MODEL}@1 is champion now; before: {second.version}\n"
+        assert rolled == f"{MODEL}@1 is the champion now; before: {second.version}\n"
         wait_for(lambda: ask() == (text, f"{MODEL}@1"), "the champion before", 240)
     shown = said(platform, "models", "show", MODEL)
     trail = [line.split(" UTC  ")[1] for line in shown.split("audit trail\n")[1].splitlines()]

@@ -95,7 +95,7 @@ def test_what_each_stage_cost_is_written_once(workspace, mlflow):
 
 def test_the_question_shows_the_comparison(sweep, page, platform, picture):
     question = sweep.question("register")
-    assert question["subject"] == f"Shall {MODEL} version 1 become champion?"
+    assert question["subject"] == f"Should {MODEL} version 1 become the champion?"
     assert question["defaults"] == ["Reject"]
     page.goto(required_actions(platform, sweep))
     page.get_by_text("bits per byte of held-out text").wait_for()

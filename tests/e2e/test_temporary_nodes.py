@@ -43,7 +43,7 @@ def test_they_go_when_it_has_trained(site):
     assert states["nodes_up"] == states["nodes_down"] == "success"
 
 
-def test_they_go_where_a_person_ends_the_training(site):
+def test_they_go_where_a_user_ends_the_training(site):
     run = started(site, "ended")
     run.wait(lambda: run.step > 0, "a step", 240)
     task = dag_run(site, run)
@@ -52,7 +52,7 @@ def test_they_go_where_a_person_ends_the_training(site):
     assert run.wait_for_end() == "failed"
 
 
-def test_they_go_where_a_person_ends_the_run(site):
+def test_they_go_where_a_user_ends_the_run(site):
     run = started(site, "abandoned")
     run.wait(lambda: run.step > 0, "a step", 240)
     dag_run(site, run).mark("failed")

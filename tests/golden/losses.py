@@ -38,6 +38,7 @@ LENGTH = 16
 VOCABULARY = 128
 TWIN = {
     "data.sequence_length": LENGTH,
+    "data.tokenizer.kind": "byte",
     "model.init_from": None,
     "parallel": {},
     "train.steps": STEPS,

@@ -51,7 +51,9 @@ class Stack:
             text=True,
             timeout=timeout,
         )
-        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+        if done.returncode:
+            logs = containers.logs_of("compose-", lines=30)
+            raise AssertionError(f"{(done.stdout + done.stderr)[-6000:]}\n{logs}")
         return done.stdout
 
     def compose(self, words: str, timeout: float = 900) -> str:
@@ -217,12 +219,15 @@ def _tools(images_env: str) -> None:
 def _probe(environment: dict[str, str], ended: threading.Event) -> None:
     """What systemd's timers do for podman: run each container's health check at its interval."""
     due: dict[str, float] = {}
+    intervals: dict[str, list[str]] = {}
     listing = "{{.Id}} {{if .Config.Healthcheck}}{{.Config.Healthcheck.Interval.Seconds}}{{end}}"
     while not ended.wait(2):
-        containers_ = containers.podman("ps", "--quiet", check=False).split()
-        described = containers.podman("inspect", f"--format={listing}", *containers_, check=False)
-        for line in described.splitlines():
-            name, *interval = line.split()
+        running = containers.podman("ps", "--quiet", "--no-trunc", check=False).split()
+        if new := [name for name in running if name not in intervals]:
+            described = containers.podman("inspect", f"--format={listing}", *new, check=False)
+            intervals |= {name: rest for name, *rest in map(str.split, described.splitlines())}
+        for name in running:
+            interval = intervals.get(name)
             if interval and due.get(name, 0) <= time.monotonic():
                 due[name] = time.monotonic() + float(interval[0])
                 check = ["timeout", "40", "podman", "healthcheck", "run", name]

@@ -74,6 +74,22 @@ def podman(*arguments: str | Path, check: bool = True) -> str:
     return done.stdout.strip()
 
 
+def logs_of(prefix: str, lines: int) -> str:
+    """The last lines that containers whose names begin so have printed, ended ones too."""
+    names = podman("ps", "--all", f"--filter=name=^{prefix}", "--format={{.Names}}").split()
+    told = []
+    for name in names:
+        done = subprocess.run(
+            ["podman", "logs", f"--tail={lines}", name],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        told.append(f"--- {name}\n{done.stdout}")
+    return "\n".join(told)
+
+
 def digest(image: str) -> str:
     """The digest by which a file may name an image of this storage."""
     return podman("image", "inspect", "--format={{.Digest}}", image)

@@ -103,7 +103,7 @@ def test_what_was_removed_is_had_back(client, gateway, tmp_path):
         script = ["bash", "-euo", "pipefail", "-c", commands(*headings)]
         subprocess.run(script, cwd=PROJECT, env=os.environ | names, check=True)
 
-    run("Object store", "Versions of what is removed")
+    run("Object store", "Keep removed objects for a while")
     kept = {
         rule["Prefix"]: rule["NoncurrentVersionExpiration"]["NoncurrentDays"]
         for rule in client.get_bucket_lifecycle_configuration(Bucket="kept")["Rules"]
@@ -112,5 +112,5 @@ def test_what_was_removed_is_had_back(client, gateway, tmp_path):
     client.put_object(Bucket="kept", Key=key, Body=b"weights")
     client.delete_object(Bucket="kept", Key=key)
     assert "Contents" not in client.list_objects_v2(Bucket="kept")
-    run("Object store", "Have a removed object back")
+    run("Object store", "Restore a removed object")
     assert client.get_object(Bucket="kept", Key=key)["Body"].read() == b"weights"

@@ -34,6 +34,7 @@ def cluster() -> Iterator[SlurmCluster]:
     with slurm_cluster() as slurm:
         url = f"http://{slurm.address}:5000"
         slurm.environment["MLFLOW_TRACKING_URI"] = url
+        slurm.environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # as in our images
         mlflow = [str(Path(sys.executable).with_name("mlflow")), "server", "--workers=1"]
         mlflow += [f"--host={slurm.address}", "--port=5000", f"--allowed-hosts={slurm.address}:*"]
         mlflow += [f"--backend-store-uri=sqlite:///{slurm.shared}/mlflow.db"]
@@ -122,7 +123,7 @@ def test_a_first_run_as_the_runbook_tells(cluster: SlurmCluster) -> None:
 
 def test_one_run_over_a_lost_node_the_time_limit_and_scancel(cluster: SlurmCluster) -> None:
     job = cluster.submit(
-        f"sbatch --nodes=3 --time=60 --signal=B:TERM@60 {TRAIN} --set resources.workers=3 "
+        f"sbatch --nodes=3 --time=60 --signal=B:TERM@120 {TRAIN} --set resources.workers=3 "
         "--set train.steps=100000 --set train.checkpoint_every=10 --set seed=2",
         **WITHOUT_GPUS,
     )
@@ -137,7 +138,7 @@ def test_one_run_over_a_lost_node_the_time_limit_and_scancel(cluster: SlurmClust
     assert resumed["step"] % 10 == 0  # of the last checkpoint
 
     hours, minutes, _ = map(int, cluster.state(job)["RunTime"].split(":"))
-    cluster.command(f"scontrol update jobid={job} timelimit={60 * hours + minutes + 2}")
+    cluster.command(f"scontrol update jobid={job} timelimit={60 * hours + minutes + 3}")
     cluster.until(lambda: cluster.state(job)["Restarts"] == "2", "second requeue", job, 180)
     cluster.command(f"scontrol update jobid={job} timelimit=60")
     (noticed,) = logbook(cluster, job, "preemption")
@@ -198,7 +199,7 @@ def test_a_start_that_fails_leaves_rays_logs_and_nothing_else(cluster: SlurmClus
         assert any(name.endswith("/gcs_server.out") for name in archive.getnames())
 
 
-def test_a_persons_error_ends_the_job_by_its_exit_code(cluster: SlurmCluster) -> None:
+def test_a_users_error_ends_the_job_by_its_exit_code(cluster: SlurmCluster) -> None:
     job = cluster.submit(f"sbatch --nodes=1 {TRAIN} --set train.step=5", **WITHOUT_GPUS)
     assert cluster.ended(job, START_S) == "FAILED"
     assert cluster.state(job)["ExitCode"] == "2:0"

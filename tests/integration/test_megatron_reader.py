@@ -10,7 +10,8 @@ import pytest
 
 from pipelines.core.settings import PROJECT
 from pipelines.data.tokens.assembly import best_fit, write_packed
-from pipelines.data.tokens.token_shards import IndexedDataset, ShardWriter, bin_path, idx_path
+from pipelines.data.tokens.token_shards import ShardWriter, bin_path, idx_path
+from tests.indexed_dataset import IndexedDataset
 
 PYTHON = PROJECT / ".venv-bench" / "bin" / "python"
 PEER = Path(__file__).with_name("megatron_peer.py")

@@ -1,4 +1,4 @@
-"""People log in to a real Airflow by a real OpenID Connect provider of the test's own."""
+"""Users log in to a real Airflow by a real OpenID Connect provider of the test's own."""
 
 import re
 import secrets
@@ -21,10 +21,10 @@ from pipelines.platform.secrets import ensure_secrets
 
 CONFIG = PROJECT / "infra" / "kubernetes" / "oidc" / "webserver_config.py"
 FAB = "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"
-PEOPLE = {"anna": ["ml-admins", "others"], "ben": ["ml-people"], "eve": ["others"]}
+USERS = {"anna": ["ml-admins", "others"], "ben": ["ml-users"], "eve": ["others"]}
 
 
-def person(name: str, groups: list[str]) -> User:
+def user(name: str, groups: list[str]) -> User:
     claims = {"email": f"{name}@localhost", "given_name": name, "groups": groups}
     return User(sub=name, claims=claims)
 
@@ -33,8 +33,8 @@ def person(name: str, groups: list[str]) -> User:
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of an api-server, whose only rows are those of this test."""
     home = tmp_path_factory.mktemp("home")
-    people = [person(name, groups) for name, groups in PEOPLE.items()]
-    with pytest.MonkeyPatch.context() as patch, run_server_in_thread(user_claims=people) as oidc:
+    users = [user(name, groups) for name, groups in USERS.items()]
+    with pytest.MonkeyPatch.context() as patch, run_server_in_thread(user_claims=users) as oidc:
         patch.setenv("PENSTOCK_HOME", str(home))
         patch.setenv("PENSTOCK_AIRFLOW_PORT", str(free_port()))
         settings = load_settings()
@@ -49,7 +49,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "PENSTOCK_OIDC_ISSUER": f"http://localhost:{oidc.server_port}",
             "PENSTOCK_OIDC_CLIENT": "penstock",
             "PENSTOCK_OIDC_ADMINS": "ml-admins",
-            "PENSTOCK_OIDC_USERS": "ml-people",
+            "PENSTOCK_OIDC_USERS": "ml-users",
             "PENSTOCK_OIDC_SCOPE": "openid email profile groups",
         }
         run = {"env": environment, "check": True, "capture_output": True}
@@ -80,7 +80,7 @@ def _served(url: str, environment: dict[str, str], home: Path) -> Iterator[str]:
 
 
 def log_in(airflow: str, name: str) -> httpx.Client:
-    """A browser in which this person has said who they are to the provider."""
+    """A browser in which this user has said who they are to the provider."""
     browser = httpx.Client(follow_redirects=True, timeout=60, trust_env=False)
     page = browser.get(f"{airflow}/auth/login/oidc")
     assert page.url.path == "/oauth2/authorize", page.text[-2000:]
@@ -96,8 +96,8 @@ def asks(browser: httpx.Client, airflow: str, what: str) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_a_persons_group_is_their_role(airflow: str) -> None:
-    anna, ben, eve = (log_in(airflow, name) for name in PEOPLE)
+def test_a_users_group_is_their_role(airflow: str) -> None:
+    anna, ben, eve = (log_in(airflow, name) for name in USERS)
     found: dict[str, Any] = {
         who: [asks(browser, airflow, what) for what in ("dags", "config")]
         for who, browser in (("anna", anna), ("ben", ben), ("eve", eve))
@@ -107,7 +107,7 @@ def test_a_persons_group_is_their_role(airflow: str) -> None:
     users = httpx.Client(trust_env=False)
     assert users.get(f"{airflow}/api/v2/dags").status_code == 401  # of nobody
     listed = re.findall(r"oidc_\w+", str(_users(airflow, anna)))
-    assert {*listed} == {f"oidc_{name}" for name in PEOPLE}
+    assert {*listed} == {f"oidc_{name}" for name in USERS}
     # Programs: the reconciler, say, and `penstock run`.
     password = load_settings().airflow_password_path.read_text()
     body = {"username": "admin", "password": password}

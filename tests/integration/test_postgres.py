@@ -130,7 +130,7 @@ def environment(server: Server, tmp_path: Path) -> Iterator[dict[str, str]]:
     assert sorted(path.name for path in holders) == [".pgpass", "pgpass"]
 
 
-def test_airflow_migrates_and_keeps_its_people_there(
+def test_airflow_migrates_and_keeps_its_users_there(
     server: Server, environment: dict[str, str], tmp_path: Path
 ) -> None:
     environment |= {"PENSTOCK_PART": "airflow", "AIRFLOW__CORE__AUTH_MANAGER": FAB}

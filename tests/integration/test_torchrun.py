@@ -94,7 +94,7 @@ def test_sigterm_to_torchrun_saves_and_the_same_command_goes_on(tmp_path: Path) 
     assert entries[1].step == entries[2].step == int(saved.parent.name[5:])
 
 
-def test_a_persons_error_is_one_line_of_one_process(tmp_path: Path) -> None:
+def test_a_users_error_is_one_line_of_one_process(tmp_path: Path) -> None:
     failed = train(2, tmp_path / "w", "parallel.tp=3")
     assert failed.returncode != 0
     assert failed.stderr.count("tp(3) = 3 processes, but there are 2") == 1

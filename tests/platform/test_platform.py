@@ -57,7 +57,7 @@ def test_status_names_every_part_with_its_log(platform: Platform) -> None:
         assert part["log"].startswith(str(platform.settings.home))
 
 
-def test_the_pool_of_gpu_jobs_is_made_once_and_keeps_a_persons_size(platform: Platform) -> None:
+def test_the_pool_of_gpu_jobs_is_made_once_and_keeps_a_users_size(platform: Platform) -> None:
     airflow = AirflowApi(platform.settings)
     made = airflow.pool_slots(GPU_POOL)
     assert made >= 1
@@ -69,7 +69,7 @@ def test_the_pool_of_gpu_jobs_is_made_once_and_keeps_a_persons_size(platform: Pl
         assert airflow.pool_slots(GPU_POOL) == made + 1
         wrong = _up_with_jobs(platform, "many")
         assert wrong.returncode == 2
-        assert "PENSTOCK_GPU_JOBS='many': not a number of jobs" in wrong.stderr
+        assert "PENSTOCK_GPU_JOBS='many' is not a number of jobs" in wrong.stderr
     finally:
         airflow.set_pool_slots(GPU_POOL, made)
 

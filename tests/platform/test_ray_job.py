@@ -131,7 +131,7 @@ def test_a_job_that_succeeds_without_a_result_is_no_success(make, context):
         make("true").resume(context, event)
 
 
-def test_a_persons_error_is_their_line_and_is_not_retried(make, context):
+def test_a_users_error_is_their_line_and_is_not_retried(make, context):
     line = '{"stage": "job", "message": "x.txt: fix it"}'
     event = wait(submit(make(f"echo '{line}' > error.json; exit 2"), context)).payload
     with pytest.raises(AirflowFailException, match=r"^x\.txt: fix it$"):

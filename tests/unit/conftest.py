@@ -95,3 +95,22 @@ def folders(tmp_path):
     save_file({"weight": np.arange(64, dtype=np.float32)}, model / "model.safetensors")
     (card / "README.md").write_text("# a model")
     return [model, card]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """A folder of a model of some thousand weights, with a tokenizer of bytes; do not change it."""
+    from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
+    from pipelines.models.config import DecoderConfig
+    from pipelines.models.pretrained import save_pretrained
+    from pipelines.models.transformer import Transformer
+
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    save_tokenizer(byte_tokenizer(), folder)
+    shape = DecoderConfig(
+        layers=1, width=16, heads=2, kv_heads=1, hidden=32, vocab_size=257, context_length=64
+    )
+    model = Transformer(shape)
+    model.init_weights(0)
+    save_pretrained(model, folder, end_of_text=256)
+    return folder

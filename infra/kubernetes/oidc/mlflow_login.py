@@ -41,7 +41,7 @@ def authenticate() -> Authorization | Response:
 
 
 def claims(token: str) -> dict[str, Any]:
-    """What an ID token says, whose signature, issuer, audience and end have been checked."""
+    """Return what an ID token says, whose signature, issuer, audience and end have been checked."""
     named = jwt.get_unverified_header(token).get("kid")
     # A provider that has one key need not name it.
     key = keys().get_signing_key(named) if named else keys().get_signing_keys()[0]
@@ -58,7 +58,7 @@ def claims(token: str) -> dict[str, Any]:
 
 @cache
 def keys() -> jwt.PyJWKClient:
-    """The provider's keys, which are asked for again every five minutes."""
+    """Return the provider's keys, which are asked for again every five minutes."""
     with urlopen(f"{ISSUER}/.well-known/openid-configuration", timeout=10) as answer:  # noqa: S310
         return jwt.PyJWKClient(json.load(answer)["jwks_uri"], timeout=10)
 

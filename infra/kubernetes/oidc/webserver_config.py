@@ -17,7 +17,7 @@ class Login(FabAirflowSecurityManagerOverride):
     """What the ID token says, whose signature, audience and nonce Authlib has checked."""
 
     def get_oauth_user_info(self, provider: str, resp: dict[str, Any]) -> dict[str, Any]:
-        """The person who logs in, and the groups that have a role here."""
+        """Return the person who logs in, and the groups that have a role here."""
         who = resp["userinfo"]
         return {
             "username": f"{provider}_{who['sub']}",  # what no provider gives to another person

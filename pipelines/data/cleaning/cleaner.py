@@ -1,4 +1,4 @@
-"""Whether a document that was read may be trained on, and what is masked in it."""
+"""Decides whether a document may be used for training, and masks personal data in it."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -17,25 +17,27 @@ from pipelines.data.tally import Reject, Tally
 from pipelines.recipe.cleaning_section import Pii
 from pipelines.recipe.data_section import Data, Source
 
-NGRAMS_FILE = "ngrams.npy"  # of an evaluation set, in its folder
-_EXCERPT = 200  # characters of a rejected document that a user is shown
+NGRAMS_FILE = "ngrams.npy"  # the n-grams of an evaluation set, in its folder
+_EXCERPT = 200  # characters of a rejected document that are shown to a user
 
 
 EvaluationSets = tuple[tuple[str, Path], ...]  # name, and folder with its n-grams
 
 
 def gather_ngrams(path: str, folder: Path, *, data: Data) -> int:
-    """Write the n-grams of the evaluation set at a path; returns how many there are.
+    """Write the n-grams of the evaluation set at a path; return their number.
 
     Raises:
-        UserError: nothing lies there, or nothing readable, or too much of it is malformed.
+        UserError: The path is missing or has no readable text, or too much of it is malformed.
     """
     source, tally = evaluation_source(data, path), Tally()
     ngrams = EvaluationNgrams.build(_texts(source, data, tally), data.decontamination.ngram)
-    # What cannot be read of it would be trained on.
+    # Training documents with the unreadable part would not be dropped.
     tally.check_malformed(path, data.source.max_malformed_fraction)
     if not len(ngrams):
-        raise UserError(f"{path}: holds no text to decontaminate against; fix data.decontamination")
+        raise UserError(
+            f"{path}: it holds no text to decontaminate against; fix data.decontamination"
+        )
     ngrams.save(folder / NGRAMS_FILE)
     return len(ngrams)
 
@@ -71,13 +73,13 @@ class Cleaner:
         return Scrubber(Pii(action="mask", phone_region=self._pii.phone_region))
 
     def clean(self, found: Document, tally: Tally) -> Document | None:
-        """The document as it is to be kept, or None; either way it is tallied."""
+        """Return the cleaned document, or None if it is dropped; the tally counts both cases."""
         reason = (
             found.dropped
             or first_rejection(self._filters, found.text)
             or self._contamination(found.text)
         )
-        # Last, as it is the dearest, and as a masked text no longer matches an evaluation set.
+        # Last, because it is the most expensive, and masked text matches no evaluation set.
         if reason is None and self._pii.action != "off":
             found, reason = self._scrub(found, tally)
         if reason is None:
@@ -111,5 +113,5 @@ class Cleaner:
         return found, None
 
     def _excerpt(self, found: Document) -> str:
-        # Beyond the cut, too: half an address is not known as one.
+        # Scrub beyond the cut, too: half an address would not be recognised.
         return self._masker.scrub(found.text[: 2 * _EXCERPT]).text[:_EXCERPT]

@@ -1,16 +1,16 @@
-"""Whether a document holds text of an evaluation set: 13-gram overlap, as GPT-3 did it.
+"""Finds text of evaluation sets in documents by 13-gram overlap, as for GPT-3.
 
 Brown et al. 2020, arXiv 2005.14165, appendix C: lower case, no punctuation, words between
-whitespace. What differs, and why:
+whitespace. These are the differences:
 
-- Brown et al. cut a window around a match out of a document. Here documents are whole: the caller
-  drops one that shares enough n-grams.
-- They ignore n-grams of more than ten training documents, as they are phrases rather than leaks.
-  That takes a count over the whole corpus. Here every n-gram counts; `min_shared` above 1 forgives
-  a phrase or two.
-- An evaluation text of fewer than n words has no n-gram: it matches a document that is this text
-  and nothing else.
-- A Han character is a word, as Chinese and Japanese put no spaces between theirs.
+- Brown et al. cut a window around a match out of a document. Here documents stay whole: the caller
+  drops a document that shares enough n-grams.
+- They ignore n-grams found in more than ten training documents, which are phrases, not leaks. That
+  takes a count over the whole corpus. Here every n-gram counts; a `min_shared` above 1 tolerates a
+  phrase or two.
+- An evaluation text of fewer than n words has no n-gram: it only matches a document that consists
+  of exactly this text.
+- A Han character is a word, because Chinese and Japanese put no spaces between words.
 """
 
 import re
@@ -32,13 +32,13 @@ from pipelines.data.cleaning.words import (
     kinds,
 )
 
-EVALUATION_SETS = "evaluation_sets"  # in preprocess's output: the n-grams of each, by its name
-_BITS_PER_NGRAM = 8  # of the bit set in front of the search, which one n-gram in eight then passes
+EVALUATION_SETS = "evaluation_sets"  # in preprocess's output: a file of n-grams for each set
+_BITS_PER_NGRAM = 8  # in the bit set before the search; one n-gram in eight passes it
 _HAN = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 
 
 def set_names(paths: Iterable[str]) -> list[str]:
-    """What each evaluation set is called: its path's last part, numbered where that is taken."""
+    """Name each evaluation set by the last part of its path, with a number if that is taken."""
     names: list[str] = []
     for path in paths:
         name = last = re.sub(r"[^\w.-]", "_", Path(path).name)
@@ -51,20 +51,20 @@ def set_names(paths: Iterable[str]) -> list[str]:
 
 
 def set_files(preprocess: Path) -> dict[str, Path]:
-    """The evaluation sets' files of n-grams in preprocess's output, by name."""
+    """Return the evaluation sets' n-gram files in preprocess's output, by name."""
     files = sorted((preprocess / EVALUATION_SETS).glob("*.npy"))
     return {path.stem: path for path in files}
 
 
 class Overlap(NamedTuple):
-    """How much of a document lies in evaluation texts."""
+    """How much of a document also occurs in evaluation texts."""
 
-    shared: int  # n-grams, counted at each place where they stand
-    share: float  # of the document's n-grams
+    shared: int  # shared n-grams, each occurrence counted
+    share: float  # fraction of the document's n-grams
 
 
 class EvaluationNgrams:
-    """The n-grams of evaluation texts, as sorted hashes that any number of tasks map at once."""
+    """The n-grams of evaluation texts, as sorted hashes that many tasks can memory-map at once."""
 
     def __init__(self, n: int, hashes: Hashes) -> None:
         self.n = n
@@ -73,23 +73,23 @@ class EvaluationNgrams:
 
     @classmethod
     def build(cls, texts: Iterable[str], n: int) -> Self:
-        """The n-grams of all texts; the same whatever their order."""
+        """Return the n-grams of all texts; the order of the texts does not matter."""
         parts = [np.unique(_ngrams(text, n)) for text in texts]
         return cls(n, np.unique(np.concatenate([np.empty(0, np.uint64), *parts])))
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Map what `save` wrote; pages are shared between processes.
+        """Memory-map a file that `save` wrote; processes share its pages.
 
         Raises:
-            UserError: the file is something else.
+            UserError: The file is not a file of n-grams.
         """
         try:
             stored = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise UserError(f"{path}: not a file of n-grams: {error}") from error
+            raise UserError(f"{path}: this is not a file of n-grams: {error}") from error
         if stored.dtype != np.uint64 or stored.ndim != 1 or not len(stored):
-            raise UserError(f"{path}: not a file of n-grams, but {stored.dtype} {stored.shape}")
+            raise UserError(f"{path}: not a file of n-grams: it has {stored.dtype} {stored.shape}")
         return cls(int(stored[0]), stored[1:])
 
     def save(self, path: Path) -> None:
@@ -100,11 +100,11 @@ class EvaluationNgrams:
         part.replace(path)
 
     def __len__(self) -> int:
-        """How many different n-grams there are."""
+        """Return how many different n-grams there are."""
         return len(self._hashes)
 
     def overlap(self, text: str) -> Overlap:
-        """How many of a document's n-grams, and which share of them, evaluation texts hold."""
+        """Return the number and share of a document's n-grams that evaluation texts contain."""
         ngrams = _ngrams(text, self.n)
         slots = ngrams & self._mask
         bits = self._bits[slots >> np.uint64(3)] >> (slots & np.uint64(7)).astype(np.uint8)
@@ -118,7 +118,7 @@ class EvaluationNgrams:
 
 
 def _ngrams(text: str, n: int) -> Hashes:
-    """Hashes of a text's n-grams; of a text of fewer words, the hash of all of it."""
+    """Return hashes of a text's n-grams, or one hash of a whole text of fewer than n words."""
     codes = code_points(text.lower())
     classes = kinds(codes)
     kept = classes <= Kind.NUMBER  # no punctuation, no symbols
@@ -129,7 +129,7 @@ def _ngrams(text: str, n: int) -> Hashes:
 
 
 def _is_han(codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Whether each character is a Han character [characters]."""
+    """Return whether each character is a Han character [characters]."""
     found = np.zeros(len(codes), np.bool_)
     for first, last in _HAN:
         found |= (codes >= first) & (codes <= last)
@@ -137,9 +137,9 @@ def _is_han(codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
 
 
 def _bit_set(hashes: Hashes) -> tuple[NDArray[np.uint8], np.uint64]:
-    """Bits that are set at the low bits of each hash, and the mask that takes those.
+    """Return a bit set indexed by the low bits of each hash, and the mask of those bits.
 
-    One look there is far cheaper than a binary search, and tells nearly always that there is
+    A look-up there is far cheaper than a binary search, and nearly always shows that there is
     nothing to find.
     """
     size = 1 << max(3, (len(hashes) * _BITS_PER_NGRAM - 1).bit_length())

@@ -1,10 +1,10 @@
-"""Filters that look at characters and words alone, in whatever language.
+"""Filters that look only at characters and words, in any language; and the rules of C4.
 
-The rules of C4: Raffel et al. 2020, arXiv 1910.10683, section 2.2, and of its code.
+C4's rules are from Raffel et al. 2020, arXiv 1910.10683, section 2.2, and from its code.
 
-C4 is made of the text blocks of web pages and drops single lines of them. Here no document is
-changed: those lines are left out of account, and a document is dropped where too little is left.
-Lines that were wrapped at a width are taken as the one line that they were.
+C4 consists of text blocks of web pages and drops single lines of them. Here no document is changed:
+those lines are only not counted, and a document is dropped if too little of it is left. Lines
+that were wrapped at some width count as the one line that they were before.
 """
 
 import re
@@ -35,19 +35,19 @@ _POLICY = (
     "use of cookies",
     "use cookies",
 )
-# A line of so many characters goes on in the next: it was wrapped there. A menu's lines are short.
+# A line of at least 50 characters was wrapped and continues in the next; menu lines are short.
 _WRAP = re.compile(r"\n(?<=[^\n]{50}\n)(?=[^\n])")
 _SENTENCE_END = re.compile(rf"[.!?][{_CLOSING_QUOTES})\]]*(?=\s|$)")
 
 
 class C4(Filter[C4Filter]):
-    """Sentences, and lines that are none."""
+    """C4's rules about sentences, and about lines that are not sentences."""
 
     name = "c4"
-    languages = ENGLISH  # terminal punctuation and phrases
+    languages = ENGLISH  # because of terminal punctuation and English phrases
 
     def reject(self, text: TextStatistics) -> str | None:
-        """Why C4 would drop the document, or which line rule leaves too little of it."""
+        """Return C4's rule for dropping the document, or the line rule that leaves too little."""
         if "{" in text.text:
             return "curly_bracket"
         lower = text.text.lower()
@@ -68,7 +68,7 @@ class C4(Filter[C4Filter]):
         return "too_few_sentences" if sentences < self.limits.min_sentences else None
 
     def _line(self, line: str, suspicious: bool) -> str | None:
-        """The rule by which C4 drops a line."""
+        """Return the rule by which C4 drops a line, or None."""
         if not line.endswith(_TERMINAL) or line.endswith(_ELLIPSES):
             return "no_terminal_punctuation"
         least = self.limits.min_words_per_line
@@ -86,7 +86,7 @@ class C4(Filter[C4Filter]):
         return None
 
 
-# What bytes 0x80 to 0xBF are in Windows-1252 and in Latin-1: a UTF-8 character's later bytes.
+# Bytes 0x80 to 0xBF in Windows-1252 and in Latin-1: the later bytes of a UTF-8 character.
 _LATER = "".join(
     {
         bytes([byte]).decode(encoding, "ignore")
@@ -98,36 +98,36 @@ _MOJIBAKE = re.compile(f"[Â-ß][{_LATER}]|[à-ï][{_LATER}]{{2}}|[ð-ô][{_LATE
 
 
 class Length(Filter[LengthFilter]):
-    """Characters of the whole document."""
+    """The number of characters of the whole document."""
 
     name = "length"
 
     def reject(self, text: TextStatistics) -> str | None:
-        """Too short or too long."""
+        """Return `too_short`, `too_long` or None."""
         if len(text.text) < self.limits.min_characters:
             return "too_short"
         return "too_long" if len(text.text) > self.limits.max_characters else None
 
 
 class LanguageKept(Filter[LanguageFilter]):
-    """Languages on a keep list; the rule is the language that was found."""
+    """Languages on a keep list; the rule is the code of the language that was found."""
 
     name = "language"
 
     def reject(self, text: TextStatistics) -> str | None:
-        """`uncertain`, or the code of a language that is not kept."""
+        """Return `uncertain`, or the code of a language that is not kept, or None."""
         if text.language.confidence < self.limits.min_confidence:
             return "uncertain"
         return None if text.language.code in self.limits.keep else text.language.code
 
 
 class SymbolRatio(Filter[SymbolRatioFilter]):
-    """Characters that are neither letter, mark, number, space nor common punctuation."""
+    """Characters other than letters, marks, numbers, spaces and common punctuation."""
 
     name = "symbol_ratio"
 
     def reject(self, text: TextStatistics) -> str | None:
-        """Too many symbols, for the characters or for the words."""
+        """Return the rule for too many symbols per character or per word, or None."""
         symbols = text.count(Kind.SYMBOL)
         if symbols > self.limits.max_symbol_characters * len(text.text):
             return "too_many_symbols"
@@ -137,7 +137,7 @@ class SymbolRatio(Filter[SymbolRatioFilter]):
 
 
 class CharacterSet(Filter[CharacterSetFilter]):
-    """Scripts, and traces of text that was decoded wrongly."""
+    """Unwanted scripts, and traces of wrongly decoded text."""
 
     name = "character_set"
 
@@ -146,7 +146,7 @@ class CharacterSet(Filter[CharacterSetFilter]):
         self._outside = _letters_outside(limits.scripts) if limits.scripts else None
 
     def reject(self, text: TextStatistics) -> str | None:
-        """The kind of character that there is too much of."""
+        """Return the kind of character of which there are too many, or None."""
         characters = len(text.text)
         if text.count(Kind.REPLACEMENT) > self.limits.max_replacement * characters:
             return "replacement_characters"
@@ -163,12 +163,8 @@ class CharacterSet(Filter[CharacterSetFilter]):
         return None
 
 
-def _letters_outside(scripts: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Tell of each code point [CODE_POINTS] whether it is a letter of another script.
-
-    Raises:
-        UserError: Unicode knows no such script.
-    """
+def check_scripts(scripts: tuple[str, ...]) -> None:
+    """Raise a UserError for a script that Unicode does not have."""
     import regex
 
     for script in scripts:
@@ -179,6 +175,13 @@ def _letters_outside(scripts: tuple[str, ...]) -> NDArray[np.bool_]:
                 f"data.filters.character_set.scripts: Unicode has no script {script!r}; "
                 "write names such as Latin, Hangul, Han or Cyrillic"
             ) from None
+
+
+def _letters_outside(scripts: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return whether each code point is a letter of another script [CODE_POINTS]."""
+    import regex
+
+    check_scripts(scripts)
     # Common and Inherited belong to no script.
     allowed = "".join(rf"\p{{Script={script}}}" for script in ("Common", "Inherited", *scripts))
     letters = regex.compile(rf"[\p{{L}}--[{allowed}]]", regex.V1)

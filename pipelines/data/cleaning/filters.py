@@ -1,8 +1,8 @@
 """The rules of Gopher's corpus, MassiveText: Rae et al. 2021, arXiv 2112.11446, section A.1.1.
 
-A word is what lies between whitespace, punctuation included, as the paper names no tokenizer.
+Words are separated by whitespace and include punctuation, as the paper names no tokenizer.
 
-The filters of a recipe, in order; the first that rejects a document says why it is dropped.
+A recipe's filters run in order; the first that rejects a document gives the reason for the drop.
 """
 
 import re
@@ -34,10 +34,10 @@ class GopherQuality(Filter[GopherQualityFilter]):
     """Length, mean word length, symbols, bullets, ellipses, letters and stop words."""
 
     name = "gopher_quality"
-    languages = ENGLISH  # stop words, and how long words are
+    languages = ENGLISH  # because of its stop words and word lengths
 
     def reject(self, text: TextStatistics) -> str | None:
-        """The first rule of the paper that the text breaks."""
+        """Return the first rule of the paper that the text breaks."""
         return self._words(text) or self._symbols(text) or self._lines(text) or self._letters(text)
 
     def _words(self, text: TextStatistics) -> str | None:
@@ -74,7 +74,7 @@ class GopherQuality(Filter[GopherQualityFilter]):
     def _letters(self, text: TextStatistics) -> str | None:
         letters, starts = text.kinds == Kind.LETTER, text.words.starts
         least = self.limits.min_alphabetic_words * len(starts)
-        # Most texts have enough words that begin with a letter; that is cheap to see.
+        # Most texts have enough words that begin with a letter, which is cheap to check first.
         if np.count_nonzero(letters[starts]) < least:
             alphabetic = np.count_nonzero(np.logical_or.reduceat(letters, starts))
             if alphabetic < least:
@@ -84,7 +84,7 @@ class GopherQuality(Filter[GopherQualityFilter]):
         return None
 
     def _stop_words(self, text: str) -> int:
-        """Different stop words, counted no further than needed."""
+        """Count different stop words, and stop at the required number."""
         found: set[str] = set()
         for word in _STOP_WORD.finditer(text):
             found.add(word[0].lower())
@@ -94,10 +94,10 @@ class GopherQuality(Filter[GopherQualityFilter]):
 
 
 class GopherRepetition(Filter[GopherRepetitionFilter]):
-    """Table A1: lines, paragraphs and n-grams that come again.
+    """Table A1: repeated lines, paragraphs and n-grams.
 
-    Every occurrence but the first is a duplicate. Shares of n-grams are of the characters of
-    words; a character that lies in several duplicates counts once.
+    Every occurrence but the first is a duplicate. Shares of n-grams are shares of the words'
+    characters; a character in several duplicates counts once.
     """
 
     name = "gopher_repetition"
@@ -109,7 +109,7 @@ class GopherRepetition(Filter[GopherRepetitionFilter]):
         self._least_duplicate = min(limits.max_duplicate_ngrams)
 
     def reject(self, text: TextStatistics) -> str | None:
-        """The first line of the table that the text breaks."""
+        """Return the first rule of the table that the text breaks."""
         limits = self.limits
         lines = _duplicates(text.lines)
         if lines.share > limits.max_duplicate_lines:
@@ -134,7 +134,7 @@ class GopherRepetition(Filter[GopherRepetitionFilter]):
             if share > self._duplicate[n]:
                 return f"duplicate_{n}_grams"
             if share <= self._least_duplicate:
-                return None  # a duplicate of n + 1 words lies in duplicates of n
+                return None  # a duplicate of n + 1 words lies within duplicates of n words
         return None
 
 
@@ -152,18 +152,18 @@ def _duplicates(parts: list[str]) -> _Duplicates:
 
 
 class _Repeated(NamedTuple):
-    """The n-grams of a text that come more than once, equal ones side by side in text order."""
+    """The repeated n-grams of a text: equal ones are adjacent and in text order."""
 
-    positions: NDArray[np.int64]  # [repeated], which word each starts with
+    positions: NDArray[np.int64]  # [repeated], index of each n-gram's first word
     first: NDArray[np.bool_]  # [repeated], whether it is the first of its kind
 
 
 def _repeated_ngrams(hashes: Hashes) -> Iterator[tuple[int, _Repeated]]:
-    """The repeated n-grams for n from 2 to 10, as long as there are any.
+    """Yield the repeated n-grams for n from 2 to 10, as long as there are any.
 
-    An n-gram can come again only where its first n-1 words do: each n looks at those alone.
+    An n-gram can only repeat where its first n-1 words repeat, so each n checks only those.
     """
-    ngrams = hashes.copy()  # at each word, the hash of the n words from there
+    ngrams = hashes.copy()  # for each word, the hash of the n words that start with it
     positions = np.arange(len(hashes))
     for n in range(_TOP_NGRAMS[0], _DUPLICATE_NGRAMS[-1] + 1):
         positions = positions[positions <= len(hashes) - n]
@@ -178,9 +178,9 @@ def _repeated_ngrams(hashes: Hashes) -> Iterator[tuple[int, _Repeated]]:
 
 
 def _repeated(ngrams: Hashes, positions: NDArray[np.int64]) -> _Repeated:
-    """Which of the n-grams at `positions` come more than once.
+    """Return which of the n-grams at `positions` occur more than once.
 
-    A position takes the place of a hash's low bits, so that one sort orders by both: that is
+    The position replaces the low bits of the hash, so that one sort orders by both. This is
     several times faster than an argsort.
     """
     low = np.uint64((1 << len(ngrams).bit_length()) - 1)
@@ -192,9 +192,9 @@ def _repeated(ngrams: Hashes, positions: NDArray[np.int64]) -> _Repeated:
 
 
 def _characters_in_top(found: _Repeated, ends: NDArray[np.int64], n: int) -> int:
-    """Characters in all occurrences of the most frequent n-gram; of several, the longest.
+    """Count characters in all occurrences of the most frequent (if tied, the longest) n-gram.
 
-    Occurrences that overlap are counted each, but never to more than there are characters.
+    Overlapping occurrences each count, but the sum never exceeds the text's characters.
     """
     firsts = np.flatnonzero(found.first)
     counts = np.empty_like(firsts)
@@ -207,14 +207,14 @@ def _characters_in_top(found: _Repeated, ends: NDArray[np.int64], n: int) -> int
 
 
 def _characters_in_duplicates(found: _Repeated, ends: NDArray[np.int64], n: int) -> int:
-    """Characters of the words that lie in any n-gram that was there before."""
+    """Count characters of the words in n-grams that already occurred earlier in the text."""
     starts = np.sort(found.positions[~found.first])
     stops = starts + n
     np.minimum(stops[:-1], starts[1:], out=stops[:-1])
     return int((ends[stops] - ends[starts]).sum())
 
 
-# Cheap ones first: a document that one of them rejects costs the others nothing.
+# Cheap filters first: the expensive ones never see a document that a cheap one rejects.
 _KINDS: tuple[type[Filter[Any]], ...] = (
     Length,
     CharacterSet,
@@ -227,17 +227,17 @@ _KINDS: tuple[type[Filter[Any]], ...] = (
 
 
 def build_filters(recipe: Filters) -> list[Filter[Any]]:
-    """The filters that are enabled, in the order in which they are asked.
+    """Return the enabled filters, in the order in which they run.
 
     Raises:
-        UserError: a recipe names a Unicode script that there is not.
+        UserError: The recipe names a Unicode script that does not exist.
     """
     sections = ((kind, getattr(recipe, kind.name)) for kind in _KINDS)
     return [kind(limits) for kind, limits in sections if limits.enabled]
 
 
 def first_rejection(filters: Sequence[Filter[Any]], text: str) -> str | None:
-    """Why the first filter that rejects a text does so, as `filter:rule`; None: it is kept."""
+    """Return the first rule that rejects a text, as `filter:rule`, or None to keep the text."""
     statistics = TextStatistics(text)
     for candidate in filters:
         if candidate.holds_for(statistics) and (rule := candidate.reject(statistics)):

@@ -1,9 +1,9 @@
-"""Personal data and secrets in text: found, counted, and masked by placeholders.
+"""Finds and counts personal data and secrets in text, and replaces them by placeholders.
 
-Every kind has cheap tests in front (a literal, a digit), so that clean text costs little, and
-what they let through is validated: by `ipaddress`, a check digit, or a library that knows the
-numbers of the world. Precision goes before recall: what looks like a version, a date, a hash or an
-example domain is left alone.
+Every kind starts with a cheap test (a literal, a digit), so that clean text costs little. Matches
+are then validated by `ipaddress`, a check digit, or a library that knows the number formats of
+the world. Precision matters more than recall: whatever looks like a version, a date, a hash or an
+example domain is ignored.
 """
 
 import re
@@ -20,7 +20,7 @@ _EMAIL_DOMAIN = re.compile(
 )
 _CODE_AFTER = re.compile(r"[(\[\w@=]|:[\w/~]", re.ASCII)
 _LONGEST_NAME = 64  # RFC 5321
-# Reserved by RFC 2606 and RFC 6761: nobody's.
+# RFC 2606 and RFC 6761 reserve these, so they belong to nobody.
 _RESERVED = re.compile(
     r"(?:.*\.)?(?:example(?:\.\w+)?|test|invalid|localhost|local)", re.IGNORECASE
 )
@@ -30,17 +30,17 @@ _FILE_ENDINGS = frozenset(
 
 
 class Scrubbed(NamedTuple):
-    """A text after a scrub, and how often each kind was found in it."""
+    """A text after scrubbing, and how often each kind was found in it."""
 
     text: str
     counts: Counter[str]
 
 
 class Scrubber:
-    """Finds what a recipe's `data.pii` names.
+    """Finds the kinds of personal data that a recipe's `data.pii` names.
 
     Raises:
-        UserError: `phone_region` is no country.
+        UserError: `phone_region` is not a country.
     """
 
     def __init__(self, recipe: Pii) -> None:
@@ -48,10 +48,10 @@ class Scrubber:
         self._finders = _finders(recipe)
 
     def scrub(self, text: str) -> Scrubbed:
-        """Count what is found and, under `mask`, put `<EMAIL>`, `<PHONE>`, … in its place.
+        """Count personal data and, if the action is `mask`, replace it by `<EMAIL>`, `<PHONE>`, ….
 
-        A masked text is clean: another scrub finds nothing. What is no longer hidden by its
-        neighbour, once that is masked, is found in a further pass.
+        A masked text is clean: another scrub finds nothing. A match may become visible only when
+        its neighbour is masked, so passes are repeated until none is found.
         """
         counts: Counter[str] = Counter()
         masked = text
@@ -61,7 +61,7 @@ class Scrubber:
         return Scrubbed(masked if self._masks else text, counts)
 
     def find(self, text: str) -> list[Span]:
-        """Where something is, in text order; no two overlap."""
+        """Return the places of personal data, in text order and without overlaps."""
         return _without_overlaps([span for find in self._finders for span in find(text)], len(text))
 
 
@@ -78,7 +78,7 @@ def _finders(recipe: Pii) -> list[Callable[[str], Iterator[Span]]]:
 
 
 def find_emails(text: str) -> Iterator[Span]:
-    """E-mail addresses; not those of example domains, nor what only looks like one in code."""
+    """Yield e-mail addresses, but not those of example domains or look-alikes in code."""
     at = text.find("@")
     while at >= 0:
         name = _EMAIL_NAME.search(text, max(0, at - _LONGEST_NAME), at)
@@ -89,7 +89,7 @@ def find_emails(text: str) -> Iterator[Span]:
 
 
 def _is_address(text: str, domain: re.Match[str]) -> bool:
-    """Not `a@b.dot(c)`, `git@host.com:path`, `logo@2x.png` or someone@example.com."""
+    """Return False for `a@b.dot(c)`, `git@host.com:path`, `logo@2x.png`, someone@example.com."""
     following = text[domain.end() : domain.end() + 2]
     if _CODE_AFTER.match(following):
         return False
@@ -98,7 +98,7 @@ def _is_address(text: str, domain: re.Match[str]) -> bool:
 
 
 def _without_overlaps(spans: Sequence[Span], characters: int) -> list[Span]:
-    """Sort by place; of two that overlap keep the one whose kind was looked for first."""
+    """Sort spans by place; where two overlap, keep the one that comes first in `spans`."""
     taken = bytearray(characters if spans else 0)
     kept: list[Span] = []
     for span in spans:

@@ -1,11 +1,11 @@
-"""Personal numbers in text: cards, national ids, IP addresses and phone numbers.
+"""Finds personal numbers and secrets in text.
 
-Where something was found in a text.
+Personal numbers are cards, national ids, IP addresses and phone numbers.
 
-Secrets in text: private keys, tokens of known services, passwords in URLs and assignments.
+Secrets are private keys, tokens of known services, and passwords in URLs and assignments.
 
-The tokens' patterns are those of detect-secrets, where it has them. Each is tried only where a
-literal that all its tokens hold is in the text.
+Token patterns come from detect-secrets if it has them. A pattern is tried only if the text has a
+literal that all its tokens contain.
 """
 
 import ipaddress
@@ -21,19 +21,19 @@ from pipelines.recipe.cleaning_section import PiiKind
 
 
 class Span(NamedTuple):
-    """Characters from `start` up to `end`, and what they are."""
+    """The characters from `start` up to `end`, and their kind."""
 
     start: int
     end: int
-    kind: str  # of `data.pii.kinds`
+    kind: str  # one of `data.pii.kinds`
 
 
-# `\w` is ASCII in these patterns: Korean particles follow a number with no space.
-# Five digits or more with little between them: nothing else is looked at.
+# `\w` is ASCII in these patterns, because Korean particles follow a number without a space.
+# Five or more digits with little between them; no other text is checked.
 _RUN = re.compile(r"\d(?:[ .()/-]{0,2}\d){4,}", re.ASCII)
-_BEFORE, _AFTER = 3, 4  # characters around a run that the patterns look at
+_BEFORE, _AFTER = 3, 4  # characters around the digits that the patterns look at
 
-# Numbers beside it, as in a table, say that a group of digits is neither a card nor a phone number.
+# Digits beside other numbers, as in a table, are neither a card nor a phone number.
 _ALONE_BEFORE = r"(?<![\w.,/+(-])(?<!\d[ .:-])"
 _ALONE_AFTER = r"(?![\w-]|[.,:/]\d|[ .-]\d{3})"
 
@@ -59,7 +59,7 @@ _VERSION_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _IPV6 = re.compile(r"[23][0-9a-fA-F]{3}(?<![\w:.].{4}):[0-9a-fA-F:]{2,34}(?![\w:])", re.ASCII)
-_GLOBAL_IPV6 = ipaddress.ip_network("2000::/3")  # all that is routed
+_GLOBAL_IPV6 = ipaddress.ip_network("2000::/3")  # all routed addresses
 _PHONE = re.compile(
     r"(?<![\w+])\+\d(?:[ .()/-]{0,2}\d){6,14}(?!\w|[.,-]\d)"
     rf"|{_ALONE_BEFORE}(?:"
@@ -83,10 +83,10 @@ class _Rule(NamedTuple):
 
 
 class NumberRules:
-    """The kinds of `data.pii.kinds` that are numbers, those that are told surest first.
+    """The kinds of `data.pii.kinds` that are numbers, the most certain kinds first.
 
     Raises:
-        UserError: `phone_region` is no country.
+        UserError: `phone_region` is not a country.
     """
 
     def __init__(self, kinds: Sequence[PiiKind], phone_region: str) -> None:
@@ -95,17 +95,17 @@ class NumberRules:
             _Rule("us_ssn", _US_SSN, _is_us_ssn),
             _Rule("kr_rrn", _KR_RRN, _is_kr_rrn),
             _Rule("ip", _IPV4, _is_personal_ipv4),
-            _Rule("phone", _PHONE, partial(_is_phone, region=_checked(phone_region))),
+            _Rule("phone", _PHONE, partial(_is_phone, region=check_region(phone_region))),
         )
         self._rules = [rule for rule in rules if rule.kind in kinds]
         self._ipv6 = "ip" in kinds
 
     def __bool__(self) -> bool:
-        """Whether there is anything to look for."""
+        """Return whether there is anything to look for."""
         return bool(self._rules)
 
     def find(self, text: str) -> Iterator[Span]:
-        """What is found; a number may be found as two kinds, the surer one first."""
+        """Yield personal numbers; one may be found as two kinds, the more certain kind first."""
         for run in _RUN.finditer(text):
             start, end = max(0, run.start() - _BEFORE), run.end() + _AFTER
             for rule in self._rules:
@@ -138,10 +138,10 @@ def _is_kr_rrn(found: re.Match[str]) -> bool:
 
 
 def _is_personal_ipv4(found: re.Match[str]) -> bool:
-    """A public address; not a version or section, which may look the same.
+    """Return whether this is a public address and not a version or section that looks like one.
 
-    Private, loopback, documentation and other special ranges lead to nobody. What begins with three
-    numbers below 10 is a section, a version or a public resolver.
+    Private, loopback, documentation and other special ranges identify nobody. Three numbers below
+    10 at the start mean a section, a version or a public resolver.
     """
     if all(len(number) == 1 for number in found[0].split(".")[:3]):
         return False
@@ -162,10 +162,10 @@ def _is_global_ipv6(text: str) -> bool:
 
 
 def _is_phone(found: re.Match[str], region: str) -> bool:
-    """A number that can be dialled, grouped as people there group it.
+    """Return whether the number can be dialled and is grouped as is usual in the region.
 
-    Digits in one piece are far more often something else: they must begin with a trunk prefix, 0,
-    or follow a word such as "phone".
+    Digits without separators are far more often something else, so they must begin with a trunk
+    prefix, 0, or follow a word such as "phone".
     """
     from phonenumbers import Leniency, PhoneNumberMatcher
 
@@ -179,7 +179,8 @@ def _is_phone(found: re.Match[str], region: str) -> bool:
     return PhoneNumberMatcher(number, region, leniency=Leniency.STRICT_GROUPING).has_next()
 
 
-def _checked(region: str) -> str:
+def check_region(region: str) -> str:
+    """Return the code of a country, or raise a UserError for one that no country has."""
     from phonenumbers import SUPPORTED_REGIONS
 
     if region not in SUPPORTED_REGIONS:
@@ -205,8 +206,8 @@ _SECRET_NAME = re.compile(
     r"|token|secret|passw(?:or)?d|pwd|credentials?)(?:[_-]\w{1,16})?[\"'\]]{0,2}\s*$",
     re.IGNORECASE,
 )
-_NAME_CHARACTERS = 32  # before an assignment, in which its name is looked for
-_LEAST_DIGITS = 3  # in a random value whose letters are all of one case
+_NAME_CHARACTERS = 32  # before an assignment, where its name is searched
+_LEAST_DIGITS = 3  # in a random value whose letters all have the same case
 _LEAST_ENTROPY = 3.3  # bits a character; 16 random hexadecimal digits have about 3.5
 _JWT = re.compile(r"\beyJ[\w-]{8,}+\.eyJ[\w-]{8,}+\.[\w-]{16,}", re.ASCII)
 _OWN_TOKENS = {
@@ -218,7 +219,7 @@ _OWN_TOKENS = {
 
 
 def find_secrets(text: str) -> Iterator[Span]:
-    """Private keys, service tokens, and random values that a name or a URL calls secret."""
+    """Yield private keys, service tokens, URL passwords and random values with secret names."""
     if "PRIVATE KEY" in text:
         yield from (Span(*key.span(), "secret") for key in _PRIVATE_KEY.finditer(text))
     for literal, patterns in _token_patterns():
@@ -237,7 +238,7 @@ def find_secrets(text: str) -> Iterator[Span]:
 
 @cache
 def _token_patterns() -> tuple[tuple[str, tuple[re.Pattern[str], ...]], ...]:
-    """Patterns of tokens, each under a literal that all its tokens hold."""
+    """Return token patterns, each with a literal that all its tokens contain."""
     from detect_secrets.plugins.aws import AWSKeyDetector
     from detect_secrets.plugins.azure_storage_key import AzureStorageKeyDetector
     from detect_secrets.plugins.github_token import GitHubTokenDetector
@@ -269,13 +270,13 @@ def _token_patterns() -> tuple[tuple[str, tuple[re.Pattern[str], ...]], ...]:
 
 
 def _is_random(value: str) -> bool:
-    """Letters and digits mixed as a generator mixes them, not words and a number."""
+    """Return whether letters and digits are mixed at random, unlike words and a number."""
     digits = sum(map(str.isdigit, value))
     mixed = digits >= _LEAST_DIGITS or (digits and not value.islower() and not value.isupper())
     return bool(mixed) and any(map(str.isalpha, value)) and _entropy(value) >= _LEAST_ENTROPY
 
 
 def _entropy(value: str) -> float:
-    """Shannon entropy of the characters, in bits a character."""
+    """Return the Shannon entropy of the characters, in bits a character."""
     shares = (count / len(value) for count in Counter(value).values())
     return -sum(share * math.log2(share) for share in shares)

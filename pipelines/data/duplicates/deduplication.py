@@ -1,27 +1,25 @@
-"""Which documents repeat an earlier one, exactly or nearly, over any number of blocks.
+"""Finds documents that repeat an earlier one, exactly or nearly, over any number of blocks.
 
-Three steps, the first two of them tasks that meet only in files:
+There are three steps; the first two are tasks that exchange data only through files:
 
     1. for each block of documents, a task calls
            write_keys(key_file, doc_ids, texts, recipe.data.dedup)
-    2. for each partition of the space of keys, a task calls
+    2. for each partition of the key space, a task calls
            match_partition(partition, partitions=…, key_files=…, dedup=…, folder=…)
        with the key files in source order and `partitions = partitions_for(documents, dedup)`;
-       it holds some 150 MB and returns the path of the edges it wrote in `folder`
+       it uses some 150 MB of memory, and returns the path of the edges it wrote in `folder`
     3. the driver calls
            duplicates = find_duplicates(edge_files)
-       and gives each block its rows to drop:
+       and tells each block which rows to drop:
            rows, exact = duplicates.in_block(first, documents)
 
 Documents are numbered over all blocks in source order, so `first` is the number of documents in the
-blocks before. Documents that share a key are compared; those found the same are joined, and of each
-connected component the first document stays. The result depends on the documents and their
-order alone: not on the blocks, the partitions or who did which. Memory grows with the number of
-duplicates in step 3 and with nothing else.
+blocks before. Documents that share a key are compared, the same ones are joined by edges, and each
+connected component keeps only its first document. The result depends only on the documents and
+their order: not on the blocks, the partitions or the tasks that handled them. Memory grows only
+with the number of duplicates in step 3.
 
-Documents in buckets, found the same or not, become connected components.
-
-Pass 2: which documents repeat an earlier one, as tasks that meet in files.
+This is pass 2 of preprocess:
 
 keys of each block ─▶ match: edges of each partition ─▶ join: the documents to drop
 """
@@ -55,20 +53,20 @@ Same = Callable[[Features, Features], npt.NDArray[np.bool_]]
 
 
 def link(features: Features, index: Indices, starts: Indices, same: Same) -> Indices:
-    """Edges that join the members of each bucket into its connected components.
+    """Return edges that join the members of each bucket into its connected components.
 
-    All buckets are searched breadth-first at once: in each round a bucket's pivot, which is a
-    member found but not yet asked, or else the first not found, is compared with all that are not
-    found yet. Copies of one document take one round; only unlike members take more.
+    All buckets are searched breadth-first at once. In each round, a bucket's pivot is compared
+    with all members that are not found yet; the pivot is a found member that was no pivot before,
+    or else the first member not found. Copies of one document take one round, others more.
 
     Args:
-        features: [documents, bytes], what `same` compares, row by row.
+        features: [documents, bytes], the values that `same` compares, row by row.
         index: [members], the document of each member, bucket by bucket.
         starts: [buckets], where each bucket starts in `index`.
-        same: Whether two documents are the same, for rows of features.
+        same: Returns whether documents are the same, for two arrays of feature rows.
 
     Returns:
-        [edges, 2] members.
+        Edges [edges, 2] between members.
     """
     count = len(index)
     bucket = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, count)))
@@ -89,7 +87,7 @@ def link(features: Features, index: Indices, starts: Indices, same: Same) -> Ind
 
 
 def components(edges: Indices) -> Indices:
-    """Each document of a component but the first, and that first: [documents, 2], ascending."""
+    """Pair each component's later documents with its first document: [documents, 2], ascending."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -102,11 +100,11 @@ def components(edges: Indices) -> Indices:
     return np.asarray(pairs[pairs[:, 0] != pairs[:, 1]])
 
 
-_PARTITION_ENTRIES = 1 << 21  # some 50 bytes each while they are sorted
-_SIGNED = 256  # texts
-_COMPARED = 1 << 17  # documents compared at once, at most: some 400 bytes each
-_RUN = 1 << 10  # of a bucket with more documents, runs of so many are compared at once
-_FOLDED = 1 << 20  # edges held, at least, before they are folded into components
+_PARTITION_ENTRIES = 1 << 21  # each takes some 50 bytes while they are sorted
+_SIGNED = 256  # texts that are signed at once
+_COMPARED = 1 << 17  # most documents compared at once; each takes some 400 bytes
+_RUN = 1 << 10  # a bucket with more documents is compared in runs of this many
+_FOLDED = 1 << 20  # fewest edges held before they are folded into components
 
 
 @dataclass(frozen=True)
@@ -115,8 +113,8 @@ class Duplicates:
 
     Attributes:
         numbers: int64 [dropped].
-        firsts: int64 [dropped], the document that stays in the place of each.
-        exact: bool [dropped], whether an earlier document has the very same text.
+        firsts: int64 [dropped], the document that is kept instead of each.
+        exact: bool [dropped], whether an earlier document has exactly the same text.
     """
 
     numbers: Indices
@@ -124,18 +122,18 @@ class Duplicates:
     exact: npt.NDArray[np.bool_]
 
     def in_block(self, first: int, documents: int) -> tuple[Indices, npt.NDArray[np.bool_]]:
-        """Rows of a block to drop, ascending, and which of them are exact duplicates.
+        """Return a block's rows to drop, ascending, and which of them are exact duplicates.
 
-        `first` is the number of the block's first document, `documents` how many it has.
+        `first` is the number of the block's first document, `documents` the number of documents.
         """
         start, stop = np.searchsorted(self.numbers, [first, first + documents])
         return self.numbers[start:stop] - first, self.exact[start:stop]
 
 
 def write_keys(path: Path, doc_ids: Sequence[str], texts: Iterable[str], dedup: Dedup) -> None:
-    """Write the key file of a block: its documents' SHA-256 (hex) and texts, in source order.
+    """Write a block's key file from its documents' SHA-256 (hex) and texts, in source order.
 
-    No more than `_SIGNED` texts are held at once, if `texts` does not hold them.
+    No more than `_SIGNED` texts are in memory at once, unless `texts` itself holds more.
     """
     tables = {EXACT: exact_table(doc_ids)}
     if dedup.kind == "minhash":
@@ -152,7 +150,7 @@ def write_keys(path: Path, doc_ids: Sequence[str], texts: Iterable[str], dedup: 
 
 
 def partitions_for(documents: int, dedup: Dedup) -> int:
-    """Into how many partitions the keys of so many documents are cut."""
+    """Return the number of partitions for the keys of this many documents."""
     keys = 1 if dedup.kind == "exact" else 1 + bands(dedup.permutations, dedup.jaccard)[0]
     return min(SLOTS, max(1, -(-documents * keys // _PARTITION_ENTRIES)))
 
@@ -160,11 +158,11 @@ def partitions_for(documents: int, dedup: Dedup) -> int:
 def match_partition(
     partition: int, *, partitions: int, key_files: Sequence[Path], dedup: Dedup, folder: Path
 ) -> Path:
-    """Compare the documents that share a key of this part of the key space; write the edges.
+    """Compare the documents that share a key in this part of the key space; write the edges.
 
     Returns:
-        A file in `folder` with two arrays [edges, 2] of document numbers, `exact` and `near`: a
-        duplicate and the document it repeats.
+        A file in `folder` with two arrays [edges, 2] of document numbers, `exact` and `near`: each
+        edge is a duplicate and the document that it repeats.
     """
     low, high = (part * SLOTS // partitions for part in (partition, partition + 1))
     edges = {EXACT: _match(key_files, EXACT, low, high, _equal), NEAR: _no_edges()}
@@ -180,11 +178,11 @@ def match_partition(
 
 
 def find_duplicates(edge_files: Sequence[Path]) -> Duplicates:
-    """All that `match_partition` found, as the documents to drop."""
+    """Return the documents to drop, from all edges that `match_partition` wrote."""
     exact, folded, count = [np.empty(0, np.int64)], _no_edges(), 0
     waiting: list[Indices] = []
     for path in edge_files:
-        # Copies: a view would keep its file open.
+        # Copy the arrays, because views would keep their file open.
         edges = {name: np.array(found) for name, found in read_arrays(path).items()}
         exact.append(edges[EXACT][:, 0])
         waiting += edges.values()
@@ -197,11 +195,11 @@ def find_duplicates(edge_files: Sequence[Path]) -> Duplicates:
 
 
 def _match(key_files: Sequence[Path], table: str, low: int, high: int, same: Same) -> Indices:
-    """Edges [edges, 2], duplicate and first, of the documents with a key in these slots.
+    """Return edges [edges, 2], duplicate and first, of documents with a key in these slots.
 
-    A bucket of more than _RUN documents is matched run by run; what stays of each run meets in a
-    next round, as long as each round halves it. So a page copied a million times is one component
-    at linear cost, while a million pages that have no more than a band in common cost no more.
+    A bucket of more than _RUN documents is matched run by run. Documents without an edge meet in
+    another round, as long as each round halves the bucket. So a page copied a million times is
+    found at linear cost, and a million pages that share only a band cost no more.
     """
     block_starts, keys, numbers = _read_entries(key_files, table, low, high)
     numbers, bucket = _buckets(keys, numbers)
@@ -226,7 +224,7 @@ def _match(key_files: Sequence[Path], table: str, low: int, high: int, same: Sam
 def _read_entries(
     key_files: Sequence[Path], table: str, low: int, high: int
 ) -> tuple[Indices, U64, Indices]:
-    """The first number of each block; keys in these slots and their documents' numbers."""
+    """Return each block's first number, the keys in these slots, and their documents' numbers."""
     firsts, keys, numbers = [0], [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
     for path in key_files:
         block = read_table(path, table)
@@ -238,15 +236,15 @@ def _read_entries(
 
 
 def _buckets(keys: U64, numbers: Indices) -> tuple[Indices, Indices]:
-    """Documents that share a key with another, bucket by bucket, and the bucket of each.
+    """Return documents that share a key with another one, and the bucket of each, by bucket.
 
-    Keys are sorted by their first bits with their places in the last ones, which numpy does ten
-    times as fast as argsort; the few left where first bits agree are then sorted by the whole key.
+    The place of each key replaces its last bits, so that numpy can sort ten times as fast as with
+    argsort; the few keys whose first bits agree are then sorted by the whole key.
     """
     bits = np.uint64(len(keys).bit_length())
     packed = np.sort((keys >> bits << bits) | np.arange(len(keys), dtype=np.uint64))
     places = packed & ((np.uint64(1) << bits) - np.uint64(1))
-    places = places[_repeated(packed >> bits)]  # ascending where keys are equal, so numbers are
+    places = places[_repeated(packed >> bits)]  # ascending for equal keys, and so are the numbers
     places = places[np.argsort(keys[places], kind="stable")]
     places = places[_repeated(keys[places])]
     keys = keys[places]
@@ -254,14 +252,14 @@ def _buckets(keys: U64, numbers: Indices) -> tuple[Indices, Indices]:
 
 
 def _repeated(ordered: U64) -> npt.NDArray[np.bool_]:
-    """Which values stand beside an equal one."""
+    """Return which values are next to an equal value."""
     equal = np.zeros(len(ordered) + 1, bool)
     equal[1:-1] = ordered[1:] == ordered[:-1]
     return equal[1:] | equal[:-1]
 
 
 def _chunks(numbers: Indices, starts: Indices) -> Iterator[tuple[int, Indices, Indices]]:
-    """As many whole runs as are compared at once: the first member's place, members, starts."""
+    """Yield groups of runs to compare at once: the first member's place, members, run starts."""
     ends = np.append(starts[1:], len(numbers))
     run = 0
     while run < len(starts):
@@ -274,7 +272,7 @@ def _chunks(numbers: Indices, starts: Indices) -> Iterator[tuple[int, Indices, I
 def _read_features(
     key_files: Sequence[Path], table: str, block_starts: Indices, documents: Indices
 ) -> Features:
-    """Features of documents given by ascending number, each block's file opened once."""
+    """Return the features of documents in ascending order, opening each block's file once."""
     blocks = np.searchsorted(block_starts, documents, side="right") - 1
     parts = []
     for block in np.unique(blocks):
@@ -310,10 +308,10 @@ def match(
 
 
 def join(edge_files: Sequence[Path], folder: Path) -> int:
-    """Write which documents to drop, by their numbers over all blocks.
+    """Write the numbers, over all blocks, of the documents to drop.
 
     Returns:
-        How many they are.
+        The number of documents to drop.
     """
     found = find_duplicates(edge_files)
     arrays = {"numbers": found.numbers, "firsts": found.firsts, "exact": found.exact.view("u1")}
@@ -322,13 +320,13 @@ def join(edge_files: Sequence[Path], folder: Path) -> int:
 
 
 def read_duplicates(folder: Path) -> Duplicates:
-    """What `join` wrote there, memory-mapped."""
+    """Return the duplicates that `join` wrote in a folder, memory-mapped."""
     arrays = read_arrays(folder / _DUPLICATES_FILE)
     return Duplicates(arrays["numbers"], arrays["firsts"], arrays["exact"].view(bool))
 
 
 def reasons(duplicates: Duplicates, first: int, documents: int) -> dict[int, str]:
-    """Why rows are dropped of so many documents, the first of which has the number `first`."""
+    """Return each dropped row's reason, of `documents` documents from the number `first` on."""
     rows, exact = duplicates.in_block(first, documents)
     return {
         row: DUPLICATE if is_exact else NEAR_DUPLICATE

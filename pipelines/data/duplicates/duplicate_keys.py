@@ -1,15 +1,15 @@
-"""A block's key file: what matching needs of its documents, laid out for reads of a range of keys.
+"""A block's key file: the data for matching its documents, laid out for reads of key ranges.
 
-The space of keys has 65,536 slots, by a key's first 16 bits; a range is a number of slots.
+The key space has 65,536 slots, by a key's first 16 bits; a range is a number of slots.
 
-Two tables, `exact` (by the hash of the text) and `near` (by the bands of a MinHash signature), each
-of three arrays:
+There are two tables, `exact` (by the hash of the text) and `near` (by the bands of a MinHash
+signature), each with three arrays:
 
-    keys      uint64 [entries]          sorted by slot; equal keys make documents worth comparing
-    rows      uint32 [entries]          of the document in its block; ascending within a slot
-    features  uint8 [documents, bytes]  what is compared: 16 bytes of the hash, or a MinHash sketch
+    keys      uint64 [entries]          sorted by slot; documents with equal keys are compared
+    rows      uint32 [entries]          the document's row in its block; ascending within a slot
+    features  uint8 [documents, bytes]  compared values: 16 bytes of the hash, or a MinHash sketch
 
-The file is in the safetensors format, so anything reads it; it appears whole or not at all.
+The file has the safetensors format, which many tools read; it appears whole or not at all.
 """
 
 import json
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 EXACT = "exact"
 NEAR = "near"
-ID_BYTES = 16  # of SHA-256: no two of 10^15 texts share them by chance
+ID_BYTES = 16  # of a SHA-256: no two of 10^15 texts share them by chance
 
 SLOTS = 1 << 16
 _SLOT_BITS = 16
@@ -36,7 +36,7 @@ _DTYPES = {"U64": "<u8", "I64": "<i8", "U32": "<u4", "U8": "u1"}
 
 @dataclass(frozen=True)
 class KeyTable:
-    """One way in which a block's documents are matched; see above."""
+    """One table of a block's key file, as the module docstring describes it."""
 
     keys: npt.NDArray[np.uint64]
     rows: npt.NDArray[np.uint32]
@@ -44,14 +44,14 @@ class KeyTable:
 
     @classmethod
     def build(cls, keys: npt.NDArray[np.uint64], features: npt.NDArray[np.uint8]) -> Self:
-        """Make a table from the keys of each document, [documents, keys a document]."""
+        """Make a table from the keys of the documents, [documents, keys a document]."""
         slots = (keys >> np.uint64(64 - _SLOT_BITS)).astype(np.uint16)
-        order = np.argsort(slots, axis=None, kind="stable")  # of 16 bits: a radix sort
+        order = np.argsort(slots, axis=None, kind="stable")  # 16-bit slots use a radix sort
         rows = order // max(keys.shape[1], 1)
         return cls(keys.ravel()[order], rows.astype(np.uint32), features)
 
     def between(self, low: int, high: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Keys and rows of the entries in the slots from `low` to before `high`."""
+        """Return the keys and rows of the entries in the slots from `low` up to `high` - 1."""
         start, stop = (bisect_left(self.keys, slot, key=_slot) for slot in (low, high))
         return np.array(self.keys[start:stop]), self.rows[start:stop].astype(np.int64)
 
@@ -61,7 +61,7 @@ def _slot(key: np.uint64) -> int:
 
 
 def exact_table(doc_ids: Sequence[str]) -> KeyTable:
-    """Make the table of exact keys: a SHA-256's first 8 bytes find, its first 16 decide."""
+    """Make the exact table: 8 bytes of a SHA-256 find candidates, 16 bytes decide."""
     ids = np.frombuffer(bytes.fromhex("".join(i[: 2 * ID_BYTES] for i in doc_ids)), np.uint8)
     features = ids.reshape(-1, ID_BYTES)
     return KeyTable.build(features.view("<u8")[:, :1], features)
@@ -80,13 +80,13 @@ def write_tables(path: Path, tables: Mapping[str, KeyTable]) -> None:
 
 
 def read_table(path: Path, name: str) -> KeyTable:
-    """One table of a key file, memory-mapped: what is not touched is not read."""
+    """Return one table of a key file, memory-mapped: only the parts that are used are read."""
     arrays = read_arrays(path)
     return KeyTable(*(arrays[f"{name}.{part}"] for part in ("keys", "rows", "features")))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write named arrays so that a reader sees all of them or no file."""
+    """Write named arrays so that a reader sees either all of them or no file."""
     from safetensors.numpy import save_file
 
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -101,9 +101,9 @@ def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Map the arrays of a file that `write_arrays` wrote; copies nothing, which safetensors would.
+    """Memory-map the arrays that `write_arrays` wrote, without the copies that safetensors makes.
 
-    A safetensors file is the header's size in 8 bytes, the header as JSON, then the arrays.
+    A safetensors file has the header's size in 8 bytes, the header as JSON, then the arrays.
     """
     with path.open("rb") as file:
         mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)

@@ -1,13 +1,14 @@
 """MinHash signatures and the bands of locality-sensitive hashing, for batches of texts.
 
-A signature is the least value of each of many hash functions over a text's shingles; two texts
-agree in as large a part of it as their sets of shingles overlap (Broder 1997). Cut into bands of
-some rows, two texts are worth a comparison if one band is equal in both (Indyk and Motwani 1998).
+A signature holds the smallest value of each of many hash functions over a text's shingles. Two
+signatures agree in about the same fraction as their sets of shingles overlap (Broder 1997).
+Signatures are cut into bands of some rows; two texts are worth a comparison if one band is equal
+in both (Indyk and Motwani 1998).
 
     Signer.sign(texts) ─▶ signatures ─▶ band_keys: which to compare
                                      └▶ sketches ─▶ similar: the comparison
 
-The minima are rensa's, in Rust: the same values on every machine.
+The Rust library rensa computes the minima, with the same values on every machine.
 """
 
 import hashlib
@@ -25,16 +26,16 @@ from pipelines.data.normalize import cut
 Signatures = npt.NDArray[np.uint32]  # [texts, permutations]
 Sketches = npt.NDArray[np.uint8]  # [texts, permutations]
 
-_SEED = 42  # of the permutations
-_CHUNK_CHARACTERS = 100_000  # of texts that are signed at once: the arrays fit a core's cache
-_PIECE_CHARACTERS = 1_000_000  # of a longer text, which is by itself, are signed at once
-# A band that wrongly agrees costs a comparison, one that wrongly differs a duplicate that stays.
+_SEED = 42  # seed of the permutations
+_CHUNK_CHARACTERS = 100_000  # of texts that are signed at once: their arrays fit a core's cache
+_PIECE_CHARACTERS = 1_000_000  # a longer text is signed alone, in pieces of this size
+# A false match costs only a comparison, but a missed match keeps a duplicate.
 _MISS_WEIGHT = 0.95
-_CHANCE = 1 / 256  # that the sketches of two different minima agree
+_CHANCE = 1 / 256  # probability that the sketch bytes of two different minima are equal
 
 
 class Signer:
-    """Signs texts: `permutations` minima over their shingles of `ngram` words."""
+    """Computes signatures of texts: `permutations` minima over shingles of `ngram` words."""
 
     def __init__(self, ngram: int, permutations: int) -> None:
         self._ngram = ngram
@@ -42,7 +43,7 @@ class Signer:
         self._pack = struct.Struct(f"<{permutations}I").pack
 
     def sign(self, texts: Sequence[str]) -> Signatures:
-        """Signatures [texts, permutations] that depend on each text alone, not on the others."""
+        """Return signatures [texts, permutations]; each depends only on its own text."""
         signatures = np.empty((len(texts), self._permutations), np.uint32)
         for part in _chunks(texts):
             if len(texts[part.start]) > _PIECE_CHARACTERS:
@@ -51,12 +52,12 @@ class Signer:
                 hashes, offsets = words(texts[part])
                 signatures[part] = self._minima(*shingles(hashes, offsets, self._ngram))
             for i in part.start + np.flatnonzero(offsets[1:] == offsets[:-1]):
-                # What has no words, such as a row of dashes, is like nothing but itself.
+                # A text without words, such as a row of dashes, only matches itself.
                 signatures[i] = self._minima(_hash_text(texts[i]), np.array([0, 1]))
         return signatures
 
     def _sign_long(self, text: str) -> tuple[Signatures, Indices]:
-        """The signature of a text, [1, permutations], in pieces: words take 50 bytes a letter."""
+        """Sign a text, [1, permutations], in pieces, because words take 50 bytes a letter."""
         least = np.full((1, self._permutations), np.iinfo(np.uint32).max, np.uint32)
         hashes, count = np.empty(0, np.uint32), 0
         for piece in cut(text, _PIECE_CHARACTERS):
@@ -68,19 +69,19 @@ class Signer:
         return least, np.array([0, count])
 
     def _minima(self, hashes: U64, offsets: Indices) -> Signatures:
-        """Return each row's smallest hash; the greatest value where a row has none."""
-        from rensa import RMinHash  # `penstock --help` must not pay for it
+        """Return each row's smallest hashes, or the greatest value for a row without hashes."""
+        from rensa import RMinHash  # a slow import that `penstock --help` does not need
 
         matrix = RMinHash.digest_matrix_from_flat_token_hashes(
             hashes, offsets.astype(np.uint64), self._permutations, _SEED
         )
-        # The rows are lists of numbers; numpy takes three times as long over them.
+        # The rows are lists of numbers, for which numpy takes three times as long.
         content = b"".join(starmap(self._pack, matrix.to_rows()))
         return np.frombuffer(content, "<u4").reshape(-1, self._permutations)
 
 
 def _chunks(texts: Sequence[str]) -> Iterator[slice]:
-    """Texts that are signed at once; a long one is by itself."""
+    """Yield slices of texts that are signed at once; a long text is alone."""
     ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
     start = characters = 0
     while start < len(texts):
@@ -91,18 +92,18 @@ def _chunks(texts: Sequence[str]) -> Iterator[slice]:
 
 
 def _hash_text(text: str) -> U64:
-    """A hash of all of a text, [1]."""
+    """Return a hash of a whole text, [1]."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return np.frombuffer(digest, "<u8")
 
 
 @cache
 def bands(permutations: int, jaccard: float) -> tuple[int, int]:
-    """How many bands of how many rows find texts of at least this similarity.
+    """Return how many bands, and of how many rows, find texts of at least this similarity.
 
     The chance that texts of similarity s share one of b bands of r rows is 1 - (1 - s^r)^b. As in
-    datasketch, b and r make least the weighted sum of that chance below the threshold and of its
-    complement above; misses weigh more, because what is found is compared before it counts.
+    datasketch, b and r minimise the weighted sum of that chance below the threshold and of its
+    complement above; misses weigh more, because every match is compared before it counts.
     """
     s = (np.arange(1000) + 0.5) / 1000
     below, above = s[s < jaccard], s[s >= jaccard]
@@ -117,19 +118,19 @@ def bands(permutations: int, jaccard: float) -> tuple[int, int]:
 
 
 def band_keys(signatures: Signatures, bands: int, rows: int) -> U64:
-    """A hash of each band of each signature, and of the band's number: [texts, bands]."""
+    """Return a hash of each signature's bands, including the band's number: [texts, bands]."""
     factors = mix(np.arange(1, bands * rows + 1, dtype=np.uint64)) | np.uint64(1)
     values = signatures[:, : bands * rows].reshape(-1, bands, rows)
     return mix(np.einsum("tbr,br->tb", values, factors.reshape(bands, rows)))
 
 
 def sketches(signatures: Signatures) -> Sketches:
-    """The lowest byte of each minimum: enough to compare by (Li and König 2010)."""
+    """Return the lowest byte of each minimum, enough to compare texts (Li and König 2010)."""
     return signatures.astype(np.uint8)
 
 
 def similar(left: Sketches, right: Sketches, jaccard: float) -> npt.NDArray[np.bool_]:
-    """Whether the estimated similarity of each pair of rows reaches `jaccard`: [pairs]."""
+    """Return whether the estimated similarity of each pair of rows reaches `jaccard`: [pairs]."""
     agreeing = np.count_nonzero(left == right, axis=1) / left.shape[1]
     similarity = (agreeing - _CHANCE) / (1 - _CHANCE)
     return np.asarray(similarity >= jaccard)

@@ -1,12 +1,12 @@
-"""Texts become shingles: hashes of every n words in a row, for a batch of texts at once.
+"""Turns texts into shingles: hashes of every n consecutive words, for a batch of texts at once.
 
-A word is a run of letters and digits, lower-cased; what lies between words does not count. In
-scripts that put no or no reliable spaces between words (Chinese, Japanese, Korean, Thai, Lao,
-Khmer, Burmese, Tibetan) each letter is a word. A text of fewer than n words is one shingle.
+A word is a run of letters and digits, lower-cased; characters between words do not count. In
+scripts without reliable spaces between words (Chinese, Japanese, Korean, Thai, Lao, Khmer, Burmese,
+Tibetan) each letter is a word. A text of fewer than n words is one shingle.
 
-All is done by numpy over the code points of some 100 texts: words are sums of code points times
-powers of an odd number (Karp and Rabin 1987), read off one running sum, and so are shingles over
-words. That is some 300 MB of text a second, where a loop over words makes 20.
+Numpy works on the code points of some 100 texts: words are sums of code points times powers of an
+odd number (Karp and Rabin 1987), read from one running sum, and shingles are such sums of words.
+This processes some 300 MB of text a second, while a loop over words processes 20.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Indices = npt.NDArray[np.int64]
 Bits = TypeVar("Bits", np.uint32, np.uint64)
 
 _CODE_POINTS = 0x110000
-_ALONE = np.uint32(1 << 31)  # marks a letter that is a word
+_ALONE = np.uint32(1 << 31)  # marks a letter that is a word by itself
 _ALONE_RANGES = (
     (0x0E00, 0x109F),  # Thai, Lao, Tibetan, Burmese
     (0x1780, 0x17FF),  # Khmer
@@ -37,26 +37,27 @@ _ALONE_RANGES = (
 
 
 def words(texts: Sequence[str]) -> tuple[U32, Indices]:
-    """The words of each text: hashes of all texts in a row, and offsets [texts + 1]."""
+    """Return the word hashes of all texts, one after another, and offsets [texts + 1]."""
     letters, text_starts = _letters_of(texts)
     starts = _word_starts(letters)
-    # Zeros do not count, so a word's span may reach to the start of the next.
+    # Zeros add nothing, so a word's span may reach to the start of the next word.
     sums = _LETTERS.sums(letters.astype(np.uint32, copy=False))[np.append(starts, len(letters))]
     hashes = np.diff(sums) * _LETTERS.inverses(len(letters))[starts]
     return hashes, np.searchsorted(starts, text_starts)
 
 
 def shingles(hashes: U32, offsets: Indices, n: int) -> tuple[U64, Indices]:
-    """Every n of these words in a row, of each text, in reading order and with repetitions.
+    """Return all n-word shingles of each text, in reading order and with repetitions.
 
     Returns:
-        As `words`; a text of fewer words has one shingle, a text without words has none.
+        Hashes and offsets as in `words`; a text of fewer than n words has one shingle, a text
+        without words has none.
     """
     starts, ends = offsets[:-1], offsets[1:]
     counts = ends - starts
     kept = np.where(counts < n, np.minimum(counts, 1), counts - n + 1)
     sums = np.pad(_WORDS.sums(hashes.astype(np.uint64)), (0, n - 1), mode="edge")
-    spans = sums[n:] - sums[:-n]  # from every word on, over the ends of texts too
+    spans = sums[n:] - sums[:-n]  # from each word on, even across the ends of texts
     few = np.flatnonzero((counts < n) & (counts > 0))
     spans[starts[few]] = sums[ends[few]] - sums[starts[few]]
     inside = np.ones(len(hashes), bool)
@@ -66,10 +67,10 @@ def shingles(hashes: U32, offsets: Indices, n: int) -> tuple[U64, Indices]:
 
 
 def _letters_of(texts: Sequence[str]) -> tuple[U32 | U8, Indices]:
-    """What `_letters` has for all texts, a line feed after each; each text's start, and the end."""
+    """Map texts, each with a line feed, through `_letters`; add each text's start, and the end."""
     starts = _offsets(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
     joined = "\n".join([*texts, ""])
-    if joined.isascii():  # bytes are less work than code points
+    if joined.isascii():  # bytes are faster than code points
         return np.frombuffer(joined.encode().translate(_ascii_letters()), np.uint8), starts
     codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), "<u4")
     return _letters().take(codes), starts
@@ -77,13 +78,13 @@ def _letters_of(texts: Sequence[str]) -> tuple[U32 | U8, Indices]:
 
 @cache
 def _ascii_letters() -> bytes:
-    """`_letters` of the first 128 code points, a byte each, for `bytes.translate`."""
+    """Return `_letters` of the first 128 code points, a byte each, for `bytes.translate`."""
     return bytes(_letters()[:128].tolist()).ljust(256, b"\0")
 
 
 @cache
 def _letters() -> U32:
-    """Map code points to 0 unless letters or digits, which are lowered, and marked if alone."""
+    """Map letters and digits to lower case, marked if a word by themselves, and others to 0."""
     table = np.zeros(_CODE_POINTS, np.uint32)
     for code, character in enumerate(map(chr, range(_CODE_POINTS))):
         if character.isalnum():
@@ -115,13 +116,13 @@ class _Polynomial(Generic[Bits]):
         self._dtype: type[Bits] = dtype
 
     def sums(self, values: npt.NDArray[Bits]) -> npt.NDArray[Bits]:
-        """Running sums from 0 on, [values + 1]; differences are sums over spans."""
+        """Return running sums from 0 on, [values + 1]; their differences are sums over spans."""
         sums = np.zeros(len(values) + 1, self._dtype)
         np.multiply(values, _powers(self._bases[0], len(values)), out=sums[1:])
         return np.cumsum(sums, dtype=self._dtype, out=sums)
 
     def inverses(self, count: int) -> npt.NDArray[Bits]:
-        """What to multiply the sum over a span by, for its start: the place does not matter."""
+        """Return factors, by a span's start, that make the span's sum independent of its place."""
         return _powers(self._bases[1], count)
 
 
@@ -136,13 +137,14 @@ def _all_powers(base: Bits, count: int) -> npt.NDArray[Bits]:
     return np.cumprod(factors, dtype=base.dtype)
 
 
-# Words of 32 bits take half the time; two in 4 billion are one, in otherwise equal shingles only.
+# 32-bit words take half the time; two words collide once in 4 billion, which matters only if
+# the rest of their shingles is equal.
 _LETTERS = _Polynomial(0x9E3779B1, np.uint32)
 _WORDS = _Polynomial(0xC2B2AE3D27D4EB4F, np.uint64)
 
 
 def mix(hashes: U64) -> U64:
-    """Spread every bit over all 64 (the finaliser of MurmurHash3), in place."""
+    """Spread every bit over all 64 bits in place, with the finaliser of MurmurHash3."""
     hashes ^= hashes >> np.uint64(33)
     hashes *= np.uint64(0xFF51AFD7ED558CCD)
     hashes ^= hashes >> np.uint64(33)

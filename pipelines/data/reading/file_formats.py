@@ -1,10 +1,11 @@
-"""Text files: a file is a document, a long one several, and a very long one is read in parts.
+"""Reads documents from text, JSON Lines and Parquet files.
 
-What is read in one go, and how its bytes are opened.
+A text file is one document, a long one is several, and a very long one is read in parts.
 
-JSON Lines: a record a line, read by ranges of bytes; a range owns the lines that begin in it.
+JSON Lines have one record a line; they are read by byte ranges, each with the lines that
+begin in it.
 
-Parquet: a record a row; only the columns that are asked for are read, a few MiB at a time.
+Parquet has one record a row; only the needed columns are read, a few MiB at a time.
 """
 
 import io
@@ -30,27 +31,27 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 @dataclass(frozen=True)
 class Read:
-    """One input, or a part of one."""
+    """One input, or a part of it, that is read in one go."""
 
-    path: str  # as documents name it
+    path: str  # the path in the documents' names
     url: str
     format: str
     start: int = 0  # byte of a text or JSONL file; row group of a Parquet file; shard of a dataset
     stop: int | None = None
-    line: int | None = 1  # of the first record, counted from 1; None where nobody counted
-    bytes: int = 0  # on disk: the task's weight
+    line: int | None = 1  # of the first record, counted from 1; None if lines were not counted
+    bytes: int = 0  # on disk, used as the task's weight
     cut: str = "large"  # which text files are cut: `never`, `large`, `always`
 
 
 def compression_of(path: str) -> str | None:
-    """`gzip` or `zstd`, by a file's name."""
+    """Return `gzip` or `zstd` by a file's name, or None."""
     name = path.lower()
     return next((kind for suffix, kind in COMPRESSIONS.items() if name.endswith(suffix)), None)
 
 
 @contextmanager
 def decompressed(read: Read) -> Iterator[IO[bytes]]:
-    """Open an input's content; a broken archive is a user's mistake and names the file."""
+    """Open an input's content; raise a UserError that names the file if its archive is broken."""
     compression = compression_of(read.path)
     with open_input(read.url, read.stop) as raw:
         if compression is None:
@@ -65,21 +66,23 @@ def decompressed(read: Read) -> Iterator[IO[bytes]]:
         except RemoteError:
             raise
         except OSError as error:
-            raise UserError(f"{read.url}: not a whole {compression} file ({error})") from error
+            raise UserError(
+                f"{read.url}: this {compression} file is incomplete or broken ({error})"
+            ) from error
 
 
 PIECE_CHARACTERS = 1 << 14
 WHOLE_CHARACTERS = 1 << 18
-LEAST_PIECES = 32  # what a small lone file is cut into where its lines allow
+LEAST_PIECES = 32  # least pieces of a small single file, if its lines allow it
 LEAST_PIECE_CHARACTERS = 64
-PART_BYTES = 1 << 24  # of a file that is not read whole
-_WINDOW = 1 << 16  # behind that, where a part may end
+PART_BYTES = 1 << 24  # size of the parts of a file that is not read whole
+_WINDOW = 1 << 16  # a part may end within this many bytes after that size
 _ENDS = (re.compile(rb"\n[ \t\r]*\n"), re.compile(rb"\n"), re.compile(rb" "))
-_CONTINUES = range(0x80, 0xC0)  # bytes within a character of UTF-8
+_CONTINUES = range(0x80, 0xC0)  # continuation bytes of UTF-8 characters
 
 
 def text_documents(read: Read) -> Iterator[Document]:
-    """The documents of a file, or of one part of a very long one; see `readers`."""
+    """Yield the documents of a file, or of a part of a very long file; see `text_readers`."""
     with decompressed(read) as file:
         for position, raw, is_whole in _parts(file, read):
             if is_whole:
@@ -120,11 +123,11 @@ def _cut(name: str, text: str, limit: int) -> Iterator[Document]:
 
 
 def _parts(file: IO[bytes], read: Read) -> Iterator[tuple[int, bytes, bool]]:
-    """The first byte of each part, the part, and whether it is the whole file.
+    """Yield the first byte of each part, the part, and whether it is the whole file.
 
-    Parts of `PART_BYTES` give way to the text: one ends at the first blank line behind that, or
-    line's end, or space, within 64 KiB. Where, the bytes there say alone, so a part that is read
-    on its own is the one that is read after all before it.
+    A part ends after `PART_BYTES` at the next blank line, else the next line end, else the next
+    space, within 64 KiB. Only the bytes there decide the place, so a part has the same content
+    whether it is read alone or after all parts before it.
     """
     if read.stop is None and read.bytes <= PART_BYTES and not compression_of(read.path):
         yield 0, file.read(), True
@@ -154,23 +157,25 @@ def _end(window: bytes) -> int:
     return next((i for i, byte in enumerate(window) if byte not in _CONTINUES), len(window))
 
 
-LINE_BYTES = 1 << 27  # at most: a file that is no JSON Lines may be one line
+LINE_BYTES = 1 << 27  # limit, because a file that is not JSON Lines may be one huge line
 
 
 def jsonl_documents(read: Read, fields: Fields) -> Iterator[Document]:
-    """The documents of a file or of a range of it, named by line, or by byte where none counted."""
+    """Yield the documents of a file or byte range, named by line, or by byte if not counted."""
     with decompressed(read) as file:
         for source, raw, size in _lines(file, read):
             if len(raw) < size:
-                yield drop(source, size, MALFORMED, f"a line of {size} bytes, not a record a line")
-            elif raw.strip():  # a blank line, often the last, is no record
+                yield drop(
+                    source, size, MALFORMED, f"this line of {size} bytes is too long for a record"
+                )
+            elif raw.strip():  # a blank line, often the last, is not a record
                 yield _document(source, raw, fields)
 
 
 def _lines(file: IO[bytes], read: Read) -> Iterator[tuple[str, bytes, int]]:
-    """Where each line begins, at most `LINE_BYTES` of it, and its length."""
+    """Yield each line's name by place, at most `LINE_BYTES` of the line, and its length."""
     position, number = read.start, read.line
-    if position:  # the line that the byte before belongs to is another range's
+    if position:  # the line of the byte before belongs to another range
         file.seek(position - 1)
         position += _skip_line(file) - 1
     while read.stop is None or position < read.stop:
@@ -186,7 +191,7 @@ def _lines(file: IO[bytes], read: Read) -> Iterator[tuple[str, bytes, int]]:
 
 
 def _skip_line(file: IO[bytes]) -> int:
-    """Read to the line's end: how many bytes that took."""
+    """Read to the end of the line, and return how many bytes were read."""
     size = 0
     while part := file.readline(LINE_BYTES):
         size += len(part)
@@ -213,17 +218,17 @@ def _parse(raw: bytes) -> Any:
     try:
         return orjson.loads(raw)
     except ValueError:
-        # What orjson refuses and others write: NaN, a lone surrogate, a byte order mark.
+        # Other tools write JSON that orjson rejects: NaN, a lone surrogate, a byte order mark.
         return json.loads(raw.decode("utf-8-sig"))
 
 
-_BATCH_BYTES = 1 << 22  # of values in memory at once
+_BATCH_BYTES = 1 << 22  # bytes of values in memory at once
 _BATCH_ROWS = 1 << 14
-_BUFFER_BYTES = 1 << 20  # of a column, read at once
+_BUFFER_BYTES = 1 << 20  # bytes of a column that are read at once
 
 
 def parquet_documents(read: Read, fields: Fields) -> Iterator[Document]:
-    """The documents of a file or of some row groups of it, named by row."""
+    """Yield the documents of a file or of some of its row groups, named by row."""
     with open_parquet(read.url) as file:
         fields.check_columns(read.path, file.schema_arrow.names)
         stop = file.num_row_groups if read.stop is None else read.stop
@@ -238,7 +243,7 @@ def parquet_documents(read: Read, fields: Fields) -> Iterator[Document]:
 
 
 def row_groups(url: str) -> list[tuple[int, int]]:
-    """The rows and the bytes on disk of each row group."""
+    """Return the rows and the bytes on disk of each row group."""
     with open_parquet(url) as file:
         groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
         return [
@@ -249,10 +254,10 @@ def row_groups(url: str) -> list[tuple[int, int]]:
 
 
 def open_parquet(url: str) -> "pq.ParquetFile":
-    """Open a file whose columns are then read through a buffer, so never whole.
+    """Open a file whose columns are read through a buffer, so it is never in memory whole.
 
     Raises:
-        UserError: it is not a Parquet file.
+        UserError: The file is not a Parquet file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -266,7 +271,7 @@ def open_parquet(url: str) -> "pq.ParquetFile":
 
 
 def _readable(url: str, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    """The batches; a broken page is a user's mistake and names the file."""
+    """Yield the batches; raise a UserError that names the file if a page is broken."""
     import pyarrow as pa
 
     try:
@@ -274,11 +279,11 @@ def _readable(url: str, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Rec
     except RemoteError:
         raise
     except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{url}: not a whole Parquet file ({error})") from error
+        raise UserError(f"{url}: this Parquet file is incomplete or broken ({error})") from error
 
 
 def _batch_rows(file: "pq.ParquetFile", groups: list[int], fields: Fields) -> int:
-    """As many rows as are a few MiB where they are longest on average."""
+    """Return how many rows take a few MiB in the row group with the longest rows on average."""
     longest = 1.0
     for group in map(file.metadata.row_group, groups):
         chunks = map(group.column, range(group.num_columns))

@@ -1,7 +1,7 @@
-"""Hugging Face datasets: what the `datasets` library reads, as a stream and without remote code.
+"""Reads Hugging Face datasets with the `datasets` library, as a stream and without remote code.
 
-A folder or a name of the hub is read shard by shard, where a shard is what the library makes of
-one of its files. A dataset that `save_to_disk` wrote is read by ranges of rows.
+A folder or a dataset of the hub is read shard by shard; the library makes a shard of each of its
+files. A dataset that `save_to_disk` wrote is read by ranges of rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,17 +14,17 @@ from pipelines.data.normalize import Document
 from pipelines.data.reading.inputs import LOCAL, Input
 from pipelines.data.reading.instruction import Fields, record_document
 
-SHARD_ROWS = 4096  # of a saved dataset
+SHARD_ROWS = 4096  # rows that count as a shard of a saved dataset
 _BATCH_ROWS = 256
-_SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves
+_SAVED = ("dataset_dict.json", "state.json")  # files that `save_to_disk` writes
 _REVISION = "@"
 
 
 def hub_input(name: str, revision: str | None) -> Input:
-    """A dataset of the hub at a commit, by which all later reads find it.
+    """Return a dataset of the hub with its commit, which all later reads use.
 
     Raises:
-        UserError: the hub has no such dataset or revision.
+        UserError: The hub has no such dataset or revision.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -42,16 +42,16 @@ def hub_input(name: str, revision: str | None) -> Input:
 
 
 def root_of(found: Sequence[Input], path: str) -> str:
-    """What the library opens: the local folder, or `name@commit` of the hub."""
+    """Return the local folder or the hub's `name@commit`, for the library to open."""
     folder = Path(path.removeprefix(LOCAL)).expanduser()
     return str(folder.absolute()) if folder.is_dir() else found[0].url
 
 
 def shard_count(root: str, split: str) -> int:
-    """How many parts of a split can be read on their own.
+    """Return how many parts of a split can be read separately.
 
     Raises:
-        UserError: the library finds no dataset there, or no such split.
+        UserError: The library finds no dataset there, or no such split.
     """
     dataset = _open(root, split)
     if _is_saved(root):
@@ -60,10 +60,10 @@ def shard_count(root: str, split: str) -> int:
 
 
 def documents(root: str, split: str, shard: int, fields: Fields) -> Iterator[Document]:
-    """The documents of one shard, in order, named `split:row` or `split/shard:row`.
+    """Yield the documents of one shard, in order, named `split:row` or `split/shard:row`.
 
     Raises:
-        UserError: a column is not there.
+        UserError: The dataset lacks a column.
     """
     for source, record in _records(root, split, shard, fields):
         yield record_document(source, 0, record, fields)
@@ -74,7 +74,7 @@ def _records(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     dataset = _open(root, split)
     chosen = dataset
-    if dataset.column_names is not None:  # None where only reading will tell
+    if dataset.column_names is not None:  # None if only reading shows the columns
         fields.check_columns(root.partition(_REVISION)[0], dataset.column_names)
         chosen = dataset.select_columns(list(fields.columns))
     if _is_saved(root):
@@ -96,7 +96,7 @@ def _is_saved(root: str) -> bool:
 
 @lru_cache(maxsize=4)
 def _open(root: str, split: str) -> Any:
-    """The split: rows on disk where `save_to_disk` wrote it, else a stream."""
+    """Return the split: rows on disk if `save_to_disk` wrote it, else a stream."""
     import datasets
 
     name, _, commit = root.partition(_REVISION)

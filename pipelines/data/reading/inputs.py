@@ -1,4 +1,4 @@
-"""One file of a source, wherever it lies."""
+"""One file of a source, on a local disk or in a remote store."""
 
 import re
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 class Input:
     """One file of a source."""
 
-    path: str  # relative to the source's root, with forward slashes; what a user is shown
+    path: str  # relative to the source's root, with forward slashes; shown to users
     url: str  # an absolute local path or a URL; never part of an output
     bytes: int
-    identity: tuple[tuple[str, str], ...] = ()  # what a store says that follows the content
+    identity: tuple[tuple[str, str], ...] = ()  # store's values that change with the content
 
     @property
     def is_remote(self) -> bool:
-        """Whether reading it goes through a store, and so maybe over a network."""
+        """Whether the file is read from a store, perhaps over a network."""
         return is_url(self.url)
 
 
 def is_url(path: str) -> bool:
-    """Whether fsspec is to open it; a local path is opened without."""
+    """Return whether `path` is a URL for fsspec; a local path is opened without fsspec."""
     return _URL.match(path) is not None

@@ -1,7 +1,7 @@
-"""Records become documents: a text, or a conversation with its turns.
+"""Turns records into documents: texts, or conversations with their turns.
 
-A record is what a JSONL line, a Parquet row or a dataset's row holds. One that isn't as the recipe
-says is dropped as malformed, with a reason that says what is wrong and, where it can be told, which
+A record is the content of a JSONL line, a Parquet row or a dataset's row. A record that does not
+match the recipe is dropped as malformed; the reason says what is wrong and, if that is known, which
 setting would read it.
 """
 
@@ -15,28 +15,28 @@ from pipelines.data.normalize import MALFORMED, Document, Messages, conversation
 from pipelines.recipe.data_section import Data, Instruction
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
-_MOST_SHOWN = 8  # field names in a message
+_MOST_SHOWN = 8  # most field names in a message
 
 
 class _MalformedError(ValueError):
-    """Why a record is no document."""
+    """The reason why a record cannot become a document."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Which fields of a record hold what."""
+    """The names of a record's fields that hold its text or its turns."""
 
     text: str = "text"
     instruction: Instruction = field(default_factory=Instruction)
 
     @classmethod
     def of(cls, data: Data) -> "Fields":
-        """As a recipe names them."""
+        """Return the fields that a recipe names."""
         return cls(data.source.text_field, data.instruction)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The fields that are read at all."""
+        """The fields that are read; all others are ignored."""
         wanted = self.instruction
         return {
             "none": (self.text,),
@@ -45,7 +45,7 @@ class Fields:
         }[wanted.kind]
 
     def other_kind(self, names: Collection[str]) -> str | None:
-        """The setting that would read a record with these fields as it is."""
+        """Return the setting that would read records with these fields, or None."""
         asked = self.instruction
         if asked.is_chat:
             return None
@@ -56,7 +56,7 @@ class Fields:
         return None
 
     def check_columns(self, where: str, names: Collection[str]) -> None:
-        """Raise UserError where a table lacks a column that is to be read."""
+        """Raise UserError if a table lacks a column that has to be read."""
         for column in self.columns:
             if column not in names:
                 setting = (
@@ -71,7 +71,7 @@ class Fields:
 
 
 def record_document(source: str, size: int, record: Mapping[str, Any], fields: Fields) -> Document:
-    """The document of one record; `size` is what counts as its bytes where it is dropped."""
+    """Return the document of a record; if it is dropped, `size` counts as its bytes."""
     try:
         if fields.instruction.is_chat:
             return conversation(source, _messages(record, fields))
@@ -118,7 +118,7 @@ def _check_order(messages: Messages) -> None:
     if SYSTEM in roles[1:]:
         raise _MalformedError("a message with the role 'system' is not the first")
     if roles[roles[0] == SYSTEM] != USER:
-        raise _MalformedError("the first message but the system's must have the role 'user'")
+        raise _MalformedError("the first non-system message must have the role 'user'")
 
 
 def _string(record: Mapping[str, Any], name: str, fields: Fields) -> str:

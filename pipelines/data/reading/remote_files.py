@@ -1,7 +1,7 @@
-"""Files behind a URL, through fsspec: `s3://`, `gs://`, `https://`, `memory://` and the others.
+"""Reads files behind URLs with fsspec: `s3://`, `gs://`, `https://`, `memory://` and others.
 
-They are read in ranges of some MiB, one ahead of what is asked for, so that no file is ever held
-whole. Each range is tried several times, and has to come with every byte.
+Files are read in ranges of some MiB, one range ahead, so that a large file is never in memory as a
+whole. Each range is tried several times and must have all its bytes.
 """
 
 import io
@@ -18,9 +18,9 @@ WILDCARDS = frozenset("*?[")
 RANGE_BYTES = 8 << 20
 _BUFFER_BYTES = 1 << 18
 _TRIES = 5
-_MOST_SECONDS = 8  # between two tries
+_MOST_SECONDS = 8  # longest wait between two tries
 _LISTING_THREADS = 16
-# What stores call a value that follows the content, the best first: a checksum, else a tag.
+# Stores' names for values that change with the content, best first: checksums, then tags.
 _CHECKSUMS = ("contentmd5", "md5hash", "md5", "sha256", "digest", "checksum", "blobid", "etag")
 _VERSIONS = {"versionid": "version", "generation": "version"}
 _TIMES = ("lastmodified", "mtime", "modified", "modificationtime", "updated")
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 
 class RemoteError(OSError):
-    """A store did not answer as it should, in the last of several tries."""
+    """A store did not answer correctly, even in the last of several tries."""
 
 
 def list_remote(url: str) -> list[Input]:
-    """The files at a URL, below it, or those that match its wildcards.
+    """Return the file at a URL, the files below it, or those that match its wildcards.
 
     Raises:
-        UserError: nothing lies there, it may not be listed, or fsspec lacks the protocol.
+        UserError: There is no file, listing is not allowed, or fsspec lacks the protocol.
     """
     store, address = _store(url)
     root, facts = _tried(f"{url}: cannot be listed", _list, store, address)
@@ -47,10 +47,10 @@ def list_remote(url: str) -> list[Input]:
 
 
 def open_remote(url: str, stop: int | None = None) -> IO[bytes]:
-    """Open a file behind a URL, seekable; nobody reads much beyond the byte `stop`.
+    """Open a seekable file behind a URL; read-ahead ends at the byte `stop`.
 
     Raises:
-        UserError: the file is gone, may not be read, or the store does not say how long it is.
+        UserError: The file is gone or not readable, or the store does not say how long it is.
     """
     store, address = _store(url)
     file = RemoteFile(store, address, url, stop)
@@ -60,7 +60,7 @@ def open_remote(url: str, stop: int | None = None) -> IO[bytes]:
 
 
 def has_ranges(url: str) -> bool:
-    """Whether a part of the file can be had without what lies before it."""
+    """Return whether the store can send a part of the file without the bytes before it."""
     store, address = _store(url)
     return "https" not in store.protocol or _tried(
         f"{url}: cannot be read", _sends_ranges, store, address
@@ -68,7 +68,7 @@ def has_ranges(url: str) -> bool:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file of a store as a stream of ranges."""
+    """A file in a store, read as a stream of ranges."""
 
     def __init__(self, store: Any, address: str, url: str, stop: int | None = None) -> None:
         self.url = url
@@ -77,35 +77,35 @@ class RemoteFile(io.RawIOBase):
         self.size = self._known_size()
         self._stop = self.size if stop is None else min(stop, self.size)
         self._position = 0
-        self._start, self._range = 0, b""  # the range at hand
+        self._start, self._range = 0, b""  # the range in memory
         self._ahead: Future[bytes] | None = None
         self._thread = ThreadPoolExecutor(1, "range")
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Nothing is read before it is asked for."""
+        """Set the position without reading anything."""
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
         self._position = max(0, origin + offset)
         return self._position
 
     def tell(self) -> int:
-        """The byte that is read next."""
+        """Return the position of the next byte to read."""
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fill what the range at hand can fill; 0 at the end."""
+        """Fill the buffer from the range in memory; return how many bytes, or 0 at the end."""
         if self._position >= self.size or not len(buffer):
             return 0
         offset = self._position - self._start
         if not 0 <= offset < len(self._range):
-            # A small file comes whole: one request, and no server is too simple for that.
+            # Fetch a small file whole: it is one request, which every server supports.
             self._load(0 if self.size <= RANGE_BYTES else self._position)
             offset = self._position - self._start
         part = memoryview(self._range)[offset : offset + len(buffer)]
@@ -114,7 +114,7 @@ class RemoteFile(io.RawIOBase):
         return len(part)
 
     def close(self) -> None:
-        """Give up what is being read ahead."""
+        """Close the file and cancel the read-ahead."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         super().close()
 
@@ -123,7 +123,7 @@ class RemoteFile(io.RawIOBase):
         ahead = self._ahead if goes_on else None
         data = ahead.result() if ahead else self._fetch(start)
         self._start, self._range, self._ahead = start, data, None
-        # Only a reader that goes on from range to range is helped by the next one.
+        # Only a reader that goes on from range to range needs the next one.
         following = start + len(data)
         if following < self._stop and (goes_on or following == len(data)):
             self._ahead = self._thread.submit(self._fetch, following)
@@ -143,16 +143,16 @@ class RemoteFile(io.RawIOBase):
     def _known_size(self) -> int:
         info = _tried(f"{self.url}: cannot be read", self._store.info, self._address)
         if info.get("size") is None:
-            raise UserError(f"{self.url}: its length is not known beforehand; copy it to a folder")
+            raise UserError(f"{self.url}: the store gives no length; copy the file to a folder")
         return int(info["size"])
 
 
 def _tried(what: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Call until it succeeds, a few times at most where it fails as networks do.
+    """Call a function, and again a few times at most if it fails with a temporary error.
 
     Raises:
-        UserError: nothing lies there, or it may not be had; `what` begins the line.
-        RemoteError: anything else.
+        UserError: The file is missing or not accessible; `what` begins the message.
+        RemoteError: The call failed for any other reason.
     """
     from tenacity import Retrying, retry_if_exception, stop_after_attempt
     from tenacity import wait_random_exponential as wait
@@ -172,8 +172,8 @@ def _tried(what: str, function: Callable[..., T], *arguments: Any) -> T:
 
 
 def _explained(what: str, error: Exception) -> Exception:
-    """A user's mistake, or a store's failure: that is for the caller to try again later."""
-    # Each vendor's library has a class of its own for keys that are not there.
+    """Return a UserError, or a RemoteError, after which the caller may try again later."""
+    # Each vendor's library has its own error class for missing keys.
     lacks_keys = "Credential" in type(error).__name__
     if lacks_keys or isinstance(error, FileNotFoundError | PermissionError):
         return UserError(f"{what} ({error or type(error).__name__}); check the address and keys")
@@ -181,8 +181,8 @@ def _explained(what: str, error: Exception) -> Exception:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether another try may succeed: a network error, a server's, or bytes that are missing."""
-    status = getattr(error, "status", None)  # of an HTTP client's error
+    """Return whether a retry may help: a network or server error, or missing bytes."""
+    status = getattr(error, "status", None)  # the status of an HTTP client's error
     if isinstance(status, int):
         return status in (408, 425, 429) or status >= 500
     lasting = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -211,12 +211,12 @@ def _list(store: Any, address: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _find(store: Any, address: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The folder that files are named from, and what the store says of each."""
+    """Return the folder to which file names are relative, and the store's facts on each file."""
     if not WILDCARDS.isdisjoint(address):
         found = store.glob(address, detail=True)
         fixed = address[: min(address.find(mark) for mark in WILDCARDS if mark in address)]
         return fixed.rpartition("/")[0], found
-    # A web server would send a large file whole if it were asked what lies below it.
+    # If asked for the files below a large file, a web server would send that whole file.
     if not address.endswith("/"):
         info = _info_or_none(store, address)
         if info is not None and info["type"] == "file":
@@ -227,13 +227,13 @@ def _find(store: Any, address: str) -> tuple[str, dict[str, dict[str, Any]]]:
 def _info_or_none(store: Any, address: str) -> dict[str, Any] | None:
     try:
         info: dict[str, Any] = store.info(address)
-    except FileNotFoundError:  # also what an object store says of a prefix
+    except FileNotFoundError:  # object stores also raise this for a prefix
         return None
     return info
 
 
 def _facts(store: Any, name: str, info: dict[str, Any]) -> dict[str, Any]:
-    """A listing may lack what the file itself tells."""
+    """Return a file's facts, from the file itself if the listing lacks its size."""
     if info.get("size") is None and info.get("type") == "file":
         info = store.info(name)
     return {**info, "name": name}
@@ -242,7 +242,7 @@ def _facts(store: Any, name: str, info: dict[str, Any]) -> dict[str, Any]:
 def _input(store: Any, root: str, info: dict[str, Any]) -> Input:
     name = info["name"]
     return Input(
-        # The prefix of a single file is the file itself: keep its name.
+        # The root of a single file is the file itself, so keep its name.
         path=name.removeprefix(root).lstrip("/") or name.rpartition("/")[2],
         url=store.unstrip_protocol(name),
         bytes=int(info["size"] or 0),
@@ -251,7 +251,7 @@ def _input(store: Any, root: str, info: dict[str, Any]) -> Input:
 
 
 def _identity(info: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """A checksum or tag and the version, else the time of the last change, else nothing."""
+    """Return a checksum or tag and the version, or else the time of the last change if known."""
     known = {
         key.lower().replace("-", "").replace("_", ""): str(value).strip('"')
         for key, value in info.items()
@@ -268,13 +268,13 @@ def _sends_ranges(store: Any, address: str) -> bool:
         with store.open(address, "rb", cache_type="none") as file:
             file.seek(1)
             file.read(1)
-    except ValueError:  # so fsspec says that the server sent the whole file
+    except ValueError:  # fsspec raises this if the server sent the whole file
         return False
     return True
 
 
 def _spooled(store: Any, address: str, size: int) -> IO[bytes]:
-    """The whole file on a local disk, for a server that sends nothing less."""
+    """Copy the whole file to a local disk, because the server sends no parts; return the copy."""
     copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
     with store.open(address, "rb", block_size=0) as stream:
         shutil.copyfileobj(stream, copy, RANGE_BYTES)

@@ -1,4 +1,4 @@
-"""What preprocess will read, by content: `source.json`, and so the stage cache's key."""
+"""Fingerprints of all that preprocess reads: `source.json`, a part of the stage cache's key."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from pipelines.recipe.data_section import Data, Source
 
 
 def fingerprint_inputs(data: Data) -> dict[str, Any]:
-    """Path, size and hash of every file of the source and whatever else shapes the dataset.
+    """Return path, size and hash of the source's files, and all else that affects the dataset.
 
-    Also the length that samples are packed to: where documents lie end to end, another
-    `data.sequence_length` needs no other dataset.
+    This includes the length to which samples are packed, but only if `data.packing` is best_fit:
+    documents stored end to end serve every `data.sequence_length`.
 
     Raises:
-        UserError: a path does not exist, or nothing lies there.
+        UserError: A path does not exist or holds no file.
     """
     sets = data.decontamination.against
     return {
@@ -34,7 +34,7 @@ def fingerprint_inputs(data: Data) -> dict[str, Any]:
 
 
 def evaluation_source(data: Data, path: str) -> Source:
-    """An evaluation set, read as the source's files are."""
+    """Return an evaluation set as a source that is read like the recipe's own source."""
     return Source(kind="files", path=path, text_field=data.source.text_field)
 
 

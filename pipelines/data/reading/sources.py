@@ -1,9 +1,9 @@
-"""Where text lies: the files behind a recipe's source, and the fingerprint of their content.
+"""Finds the files of a recipe's source, and computes the fingerprint of their content.
 
-Inputs are named relative to the source's root, so that the same data fingerprints alike wherever
-it lies: a file by its name, a folder's files relative to the folder, a glob's relative to the last
-folder without a wildcard, a store's relative to their prefix. Links
-are followed, but not by a glob's `**`.
+Inputs are named relative to the source's root, so that the same data has the same fingerprint in
+every place: a file has its name, a folder's files are relative to the folder, a glob's files to the
+last folder without a wildcard, and a store's files to their prefix. Links are followed, but not by
+a glob's `**`.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ from pipelines.data.reading.remote_files import WILDCARDS, list_remote, open_rem
 from pipelines.recipe.data_section import Source
 
 _HASHING_THREADS = 4
-# Installed packages are not the standard library, and compiled files are not text.
+# Skipped: installed packages are not the standard library, and compiled files are not text.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
 
 
 def list_inputs(source: Source) -> list[Input]:
-    """The source's files, sorted by path.
+    """Return the source's files, sorted by path.
 
     Raises:
-        UserError: the path does not exist, nothing lies there, or not all of it can be reached.
+        UserError: The path does not exist, holds no file, or is not fully readable.
     """
     if source.kind == "stdlib":
         return _library_files()
@@ -43,9 +43,9 @@ def list_inputs(source: Source) -> list[Input]:
 
 
 def fingerprint(source: Source) -> dict[str, Any]:
-    """What preprocess will read, by content: the source's part of the stage cache's key.
+    """Return the source's part of the stage cache's key, by the content that preprocess reads.
 
-    Depends on nothing but relative paths and content: no absolute path, no modification time.
+    It depends only on relative paths and content, not on absolute paths or modification times.
     """
     found = list_inputs(source)
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
@@ -61,15 +61,15 @@ def fingerprint(source: Source) -> dict[str, Any]:
 
 
 def describe(source: Source) -> str:
-    """What an error message calls the source."""
+    """Return the source's name in error messages."""
     return "the standard library" if source.kind == "stdlib" else str(source.path)
 
 
 def open_input(url: str, stop: int | None = None) -> IO[bytes]:
-    """Open an input's raw bytes, seekable; a remote one is read ahead to the byte `stop` at most.
+    """Open an input's bytes, seekable; a remote input is read ahead at most to the byte `stop`.
 
     Raises:
-        UserError: the file may not be read, or is gone.
+        UserError: The file is not readable, or is gone.
     """
     if is_url(url):
         return open_remote(url, stop)
@@ -112,13 +112,13 @@ def _matches(pattern: Path) -> list[Input]:
 
 
 def _walk(root: Path, skipped: set[str], above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """What lies below `root`, also behind links; hidden names (.git, .DS_Store) are not data.
+    """Yield files below `root`, also behind links, but no hidden names such as .git or .DS_Store.
 
     Raises:
-        UserError: a folder may not be listed, or links lead round in a circle.
+        UserError: A folder cannot be listed, or links form a circle.
     """
     if (real := root.resolve()) in above:
-        raise UserError(f"{root}: links lead from here back to here; remove the one that does")
+        raise UserError(f"{root}: links below this folder lead back to it; remove them")
     try:
         with os.scandir(root) as found:
             entries = sorted(found, key=lambda entry: entry.name)
@@ -135,15 +135,15 @@ def _walk(root: Path, skipped: set[str], above: tuple[Path, ...] = ()) -> Iterat
 
 
 def _is_file(path: Path) -> bool:
-    """Whether it is a file, and no pipe or device.
+    """Return whether it is a file, and not a pipe or device.
 
     Raises:
-        UserError: it is a link to nothing: to a disk that is not mounted, perhaps.
+        UserError: It is a link to nothing, perhaps to a disk that is not mounted.
     """
     if path.is_file():
         return True
     if path.is_symlink() and not path.exists():
-        raise UserError(f"{path}: this link leads to nothing; fix or remove it")
+        raise UserError(f"{path}: this link points to no file; fix or remove it")
     return False
 
 
@@ -157,7 +157,7 @@ def _local(path: Path, root: Path) -> Input:
 
 
 def _identity(found: Input) -> dict[str, str]:
-    """What follows the content: a store's word for it, else the content's MD5."""
+    """Return the store's value that changes with the content, or else the content's MD5."""
     if found.identity:
         return dict(found.identity)
     with open_input(found.url) as file:

@@ -1,13 +1,14 @@
-"""Inputs become documents: text, JSONL, Parquet and Hugging Face datasets.
+"""Turns inputs into documents: text, JSONL, Parquet and Hugging Face datasets.
 
-.gz and .zst are seen through. What is a document:
-- text: a file. A text file on its own, or one of more than 256 Ki characters, is cut at blank lines
+.gz and .zst files are decompressed. These are the documents:
+- text: a file. A single text file, or one of more than 256 Ki characters, is cut at blank lines
   into documents of at most 16 Ki characters, so that one book can be split into train and
   validation. The standard library's files stay whole.
-- JSONL: what the named fields of a line hold.
-- Parquet and Hugging Face datasets: the same of a row; other columns are not read.
+- JSONL: the content of the named fields of a line.
+- docstrings: a question about a documented name of a Python file, and its docstring.
+- Parquet and Hugging Face datasets: the same fields of a row; other columns are not read.
 
-However large a file is, a few MiB of it are held at once.
+Only a few MiB of a file are in memory at once, however large it is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from pipelines.data.normalize import Document
 from pipelines.data.reading import hub_datasets
+from pipelines.data.reading.docstrings import docstring_documents
 from pipelines.data.reading.file_formats import (
     PART_BYTES,
     Read,
@@ -42,7 +44,7 @@ FORMATS = {
 }
 BATCH_BYTES = 1 << 20
 _CHUNK = 1 << 20
-_PLANNING_THREADS = 8  # what a store is asked takes its time, not ours
+_PLANNING_THREADS = 8  # planning mostly waits for the store's answers
 
 
 def plan_reads(
@@ -50,8 +52,8 @@ def plan_reads(
 ) -> list[tuple[Read, ...]]:
     """Group the inputs, in order, into batches of about `batch_bytes`: the tasks of the first pass.
 
-    Small files come together, large ones apart. The plan changes nothing about the documents, their
-    order or, where a store's large JSONL files are not cut otherwise, their names.
+    Small files are grouped, large ones are cut. The plan does not change the documents, their order
+    or their names, except names in a store's large JSONL files if these are cut differently.
     """
     if source.kind == "huggingface":
         reads = _dataset_shards(source, inputs)
@@ -73,16 +75,17 @@ def plan_reads(
 
 
 def read_batch(batch: Sequence[Read], fields: Fields) -> Iterator[Document]:
-    """The documents of a batch, kept and dropped, in source order: one task."""
+    """Return the documents of a batch, kept and dropped, in source order, for one task."""
     return chain.from_iterable(read_documents(read, fields) for read in batch)
 
 
 def read_documents(read: Read, fields: Fields) -> Iterator[Document]:
-    """The documents of one read, in order.
+    """Return the documents of one read, in order.
 
     Raises:
-        UserError: the file is not what its name or `data.source.format` says, or has no such field.
-        RemoteError: a store did not answer, however often it was asked.
+        UserError: The file's format is not that of its name or `data.source.format`, or a field is
+            missing.
+        RemoteError: A store did not answer after several tries.
     """
     if read.format == "parquet":
         return parquet_documents(read, fields)
@@ -90,12 +93,14 @@ def read_documents(read: Read, fields: Fields) -> Iterator[Document]:
         return jsonl_documents(read, fields)
     if read.format == "huggingface":
         return hub_datasets.documents(read.url, read.path, read.start, fields)
+    if read.format == "docstrings":
+        return docstring_documents(read, fields)
     return text_documents(read)
 
 
 def format_of(source: Source, path: str) -> str:
-    """`text`, `jsonl` or `parquet`: what the recipe says, else by the file's name."""
-    if source.kind == "stdlib":
+    """Return `text`, `jsonl` or `parquet`, as the recipe says or else by the file's name."""
+    if source.kind == "stdlib" and source.format == "auto":
         return "text"
     if source.format != "auto":
         return source.format
@@ -126,7 +131,7 @@ def _cut(source: Source, found: Input, alone: bool, batch_bytes: int) -> Iterato
         ranges = _byte_ranges if found.is_remote else _line_ranges
         yield from ranges(whole, found, batch_bytes)
     elif kind == "text" and found.bytes > PART_BYTES and _splittable(found):
-        # Always the same parts: a document of text depends on where its part begins.
+        # Always cut the same parts, because a text document depends on where its part begins.
         yield from _byte_ranges(whole, found, PART_BYTES)
     else:
         rule = "never" if source.kind == "stdlib" else "always" if alone else "large"
@@ -146,11 +151,11 @@ def _byte_ranges(whole: "partial[Read]", found: Input, size: int) -> Iterator[Re
 
 
 def _line_ranges(whole: "partial[Read]", found: Input, size: int) -> Iterator[Read]:
-    """The same, each with the number of the first line that begins in it."""
+    """Yield byte ranges, each with the number of the first line that begins in it."""
     position = newlines = 0
     with open_input(found.url) as file:
         for part in _byte_ranges(whole, found, size):
-            # Its first line begins behind the first newline from the byte before it on.
+            # The part's first line begins after the first newline at or after the byte before it.
             while position < part.start - 1:
                 chunk = file.read(min(_CHUNK, part.start - 1 - position))
                 position += len(chunk)
@@ -159,7 +164,7 @@ def _line_ranges(whole: "partial[Read]", found: Input, size: int) -> Iterator[Re
 
 
 def _row_groups(whole: "partial[Read]", found: Input, size: int) -> Iterator[Read]:
-    """Row groups together until they are about `size` on disk."""
+    """Yield reads of consecutive row groups that together take about `size` bytes on disk."""
     first, first_row, row, weight = 0, 1, 1, 0
     groups = row_groups(found.url)
     for index, (rows, group_bytes) in enumerate(groups):

@@ -64,7 +64,7 @@ def best_fit(sizes: Counts, capacity: int) -> Packing:
 
 
 def _samples(lengths: Numbers, capacity: int) -> Numbers:
-    """The sample of each piece, [pieces], numbered as they are opened.
+    """Return the sample of each piece, [pieces], numbered as they are opened.
 
     Pieces of one length are placed together: the fullest sample that has room takes as many of
     them as fit, as it would if they came one by one, and then the next such sample.
@@ -97,7 +97,8 @@ class _OpenSamples:
         self._opened = 0
 
     def take(self, length: int, pieces: int) -> tuple[list[int], int]:
-        """The fullest samples with room for a piece, as many as `pieces` need, and their room.
+        """Return the fullest samples with room for a piece, as many as `pieces` need, and their
+        room.
 
         There may be fewer of them; where there are none, new ones are opened.
         """
@@ -122,7 +123,7 @@ class _OpenSamples:
 
 
 def _runs(values: Numbers) -> tuple[list[int], list[int]]:
-    """Each value of a descending sequence, and how often it occurs."""
+    """Return each value of a descending sequence, and how often it occurs."""
     found, counts = np.unique(values, return_counts=True)
     return found[::-1].tolist(), counts[::-1].tolist()
 
@@ -165,7 +166,7 @@ def write_packed(
 
 
 def _tokens_of(begins: Numbers, lengths: Numbers) -> Numbers:
-    """The place of each token of pieces that follow each other; `_PADDING` for padding."""
+    """Return the place of each token of pieces that follow each other; `_PADDING` for padding."""
     steps = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     from_where = np.repeat(begins, lengths)
     return np.where(from_where == _PADDING, _PADDING, from_where + steps)
@@ -254,7 +255,7 @@ class _Tokens(NamedTuple):
 
 
 def _read(piece: Piece, dtype: np.dtype[Any]) -> _Tokens:
-    """A piece's documents, memory-mapped."""
+    """Return a piece's documents, memory-mapped."""
     sizes = np.load(piece.block / SIZES_FILE)
     start = int(sizes[: piece.start].sum(dtype=np.int64))
     sizes = sizes[piece.start : piece.stop]

@@ -19,6 +19,7 @@ from pipelines.data.reading.instruction import ASSISTANT
 from pipelines.data.tokens.chat_template import (
     CHATML,
     CHATML_MARKERS,
+    PLAIN_CHATML,
     ChatTemplate,
     Range,
     Rendered,
@@ -43,8 +44,13 @@ class EncodedChat(NamedTuple):
     said: str  # the text of those tokens
 
 
-def make_chat_tokenizer(folder: Path, instruction: Instruction) -> None:
+def make_chat_tokenizer(folder: Path, instruction: Instruction, *, fixed: bool = False) -> None:
     """Give a saved tokenizer its chat template, and ChatML's marks where that is used.
+
+    Args:
+        folder: The tokenizer's folder.
+        instruction: Names the template, if it is not the tokenizer's own.
+        fixed: The vocabulary is a model's and cannot grow: unknown marks are ordinary text.
 
     Raises:
         UserError: the template that the recipe names cannot be read.
@@ -52,8 +58,11 @@ def make_chat_tokenizer(folder: Path, instruction: Instruction) -> None:
     template = find_template(instruction, folder)
     if template == CHATML:
         tokenizer = _load(folder)
-        tokenizer.add_special_tokens(list(CHATML_MARKERS))  # nothing changes where they are known
-        tokenizer.save(str(folder / TOKENIZER_FILE))
+        if fixed and None in map(tokenizer.token_to_id, CHATML_MARKERS):
+            template = PLAIN_CHATML
+        else:
+            tokenizer.add_special_tokens(list(CHATML_MARKERS))  # no change where they are known
+            tokenizer.save(str(folder / TOKENIZER_FILE))
     save_template(template, folder)
 
 
@@ -79,7 +88,7 @@ class ChatEncoder:
         self._template = ChatTemplate(template, template_variables(folder), self._markers)
 
     def encode(self, conversations: Sequence[Messages]) -> list[EncodedChat]:
-        """Each conversation's ids and mask.
+        """Return each conversation's ids and mask.
 
         Raises:
             UserError: the template cannot render one, see `ChatTemplate.render`.
@@ -98,7 +107,7 @@ class ChatEncoder:
         ]
 
     def encode_prompt(self, messages: Messages) -> Ids:
-        """The ids of a conversation up to where the assistant is to answer."""
+        """Return the ids of a conversation up to where the assistant is to answer."""
         (chat,) = self.encode([(*messages, (ASSISTANT, "."))])
         begins = np.flatnonzero(np.diff(chat.mask.astype(np.int8), prepend=0) == 1)
         answered = sum(role == ASSISTANT for role, _ in messages)

@@ -27,6 +27,9 @@ CHATML = (
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '" + IM_START + "assistant\\n' }}{%- endif %}"
 )
+# For a model whose vocabulary lacks these marks: they are ordinary text, and a turn ends with the
+# token that ends a document, where every server stops.
+PLAIN_CHATML = CHATML.replace(f"'{IM_END}\\n'", "eos_token + '\\n'")
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 _STAND_IN = "\ue000{}\ue001"  # for a message's content
 # Templates that put today's date in do without where the function is not defined. The empty
@@ -58,7 +61,7 @@ class _Skeleton:
 
 
 def find_template(instruction: Instruction, folder: Path | None = None) -> str:
-    """The template for a tokenizer's folder, or for a tokenizer that is still to be made.
+    """Return the template for a tokenizer's folder, or for a tokenizer that is still to be made.
 
     Raises:
         UserError: the file that the recipe names cannot be read.
@@ -75,7 +78,7 @@ def find_template(instruction: Instruction, folder: Path | None = None) -> str:
 
 
 def own_template(folder: Path) -> str | None:
-    """The template that a tokenizer's folder holds: a file, or a value in its configuration."""
+    """Return the template of a tokenizer's folder: a file, or a value in its configuration."""
     if (folder / TEMPLATE_FILE).is_file():
         return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
     config = folder / "tokenizer_config.json"
@@ -86,7 +89,7 @@ def own_template(folder: Path) -> str | None:
 
 
 def template_characters(instruction: Instruction) -> str:
-    """What a character tokenizer must know beside the conversations' own characters."""
+    """Return what a character tokenizer must know beside the conversations' own characters."""
     template = find_template(instruction)
     return "".join(sorted({*template, *"".join(ROLES), "\n", "\t"}))  # Jinja may escape those two
 
@@ -113,7 +116,7 @@ class ChatTemplate:
         self._skeletons: dict[tuple[str, ...], _Skeleton] = {}
 
     def render(self, messages: Messages) -> Rendered:
-        """The text of a conversation, and where in it the messages and the answers are.
+        """Return the text of a conversation, and where in it the messages and the answers are.
 
         Raises:
             UserError: the template refuses the conversation, or does not let what the assistant
@@ -165,7 +168,7 @@ class ChatTemplate:
         return texts[0], tuple(marked[0]) if self._has_generation_marks else ()
 
     def _places(self, messages: Messages, text: str) -> tuple[Range, ...] | None:
-        """Where the contents stand, as they are or stripped; what is around them is known.
+        """Return where the contents stand, as they are or stripped; what is around them is known.
 
         None where the template wrote one otherwise, or something else around it because of it.
         """
@@ -182,7 +185,8 @@ class ChatTemplate:
         return tuple(places)
 
     def _answers_between_prompts(self, messages: Messages, text: str) -> tuple[Range, ...]:
-        """What stands between the text that asks for an answer and the one that ends with it.
+        """Return what stands between the text that asks for an answer and the one that ends with
+        it.
 
         So with templates that rewrite messages, as those do that know of thoughts.
         """
@@ -228,7 +232,7 @@ class ChatTemplate:
         return _Skeleton(segments, tuple(leads), tuple(tails))
 
     def _tail(self, closed: str, behind: str, is_last: bool) -> int:
-        """How much behind an answer ends the turn: to its last special token, if it has one.
+        """Return how much behind an answer ends the turn: to its last special token, if it has one.
 
         The last answer is followed by the end of the document alone, so all is the assistant's.
         """
@@ -255,7 +259,7 @@ def _split(text: str, stand_ins: Sequence[str]) -> tuple[str, ...]:
 
 
 def template_variables(folder: Path) -> dict[str, str]:
-    """The special tokens that a tokenizer's configuration names, as templates know them."""
+    """Return the special tokens that a tokenizer's configuration names, as templates know them."""
     found: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():

@@ -86,7 +86,7 @@ class TiktokenBpe:
         )
 
     def encode(self, text: str) -> npt.NDArray[np.uint32] | None:
-        """The ids of a text; None for one that `tokenizers` must encode."""
+        """Return the ids of a text; None for one that `tokenizers` must encode."""
         if self._ascii_only and not text.isascii():
             return None
         if any(token in text for token in self._taken_out):
@@ -98,7 +98,7 @@ class TiktokenBpe:
         return None if self._disputed[ids].any() else ids
 
     def agrees_with(self, tokenizer: "Tokenizer") -> bool:
-        """Whether both give the same ids for texts that are hard to cut alike."""
+        """Return whether both give the same ids for texts that are hard to cut alike."""
         found = ((self.encode(text), text) for text in HARD_TEXTS)
         return all(
             ids is None or ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
@@ -107,7 +107,7 @@ class TiktokenBpe:
 
 
 def byte_alphabet() -> list[str]:
-    """The printable stand-in of each byte, by byte value, as GPT-2's `bytes_to_unicode`."""
+    """Return the printable stand-in of each byte, by byte value, as GPT-2's `bytes_to_unicode`."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     stand_ins = {byte: 256 + index for index, byte in enumerate(others)}
@@ -115,7 +115,7 @@ def byte_alphabet() -> list[str]:
 
 
 def _pattern(definition: dict[str, Any]) -> str:
-    """The regular expression by which a text is cut into what is merged apart."""
+    """Return the regular expression by which a text is cut into what is merged apart."""
     match definition["pre_tokenizer"]:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return _GPT2
@@ -133,7 +133,7 @@ def _pattern(definition: dict[str, Any]) -> str:
 
 
 def _normalizes(definition: dict[str, Any]) -> bool:
-    """Whether text other than ASCII may be changed before it is cut."""
+    """Return whether text other than ASCII may be changed before it is cut."""
     match definition["normalizer"]:
         case None:
             return False
@@ -143,7 +143,7 @@ def _normalizes(definition: dict[str, Any]) -> bool:
 
 
 def _vocabulary(model: dict[str, Any]) -> dict[bytes, int]:
-    """The id of each token that bytes can be merged into."""
+    """Return the id of each token that bytes can be merged into."""
     if model["type"] != "BPE":
         raise UnsuitedError(f"the model is {model['type']}, not BPE")
     for setting in _FOREIGN:
@@ -189,7 +189,7 @@ def _disputed(model: dict[str, Any], vocabulary: dict[bytes, int]) -> npt.NDArra
 
 
 def _unsound(ids: dict[str, int], merges: list[tuple[str, str]]) -> set[int]:
-    """Tokens that merging their own bytes doesn't end in."""
+    """Return tokens that merging their own bytes doesn't end in."""
     from tokenizers import Tokenizer, models
 
     alone = Tokenizer(models.BPE(vocab=ids, merges=merges))

@@ -44,27 +44,29 @@ Counts = npt.NDArray[np.integer[Any]]
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The type that a vocabulary's ids are stored as: uint16 or int32, little-endian."""
+    """Return the type that a vocabulary's ids are stored as: uint16 or int32, little-endian."""
     return DTYPES[8 if vocab_size < SMALL_VOCABULARY else 4]
 
 
 def bin_path(prefix: Path) -> Path:
-    """The token file of a shard; a dot in the prefix's name is kept."""
+    """Return the token file of a shard; a dot in the prefix's name is kept."""
     return prefix.with_name(prefix.name + ".bin")
 
 
 def idx_path(prefix: Path) -> Path:
-    """The index file of a shard."""
+    """Return the index file of a shard."""
     return prefix.with_name(prefix.name + ".idx")
 
 
 def mask_path(prefix: Path) -> Path:
-    """The loss mask of a shard, where it has one."""
+    """Return the loss mask of a shard, where it has one."""
     return prefix.with_name(prefix.name + ".mask")
 
 
 def shard_prefix(bin_file: Path) -> Path:
-    """The prefix that a shard's files have in common, from its token file: `bin_path` undone."""
+    """Return the prefix that a shard's files have in common, from its token file: `bin_path`
+    undone.
+    """
     return bin_file.with_suffix("")
 
 
@@ -151,14 +153,14 @@ class _HashedFile:
         self._file.write(data)
 
     def close(self) -> tuple[str, int]:
-        """The hex MD5 and the bytes."""
+        """Return the hex MD5 and the bytes."""
         size = self._file.tell()
         self._file.close()
         return self._md5.hexdigest(), size
 
 
 def _offsets(sizes: Counts) -> npt.NDArray[np.int64]:
-    """Where each of several things that lie end to end begins, and the last ends."""
+    """Return where each of several things that lie end to end begins, and the last ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
@@ -192,19 +194,19 @@ class ShardIndex:
         self._path = path
 
     def pointers(self) -> npt.NDArray[np.int64]:
-        """Where each sequence begins in `.bin`, in bytes, int64 [sequences]; a memory map."""
+        """Map where each sequence begins in `.bin`, in bytes, int64 [sequences]."""
         if not self.sequences:  # an empty map is refused
             return np.zeros(0, np.int64)
         behind = _HEADER.size + 4 * self.sequences
         return np.memmap(self._path, "<i8", "r", behind, self.sequences)
 
     def sequence_offsets(self) -> npt.NDArray[np.int64]:
-        """Where sequences begin and the last ends, in tokens, int64 [sequences + 1]."""
+        """Return where sequences begin and the last ends, in tokens, int64 [sequences + 1]."""
         # The pointers only repeat the sizes' sums: sequences lie one after the other.
         return _offsets(np.fromfile(self._path, "<i4", self.sequences, offset=_HEADER.size))
 
     def document_offsets(self) -> npt.NDArray[np.int64]:
-        """Where documents begin and the last ends, in tokens, int64 [documents + 1].
+        """Return where documents begin and the last ends, in tokens, int64 [documents + 1].
 
         Raises:
             ValueError: a document begins at a sequence that is not there.
@@ -217,52 +219,12 @@ class ShardIndex:
         return offsets
 
 
-class IndexedDataset:
-    """A shard, read through memory maps.
-
-    Attributes:
-        tokens: every id of the shard, shape [tokens], uint16 or int32.
-        document_offsets: as of `ShardIndex`.
-        sequence_offsets: as of `ShardIndex`; the same where documents are not packed.
-        mask: 1 for each token that is predicted, uint8 [tokens]; None where there is no such file.
-
-    Raises:
-        ValueError: not an index of this format, or a file is not as long as the index says.
-    """
-
-    def __init__(self, prefix: Path) -> None:
-        index = ShardIndex(idx_path(prefix))
-        self.document_offsets = index.document_offsets()
-        self.sequence_offsets = index.sequence_offsets()
-        tokens = int(self.document_offsets[-1])
-        self.tokens: Ids = _map(bin_path(prefix), index.dtype, tokens)
-        mask = mask_path(prefix)
-        self.mask: Mask | None = _map(mask, np.dtype(np.uint8), tokens) if mask.exists() else None
-
-    def __len__(self) -> int:
-        """Documents in the shard."""
-        return len(self.document_offsets) - 1
-
-    def document(self, index: int) -> Ids:
-        """One document's ids, its end-of-document token included."""
-        start, stop = self.document_offsets[index : index + 2]
-        return self.tokens[start:stop]
-
-
-def _map(path: Path, dtype: np.dtype[Any], tokens: int) -> npt.NDArray[Any]:
-    size = path.stat().st_size
-    if size != tokens * dtype.itemsize:
-        raise ValueError(f"{path}: {size} bytes, but its index counts {tokens} tokens")
-    if not tokens:  # an empty file cannot be mapped
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype=dtype, mode="r")
-
-
 LENGTH_HISTOGRAM = "length_histogram"  # its key in a dataset's statistics
 
 
 def document_lengths(folder: Path, dataset: DatasetRef) -> Iterator[npt.NDArray[np.int64]]:
-    """Tokens of each document, end-of-document token included: [documents], a shard at a time.
+    """Yield tokens of each document, end-of-document token included: [documents], a shard at a
+    time.
 
     Of packed samples, each piece and each padding counts as one. Only the shards' indexes are read;
     they lie below `folder`, the output of preprocess.
@@ -282,6 +244,8 @@ def dataset_histogram(folder: Path, dataset: DatasetRef) -> list[int]:
 
 
 def length_histogram(lengths: npt.ArrayLike) -> list[int]:
-    """Documents of 1, 2 to 3, 4 to 7, … tokens: entry k counts those of 2^k up to 2^(k+1) - 1."""
+    """Return documents of 1, 2 to 3, 4 to 7, … tokens: entry k counts those of 2^k up to 2^(k+1) -
+    1.
+    """
     _, exponents = np.frexp(np.maximum(np.asarray(lengths, np.float64), 1))
     return [int(count) for count in np.bincount(exponents - 1)]

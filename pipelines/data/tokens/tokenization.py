@@ -107,7 +107,8 @@ def first_loss(
     tokenizer: Path,
     tokenizer_hash: str,
 ) -> str:
-    """How the first document of a row group comes back that the tokenizer does not give back.
+    """Return how the first document of a row group comes back that the tokenizer does not give
+    back.
 
     Empty where it gives back all.
     """
@@ -124,7 +125,7 @@ def first_loss(
 
 
 def characters(block: TextBlock, folder: Path) -> str:  # noqa: ARG001 (writes nothing)
-    """The distinct characters of a block."""
+    """Return the distinct characters of a block."""
     found: set[str] = set()
     for group in block.groups:
         found.update(*group.read("text").column(0).to_pylist())
@@ -183,7 +184,7 @@ def make_tokenizer(
     """
     recipe = data.tokenizer
     with fresh_folder(folder) as target:
-        if recipe.kind == "pretrained":
+        if recipe.is_given:
             copy_pretrained(str(recipe.path), target)
         elif recipe.kind == "bpe":
             save_tokenizer(train_bpe(_sample(training, passes), recipe.vocab_size), target)
@@ -192,13 +193,13 @@ def make_tokenizer(
         else:
             save_tokenizer(character_tokenizer(_alphabet(data, training, passes)), target)
         if data.instruction.is_chat:
-            make_chat_tokenizer(target, data.instruction)
-    if recipe.kind == "pretrained":
+            make_chat_tokenizer(target, data.instruction, fixed=recipe.kind == "model")
+    if recipe.is_given:
         _check_round_trip(str(recipe.path), folder, (training, held_out), passes)
 
 
 def _sample(training: Sequence[Path], passes: Passes) -> list[str]:
-    """Some MiB of documents: the only texts that the driver ever holds."""
+    """Return some MiB of documents: the only texts that the driver ever holds."""
     blocks = plan_text_blocks(training)
     step = -(-len(blocks) // _SAMPLED_BLOCKS)
     size = sum(int(sizes([path]).sum()) for path in training)
@@ -208,7 +209,7 @@ def _sample(training: Sequence[Path], passes: Passes) -> list[str]:
 
 
 def _alphabet(data: Data, training: Sequence[Path], passes: Passes) -> set[str]:
-    """The characters of the texts, and those that a chat template puts around them."""
+    """Return the characters of the texts, and those that a chat template puts around them."""
     found = passes.run(
         "characters", characters, plan_text_blocks(training), str, "MiB looked through", mebibytes
     )

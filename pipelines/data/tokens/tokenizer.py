@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 def character_tokenizer(characters: Iterable[str]) -> "Tokenizer":
-    """One id a Unicode code point, after the ids of `<|endoftext|>` and `<|unk|>`."""
+    """Return one id a Unicode code point, after the ids of `<|endoftext|>` and `<|unk|>`."""
     from tokenizers import Tokenizer, decoders, models
 
     names = [END_OF_TEXT, UNKNOWN, *sorted(set(characters))]
@@ -53,7 +53,7 @@ def character_tokenizer(characters: Iterable[str]) -> "Tokenizer":
 
 
 def byte_tokenizer() -> "Tokenizer":
-    """A byte's id is its value; 256 is `<|endoftext|>`."""
+    """Return a byte's id is its value; 256 is `<|endoftext|>`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {character: byte for byte, character in enumerate(byte_alphabet())}
@@ -65,7 +65,7 @@ def byte_tokenizer() -> "Tokenizer":
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
-    """A byte-level BPE as GPT-2's, with at most `vocab_size` ids, `<|endoftext|>` the first.
+    """Return a byte-level BPE as GPT-2's, with at most `vocab_size` ids, `<|endoftext|>` the first.
 
     The same texts in the same order give the same tokenizer. About 2 to 4 MB of text a second.
     """
@@ -101,6 +101,15 @@ def save_tokenizer(tokenizer: "Tokenizer", folder: Path) -> None:
     write_json(folder / CONFIG_FILE, config)
 
 
+def load_pretrained(path: str | Path) -> "Tokenizer":
+    """Return the tokenizer of a tokenizer.json or of a folder that holds one.
+
+    Raises:
+        UserError: no tokenizer.json lies there, or it is broken.
+    """
+    return _load(_pretrained_file(path))
+
+
 def copy_pretrained(path: str | Path, folder: Path) -> None:
     """Copy a pretrained tokenizer, adding `<|endoftext|>` where it names no end of its own.
 
@@ -123,7 +132,7 @@ def copy_pretrained(path: str | Path, folder: Path) -> None:
 
 def tokenizer_fingerprint(recipe: TokenizerRecipe) -> list[dict[str, Any]]:
     """Name and md5 of each pretrained file: the tokenizer's part of the stage cache's key."""
-    if recipe.kind != "pretrained":
+    if not recipe.is_given:
         return []
     file = _pretrained_file(recipe.path or "")
     return [{"path": part.name, "md5": md5(part)} for part in (file, *_companions(file))]
@@ -174,7 +183,7 @@ class Encoder:
         return TIKTOKEN if isinstance(self._fast, TiktokenBpe) else f"{TOKENIZERS}: {self._fast}"
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """Each document's ids, the end-of-document id last, in the shards' type."""
+        """Return each document's ids, the end-of-document id last, in the shards' type."""
         fast = self._fast
         found = [fast.encode(text) if isinstance(fast, TiktokenBpe) else None for text in texts]
         left = [text for text, ids in zip(texts, found, strict=True) if ids is None]
@@ -182,11 +191,11 @@ class Encoder:
         return [self._ended(next(encodings).ids if ids is None else ids) for ids in found]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The exact text of ids, special tokens spelled out."""
+        """Return the exact text of ids, special tokens spelled out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def round_trip(self, text: str) -> tuple[str, str]:
-        """A text and what comes back of it, with every unknown token spelled out in both.
+        """Return a text and what comes back of it, with every unknown token spelled out in both.
 
         They are equal where nothing is lost but what unknown tokens stand for.
         """
@@ -243,7 +252,7 @@ def _companions(file: Path) -> list[Path]:
 
 
 def _end_token(folder: Path) -> str | None:
-    """The `eos_token` that a tokenizer folder names: a string, or an object with `content`."""
+    """Return the `eos_token` of a tokenizer's folder: a string, or an object with `content`."""
     for name in (CONFIG_FILE, "special_tokens_map.json"):
         values = read_json(folder / name) if (folder / name).exists() else {}
         token = values.get("eos_token")

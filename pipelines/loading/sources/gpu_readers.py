@@ -1,14 +1,12 @@
-"""GPUDirect Storage: from the drive into device memory, past the processor's memory.
+"""Readers from files to a GPU, and the choice between them, by the recipe or by a probe.
 
-cuFile, NVIDIA's library for it, also works where that can't be: it then copies through host memory
-and says nothing ("compatibility mode"). Here that is disallowed, so that a read which succeeds
-proves the direct path; where it can't be had, `why_not` says why.
+`GdsReader` uses GPUDirect Storage, from the drive into device memory without the host's memory.
+cuFile, NVIDIA's library for it, also works where this is impossible: it then silently copies
+through host memory ("compatibility mode"). Here that is forbidden, so that a successful read proves
+the direct path; where that is impossible, `why_not` says why.
 
-File to device through pinned buffers: reads, copies and the device's work overlap.
-
-Without CUDA the same code fills tensors in memory, from buffers that aren't pinned.
-
-Which reader: what the recipe names, or what a probe finds best.
+`PinnedReader` reads through pinned buffers; reads, copies and the device's work overlap. Without
+CUDA the same code fills tensors in memory, from buffers that aren't pinned.
 """
 
 import errno
@@ -37,12 +35,12 @@ from pipelines.loading.sources.readers import (
 )
 
 _log = logging.getLogger(__name__)
-_ALIGN = 4096  # O_DIRECT: of offsets, sizes and addresses
-_THREADS = 8  # each has a buffer: reads under way at once, as deep a queue as a drive likes
+_ALIGN = 4096  # O_DIRECT needs offsets, sizes and addresses aligned to this
+_THREADS = 8  # each has a buffer and reads at the same time, to keep a drive's queue full
 
 
 class PinnedReader(ThreadedReader):
-    """Reads with O_DIRECT where the filesystem has it, copies on a stream of its own."""
+    """Reads with O_DIRECT where the filesystem supports it, and copies on its own stream."""
 
     def __init__(self, paths: Sequence[Path], device: torch.device) -> None:
         super().__init__(_THREADS)
@@ -53,7 +51,7 @@ class PinnedReader(ThreadedReader):
         on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._buffers = threading.local()
-        kind = "pinned" if self._stream else "pinned, but for want of CUDA unpinned"
+        kind = "pinned" if self._stream else "pinned, without CUDA unpinned"
         self.name = f"{kind} ({'O_DIRECT' if self._direct else 'buffered'})"
 
     def read(self, ranges: Ranges, out: Tensor) -> Wait:
@@ -79,18 +77,18 @@ class PinnedReader(ThreadedReader):
         return buffer.copied
 
     def _read(self, file: int, offset: int, wanted: int, memory: Tensor) -> None:
-        """Fill the first `wanted` bytes of `memory`, and up to a block more."""
+        """Fill the first `wanted` bytes of `memory`, and up to one block after them."""
         view = memory.numpy().data
         size = -(-wanted // _ALIGN) * _ALIGN if self._direct else wanted
         found = 0
         while found < wanted:
             count = os.preadv(self._files[file], [view[found:size]], offset + found)
             found += count
-            if count == 0 or (self._direct and found % _ALIGN and found < wanted):  # at the end
+            if count == 0 or (self._direct and found % _ALIGN and found < wanted):  # end of file
                 raise short_read(self._paths[file], offset, wanted, found)
 
     def _buffer(self) -> "_Buffer":
-        """This thread's buffer, free to be filled again."""
+        """Return this thread's buffer when it is free to be filled again."""
         if not hasattr(self._buffers, "mine"):
             self._buffers.mine = _Buffer(pinned=self._stream is not None)
         mine: _Buffer = self._buffers.mine
@@ -100,7 +98,7 @@ class PinnedReader(ThreadedReader):
 
 
 class _Buffer:
-    """Aligned memory for one piece, and the end of the last copy out of it."""
+    """Aligned memory for one piece, and the event at the end of the last copy from it."""
 
     def __init__(self, *, pinned: bool) -> None:
         memory = torch.empty(PIECE + 3 * _ALIGN, dtype=torch.uint8, pin_memory=pinned)
@@ -109,7 +107,7 @@ class _Buffer:
 
 
 def _takes_direct(path: Path) -> bool:
-    """Whether the file can be read past the page cache; some filesystems refuse at the read."""
+    """Return whether a read without the page cache works; some filesystems refuse only then."""
     try:
         descriptor = _open(path, direct=True)
         try:
@@ -144,7 +142,7 @@ Load = Callable[[int, Tensor], None]  # fills a tensor with the bytes at an offs
 
 
 class GdsReader(ThreadedReader):
-    """Reads straight into device memory; make one only where `why_not` returned None."""
+    """Reads straight into device memory; make one only if `why_not` returned None."""
 
     def __init__(self, paths: Sequence[Path], device: torch.device) -> None:
         super().__init__(_THREADS)
@@ -156,7 +154,7 @@ class GdsReader(ThreadedReader):
 
     def read(self, ranges: Ranges, out: Tensor) -> Wait:
         """See `Reader`."""
-        # cuFile knows no streams: `out` may be memory that the current one still has work for.
+        # cuFile ignores streams: the current one may still have work for the memory of `out`.
         torch.cuda.current_stream(self._device).synchronize()
         return super().read(ranges, out)
 
@@ -164,7 +162,7 @@ class GdsReader(ThreadedReader):
         """See `ThreadedReader`."""
         with torch.cuda.device(self._device):
             self._load[file](offset, out)
-        # PyTorch takes a short read for a whole one.
+        # PyTorch does not notice a short read.
         if (size := self._paths[file].stat().st_size) < offset + len(out):
             raise short_read(self._paths[file], offset, len(out), max(0, size - offset))
 
@@ -176,19 +174,19 @@ def why_not(
     environ: Mapping[str, str] = os.environ,
     try_read: Callable[[Path, torch.device], None] | None = None,
 ) -> str | None:
-    """Why a file can't be read into a device directly; None where it can.
+    """Return why a file can't be read into a device directly, or None if it can.
 
     Args:
-        path: Any file on the filesystem in question.
-        device: Where its bytes are wanted.
-        driver: Where the kernel's driver shows itself.
-        environ: cuFile's variables, and where its configuration is.
+        path: Any file on the filesystem to check.
+        device: The device that needs the file's bytes.
+        driver: The folder that exists if the kernel driver is loaded.
+        environ: Has cuFile's variables and the path of its configuration.
         try_read: Reads a page of the file by cuFile, or raises.
     """
     if device.type != "cuda":
         return "there is no CUDA device"
     properties = _properties(environ)
-    peer_to_peer = properties.get("use_pci_p2pdma") is True  # the kernel's own way, without driver
+    peer_to_peer = properties.get("use_pci_p2pdma") is True  # the kernel's own, without nvidia-fs
     if not driver.is_dir() and not peer_to_peer:
         return "compatibility mode: the kernel driver nvidia-fs isn't loaded"
     if _true(environ.get(_FORCE)) or properties.get("force_compat_mode") is True:
@@ -212,7 +210,7 @@ def _properties(environ: Mapping[str, str]) -> dict[str, Any]:
     path = Path(environ.get(_CONFIG_VARIABLE, CONFIG))
     if not path.is_file():
         return {}
-    # NVIDIA's own file has comments, which JSON lacks.
+    # NVIDIA's own file has comments, which JSON does not allow.
     lines = path.read_text(encoding="utf-8").splitlines()
     text = "\n".join(line for line in lines if not line.lstrip().startswith("//"))
     try:
@@ -227,7 +225,7 @@ def _true(value: str | None) -> bool:
 
 
 def _library() -> tuple[Callable[[Path], Load], str]:
-    """KvikIO where it is installed, for it reads without the interpreter's lock."""
+    """Return KvikIO if it is installed, as it reads without the interpreter's lock."""
     return (_by_kvikio, "KvikIO") if find_spec("kvikio") else (_by_torch, "torch.cuda.gds")
 
 
@@ -235,7 +233,7 @@ def _by_torch(path: Path) -> Load:
     file = torch.cuda.gds.GdsFile(str(path), os.O_RDONLY)
 
     def load(offset: int, out: Tensor) -> None:
-        start = out.storage_offset()  # in bytes: they are uint8
+        start = out.storage_offset()  # in bytes, as `out` is uint8
         file.load_storage(out.untyped_storage()[start : start + len(out)], offset)
 
     return load
@@ -258,21 +256,21 @@ LocalKind = Literal["auto", "mmap", "pinned", "gds"]
 
 
 def open_reader(paths: Sequence[Path], device: torch.device, kind: LocalKind) -> Reader:
-    """A reader of files for a device, as the recipe wants it.
+    """Return a reader of files for a device, of the recipe's kind.
 
-    Token ids are some 50 KB/s a GPU: for them `auto` is the page cache, which all processes of a
-    machine share. GPUDirect Storage that can't be had falls back to pinned buffers.
+    A GPU needs about 50 KB/s of token ids, so `auto` uses the page cache, which all processes of a
+    machine share. If GPUDirect Storage is impossible, pinned buffers are used.
     """
     if kind == "gds":
         if reason := why_not(paths[0], device):
-            _log.warning("no GPUDirect Storage, so pinned buffers: %s", reason)
+            _log.warning("GPUDirect Storage is impossible, so pinned buffers are used: %s", reason)
             return PinnedReader(paths, device)
         return GdsReader(paths, device)
     return PinnedReader(paths, device) if kind == "pinned" else MmapReader(paths)
 
 
 def open_for_bulk(paths: Sequence[Path], device: torch.device) -> Reader:
-    """The best reader for gigabytes that are read once: a checkpoint, a model's weights."""
+    """Return the best reader for gigabytes that are read once: a checkpoint, a model's weights."""
     if device.type != "cuda":
         return MmapReader(paths)
     reason = why_not(paths[0], device)

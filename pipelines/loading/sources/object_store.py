@@ -1,9 +1,9 @@
-"""Shards straight from a DVC remote, with no `dvc pull`.
+"""Reads shards straight from a DVC remote, without `dvc pull`.
 
-A folder is read where it is. From S3, whole shards go to a cache on a local drive, by parallel
-range requests; those for which it has no room are read sample by sample, ahead of time. Either way
-a shard's whole content is checked against its MD5 before its first use. What is read later must be
-of the very object that was checked (its ETag), and block for block have the checksums it had then.
+A folder is read in place. From S3, whole shards go to a cache on a local drive by parallel range
+requests; if the cache has no room, they are read sample by sample, ahead of time. In both cases a
+shard's whole content is checked against its MD5 before its first use. Later reads must be of the
+same object (by its ETag), and each block must still have the same checksum.
 """
 
 import hashlib
@@ -49,33 +49,33 @@ from pipelines.loading.sources.shard_cache import (
 )
 
 _log = logging.getLogger(__name__)
-_FETCHES = 4  # whole objects on their way at once, each in several requests
+_FETCHES = 4  # whole objects that are fetched at once, each by several requests
 _BLOCK = 64 << 10  # divides PIECE
-_OPENINGS = 3  # tries, where other runs need the cache's room
+_OPENINGS = 3  # tries, as other runs may need the cache's room
 
 
 class ObjectStore(Protocol):
     """Brings the objects of a remote to this machine."""
 
     def fetch(self, files: Sequence[RemoteFile]) -> list[Path]:
-        """Whole, verified objects as local files.
+        """Fetch whole, verified objects, and return their local paths.
 
         Raises:
-            UserError: one can't be had, is not what its hash says, or there is no room for it.
+            UserError: an object can't be read, does not match its hash, or does not fit.
         """
         ...
 
     def open(self, files: Sequence[RemoteFile]) -> Reader:
-        """A reader of verified objects.
+        """Return a reader of verified objects.
 
         Raises:
-            UserError: one can't be had, or is not what its hash says.
+            UserError: an object can't be read, or does not match its hash.
         """
         ...
 
 
 def open_store(remote: str) -> ObjectStore:
-    """The objects of a DVC remote: a folder or an s3:// URL."""
+    """Open the store of a DVC remote, which is a folder or an s3:// URL."""
     if folder := folder_of(remote):
         return FolderStore(folder)
     if not remote.startswith("s3://"):
@@ -103,14 +103,14 @@ class FolderStore:
     def _verified(self, file: RemoteFile) -> Path:
         path = self._folder / object_path(file.md5)
         if not path.is_file():
-            raise UserError(f"{path}: missing, it should hold {file.name}; push the dataset again")
+            raise UserError(f"{path}, which holds {file.name}, is missing; push the dataset again")
         if (found := md5(path)) != file.md5:
             raise UserError(f"{path}: {file.name} is damaged, its md5 is {found}; push it again")
         return path
 
 
 class S3Store:
-    """A remote in S3, behind a cache."""
+    """A remote in S3 with a local cache."""
 
     def __init__(self, objects: S3Objects, cache: ShardCache) -> None:
         self._objects = objects
@@ -126,22 +126,22 @@ class S3Store:
                 raise UserError(f"no room in the shard cache: {error}") from error
 
     def open(self, files: Sequence[RemoteFile]) -> Reader:
-        """See `ObjectStore`; shards without a place in the cache are read from S3 each time."""
+        """See `ObjectStore`; shards that the cache has no room for are read from S3 each time."""
         for _ in range(_OPENINGS):
             try:
                 return self._opened(files)
             except FileNotFoundError as error:
-                _log.warning("%s: driven out before it was opened; once more", error.filename)
+                _log.warning("%s: deleted before it was opened; trying again", error.filename)
         raise UserError(
-            "the shard cache is too small for the runs that share it; give it more room by "
-            f"{SIZE_VARIABLE}, or each run its own by {FOLDER_VARIABLE}"
+            "the shard cache is too small for the runs that share it; enlarge it with "
+            f"{SIZE_VARIABLE}, or give each run its own with {FOLDER_VARIABLE}"
         )
 
     def _opened(self, files: Sequence[RemoteFile]) -> Reader:
-        """A reader; once open, its files stay readable, whoever deletes them.
+        """Return a reader; once open, its files stay readable even if they are deleted.
 
         Raises:
-            FileNotFoundError: another run made room for its own shards meanwhile.
+            FileNotFoundError: another run deleted a shard meanwhile to make room.
         """
         with ThreadPoolExecutor(_FETCHES) as pool:
             sources = list(pool.map(self._source, files, self._room_for(files)))
@@ -153,7 +153,7 @@ class S3Store:
         return RangeReader(self._objects, sources)
 
     def _room_for(self, files: Sequence[RemoteFile]) -> Iterator[bool]:
-        """The first files that together fit; in turns they would only drive each other out."""
+        """Yield for each file whether it fits with those before it; more would evict each other."""
         room = self._cache.limit
         for file in files:
             room -= self._objects.stat(file)[0]
@@ -188,7 +188,7 @@ class S3Store:
         return self._cache.get(file, size, download)
 
     def _parts(self, file: RemoteFile, etag: str, size: int) -> Iterator[bytes]:
-        """The whole object in order, by requests that run ahead."""
+        """Yield the parts of the whole object in order, from requests that run ahead."""
         begun: deque[Future[bytes]] = deque()
         for start in range(0, size, PIECE):
             length = min(PIECE, size - start)
@@ -205,10 +205,10 @@ class _Remote(NamedTuple):
     file: RemoteFile
     etag: str
     size: int
-    checksums: "array[int]"  # of each block: 4 bytes for 64 KiB
+    checksums: "array[int]"  # one per block: 4 bytes for 64 KiB
 
     def read(self, objects: S3Objects, offset: int, length: int) -> bytes:
-        """Some of its bytes, as part of whole blocks."""
+        """Return some bytes of the object, after whole blocks were read and checked."""
         first, last = offset // _BLOCK, (offset + length - 1) // _BLOCK
         start, stop = first * _BLOCK, min((last + 1) * _BLOCK, self.size)
         wanted = self.checksums[first : last + 1].tolist()
@@ -224,7 +224,7 @@ def _checksums(content: bytes) -> list[int]:
 
 
 class RangeReader(ThreadedReader):
-    """Reads samples by range requests, many at once; cached shards from their files."""
+    """Reads samples by many range requests at once, and cached shards from their files."""
 
     ahead = 16
 
@@ -250,7 +250,7 @@ class RangeReader(ThreadedReader):
             content = np.frombuffer(source.read(self._objects, offset, len(out)), np.uint8)
         else:
             content = source[offset : offset + len(out)]
-        if len(content) != len(out):  # of a single byte, NumPy would fill all
+        if len(content) != len(out):  # NumPy would copy a single byte to all places
             raise short_read(f"file {file} of {self._objects.url}", offset, len(out), len(content))
         out.numpy()[:] = content
 

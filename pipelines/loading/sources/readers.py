@@ -1,11 +1,11 @@
-"""Readers: how the bytes of files reach a device. One protocol, several ways.
+"""Readers bring the bytes of files to a device; several kinds share one protocol.
 
     mmap          through the page cache; all processes of a machine share it
-    pinned        O_DIRECT, or buffered, into pinned buffers, and from there on a side stream
+    pinned        O_DIRECT, or buffered, into pinned buffers, then by a side stream to the device
     gds           straight into device memory, by GPUDirect Storage
     object_store  parallel range requests to S3 or a folder, by content hash
 
-Token shards, checkpoints and model weights all come through here.
+Token shards, checkpoints and model weights are all read by them.
 """
 
 import mmap
@@ -26,13 +26,13 @@ from pipelines.core.errors import UserError
 Numbers = npt.NDArray[np.int64]
 Wait = Callable[[], None]
 
-PIECE = 8 << 20  # bytes a thread reads at a time: enough for a drive's or a network's full rate
+PIECE = 8 << 20  # bytes a thread reads at a time, enough for a drive's or network's full rate
 _COLD_SECONDS = 20e-6  # a row that takes longer was not in the page cache
-_ADVISED_READS = 100  # that go by until it is measured again
+_ADVISED_READS = 100  # number of reads until the time is measured again
 
 
 class Ranges(NamedTuple):
-    """Byte ranges of one length: range i is `length` bytes at `offsets[i]` of file `files[i]`."""
+    """Byte ranges of equal length: range i is `length` bytes at `offsets[i]` of `files[i]`."""
 
     files: Numbers  # [N], the numbers of a reader's files
     offsets: Numbers  # [N]
@@ -40,11 +40,11 @@ class Ranges(NamedTuple):
 
 
 class Reader(Protocol):
-    """Brings byte ranges of its files, which have numbers, to its device.
+    """Brings byte ranges of its numbered files to its device.
 
     Attributes:
-        name: What is in effect, for log and MLflow, such as `pinned (O_DIRECT)`.
-        ahead: Reads worth having under way at once.
+        name: The method in use, for the log and MLflow, such as `pinned (O_DIRECT)`.
+        ahead: The useful number of reads to have in progress at once.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Reader(Protocol):
         """Begin to fill `out`, uint8 [N, length], contiguous, on the reader's device.
 
         Returns:
-            A function to call before `out` is used on the current stream; it raises what went
-            wrong. Never are there fewer or other bytes than were asked for.
+            A function to call before `out` is used on the current stream. It raises any error of
+            the read; otherwise `out` has exactly the requested bytes.
         """
         ...
 
@@ -69,20 +69,20 @@ def read_whole(reader: Reader, file: int, offset: int, out: Tensor) -> Wait:
 
 
 class MmapReader:
-    """Copies out of memory maps; pages that aren't in memory are asked for ahead of time."""
+    """Copies from memory maps; pages that aren't in memory are requested ahead of time."""
 
     name = "mmap"
     ahead = 16
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Map each file as it is now: a later truncation would kill the process (SIGBUS)."""
+        """Map each file at its current size; a later truncation would kill the process (SIGBUS)."""
         self._paths = list(paths)
         self._maps = [_map(path) for path in paths]
         self._views = [np.frombuffer(found, np.uint8) for found in self._maps]
-        self._advise = 0  # reads for which the kernel is told what comes
+        self._advise = 0  # reads for which the kernel is told the pages ahead of time
 
     def read(self, ranges: Ranges, out: Tensor) -> Wait:
-        """See `Reader`; the copy is made when it is waited for."""
+        """See `Reader`; the copy is made only when the caller waits for it."""
         if self._advise:
             self._advise -= 1
             for file, offset in _pairs(ranges):
@@ -110,14 +110,14 @@ class MmapReader:
 
 
 def on_host(out: Tensor) -> Tensor:
-    """Where a processor can fill what is meant for `out`: itself, or pinned memory like it."""
+    """Return memory that the host can fill for `out`: `out` itself, or pinned memory like it."""
     if out.device.type == "cpu":
         return out
     return torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
 
 
 class ThreadedReader:
-    """A reader whose threads each fill one piece at a time; a subclass says how."""
+    """A reader whose threads each fill one piece at a time; a subclass defines `fill`."""
 
     name: str
     ahead = 8
@@ -134,23 +134,23 @@ class ThreadedReader:
         """Fill `out`, uint8 [n <= PIECE], with the bytes at `offset`; runs in any thread.
 
         Returns:
-            What the caller's stream must wait for, if anything.
+            The event that the caller's stream must wait for, if any.
         """
         raise NotImplementedError
 
 
 def pieces(ranges: Ranges, out: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """(file, offset, part of `out`) of each range, cut where it is longer than `PIECE`."""
+    """Yield (file, offset, part of `out`) of each range, cut if it is longer than `PIECE`."""
     for row, (file, offset) in zip(out, _pairs(ranges), strict=True):
         for start in range(0, ranges.length, PIECE):
             yield file, offset + start, row[start : start + PIECE]
 
 
 def short_read(path: object, offset: int, wanted: int, found: int) -> UserError:
-    """The error for a file that ends too early."""
+    """Return the error for a file that ends too early."""
     return UserError(
-        f"{path}: {found} bytes at offset {offset}, but {wanted} were to be read; the file is "
-        "truncated or changes while it is read"
+        f"{path}: {found} bytes at offset {offset}, but {wanted} were expected; the file is "
+        "truncated or changed while it was read"
     )
 
 
@@ -165,7 +165,7 @@ def _pairs(ranges: Ranges) -> Iterator[tuple[int, int]]:
 
 
 def _map(path: Path) -> mmap.mmap | bytes:
-    if path.stat().st_size == 0:  # can't be mapped
+    if path.stat().st_size == 0:  # an empty file can't be mapped
         return b""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,9 +1,7 @@
-"""Objects in S3, by content hash in a DVC remote or by name.
+"""Reads byte ranges of objects in S3, by content hash in a DVC remote or by name.
 
-DVC lays an object of MD5 `abcdef…` down as `files/md5/ab/cdef…`, so a shard can be read by its
-record alone.
-
-Byte ranges of named objects in S3, many requests at once.
+DVC stores an object of MD5 `abcdef…` as `files/md5/ab/cdef…`, so a shard's record is enough to read
+it. Many requests run at once.
 """
 
 import logging
@@ -23,7 +21,7 @@ from pipelines.loading.sources.readers import Ranges, ThreadedReader, Wait, on_h
 
 _log = logging.getLogger(__name__)
 _TRIES = 8
-_FIRST_PAUSE = 0.1  # seconds, doubled each time: 13 s in all
+_FIRST_PAUSE = 0.1  # seconds, doubled each time, 13 s in total
 _READ_TIMEOUT = 15  # seconds without a byte
 CONNECTIONS = 32
 
@@ -35,7 +33,7 @@ class Stored(Protocol):
 
     @property
     def key(self) -> str:
-        """Relative to the prefix."""
+        """The object's key relative to the prefix."""
 
     @property
     def name(self) -> str:
@@ -43,39 +41,39 @@ class Stored(Protocol):
 
     @property
     def fix(self) -> str:
-        """What a user can do where it is wrong."""
+        """The advice for a user if the object is missing or wrong."""
 
 
 class RemoteFile(NamedTuple):
-    """A file that a record names."""
+    """A file of a DVC remote that a record names."""
 
     md5: str
     name: str  # for users
 
     @property
     def key(self) -> str:
-        """Relative to the remote."""
+        """The object's key relative to the remote."""
         return object_path(self.md5)
 
     @property
     def fix(self) -> str:
-        """What a user can do where it is wrong."""
+        """The advice for a user if the object is missing or wrong."""
         return "push the dataset version again"
 
 
 def object_path(md5: str) -> str:
-    """Where DVC keeps an object, relative to its remote."""
+    """Return where DVC keeps an object, relative to its remote."""
     return f"files/md5/{md5[:2]}/{md5[2:]}"
 
 
 class TransientError(Exception):
-    """What may go well the next time."""
+    """An error that may not happen in the next try."""
 
 
 class S3Objects:
-    """The objects of a prefix in S3, read by ranges.
+    """The objects of a prefix in S3, read by byte ranges.
 
-    The endpoint is `AWS_ENDPOINT_URL`'s, credentials are those that boto3 finds.
+    The endpoint is that of `AWS_ENDPOINT_URL`, and the credentials are those that boto3 finds.
     """
 
     def __init__(self, url: str) -> None:
@@ -89,12 +87,15 @@ class S3Objects:
             connect_timeout=5,
             read_timeout=_READ_TIMEOUT,
             max_pool_connections=CONNECTIONS,
-            retries={"max_attempts": 1, "mode": "standard"},  # ours also sees broken bodies
+            retries={
+                "max_attempts": 1,
+                "mode": "standard",
+            },  # our retries also see broken bodies
         )
         self._client = boto3.session.Session().client("s3", config=config)
 
     def stat(self, file: Stored) -> tuple[int, str]:
-        """Size and ETag; the latter changes with the content."""
+        """Return the size and the ETag, which changes with the content."""
         found = self._retried(file, lambda: self._client.head_object(**self._place(file)))
         return found["ContentLength"], found["ETag"]
 
@@ -106,17 +107,17 @@ class S3Objects:
         length: int,
         is_right: Callable[[bytes], bool] = lambda _: True,
     ) -> bytes:
-        """A byte range of an object that still is the one `stat` spoke of.
+        """Return a byte range of an object that has not changed since `stat`.
 
         Args:
             file: The object.
-            etag: As `stat` told it.
-            start: First byte.
-            length: Bytes.
-            is_right: Whether the content is; where it isn't, it is asked for again.
+            etag: The ETag that `stat` returned.
+            start: The first byte.
+            length: The number of bytes.
+            is_right: Checks the content; if it returns False, the range is requested again.
 
         Raises:
-            UserError: the object was replaced, or the range can't be had in several tries.
+            UserError: the object was replaced, or the range can't be read in several tries.
         """
         last = start + length - 1
         asked = self._place(file) | {"Range": f"bytes={start}-{last}", "IfMatch": etag}
@@ -125,12 +126,12 @@ class S3Objects:
             answer = self._client.get_object(**asked)
             wanted = f"bytes {start}-{last}/"
             if not answer.get("ContentRange", "").startswith(wanted):
-                raise TransientError(f"asked for {wanted}, given {answer.get('ContentRange')}")
+                raise TransientError(f"asked for {wanted}, got {answer.get('ContentRange')}")
             if answer["ETag"] != etag:
                 raise self._replaced(file)
             body: bytes = answer["Body"].read(length + 1)
             if len(body) != length:
-                raise TransientError(f"{len(body)} bytes of {length}")
+                raise TransientError(f"got {len(body)} bytes of {length}")
             if not is_right(body):
                 raise TransientError("the content has another checksum")
             return body
@@ -142,7 +143,7 @@ class S3Objects:
         return {"Bucket": self._bucket, "Key": prefix + file.key}
 
     def _retried(self, file: Stored, call: Callable[[], T]) -> T:
-        """Call again after what the network or the server may get right the next time."""
+        """Call, and call again after an error of network or server that may pass."""
         from botocore.exceptions import BotoCoreError, ClientError
         from urllib3.exceptions import HTTPError
 
@@ -167,7 +168,7 @@ class S3Objects:
         if status == 412:
             raise self._replaced(file) from error
         if status == 404:
-            raise UserError(f"{what} is not there; {file.fix}") from error
+            raise UserError(f"{what} is missing; {file.fix}") from error
         if 400 <= status < 500 and status not in (408, 429):
             raise UserError(f"{what}: {one_line(error)}") from error
 
@@ -179,18 +180,18 @@ class S3Objects:
 
 
 def folder_of(url: str) -> Path | None:
-    """The folder of a remote that is one."""
+    """Return a remote's folder, or None if the remote is not a folder."""
     if "://" in url and not url.startswith("file://"):
         return None
     return Path(url.removeprefix("file://"))
 
 
 _BLOCK = 16 << 10
-_BLOCKS = 1024  # of these are kept
+_BLOCKS = 1024  # blocks that are kept
 
 
 class NamedObject(NamedTuple):
-    """An object by its name below a prefix."""
+    """An object that is found by its name below a prefix."""
 
     key: str
     fix: str
@@ -202,15 +203,15 @@ class NamedObject(NamedTuple):
 
 
 class ObjectReader(ThreadedReader):
-    """Reads objects by range requests; each must stay the one that it was when this was made."""
+    """Reads objects by range requests; no object may change after the reader is made."""
 
     ahead = 16
 
     def __init__(self, objects: S3Objects, files: Sequence[NamedObject]) -> None:
-        """Ask for the objects' ETags.
+        """Request the objects' ETags.
 
         Raises:
-            UserError: one is not there.
+            UserError: an object is missing.
         """
         super().__init__(CONNECTIONS)
         self._objects = objects
@@ -231,10 +232,10 @@ class ObjectReader(ThreadedReader):
 
 
 class ObjectBlocks:
-    """Small pieces here and there of objects: they are fetched by blocks, each of them once."""
+    """Reads small, scattered pieces of objects in blocks, which are kept for later reads."""
 
     def __init__(self, objects: S3Objects, fix: str) -> None:
-        """Nothing is fetched yet; `fix` is of `NamedObject`."""
+        """Prepare to read without fetching anything; `fix` is that of `NamedObject`."""
         self._objects = objects
         self._fix = fix
         self._lock = Lock()
@@ -242,7 +243,7 @@ class ObjectBlocks:
         self._block = lru_cache(_BLOCKS)(self._fetch)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Some bytes of an object; fewer where it ends."""
+        """Return some bytes of an object; fewer at its end."""
         first, last = offset // _BLOCK, (offset + length - 1) // _BLOCK
         content = b"".join(self._block(name, number) for number in range(first, last + 1))
         return content[offset - first * _BLOCK :][:length]

@@ -1,4 +1,4 @@
-"""Objects on a local drive, by content hash: bounded, checked, and shared by processes."""
+"""Cache of objects on a local drive by content hash; it is bounded, verified and shared."""
 
 import errno
 import logging
@@ -15,19 +15,19 @@ from pipelines.loading.sources.s3_objects import RemoteFile, object_path
 FOLDER_VARIABLE = "PENSTOCK_SHARD_CACHE"
 SIZE_VARIABLE = "PENSTOCK_SHARD_CACHE_GB"
 _DEFAULT_GB = "200"
-_PART = ".part"  # of a name, while it is downloaded
-_DEAD_SECONDS = 3600  # a download that wrote nothing for so long has no process any more
+_PART = ".part"  # suffix of a file while it is downloaded
+_DEAD_SECONDS = 3600  # the process of a download that wrote nothing for so long is dead
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _log = logging.getLogger(__name__)
 
 
 class CacheFullError(Exception):
-    """The drive has no room, or the object is larger than the whole cache may be."""
+    """The drive has no room, or the object is larger than the cache's limit."""
 
 
 class ShardCache:
-    """A folder of whole, verified objects; the ones not used for the longest time go first."""
+    """A folder of whole, verified objects; the least recently used are deleted first."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         """Open or make a cache of at most `limit` bytes."""
@@ -36,26 +36,26 @@ class ShardCache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, file: RemoteFile, size: int, download: Callable[[int], None]) -> Path:
-        """The path of an object, which is downloaded where it is absent.
+        """Return the path of an object, which is downloaded if it is absent.
 
-        Several processes that want one object download it once.
+        Several processes that need the same object download it only once.
 
         Args:
-            file: What is wanted.
-            size: Of the object, in bytes.
-            download: Writes the object to an open file.
+            file: The object.
+            size: The object's size in bytes.
+            download: Writes the object to an open file descriptor.
 
         Raises:
-            CacheFullError: it doesn't fit.
-            UserError: what was downloaded isn't what its name says.
+            CacheFullError: the object doesn't fit.
+            UserError: the downloaded content doesn't match the hash.
         """
         path = self.folder / object_path(file.md5)
         path.parent.mkdir(parents=True, exist_ok=True)
         with one_at_a_time(self._lock(file.md5)):
             if not self._is_good(path, file):
                 self._download(path, file, size, download)
-            now = time.time_ns()  # the kernel's own is only some milliseconds exact
-            os.utime(path, ns=(now, now))  # of its last use
+            now = time.time_ns()  # the kernel's own time is exact only to some milliseconds
+            os.utime(path, ns=(now, now))  # the time of last use
         return path
 
     def _is_good(self, path: Path, file: RemoteFile) -> bool:
@@ -70,7 +70,7 @@ class ShardCache:
     def _download(
         self, path: Path, file: RemoteFile, size: int, download: Callable[[int], None]
     ) -> None:
-        temporary = path.with_name(path.name + _PART)  # ours alone, by the lock
+        temporary = path.with_name(path.name + _PART)  # the lock keeps other processes off it
         try:
             self._make_room(size)
             with temporary.open("wb") as open_file:
@@ -90,7 +90,7 @@ class ShardCache:
             temporary.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> None:
-        """Delete what was not used for the longest time; who has it open keeps it."""
+        """Delete the least recently used objects; a process that has one open can still read it."""
         if size > self.limit:
             raise CacheFullError(f"{self.folder}: {size} bytes exceed {SIZE_VARIABLE}")
         with one_at_a_time(self._lock("room")):
@@ -103,7 +103,7 @@ class ShardCache:
                     excess -= stat.st_size * self._delete(path)
 
     def _files(self) -> list[tuple[os.stat_result, Path]]:
-        """What lies here; the others may rename or delete it meanwhile."""
+        """Return all files; other processes may rename or delete some of them meanwhile."""
         found = []
         for path in self.folder.glob("files/md5/??/*"):
             with suppress(FileNotFoundError):
@@ -111,7 +111,7 @@ class ShardCache:
         return found
 
     def _delete(self, path: Path) -> bool:
-        """Whether a file could go: not while another checks or fetches the object."""
+        """Delete a file, unless a process checks or fetches it; return whether it was deleted."""
         try:
             with one_at_a_time(self._lock(path.parent.name + path.name), wait=False):
                 path.unlink(missing_ok=True)
@@ -124,10 +124,10 @@ class ShardCache:
 
 
 def open_cache() -> ShardCache:
-    """The cache that the environment names.
+    """Return the cache that the environment names.
 
     Raises:
-        UserError: its size is no number, or its folder can't be made.
+        UserError: its size is not a number, or its folder can't be made.
     """
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "penstock" / "shards"
     folder = Path(os.environ.get(FOLDER_VARIABLE, default))
@@ -138,6 +138,6 @@ def open_cache() -> ShardCache:
         raise UserError(f"{SIZE_VARIABLE}={text!r}: not a number of gigabytes") from error
     except OSError as error:
         raise UserError(
-            f"{FOLDER_VARIABLE}={folder}: can't be used ({error.strerror}); name a folder on a "
+            f"{FOLDER_VARIABLE}={folder} can't be used ({error.strerror}); name a folder on a "
             "local drive"
         ) from error

@@ -1,4 +1,4 @@
-"""Where a split's files are: in a folder, or in a remote by content hash. Verified either way."""
+"""Finds and verifies a split's files, in a folder or by content hash in a remote."""
 
 import os
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ class ShardFiles(Protocol):
     """The verified files of a split.
 
     Attributes:
-        indexes: The `.idx` of each shard, on a local disk.
+        indexes: The `.idx` file of each shard, on a local disk.
     """
 
     indexes: list[Path]
 
     def open(self, device: torch.device) -> Reader:
-        """A reader of the token file of each shard, then of the loss mask of each, if any."""
+        """Return a reader of all shards' token files, then of their loss masks, if any."""
         ...
 
 
@@ -41,18 +41,18 @@ def find(
     remote: str | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> ShardFiles:
-    """The files of a split under `folder`, or those of the remote that it was pushed to.
+    """Return the files of a split under `folder`, or those of the remote that it was pushed to.
 
     Args:
-        folder: What the shards' paths are relative to.
-        split: Names the shards and what they must hold.
-        reader: `object_store` streams from the remote; so does `auto`, for want of local files.
+        folder: The shards' paths are relative to it.
+        split: Names the shards and their hashes.
+        reader: `object_store` streams from the remote; so does `auto` if local files are missing.
         remote: A DVC remote: a folder or an s3:// URL.
-        part: Of local shards only each n-th is verified here: (rank, world) of processes that
-            share the folder and end together if one finds a damaged shard.
+        part: (rank, world) of processes that share the folder and end together if one finds a
+            damaged shard. Each verifies only every `world`-th local shard.
 
     Raises:
-        UserError: a file is missing, or not what was written.
+        UserError: a file is missing, or differs from what was written.
     """
     if reader == "object_store":
         if remote is None:
@@ -87,7 +87,7 @@ class LocalShards:
 
 
 class RemoteShards:
-    """Shards in a DVC remote; what is fetched is verified before its first use."""
+    """Shards in a DVC remote; a fetched file is verified before its first use."""
 
     def __init__(self, remote: str, split: Split) -> None:
         self._store = open_store(remote)
@@ -103,15 +103,15 @@ class RemoteShards:
 
     def open(self, device: torch.device) -> Reader:
         """See `ShardFiles`."""
-        del device  # a reader through host memory serves every one
+        del device  # a reader through host memory works for every device
         return self._store.open(self._files)
 
 
 def verify(folder: Path, shards: Sequence[Shard]) -> None:
-    """Compare the content of the files of shards with their records, a thread a processor.
+    """Check that shards' files match the hashes in their records, with a thread per processor.
 
     Raises:
-        UserError: a bit is not what was written.
+        UserError: a file differs from what was written.
     """
     wanted: list[tuple[Path, str]] = []
     for shard in shards:

@@ -1,8 +1,8 @@
-"""An Airflow plugin: what happens to a DAG run as a whole is told to `after_dag_run`.
+"""An Airflow plugin that reports what happens to a whole DAG run to `after_dag_run`.
 
-Also what a user does to it, for which a DAG's own callbacks are not called. The scheduler and the
-api-server call these hooks in the middle of a transaction, so each only starts a process. Every
-process of Airflow loads this file: it imports next to nothing.
+It also reports what a user does to a run, for which Airflow does not call a DAG's own callbacks.
+The scheduler and the api-server call these hooks within a transaction, so each only starts a
+process. Every process of Airflow loads this file, so it imports few modules.
 """
 
 import json
@@ -22,27 +22,27 @@ OURS = "penstock"  # the tag of the DAGs whose runs have a workspace
 
 @hookimpl
 def on_dag_run_running(dag_run: "DagRun", msg: str) -> None:
-    """A run starts; one that a user cleared starts again."""
+    """Report that a run which a user cleared starts again."""
     if dag_run.clear_number:
         _tell(dag_run, "running", msg)
 
 
 @hookimpl
 def on_dag_run_success(dag_run: "DagRun", msg: str) -> None:
-    """A run succeeded, or was marked so."""
+    """Report that a run succeeded or was marked as successful."""
     _tell(dag_run, "success", msg)
 
 
 @hookimpl
 def on_dag_run_failed(dag_run: "DagRun", msg: str) -> None:
-    """A run failed, or was marked so."""
+    """Report that a run failed or was marked as failed."""
     _tell(dag_run, "failed", msg)
 
 
 def _tell(dag_run: "DagRun", state: str, msg: str) -> None:
     if dag_run.dag is None or OURS not in dag_run.dag.tags:
         return
-    # The transaction's own session: another one would not see what a user has just marked.
+    # Use the transaction's own session: another would not see what a user has just marked.
     session = object_session(dag_run)
     tasks = dag_run.get_task_instances(session=session) if session else []
     failed = [task for task in tasks if task.state == "failed"]
@@ -60,7 +60,7 @@ def _tell(dag_run: "DagRun", state: str, msg: str) -> None:
 
 
 class FollowDagRuns(AirflowPlugin):
-    """The hooks of this module."""
+    """The plugin that registers the hooks of this module."""
 
     name = "penstock_follow_dag_runs"
     listeners = [sys.modules[__name__]]  # noqa: RUF012 (Airflow's type)

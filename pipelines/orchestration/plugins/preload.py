@@ -1,8 +1,8 @@
-"""An Airflow plugin: what each task would import anew is imported once.
+"""An Airflow plugin that imports once the modules that each task would import again.
 
-Tasks are forked from the scheduler, and the readers of DAG files from the DAG processor: they find
-these modules loaded. Other people's packages only, as those don't change while Airflow runs; our
-own code is read afresh by each task.
+Tasks are forked from the scheduler, and readers of DAG files from the DAG processor, so they find
+these modules loaded. It loads only third-party packages, which do not change while Airflow runs;
+each task imports our own code again.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """evaluate: how well the model predicts held-out text, beside n-grams and xz on the same text.
 
-A pure function of the model, the held-out documents and the recipe; no champion is known here.
-Work is cut into tasks that `map_ordered` may run anywhere. Their number depends on the documents
-alone, so the same batches make the same sums on any number of workers.
+The result depends only on the model, the held-out documents and the recipe, not on a champion. Work
+is divided into tasks that `map_ordered` may run anywhere. Their number depends only on the
+documents, so the same batches make the same sums on any number of workers.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from operator import call
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.core.storage import fresh_folder, write_json
 from pipelines.data.passes import MapOrdered, map_in_process
@@ -22,14 +22,15 @@ from pipelines.run.progress import ProgressWriter
 from pipelines.run.records import (
     TRAIN,
     VALIDATION,
+    DatasetRef,
     EvaluateRecord,
     PreprocessRecord,
     TrainRecord,
     output_folder,
 )
-from pipelines.run.verdict import BehaviourScore, HarnessScore
+from pipelines.run.verdict import BehaviourScore, HarnessScore, Probes, RightSize
 from pipelines.stages.evaluate.probing import gather_probes, probe_tasks
-from pipelines.stages.evaluate.right_sizing import FIGURE, right_size, size_metrics
+from pipelines.stages.evaluate.right_sizing import FIGURE, Sized, right_size, size_metrics
 from pipelines.stages.evaluate.scoring import Scoring
 from pipelines.tracking.tracked_run import open_run
 
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
     from pipelines.evaluation.exact_match import Answer
 
-# Pyarrow, torch and matplotlib are imported where they are used: an Airflow worker, which has none
-# of them, calls `publish`, and a task of baselines does not wait for torch.
+# Functions that use pyarrow, torch and matplotlib import them: an Airflow worker, which has none of
+# them, calls `publish`, and a task for baselines needn't wait for torch.
 
 STAGE = EvaluateRecord.stage
 ARTIFACTS = (
@@ -53,56 +54,55 @@ ARTIFACTS = (
     "scores.parquet",
 )
 QUESTIONS_PER_TASK = 4
-BASELINE_TRAINING_BYTES = 32 << 20  # n-grams are fitted on so much; 6 s and 1 GB of memory
-BOUND_CONFIDENCE = 0.975  # of each end of an interval, so that it holds with 0.95
-SAMPLE_TEMPERATURE = 0.7  # low enough to read well, high enough not to go in circles
+BASELINE_TRAINING_BYTES = 32 << 20  # text that n-grams are fitted on; takes 6 s and 1 GB of memory
+BOUND_CONFIDENCE = 0.975  # for each end of an interval, so that the interval holds with 0.95
+SAMPLE_TEMPERATURE = 0.7  # low enough to read well, high enough not to repeat itself
 
-_UNNAMED = re.compile(r"^\.+|[^\w.\-: @]")  # in a metric's name
+_UNNAMED = re.compile(r"^\.+|[^\w.\-: @]")  # not allowed in a metric's name
 
 _Task = Callable[[], Any]
 _log = logging.getLogger(__name__)
 
 
+class _HeldOut(NamedTuple):
+    """The text that the model is measured on, and the text that the baselines learn from."""
+
+    folder: Path  # outputs/preprocess
+    dataset: DatasetRef
+    shares: dict[str, dict[str, int]]  # bytes of each dataset's folder, by split
+    documents: "pa.Table"
+    of_datasets: "dict[str, pa.Table]"  # the documents of each part of a mixture, by its label
+
+
+class _Measured(NamedTuple):
+    """What the tasks of the stage found."""
+
+    scores: "pa.Table"
+    baselines: dict[str, float]
+    fitted_bytes: int  # of training text, which the n-grams were fitted on
+    samples: list[dict[str, str]]
+    behaviours: tuple[BehaviourScore, ...]
+    harness: tuple[HarnessScore, ...]
+    answers: "list[Answer]"
+    probes: Probes
+    probed: dict[str, Any]  # the documents behind the probes' figures, for a user
+
+
 def run(
     recipe: Recipe, workspace: Path, map_ordered: MapOrdered = map_in_process
 ) -> EvaluateRecord:
-    """Measure `outputs/train/model` on held-out documents; writes `outputs/evaluate`."""
-    from pipelines.evaluation.held_out_documents import each_once, read_shares
-
+    """Measure `outputs/train/model` on held-out documents and write `outputs/evaluate`."""
     workspace = workspace.absolute()
-    preprocess = output_folder(workspace, PreprocessRecord.stage)
-    dataset = PreprocessRecord.read(workspace).dataset
+    held_out = _read_held_out(recipe, workspace)
     trained = output_folder(workspace, TrainRecord.stage) / TrainRecord.read(workspace).model
-    shares = {
-        TRAIN: dataset.shares(BASELINE_TRAINING_BYTES),
-        VALIDATION: dataset.shares(recipe.evaluate.max_bytes),
-    }
-    held_out = read_shares(preprocess, VALIDATION, shares[VALIDATION])
-    documents = each_once(held_out.values())
-
-    of_datasets = {part.label: held_out[part.folder] for part in dataset.mixture}
     progress = ProgressWriter(workspace, STAGE)
-    scoring = Scoring(documents, of_datasets, recipe.evaluate.stride, progress)
+    scoring = Scoring(held_out.documents, held_out.of_datasets, recipe.evaluate.stride, progress)
     score = partial(scoring.folders, map_ordered)
     sized = right_size(recipe.evaluate, trained, workspace, score, map_ordered)
-    model = sized.folder
-    single = _single_tasks(recipe, model, preprocess, shares)
-    answering = _answer_tasks(recipe, model, documents)
-    probing = probe_tasks(recipe, model, preprocess, dataset, BOUND_CONFIDENCE)
-    unscored = [] if sized.scores else scoring.tasks(model)
-    results = map_ordered(call, [*single, *probing, *answering, *unscored])
-    (baselines, fitted_bytes), samples, behaviours, harness = (next(results) for _ in single)
-    probes, probed = gather_probes(results)
-    answers = [answer for _ in answering for answer in next(results)]
-    scores = sized.scores or scoring.joined(results)
-
-    record = _record(recipe, scores, baselines, samples, behaviours, answers, of_datasets)
-    measured = {"probes": probes, "harness": harness, "right_size": sized.found}
-    record = record.model_copy(update=measured)
+    measured = _measure(recipe, held_out, scoring, sized, map_ordered)
+    record = _record(recipe, measured, held_out.of_datasets, sized.found)
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
-        write_json(folder / "answers.json", [answer._asdict() for answer in answers])
-        write_json(folder / "probes.json", probed)
-        _write_outputs(folder, workspace, record, scores, documents, samples, fitted_bytes)
+        _write_outputs(folder, workspace, record, measured, held_out.documents)
         sized.keep(folder)
     record.write(workspace)
     publish(workspace)
@@ -110,7 +110,7 @@ def run(
 
 
 def publish(workspace: Path) -> None:
-    """Log the stage's results to the workspace's MLflow run; also called for restored outputs."""
+    """Log the stage's results, including restored ones, to the workspace's MLflow run."""
     record = EvaluateRecord.read(workspace)
     baselines = {f"baseline/{name}": value for name, value in record.baselines.items()}
     datasets = {f"bits_per_byte/{label}": bits for label, bits in record.datasets.items()}
@@ -129,7 +129,7 @@ def publish(workspace: Path) -> None:
 
 
 def _slice_metrics(record: EvaluateRecord) -> dict[str, float]:
-    """`bits_per_byte/language/ko` and the like; a name keeps what MLflow takes."""
+    """Return metrics such as `bits_per_byte/language/ko`, in characters that MLflow accepts."""
     return {
         f"bits_per_byte/{each.slice.dimension}/{_UNNAMED.sub('_', each.slice.name)}": (
             each.bits_per_byte.value
@@ -139,7 +139,7 @@ def _slice_metrics(record: EvaluateRecord) -> dict[str, float]:
 
 
 def _harness_metrics(record: EvaluateRecord) -> dict[str, float]:
-    """`harness/arc_easy/acc` and, beside it, `harness/arc_easy/acc_stderr`."""
+    """Return metrics such as `harness/arc_easy/acc` and `harness/arc_easy/acc_stderr`."""
     metrics = {}
     for each in record.harness:
         name = "/".join(_UNNAMED.sub("_", part) for part in (each.task, *each.metric.split("/")))
@@ -149,20 +149,53 @@ def _harness_metrics(record: EvaluateRecord) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _single_tasks(
-    recipe: Recipe, model: Path, preprocess: Path, shares: dict[str, dict[str, int]]
-) -> list[_Task]:
-    """The longest comes first; scoring fills the other workers meanwhile."""
-    return [
-        partial(_baselines, preprocess, shares),
+def _read_held_out(recipe: Recipe, workspace: Path) -> _HeldOut:
+    from pipelines.evaluation.held_out_documents import each_once, read_shares
+
+    folder = output_folder(workspace, PreprocessRecord.stage)
+    dataset = PreprocessRecord.read(workspace).dataset
+    shares = {
+        TRAIN: dataset.shares(BASELINE_TRAINING_BYTES),
+        VALIDATION: dataset.shares(recipe.evaluate.max_bytes),
+    }
+    tables = read_shares(folder, VALIDATION, shares[VALIDATION])
+    of_datasets = {part.label: tables[part.folder] for part in dataset.mixture}
+    return _HeldOut(folder, dataset, shares, each_once(tables.values()), of_datasets)
+
+
+def _measure(
+    recipe: Recipe, held_out: _HeldOut, scoring: Scoring, sized: Sized, map_ordered: MapOrdered
+) -> _Measured:
+    """Run all tasks, the longest first; the other workers score documents meanwhile."""
+    model = sized.folder
+    single: list[_Task] = [
+        partial(_baselines, held_out.folder, held_out.shares),
         partial(_write_samples, model, recipe),
         partial(_run_tests, model, recipe),
         partial(_run_harness, model, recipe),
     ]
+    answering = _answer_tasks(recipe, model, held_out.documents)
+    probing = probe_tasks(recipe, model, held_out.folder, held_out.dataset, BOUND_CONFIDENCE)
+    unscored = [] if sized.scores else scoring.tasks(model)
+    results = map_ordered(call, [*single, *probing, *answering, *unscored])
+    (baselines, fitted_bytes), samples, behaviours, harness = (next(results) for _ in single)
+    probes, probed = gather_probes(results)
+    answers = [answer for _ in answering for answer in next(results)]
+    return _Measured(
+        scores=sized.scores or scoring.joined(results),
+        baselines=baselines,
+        fitted_bytes=fitted_bytes,
+        samples=samples,
+        behaviours=behaviours,
+        harness=harness,
+        answers=answers,
+        probes=probes,
+        probed=probed,
+    )
 
 
 def _answer_tasks(recipe: Recipe, model: Path, documents: "pa.Table") -> list[_Task]:
-    """The held-out questions that the recipe asks for, some a task."""
+    """Return tasks that each answer some of the held-out questions that the recipe asks for."""
     from pipelines.evaluation.exact_match import answer_questions, find_questions
 
     asked = recipe.evaluate.questions
@@ -208,9 +241,9 @@ def _run_harness(model: Path, recipe: Recipe) -> tuple[HarnessScore, ...]:
 
 
 def _baselines(preprocess: Path, shares: dict[str, dict[str, int]]) -> tuple[dict[str, float], int]:
-    """Bits per byte of each yardstick on the documents that the model is scored on.
+    """Return each baseline's bits per byte on the documents that the model is scored on.
 
-    And how many bytes of training text the n-grams were fitted on.
+    The second value is how many bytes of training text the n-grams were fitted on.
     """
     from pipelines.evaluation.baselines import ngram_bits_per_byte, xz_bits_per_byte
     from pipelines.evaluation.held_out_documents import each_once, read_shares, scored_texts
@@ -224,12 +257,9 @@ def _baselines(preprocess: Path, shares: dict[str, dict[str, int]]) -> tuple[dic
 
 def _record(
     recipe: Recipe,
-    scores: "pa.Table",
-    baselines: dict[str, float],
-    samples: list[dict[str, str]],
-    behaviours: tuple[BehaviourScore, ...],
-    answers: "list[Answer]",
+    measured: _Measured,
     of_datasets: "dict[str, pa.Table]",
+    sized: RightSize | None,
 ) -> EvaluateRecord:
     import pyarrow.compute as pc
 
@@ -237,6 +267,7 @@ def _record(
     from pipelines.evaluation.exact_match import score_answers
     from pipelines.evaluation.slices import score_slices
 
+    scores = measured.scores
     interval, slices = score_slices(scores, BOUND_CONFIDENCE)
     record = EvaluateRecord(
         bits_per_byte=bits_per_byte(scores),
@@ -244,8 +275,8 @@ def _record(
         documents=len(scores),
         bytes=sum(scores["bytes"].to_pylist()),
         data_hash=hashlib.sha256("\n".join(scores["doc_id"].to_pylist()).encode()).hexdigest(),
-        baselines=baselines,
-        samples=tuple(sample["prompt"] + sample["continuation"] for sample in samples),
+        baselines=measured.baselines,
+        samples=tuple(each["prompt"] + each["continuation"] for each in measured.samples),
         datasets={
             label: bits_per_byte(scores.filter(pc.field("doc_id").isin(table["doc_id"])))
             for label, table in of_datasets.items()
@@ -253,8 +284,11 @@ def _record(
         stride=recipe.evaluate.stride,
         interval=interval,
         slices=slices,
-        behaviours=behaviours,
-        exact_match=score_answers(answers, BOUND_CONFIDENCE),
+        behaviours=measured.behaviours,
+        exact_match=score_answers(measured.answers, BOUND_CONFIDENCE),
+        probes=measured.probes,
+        harness=measured.harness,
+        right_size=sized,
     )
     _log.info("%.4f bits per byte on %d documents", record.bits_per_byte, record.documents)
     return record
@@ -264,10 +298,8 @@ def _write_outputs(
     folder: Path,
     workspace: Path,
     record: EvaluateRecord,
-    scores: "pa.Table",
+    measured: _Measured,
     documents: "pa.Table",
-    samples: list[dict[str, str]],
-    fitted_bytes: int,
 ) -> None:
     import pyarrow.parquet as pq
 
@@ -275,8 +307,10 @@ def _write_outputs(
     from pipelines.evaluation.report import Evaluation, write_report
     from pipelines.evaluation.slices import write_slices
 
-    pq.write_table(scores, folder / "scores.parquet")
-    write_json(folder / "samples.json", samples)
+    write_json(folder / "answers.json", [answer._asdict() for answer in measured.answers])
+    write_json(folder / "probes.json", measured.probed)
+    write_json(folder / "samples.json", measured.samples)
+    pq.write_table(measured.scores, folder / "scores.parquet")
     preprocess = PreprocessRecord.read(workspace)
     history = output_folder(workspace, TrainRecord.stage) / "history.jsonl"
     points = read_history(history, preprocess.dataset.train)
@@ -288,9 +322,9 @@ def _write_outputs(
         record=record,
         preprocess=preprocess,
         train=TrainRecord.read(workspace),
-        scores=scores,
+        scores=measured.scores,
         documents=documents,
-        samples=samples,
-        fitted_bytes=fitted_bytes,
+        samples=measured.samples,
+        fitted_bytes=measured.fitted_bytes,
     )
     write_report(evaluation, curve, folder / "report.html")

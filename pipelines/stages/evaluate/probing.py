@@ -1,6 +1,6 @@
-"""evaluate's tasks that look for bias, memorised text and leaked personal data in a model.
+"""Tasks of the stage evaluate that measure bias, memorised text and leaked personal data.
 
-Pyarrow and torch are imported where a task runs: an Airflow worker has neither.
+Pyarrow and torch are imported only when a task runs, because an Airflow worker has neither.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
     from pipelines.evaluation.leakage import Leak
 
-SAMPLED_BYTES = 64 << 10  # of text that is read for each passage or prompt that is wanted
+SAMPLED_BYTES = 64 << 10  # of text, read for each wanted passage or prompt
 
 
 def probe_tasks(
     recipe: Recipe, model: Path, preprocess: Path, dataset: DatasetRef, confidence: float
 ) -> list[Callable[[], Any]]:
-    """Return a task each for bias, memorisation and leakage; None comes of what is not asked for.
+    """Return one task each for bias, memorisation and leakage.
 
-    A bound of an interval holds with this confidence.
+    A task that the recipe does not ask for finds None. Each bound of an interval holds with
+    `confidence`.
     """
     return [
         partial(_bias, recipe, model, confidence),
@@ -36,7 +37,7 @@ def probe_tasks(
 
 
 def gather_probes(results: Iterator[Any]) -> tuple[Probes, dict[str, Any]]:
-    """What the tasks found, and of which documents something came out, for a user to look at."""
+    """Return the tasks' figures, and the documents with extracted or leaked text, for a user."""
     bias = next(results)
     memorisation, extracted = next(results)
     leakage, leaks = next(results)
@@ -57,7 +58,7 @@ def _bias(recipe: Recipe, model: Path, confidence: float) -> tuple[BiasScore, ..
 def _memorisation(
     recipe: Recipe, model: Path, preprocess: Path, dataset: DatasetRef, confidence: float
 ) -> tuple[Memorisation | None, list[str]]:
-    """And the ids of the training documents that a passage was extracted of."""
+    """Return the figures and the ids of training documents that a passage was extracted from."""
     asked = recipe.evaluate.safety
     if not asked.documents:
         return None, []
@@ -72,7 +73,7 @@ def _memorisation(
 def _leakage(
     recipe: Recipe, model: Path, preprocess: Path, dataset: DatasetRef, confidence: float
 ) -> "tuple[Leakage | None, list[Leak]]":
-    """And what was found, by its kind and the document that was its prompt's."""
+    """Return the figures, and the kind and the prompt's document of all that was found."""
     wanted = recipe.evaluate.safety.generations
     if not wanted:
         return None, []

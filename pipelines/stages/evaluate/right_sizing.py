@@ -1,9 +1,9 @@
-"""The form of a model that fits `evaluate.budget_gb`: what is measured, compared and registered.
+"""Right-sizing: choose the form of a model that fits `evaluate.budget_gb`.
 
-bf16, int8 and int4 are written and scored on the held-out documents beside the model as it was
-trained. All that evaluation says is then of the form that was chosen, loaded from its own files, so
-nothing of a quantised model rests on the one that it was made from. Where none fits, the model is
-measured as it was trained, and register refuses it with each form's numbers.
+bf16, int8 and int4 forms are written and scored on the held-out documents beside the trained model.
+The chosen form is measured, compared and registered. It is loaded from its own files, so no figure
+of a quantised model comes from the model that it was made from. If no form fits, the trained model
+is measured, and register refuses it with each form's numbers.
 """
 
 import math
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MODEL = "model"  # in evaluate's output: the chosen form
 SCRATCH = "forms"  # in the workspace, which all workers share
-# Loading takes a time, and outputs hold none.
+# Loading times differ between runs, so they are kept outside the outputs.
 LOAD_SECONDS, FIGURE = "diagnostics/load_seconds.json", "diagnostics/right_size.png"
 
 ScoreFolders = Callable[[Sequence[Path]], "list[pa.Table]"]
@@ -38,14 +38,14 @@ ScoreFolders = Callable[[Sequence[Path]], "list[pa.Table]"]
 
 @dataclass(frozen=True)
 class Sized:
-    """What evaluation measures: a folder, and its scores where choosing it made them."""
+    """The folder that evaluation measures, and its scores if right-sizing has made them."""
 
     folder: Path
     scores: "pa.Table | None" = None
     found: RightSize | None = None
 
     def keep(self, output: Path) -> None:
-        """Put a chosen form among the outputs of evaluate."""
+        """Move a chosen form into evaluate's output."""
         if self.found and self.found.chosen:
             self.folder.rename(output / MODEL)
             self.folder.parent.rmdir()
@@ -54,14 +54,14 @@ class Sized:
 def right_size(
     wanted: Evaluate, trained: Path, workspace: Path, score: ScoreFolders, map_ordered: MapOrdered
 ) -> Sized:
-    """Write and score the forms of a trained model, and choose; without a budget, the model itself.
+    """Write and score a trained model's forms and choose one, or the model if there is no budget.
 
     Args:
-        wanted: The budget, and what may be lost.
+        wanted: The budget, and the loss that is allowed.
         trained: The model's folder.
-        workspace: The forms are written into it, and all but the chosen one removed.
-        score: Tables of per-document scores of so many folders.
-        map_ordered: Runs the writing.
+        workspace: The folder that the forms are written to; all but the chosen one are removed.
+        score: Returns a table of per-document scores for each folder.
+        map_ordered: Runs the tasks that write the forms.
     """
     if wanted.budget_gb is None:
         return Sized(trained)
@@ -98,9 +98,9 @@ def right_size(
 
 
 def served_model(workspace: Path) -> tuple[Path, str]:
-    """The folder that is registered if it passes, and its content hash.
+    """Return the folder that is registered if it passes, and its content hash.
 
-    Before evaluate it is the model as it was trained.
+    Before evaluate has run, it is the trained model.
     """
     train, size = TrainRecord.read(workspace), None
     if record_path(workspace, EvaluateRecord.stage).is_file():
@@ -111,7 +111,7 @@ def served_model(workspace: Path) -> tuple[Path, str]:
 
 
 def size_metrics(workspace: Path, size: RightSize | None) -> dict[str, float]:
-    """Each form's figures by name; how long it took to load, where that was measured here."""
+    """Return each form's figures by name, with the loading time if this workspace measured it."""
     if size is None:
         return {}
     path = workspace / LOAD_SECONDS
@@ -168,7 +168,7 @@ def _decide(
 
 
 def _keep_times(workspace: Path, judged: "list[AssessedVariant]", budget: "Budget") -> None:
-    """What differs between two runs of the same work, beside the outputs."""
+    """Write the loading times, which differ between runs, and the figure, outside the outputs."""
     from pipelines.export.right_size import draw_right_size
 
     seconds = {each.variant.name: each.variant.load_seconds for each in judged}

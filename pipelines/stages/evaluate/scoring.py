@@ -1,4 +1,4 @@
-"""evaluate's scoring of folders on the held-out documents, in parts that may run anywhere."""
+"""Scoring of model folders on the held-out documents, in parts that may run anywhere."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,11 +13,11 @@ from pipelines.run.progress import ProgressWriter
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PART_BYTES = 128 << 10  # of text a scoring task; some 2 s with 1M parameters on one core
+PART_BYTES = 128 << 10  # text per scoring task; about 2 s with 1M parameters on one core
 
 
 class Scoring:
-    """The documents in parts, and how much of their text is scored."""
+    """The scoring of documents in parts, which reports how much of their text is scored."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class Scoring:
         stride: float,
         progress: ProgressWriter,
     ) -> None:
-        """Cut the documents; nothing is scored yet.
+        """Divide the documents into parts; nothing is scored yet.
 
         Args:
-            documents: All that are scored.
-            of_datasets: Those of each dataset of a mixture, by its label.
-            stride: Of the window, as a share of the context.
-            progress: Told of the text that is scored.
+            documents: All documents to score.
+            of_datasets: The documents of each dataset of a mixture, by its label.
+            stride: The stride of the windows, as a share of the context.
+            progress: Records how much text is scored.
         """
         import pyarrow as pa
 
@@ -50,17 +50,17 @@ class Scoring:
         progress.write(0, self._total, "KiB scored")
 
     def tasks(self, model: Path) -> list[Callable[[], "pa.Table"]]:
-        """One a part, whose result is its scores."""
+        """Return one task for each part, which returns the part's scores."""
         return [partial(_score, model, part, self._stride) for part in self._parts]
 
     def joined(self, scored: Iterator["pa.Table"]) -> "pa.Table":
-        """All scores of a folder, as its parts come."""
+        """Return all scores of one folder, and report progress as its parts arrive."""
         import pyarrow as pa
 
         return pa.concat_tables(self._reported(scored, self._total))
 
     def folders(self, map_ordered: MapOrdered, models: Sequence[Path]) -> "list[pa.Table]":
-        """The scores of each folder; parts of all are scored side by side."""
+        """Return the scores of each folder; the parts of all folders are scored in parallel."""
         import pyarrow as pa
 
         tasks = [self.tasks(model) for model in models]

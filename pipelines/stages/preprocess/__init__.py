@@ -1,10 +1,10 @@
-"""preprocess: text in; documents without duplicates, a tokenizer and token shards out."""
+"""The stage preprocess: from text to documents without duplicates, a tokenizer and token shards."""
 
 from pipelines.stages.stage import Resources, Stage
 
 STAGE = Stage(
     name="preprocess",
-    does="Ray Data: read, normalise, drop duplicates, train the tokenizer, write shards.",
+    does="Read, normalise, drop duplicates, train the tokenizer and write shards, with Ray Data.",
     inputs=(),
     run="pipelines.stages.preprocess.preprocessing:run",
     resources=Resources.CPU_TASKS,

@@ -1,13 +1,13 @@
-"""preprocess: text in; deduplicated documents, a tokenizer and token shards out.
+"""preprocess: from text to deduplicated documents, a tokenizer and token shards.
 
     source ─▶ extract ─▶ match ─▶ select ─▶ tokenizer ─▶ tokenize ─▶ assemble ─▶ shards
               a block    a range  a part    (here, from  a block     a shard
               of input   of keys  of files  a sample)    of texts
 
-Each pass maps a task over items; tasks run wherever `map_ordered` puts them and hand their data on
-in files below `work/`, so a corpus may be larger than any memory. This process only sees counts.
-How the work is cut depends on the corpus alone, so the outputs are the same bytes however many
-workers there are, and a run that was killed goes on from the tasks that were finished.
+Each pass maps a task over items. Tasks run wherever `map_ordered` puts them, and pass their data on
+in files below `work/`, so a corpus may be larger than any memory; this process only sees counts.
+The work is divided by the corpus alone, so the outputs are the same bytes for any number of
+workers, and a run that was killed continues after the finished tasks.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ from pipelines.stage_cache.fingerprint import CODE_FILE
 STAGE = PreprocessRecord.stage
 WORK = "work"  # in a workspace, while preprocess runs
 
-Blocks = dict[Path, Tally]  # folders of documents that were read, in source order
+Blocks = dict[Path, Tally]  # folders of the documents that were read, in source order
 Parts = dict[Path, Selected]  # folders with a file of each split, in source order
 
 
@@ -65,13 +65,13 @@ def run(
     """Make the dataset that `recipe.data` describes in `outputs/preprocess`.
 
     Raises:
-        UserError: nothing usable lies at the source, or too little, or too much of it is malformed.
+        UserError: The source has no usable documents or too few, or too many are malformed.
     """
     if recipe.data.source.is_published:
         return fetch_dataset(recipe, workspace)
     data, workspace = recipe.data, workspace.absolute()
     output = output_folder(workspace, STAGE)
-    shutil.rmtree(output, ignore_errors=True)  # nothing of an earlier try looks like this one's
+    shutil.rmtree(output, ignore_errors=True)  # outputs of an earlier try must not mix with these
     with work_folder(workspace / WORK, _key(data, workspace)) as work:
         passes = Passes(work, map_ordered, partial(ProgressWriter, workspace, STAGE))
         evaluation_sets = _gather(data, passes)
@@ -98,7 +98,7 @@ def run(
 
 
 def _key(data: Data, workspace: Path) -> str | None:
-    """What decides the passes' results; None where nothing names the input and the code."""
+    """Return the hash of all that decides the passes' results, or None if a part is unknown."""
     source, code = workspace / "source.json", workspace / CODE_FILE
     if not (source.is_file() and code.is_file()):
         return None
@@ -107,7 +107,7 @@ def _key(data: Data, workspace: Path) -> str | None:
 
 
 def _gather(data: Data, passes: Passes) -> EvaluationSets:
-    """Before all passes: the n-grams of the evaluation sets that no document may hold."""
+    """Gather the evaluation sets' n-grams, which no document may hold, before all passes."""
     paths = data.decontamination.against
     made = passes.run(
         "evaluation-sets", partial(gather_ngrams, data=data), paths, int, "evaluation sets read"
@@ -116,7 +116,7 @@ def _gather(data: Data, passes: Passes) -> EvaluationSets:
 
 
 def _extract(data: Data, evaluation_sets: EvaluationSets, passes: Passes) -> Blocks:
-    """Pass 1: read, normalise and clean every block of the source, up to `max_documents`."""
+    """Read, normalise and clean every block of the source, up to `max_documents` (pass 1)."""
     source, limit = data.source, data.source.max_documents
     inputs = list_inputs(source)
     plan = plan_reads(source, inputs, block_bytes(sum(found.bytes for found in inputs)))
@@ -127,7 +127,7 @@ def _extract(data: Data, evaluation_sets: EvaluationSets, passes: Passes) -> Blo
     for block, (folder, tally) in zip(
         plan, passes.run("extract", task, plan, Tally, "MiB read", _mebibytes), strict=False
     ):
-        if limit is not None and kept + tally.kept > limit:  # the block that goes beyond, again
+        if limit is not None and kept + tally.kept > limit:  # read this block again, up to `limit`
             task = partial(clean, limit=limit - kept)
             ((folder, tally),) = passes.run(
                 "extract-last", task, [block], Tally, "MiB read", _mebibytes
@@ -144,7 +144,7 @@ def _mebibytes(block: Block) -> float:
 
 
 def _match(data: Data, blocks: Blocks, passes: Passes) -> Path:
-    """Pass 2: find the documents that repeat an earlier one; the folder that names them."""
+    """Find documents that repeat an earlier one; return the folder that names them (pass 2)."""
     partitions = partitions_for(sum(tally.kept for tally in blocks.values()), data.dedup)
     task = partial(match, partitions=partitions, blocks=list(blocks), dedup=data.dedup)
     edges = passes.run("match", task, range(partitions), str, "partitions matched")
@@ -154,7 +154,7 @@ def _match(data: Data, blocks: Blocks, passes: Passes) -> Path:
 
 
 def _select(data: Data, blocks: Blocks, duplicates: Path, passes: Passes) -> Parts:
-    """Pass 3: drop duplicates, split by content; neither split stays empty where two are left."""
+    """Drop duplicates and split by content (pass 3); if two documents remain, no split is empty."""
     plan = plan_parts(list(blocks), list(blocks.values()))
     task = partial(select, duplicates=duplicates, validation_fraction=data.validation_fraction)
     parts = dict(passes.run("select", task, plan, Selected, "MiB selected", mebibytes))
@@ -168,7 +168,7 @@ def _select(data: Data, blocks: Blocks, duplicates: Path, passes: Passes) -> Par
 def _tokenize(
     data: Data, tokenizer: Path, texts: dict[str, list[Path]], passes: Passes
 ) -> dict[str, dict[Path, int]]:
-    """Pass 4: the token ids of every document of both splits."""
+    """Write the token ids of every document of both splits (pass 4)."""
     plan = {split: plan_text_blocks(texts[split]) for split in SPLITS}
     encode = tokenize_conversations if data.instruction.is_chat else tokenize
     task = partial(encode, tokenizer=tokenizer, tokenizer_hash=folder_hash(tokenizer))
@@ -180,7 +180,7 @@ def _tokenize(
 def _assemble(
     data: Data, token_blocks: dict[str, dict[Path, int]], encoder: Encoder, passes: Passes
 ) -> dict[str, dict[Path, Shard]]:
-    """Pass 5: the shards of both splits."""
+    """Write the shards of both splits (pass 5)."""
     plan = {
         split: plan_shards(split, list(token_blocks[split]), data.shard_tokens) for split in SPLITS
     }
@@ -194,10 +194,10 @@ def _assemble(
 
 
 def _refuse_changed_inputs(data: Data, workspace: Path) -> None:
-    """What was read must be what `source.json` says, as the outputs are cached under its hash."""
+    """Check that the input is still what `source.json` says: the outputs are cached by its hash."""
     path = workspace / "source.json"
     if path.is_file() and read_json(path) != fingerprint_inputs(data):
         raise UserError(
-            f"{describe(data.source)} changed since this run began; start a new run, which reads "
-            "it as it is now"
+            f"{describe(data.source)} changed since this run began; start a new run to read its "
+            "present content"
         )

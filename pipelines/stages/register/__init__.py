@@ -1,4 +1,4 @@
-"""register: the model becomes a version in the registry, and champion if it beats the champion."""
+"""The stage register: add the model to the registry, as champion if it beats the champion."""
 
 from pipelines.stages.stage import Stage
 

@@ -1,7 +1,7 @@
 """A user's answer to whether a candidate becomes champion: `approval.json` in the workspace.
 
-The answer holds for what was shown: this candidate against that champion. Where another run has
-promoted its model meanwhile, the user is asked again.
+The answer is only valid for the candidate and the champion that the user was shown. If another run
+has promoted its model meanwhile, the user is asked again.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ _FILE = "approval.json"
 
 
 class Answer(BaseModel):
-    """Who decided what, and about which versions."""
+    """Who gave which answer, and about which versions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,23 +27,23 @@ class Answer(BaseModel):
 
     @property
     def words(self) -> str:
-        """What the verdict says of it: `approved by ada`."""
+        """The text of the answer in the verdict, such as `approved by ada`."""
         if self.by is None:
-            return "refused, as nobody answered in time"
+            return "refused because nobody answered in time"
         return f"{'approved' if self.approved else 'refused'} by {self.by}"
 
     def write(self, workspace: Path) -> Self:
-        """Keep the answer for every try that follows."""
+        """Write the answer, so that every later try finds it."""
         write_json(workspace / _FILE, self.model_dump())
         return self
 
     @classmethod
     def read(cls, workspace: Path) -> Self | None:
-        """The answer, or None before there is one."""
+        """Return the answer, or None before there is one."""
         path = workspace / _FILE
         return cls.model_validate(read_json(path)) if path.is_file() else None
 
 
 def forget_answer(workspace: Path) -> None:
-    """A user clears a task that was finished: the question is put anew."""
+    """Remove the answer, because a user who clears a finished task is asked again."""
     (workspace / _FILE).unlink(missing_ok=True)

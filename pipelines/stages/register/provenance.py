@@ -1,14 +1,14 @@
 """The whole lineage of a model: what `tracking.lineage` reads from the workspace, and what only the
-stages know of: where training ran, its checkpoints, its jobs, its parent, and what all of it cost.
+stages know: where training ran, its checkpoints, its jobs, its parent, and the cost of each stage.
 """
 
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.settings import PROJECT
 from pipelines.core.storage import read_json
 from pipelines.recipe.recipe import Recipe
-from pipelines.registry.registry import logged_model_id
+from pipelines.recipe.section import registered_label
+from pipelines.registry import registry
 from pipelines.run.records import JOBS, MACHINE, TrainRecord, stage_names
 from pipelines.run.usage import usage_of
 from pipelines.stages.costs import cost
@@ -19,10 +19,10 @@ from pipelines.training.checkpoint.store import CheckpointStore, checkpoints_of
 
 
 def provenance(recipe: Recipe, workspace: Path) -> dict[str, Any]:
-    """What goes with the model as `lineage.json`; what is not known is null or missing.
+    """Return the content of the model's `lineage.json`; unknown values are null or missing.
 
-    Of a stage out of the cache there is no job and no cost here: they are in the lineage of the
-    run that computed it. `trained_by` names that MLflow run.
+    A stage whose outputs came from the cache has no job and no cost here: they are in the lineage
+    of the run that computed it. `trained_by` names the MLflow run that trained the model.
     """
     facts = lineage(workspace)
     run = facts["run"] or {}
@@ -35,12 +35,12 @@ def provenance(recipe: Recipe, workspace: Path) -> dict[str, Any]:
         "trained_on": read_json(machine) if machine.is_file() else None,
         "checkpoints": _checkpoints(recipe, workspace),
         "parent": _parent(recipe, facts["environment"] or {}),
-        "cost": {stage: _cost(recipe, workspace, stage) for stage in stage_names(PROJECT)[:-1]},
+        "cost": {stage: _cost(recipe, workspace, stage) for stage in stage_names()[:-1]},
     }
 
 
 def _ray_jobs(workspace: Path) -> dict[str, str]:
-    """The submission id of each task's job, the last one where there were several."""
+    """Return the submission id of each task's job, or of the last one if there were several."""
     files = {path.stem: read_json(path) for path in sorted((workspace / JOBS).glob("*.json"))}
     jobs = {task: each.get("submissions") for task, each in files.items()}
     return {task: submissions[-1] for task, submissions in jobs.items() if submissions}
@@ -52,14 +52,15 @@ def _checkpoints(recipe: Recipe, workspace: Path) -> dict[str, Any]:
 
 
 def _parent(recipe: Recipe, environment: dict[str, Any]) -> dict[str, Any] | None:
-    """The weights that training started from; of a registered model also its id in MLflow."""
-    if recipe.model.init_from is None:
+    """Return the weights that training started from: a registered model, or a folder."""
+    start = recipe.model.init_from
+    if start is None:
         return None
-    return {
-        "folder": recipe.model.init_from,
-        "content": environment.get("init_from"),
-        "model_id": logged_model_id(Path(recipe.model.init_from)),
-    }
+    facts: dict[str, Any] = {"content": environment.get("init_from")}
+    if label := registered_label(start):
+        folder = registry.verified_folder(registry.named(label))
+        return facts | {"model": label, "model_id": registry.logged_model_id(folder)}
+    return facts | {"folder": start, "model_id": registry.logged_model_id(Path(start))}
 
 
 def _cost(recipe: Recipe, workspace: Path, stage: str) -> dict[str, float]:

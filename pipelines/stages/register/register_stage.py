@@ -1,8 +1,8 @@
-"""Register: the candidate meets the champion on the same documents and replaces it, or does not.
+"""register: compare the candidate with the champion on the same documents, and promote the better.
 
-Never cached: the champion may have changed since the last run. Where the recipe wants a user's
-consent, the stage ends with `needs approval` and a version that is not champion yet; run again with
-the answer, it promotes just that version, or leaves it.
+The result is never cached, because the champion may have changed since the last run. If the recipe
+asks for a user's approval, the stage ends with `needs approval` and a version that is not champion
+yet. The stage then runs again with the user's answer, and promotes exactly that version or not.
 """
 
 import logging
@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pipelines.core.errors import UserError
-from pipelines.core.settings import PROJECT, load_settings
+from pipelines.core.product import LOCK, PRODUCT_FILES
+from pipelines.core.settings import load_settings
 from pipelines.core.storage import one_at_a_time, write_json, write_text
 from pipelines.evaluation.gate import Measured, decide, refuse
 from pipelines.export.model_card import model_card
@@ -36,8 +37,12 @@ from pipelines.run.verdict import Comparison, Verdict
 from pipelines.stages.costs import training_elsewhere
 from pipelines.stages.evaluate.right_sizing import served_model
 from pipelines.stages.register.answer import Answer
-from pipelines.stages.register.champion_scores import keep_scores, measure_champion, scores_path
-from pipelines.stages.register.comparing import write_page
+from pipelines.stages.register.comparing import (
+    keep_scores,
+    measure_champion,
+    scores_path,
+    write_page,
+)
 from pipelines.stages.register.provenance import provenance
 from pipelines.tracking.tracked_run import (
     DATASET_TAG,
@@ -50,7 +55,7 @@ from pipelines.tracking.tracked_run import (
 )
 
 STAGE = RegisterRecord.stage
-CARD = "card"  # in the stage's output: what lies beside the weights in the registry
+CARD = "card"  # in the stage's output: the files beside the weights in the registry
 BEATEN_TAG = "penstock.champion_bits_per_byte"
 COMPARISON_TAG = "penstock.comparison"  # JSON, all the numbers of the verdict
 VERDICT_TAG = "penstock.verdict"
@@ -58,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 
 def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
-    """Decide, register what is promoted or awaits a user, and write the verdict."""
+    """Decide, register a candidate that is promoted or needs approval, and write the verdict."""
     output = output_folder(workspace, STAGE)
     shutil.rmtree(output, ignore_errors=True)
     facts = provenance(recipe, workspace)
@@ -68,7 +73,7 @@ def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
                 verdict, champion, candidate = _decide(recipe, workspace, facts, tracked)
                 break
             except ChampionMovedError as error:
-                _log.info("decided anew: %s", error)
+                _log.info("the gate decides again: %s", error)
         _report(tracked, verdict, champion)
         _log_dataset(recipe, workspace, facts, tracked)
     _log.info("%s: %s", verdict.decision, verdict.reason)
@@ -86,17 +91,17 @@ def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
 def _decide(
     recipe: Recipe, workspace: Path, facts: dict[str, Any], tracked: TrackedRun
 ) -> tuple[Verdict, registry.ModelVersion | None, registry.ModelVersion | None]:
-    """The verdict, who is champion after it, and the version that is left without the alias.
+    """Return the verdict, the champion after it, and the registered version that isn't champion.
 
     Raises:
-        ChampionMovedError: a user promoted or rolled back meanwhile.
+        ChampionMovedError: A user promoted or rolled back a version meanwhile.
     """
     champion, run_id = registry.champion(recipe.registration.model_name), tracked.run_id
     who = f"run {(facts['run'] or {}).get('dag_run_id', run_id)}"
     if champion and (verdict := _own_promotion(workspace, champion, run_id)):
         beaten = _champion_before(champion)
         tracked.log_artifact(write_page(recipe, workspace, facts, verdict, beaten), STAGE)
-        # Once more, to complete what a crash may have cut off behind the alias.
+        # Promote again, to complete the steps after the alias that a crash may have prevented.
         return (
             verdict,
             promote(champion, champion.version, who, verdict.reason[:LONGEST_TEXT]),
@@ -109,7 +114,7 @@ def _decide(
     answer = Answer.read(workspace)
     if verdict.decision == "promoted" and recipe.registration.needs_approval:
         verdict = _with_consent(verdict, answer, champion)
-    # Before an alias moves: where the page fails, nothing has been registered.
+    # The page comes before an alias moves: if it fails, nothing has been registered.
     tracked.log_artifact(write_page(recipe, workspace, facts, verdict, champion), STAGE)
     if verdict.decision not in ("promoted", "needs approval") and not answer:
         return verdict, champion, None
@@ -124,7 +129,7 @@ def _decide(
 def _own_promotion(
     workspace: Path, champion: registry.ModelVersion, run_id: str | None
 ) -> Verdict | None:
-    """The verdict of an earlier try of this very run, which had promoted its model already."""
+    """Return the verdict of an earlier try of this run, if that has already promoted its model."""
     if run_id is None or champion.run_id != run_id:
         return None
     if champion.model_hash != served_model(workspace)[1]:
@@ -142,7 +147,7 @@ def _own_promotion(
 
 
 def _champion_before(champion: registry.ModelVersion) -> registry.ModelVersion | None:
-    """Whom a champion replaced; None where there was none, or it was deleted."""
+    """Return the version that a champion replaced; None if there was none or it was deleted."""
     entries = registry.audit_trail(champion.name).entries
     before = next(
         (each.before for each in reversed(entries) if each.after == champion.version), None
@@ -161,7 +166,7 @@ def _decide_against_champion(
     found = EvaluateRecord.read(workspace)
     candidate = Measured(served_model(workspace)[1], scores, found.behaviours, found.probes)
     if recipe.registration.require_clean and (facts["run"] or {}).get("dirty", True):
-        return refuse(candidate, "register.require_clean: the run is of uncommitted changes")
+        return refuse(candidate, "register.require_clean: the run has uncommitted changes")
     if found.right_size and found.right_size.refusal:
         return refuse(candidate, f"evaluate.budget_gb: {found.right_size.refusal}")
     if champion is None or champion.model_hash == candidate.model_hash:
@@ -173,7 +178,7 @@ def _decide_against_champion(
         return refuse(
             candidate,
             f"the champion, version {champion.version}, can't be evaluated: {error}; "
-            f"`penstock models rollback {champion.name}`, or promote another, to go on",
+            f"run `penstock models rollback {champion.name}` or promote another version",
         )
     return decide(candidate, measured, recipe.registration)
 
@@ -181,9 +186,9 @@ def _decide_against_champion(
 def _with_consent(
     verdict: Verdict, answer: Answer | None, champion: registry.ModelVersion | None
 ) -> Verdict:
-    """What becomes of a better candidate; an answer about another champion is none."""
+    """Return the verdict on a better candidate; an answer about another champion doesn't count."""
     if answer is None or answer.champion != (champion.version if champion else None):
-        decision, reason = "needs approval", f"{verdict.reason}; a user decides"
+        decision, reason = "needs approval", f"{verdict.reason}; a user must decide"
     elif answer.approved:
         decision, reason = "promoted", f"{verdict.reason}; {answer.words}"
     else:
@@ -225,6 +230,7 @@ def _register(
             TRAINED_HASH_TAG: train.model_hash,
             "penstock.data_hash": evaluate.data_hash,
             **_dataset_tag(preprocess.dataset),
+            **_parent_tag(facts["parent"]),
             "penstock.bits_per_byte": repr(evaluate.bits_per_byte),
             BEATEN_TAG: "" if beaten is None else repr(beaten),
             COMPARISON_TAG: verdict.comparison.model_dump_json() if verdict.comparison else "",
@@ -242,19 +248,25 @@ def _bill_of_materials(
 ) -> dict[str, Any]:
     made_of = dict([_data(recipe, preprocess.dataset, facts)])
     if parent := facts["parent"]:
-        made_of[Path(parent["folder"]).name] = str(parent["content"])
+        name = parent.get("model") or Path(parent["folder"]).name
+        made_of[name] = str(parent["content"])
     return bill_of_materials(
         recipe.registration.model_name,
         model_hash,
-        PROJECT / "requirements.lock",
+        PRODUCT_FILES / LOCK,
         made_of,
         (facts["run"] or {}).get("git_commit"),
     )
 
 
 def _dataset_tag(dataset: DatasetRef) -> dict[str, str]:
-    """Return the tag by which `penstock data show` finds the models of a version."""
+    """Return the tag by which `penstock data show` finds the models of a dataset version."""
     return {DATASET_TAG: dataset.label} if dataset.label else {}
+
+
+def _parent_tag(parent: dict[str, Any] | None) -> dict[str, str]:
+    """Return the tag by which `penstock models list --tree` draws which model came from which."""
+    return {registry.PARENT_TAG: parent["model"]} if parent and "model" in parent else {}
 
 
 def _report(tracked: TrackedRun, verdict: Verdict, champion: registry.ModelVersion | None) -> None:
@@ -279,12 +291,12 @@ def _log_dataset(
 
 
 def _data(recipe: Recipe, dataset: DatasetRef, facts: dict[str, Any]) -> tuple[str, str]:
-    """What the data is called, and the hash of its content; no place on a machine is named."""
+    """Return the name of the data, without a path on a machine, and the hash of its content."""
     origin = recipe.data.source
     name = dataset.label or (Path(origin.path).name if origin.path else origin.kind)
     return name, dataset.directory_hash or str(facts["sha256"]["source.json"])
 
 
 def _lock(model_name: str) -> Path:
-    """Between reading the champion and moving the alias no other run may do either."""
+    """Return the lock's path; only one run at a time may read the champion and move the alias."""
     return load_settings().home / "locks" / f"register-{model_name}"

@@ -1,4 +1,4 @@
-"""train: token shards in, a model as a Hugging Face folder out."""
+"""The stage train: from token shards to a model as a Hugging Face folder."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from pipelines.stages.stage import Resources, Stage
 
 STAGE = Stage(
     name="train",
-    does="Ray Train: the decoder, from the last complete checkpoint where there is one.",
+    does="Train the decoder with Ray Train, from the last complete checkpoint if there is one.",
     inputs=("preprocess", "validate"),
     run="pipelines.stages.train.train_stage:run",
     publish="pipelines.stages.train:publish",
@@ -17,7 +17,7 @@ STAGE = Stage(
 def publish(workspace: Path) -> None:
     """Copy the last metrics of the run that trained this model to the workspace's MLflow run.
 
-    It stands here, as an Airflow worker, which has no torch, calls it.
+    The function is in this module because an Airflow worker, which has no torch, calls it.
     """
     from pipelines.run.records import TrainRecord
     from pipelines.run.workspace import Run

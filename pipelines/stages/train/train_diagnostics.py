@@ -1,4 +1,4 @@
-"""What a training run tells of its machine, kept in the workspace and with the run in MLflow."""
+"""A training run's facts about its machine, kept in the workspace and in its MLflow run."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from pipelines.training import machine_report, metrics
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.trainer import Trainer
 
-DIAGNOSTICS = "diagnostics"  # beside the outputs, as no two runs have the same
+DIAGNOSTICS = "diagnostics"  # not among the outputs, because it differs in every run
 DENOMINATOR_TAG = "penstock.mfu_denominator"
 BOUND_TAG = "penstock.bound_by"
 PREDICTED_BOUND_TAG = "penstock.bound_by_predicted"
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 def describe(
     trainer: Trainer, tags: Mapping[str, str], workspace: Path, tracked: TrackedRun
 ) -> None:
-    """Rank 0 says once, before the first step, on what the run runs; all set the run's tags."""
+    """Report the machine before the first step, on rank 0, and set the run's tags on all ranks."""
     tracked.later(partial(tracked.set_tags, dict(tags)))
     if rank() != 0:
         return
@@ -39,7 +39,7 @@ def describe(
 
 
 def conclude(points: Sequence[StepMetrics], workspace: Path, tracked: TrackedRun) -> None:
-    """Rank 0 says at the end what bound the run and how right its plan was, and keeps traces."""
+    """Report at the end what limited the run and how right its plan was; keep traces (rank 0)."""
     if rank() != 0 or not points:
         return
     bound, line = metrics.summary(points)

@@ -1,4 +1,4 @@
-"""What a recipe's `auto` becomes on the processes that there are, also once memory ran out."""
+"""The layout that replaces a recipe's `auto` on the given processes, also after memory ran out."""
 
 import logging
 import math
@@ -22,26 +22,26 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import get_dotted, override_values
 from pipelines.stages.train.train_logbook import Facts, out_of_memory
 
-FILE = "layout.json"  # what was taken, and the bytes by formula of what ran out of memory before
+FILE = "layout.json"  # the layout used, and the computed bytes of layouts that ran out of memory
 
 _log = logging.getLogger(__name__)
 
 
 class SettledLayout:
-    """The recipe of a run without any `auto`.
+    """The recipe of a run in which every `auto` is replaced.
 
     Attributes:
-        choice: What the rule took, or what the recipe says.
-        before: The layout of the try before this one, as `facts` gives it; None before the first.
+        choice: The layout that the rule chose, or that the recipe sets.
+        before: The layout of the try before this one, as `facts` returns it; None in the first.
     """
 
     def __init__(
         self, recipe: Recipe, config: DecoderConfig, device: torch.device, workspace: Path
     ) -> None:
-        """Every process makes one, and all get the same.
+        """Choose the layout; every process calls this, and all get the same layout.
 
         Raises:
-            UserError: nothing fits the smallest device.
+            UserError: No layout fits the smallest device.
         """
         self._recipe, self._config = recipe, config
         self._workspace, self._file = workspace, workspace / FILE
@@ -63,28 +63,28 @@ class SettledLayout:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe with a number in the place of every `auto`."""
+        """The recipe with a number in place of every `auto`."""
         return self.choice.recipe
 
     def facts(self) -> Facts:
-        """The layout under the recipe's keys."""
+        """Return the layout under the recipe's keys."""
         keys = [f"parallel.{name}" for name in vars(self.choice.layout)]
         keys += ["parallel.sharding", "train.micro_batch_size"]
         return {key: get_dotted(self.recipe.to_dict(), key) for key in keys}
 
     @contextmanager
     def out_of_memory(self) -> Iterator[None]:
-        """Let the next try take the rule's next layout, or tell a user what needs less.
+        """Let the next try use the rule's next layout, or tell the user which layout needs less.
 
         Raises:
-            UserError: the recipe left nothing to the rule.
+            UserError: The recipe sets the whole layout, so the rule can't choose another.
         """
         try:
             yield
         except torch.OutOfMemoryError as error:
             if is_left_to_the_rule(self._recipe):
                 _log.warning("out of memory with %s; the next try takes less", self.choice)
-                self._write(self.choice.memory.total)  # the same by every process that it hits
+                self._write(self.choice.memory.total)  # every process writes the same content
                 out_of_memory(self._workspace, str(self.choice), "the next try takes less")
                 raise
             advice = self._advice()
@@ -110,22 +110,22 @@ class SettledLayout:
         write_json(self._file, content)
 
     def _too_much(self, world: int) -> float:
-        """What ran out of memory before, on so many processes."""
+        """Return the bytes that were too much before, on this number of processes."""
         return self._too_much_before().get(str(world), math.inf)
 
     def _too_much_before(self) -> dict[str, float]:
-        """Bytes that were too much, by the number of processes."""
+        """Return the bytes that were too much, by the number of processes."""
         too_much: dict[str, float] = self._known().get("too_much", {})
         return too_much
 
     def _known(self) -> dict[str, Any]:
-        """What the try before this one wrote; nothing where it was of another recipe."""
+        """Return what the try before this one wrote; nothing if its recipe was different."""
         known: dict[str, Any] = read_json(self._file) if self._file.is_file() else {}
         return known if known.get("recipe") == self._recipe.fingerprint() else {}
 
 
 def device_bytes(device: torch.device) -> int:
-    """Memory of a device, or this process's share of its machine's."""
+    """Return the memory of a device; on a CPU, this process's share of the machine's memory."""
     if device.type != "cpu":
         return torch.accelerator.get_memory_info(device)[1]
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""What befalls a training run, in its logbook; rank 0 writes it."""
+"""The logbook of what happens to a training run; rank 0 writes it."""
 
 import os
 import socket
@@ -9,32 +9,32 @@ from pipelines.run.logbook import Entry, Kind, note
 from pipelines.run.progress import last_progress
 from pipelines.run.records import TrainRecord
 from pipelines.stages.stage_process import RAY_JOB_VARIABLE
-from pipelines.training.events import Events
+from pipelines.training.hooks import Events
 
 STAGE = TrainRecord.stage
 _HOUR = 3600.0
 _WORKERS_CHANGED: Kind = "workers changed"
 _LAYOUT_CHANGE: Kind = "layout change"
 
-Facts = dict[str, int | str]  # a layout under the recipe's keys
+Facts = dict[str, int | str]  # a layout, by the recipe's keys
 
 
 def job() -> str:
-    """This job among all that the run's training took."""
+    """Return the name of this job; a run's training may take several jobs."""
     return os.environ.get(RAY_JOB_VARIABLE) or "by hand"
 
 
 class TrainLogbook(Events):
-    """Notes each event of one process's life once."""
+    """The logbook of one training process, which notes each event once."""
 
     def __init__(self, workspace: Path, layout: Facts, before: Facts | None, steps: int) -> None:
-        """Look up what the try before this one did; call it before this one writes anything.
+        """Read the progress of the try before; this must happen before this try writes anything.
 
         Args:
-            workspace: Of the run.
-            layout: Of this try.
-            before: Of the try before; None if there was none.
-            steps: Of the whole training.
+            workspace: The run's workspace.
+            layout: The layout of this try.
+            before: The layout of the try before, or None if there was none.
+            steps: The number of steps of the whole training.
         """
         self._workspace = workspace
         self._layout, self._before = layout, before
@@ -43,8 +43,8 @@ class TrainLogbook(Events):
         self._last = last_progress(workspace, STAGE)
         self._life = f"{job()}, {socket.gethostname()}:{os.getpid()}"
 
-    def begun(self, step: int) -> None:
-        """A start or a resumption, and what is not as it was in the try before."""
+    def begin_training(self, step: int) -> None:
+        """Note a start or a resumption, and the changes since the try before."""
         on = f"on {self._workers} workers"
         if self._write("start", "start", "the stage was started", f"trains {on}", step=step):
             return
@@ -63,7 +63,7 @@ class TrainLogbook(Events):
         workers = _workers(then)
         cause, kind = f"{workers} → {self._workers} workers", _WORKERS_CHANGED
         if workers == self._workers:
-            cause, kind = "the layout is another one", _LAYOUT_CHANGE
+            cause, kind = "the layout has changed", _LAYOUT_CHANGE
         self._write(kind, f"{kind}: {self._life}", cause, changed, step=step)
 
     def note(
@@ -81,12 +81,12 @@ class TrainLogbook(Events):
         self._write(kind, key, cause, done, step=step, hours=hours)
 
     def ended(self, step: int, model_hash: str) -> None:
-        """The stage has its result."""
+        """Note that the stage has its result."""
         done = f"model {model_hash[:12]}"
         self._write("end", f"end: {self._life}", "training is complete", done, step=step)
 
     def _hours_lost(self, step: int) -> float | None:
-        """Return all workers' hours for the steps that are made again; None where unknown."""
+        """Return all workers' hours for the steps that are repeated, or None if unknown."""
         if self._last is None or not self._last.rate:
             return None
         again = max(0.0, self._last.done - step)
@@ -116,7 +116,7 @@ class TrainLogbook(Events):
 
 
 def out_of_memory(workspace: Path, tried: str, done: str) -> None:
-    """Any process whose device had too little memory notes it; for all of them it is one event."""
+    """Note that a device ran out of memory; the notes of several processes are one event."""
     key = f"{STAGE}: out of memory: {job()}: {tried}"
     cause = f"out of memory with {tried}"
     note(workspace, Entry(kind="out of memory", key=key, stage=STAGE, cause=cause, done=done))

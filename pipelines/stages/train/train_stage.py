@@ -1,6 +1,6 @@
-"""Train: token shards in, a model as a Hugging Face folder out.
+"""train: from token shards to a model as a Hugging Face folder.
 
-Every process of the job calls `run`: Ray Train's workers, torchrun's, or one alone.
+Every process of the job calls `run`: Ray Train's workers, torchrun's processes, or a single one.
 """
 
 import json
@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.core.storage import LineFile, folder_hash
+from pipelines.core.line_files import LineFile
+from pipelines.core.storage import folder_hash
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
@@ -43,7 +44,7 @@ from pipelines.training.checkpoint.store import (
     checkpoint_places,
     checkpoints_of,
 )
-from pipelines.training.events import Events
+from pipelines.training.hooks import Events
 from pipelines.training.metrics import History, Report, StepMetrics
 from pipelines.training.precision import set_precision, to_fp8
 from pipelines.training.recipe_check import check_recipe
@@ -53,7 +54,7 @@ STAGE = TrainRecord.stage
 MODEL = "model"
 ADAPTER = "adapter"
 HISTORY = "history.jsonl"
-CURVES = "curves.jsonl"  # what goes to MLflow
+CURVES = "curves.jsonl"  # the points for MLflow
 READER_TAG = "penstock.reader"
 LAYOUT_TAG = "penstock.layout"
 
@@ -67,13 +68,13 @@ def run(
     """Train the recipe's model on the workspace's token shards.
 
     Args:
-        recipe: `data`, `model`, `train`, `seed` and what `supported` checks are used.
-        workspace: Shared by all processes; `outputs/preprocess` is read.
+        recipe: `data`, `model`, `train`, `seed` and the keys that `check_recipe` checks are used.
+        workspace: A folder shared by all processes; `outputs/preprocess` is read.
         report: Also called with each point of the curves, on every process.
-        last_step: Stop behind it, where a time limit stopped the run that is made once more.
+        last_step: The step to stop after, to repeat a run that a time limit stopped.
 
     Returns:
-        The record, on rank 0; None on the others.
+        The record on rank 0, and None on the others.
     """
     with process_group(even_alone=recipe.parallel.cpu_offload) as device:
         with one_for_all():
@@ -120,7 +121,7 @@ def run(
 
 
 def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> History | None:
-    """Clear what an unfinished or another run left; rank 0 gets the run's history."""
+    """Remove the files of an unfinished or another run; return the run's history on rank 0."""
     history = None
     if rank() == 0:
         world = mesh.layout.world
@@ -133,12 +134,12 @@ def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) ->
 
 
 def logbook(settled: SettledLayout, workspace: Path) -> TrainLogbook:
-    """Make the logbook of what happens to this run, in this layout."""
+    """Return the logbook that notes what happens to this run, in this layout."""
     return TrainLogbook(workspace, settled.facts(), settled.before, settled.recipe.train.steps)
 
 
 def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> TokenLoader:
-    """Batches of the training split for this process."""
+    """Return the loader of this process's batches of the training split."""
     tokens = TokenDataset(
         output_folder(workspace, PreprocessRecord.stage),
         dataset.train,
@@ -163,7 +164,7 @@ def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mes
 
 
 def model_shape(recipe: Recipe, vocab_size: int) -> DecoderConfig:
-    """The shape of the recipe's model for the data's vocabulary."""
+    """Return the shape of the recipe's model for the data's vocabulary."""
     base = recipe.model.init_from
     if base is None:
         return preset(recipe.model.preset).sized(vocab_size, recipe.data.sequence_length)
@@ -171,15 +172,15 @@ def model_shape(recipe: Recipe, vocab_size: int) -> DecoderConfig:
     if shape.vocab_size < vocab_size:
         raise UserError(
             f"model.init_from = {base}: its vocabulary is {shape.vocab_size}, but the data's is "
-            f"{vocab_size}; preprocess with the model's own tokenizer, data.tokenizer.kind = "
-            "pretrained, and where that has no chat template give data.instruction.chat_template "
-            "one without new tokens, which ChatML has"
+            f"{vocab_size}; preprocess with the model's own tokenizer (data.tokenizer.kind = "
+            "pretrained); if that has no chat template, set data.instruction.chat_template to one "
+            "without new tokens (ChatML has new tokens)"
         )
     return shape
 
 
 def build_model(recipe: Recipe, shape: DecoderConfig) -> Transformer:
-    """A decoder with its adapters, if any, on the meta device."""
+    """Return a decoder with its adapters, if any, on the meta device."""
     with torch.device("meta"):
         model = Transformer(shape)
         adapt(model, recipe)
@@ -189,7 +190,7 @@ def build_model(recipe: Recipe, shape: DecoderConfig) -> Transformer:
 
 
 def fill_model(recipe: Recipe, model: Transformer) -> None:
-    """The weights of `model.init_from`, or seeded ones; and the adapters'."""
+    """Load the weights of `model.init_from`, or initialise seeded ones, and fill the adapters."""
     if recipe.model.init_from is None:
         model.init_weights(recipe.seed)
     else:
@@ -199,7 +200,7 @@ def fill_model(recipe: Recipe, model: Transformer) -> None:
 
 @contextmanager
 def tracked_run(workspace: Path) -> Iterator[TrackedRun | None]:
-    """The MLflow run on one process of each node, which also records the node's load."""
+    """Yield the MLflow run on one process of each node, which also records the node's load."""
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
         yield None
         return
@@ -210,7 +211,7 @@ def tracked_run(workspace: Path) -> Iterator[TrackedRun | None]:
 
 
 class Reporter:
-    """Rank 0 writes each point to the progress file, the history and MLflow."""
+    """The writer, on rank 0, of each point to the progress file, the history and MLflow."""
 
     def __init__(
         self,
@@ -225,7 +226,7 @@ class Reporter:
         self._history = history
         self._tracked = tracked
         self._also = also
-        self.points: list[StepMetrics] = []  # of this process's life, on rank 0
+        self.points: list[StepMetrics] = []  # since this process started, on rank 0
 
     def __call__(self, metrics: StepMetrics) -> None:
         """Record one point."""
@@ -255,9 +256,9 @@ def export(
     tokens: int,
     history: History | None,
 ) -> TrainRecord | None:
-    """Write model, tokenizer and curve, and the record last; all processes call it.
+    """Write model, tokenizer and curve, and the record last; all processes call this.
 
-    Adapters are merged into the model, and lie beside it by themselves.
+    Adapters are merged into the model, and are also written beside it.
     """
     output = output_folder(workspace, STAGE)
     tokenizer = output_folder(workspace, PreprocessRecord.stage) / "tokenizer"
@@ -285,7 +286,7 @@ def export(
 
 
 def tag_run(workspace: Path, record: TrainRecord) -> None:
-    """Let the MLflow run be found by what it made, and lead to the job that made it."""
+    """Tag the MLflow run with the hash of its model and the id of its Ray job."""
     with open_run(workspace) as tracked:
         tracked.set_tags(
             {

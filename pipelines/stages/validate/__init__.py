@@ -1,10 +1,10 @@
-"""validate: the data gate; nothing is trained on data that fail an expectation."""
+"""The stage validate: the data gate, which stops a run whose data fail an expectation."""
 
 from pipelines.stages.stage import Stage
 
 STAGE = Stage(
     name="validate",
-    does="Great Expectations: a failing expectation stops the run before a GPU is asked for.",
+    does="Check the data with Great Expectations; a failure stops the run before it asks for GPUs.",
     inputs=("preprocess",),
     run="pipelines.stages.validate.data_gate:run",
     publish="pipelines.stages.validate.data_gate:publish",

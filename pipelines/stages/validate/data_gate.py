@@ -1,4 +1,4 @@
-"""The data gate: what preprocess wrote is checked before anything is trained on it."""
+"""The data gate, which checks the output of preprocess before a model is trained on it."""
 
 import shutil
 from pathlib import Path
@@ -24,10 +24,10 @@ from pipelines.validation.runner import Finding, run_check
 def run(recipe: Recipe, workspace: Path) -> ValidateRecord:
     """Check documents, shards, statistics and their record.
 
-    Leaves Data Docs, and a file of bad documents where there are any, whether or not all holds.
+    Data Docs, and a file of bad documents if there are any, are written even if a check fails.
 
     Raises:
-        UserError: an expectation failed; nothing after this stage may use the data.
+        UserError: An expectation failed; no later stage may use the data.
     """
     output = output_folder(workspace, ValidateRecord.stage)
     shutil.rmtree(output, ignore_errors=True)
@@ -43,9 +43,9 @@ def run(recipe: Recipe, workspace: Path) -> ValidateRecord:
 
 
 def publish(workspace: Path) -> None:
-    """Log Data Docs, and the bad documents, to the workspace's MLflow run; the page is a tag of it.
+    """Log Data Docs and the bad documents to the workspace's MLflow run, and tag it with the page.
 
-    Also called for restored outputs.
+    This is also called for restored outputs.
     """
     output = output_folder(workspace, ValidateRecord.stage)
     with open_run(workspace) as tracked:
@@ -59,7 +59,7 @@ def publish(workspace: Path) -> None:
 
 
 def _hold(recipe: Recipe, workspace: Path, output: Path) -> tuple[list[Finding], int]:
-    """Run every check; leave the bad documents, which are counted, and Data Docs."""
+    """Run every check and write Data Docs; write the bad documents too, and count them."""
     progress = ProgressWriter(workspace, ValidateRecord.stage)
     checks = build_checks(recipe, workspace)
     total = sum(len(check.expectations) for check in checks)

@@ -1,8 +1,8 @@
-"""Checkpoints of a training run: written beside training, counted only once they are whole.
+"""Checkpoints of a training run: written during training, and valid only when complete.
 
-They are `torch.distributed.checkpoint` folders under canonical names, so any layout loads what any
-other saved. The learning rate, randomness and the batches follow from the step: with weights,
-moments and the step a run is whole.
+They are `torch.distributed.checkpoint` folders with canonical names, so any layout loads what
+another saved. The learning rate, randomness and the batches follow from the step, so weights,
+moments and the step are enough to resume a run.
 """
 
 import logging
@@ -39,27 +39,27 @@ from pipelines.training.checkpoint.patience import (
 )
 from pipelines.training.checkpoint.state import HostStager, make_moments, state_of
 from pipelines.training.checkpoint.store import CheckpointStore
-from pipelines.training.events import Events
+from pipelines.training.hooks import Events
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is."""
+    """The progress of a run."""
 
     step: int = 0  # optimizer steps done
     seconds: float = 0.0  # spent in them
 
 
 class Stateful(Protocol):
-    """What else has a state, such as a loss scale; JSON has types for all of it."""
+    """Another object with a state that JSON can hold, such as a loss scale."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state."""
+        """Return the state."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a state."""
+        """Restore a state."""
 
 
 class _Writing(NamedTuple):
@@ -67,18 +67,18 @@ class _Writing(NamedTuple):
 
     step: int
     written: Future[Any]
-    losses: list[float]  # since the checkpoint before it
+    losses: list[float]  # since the previous checkpoint
 
 
-# What a process may want of all of them: to look at a save that failed, or to try one again.
+# What a process may ask of all processes: to look at a failed save, or to try to save again.
 SaveRequest = Literal["look", "retry"]
 
 
 class Checkpoints:
-    """Saves and restores a run; every process makes one and calls its methods alike.
+    """Saves and restores a run; every process makes one, and all call the same methods.
 
-    `with Checkpoints(...)`: the last save is waited for at the end. A save that fails for a reason
-    that may pass, such as a full disk, is tried again, and training goes on meanwhile.
+    The end of a `with Checkpoints(...)` block waits for the last save. A save that fails for a
+    reason that may pass, such as a full disk, is tried again while training goes on.
 
     Attributes:
         newest: The step of the last checkpoint that was saved or restored.
@@ -94,16 +94,16 @@ class Checkpoints:
         keep_best: bool = False,
         patience: Patience | None = None,
     ) -> None:
-        """Take what is saved.
+        """Set up what to save and where.
 
         Args:
-            store: Where to; `claim` was called on it.
-            model: Its trained weights.
-            optimizer: Its moments.
+            store: The place for checkpoints; `claim` was already called on it.
+            model: Its trained weights are saved.
+            optimizer: Its moments are saved.
             others: Further small states by name, the same in all processes.
-            keep: Newest checkpoints that are kept.
-            keep_best: Keep the one of the least loss, too.
-            patience: With saves that fail.
+            keep: The number of newest checkpoints to keep.
+            keep_best: Whether to keep the checkpoint with the lowest loss, too.
+            patience: Decides how long failed saves are tolerated.
         """
         self._store = store
         self._model = model
@@ -112,8 +112,8 @@ class Checkpoints:
         self._keep = keep
         self._keep_best = keep_best
         self._patience = patience or Patience(1, Events())
-        # Its own: the saving thread may not come between the training's collectives, and NCCL
-        # can't carry what is agreed on here.
+        # A separate group: the saving thread must not interfere with the training's collectives,
+        # and NCCL can't send the Python objects that are exchanged here.
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._is_first = self._group is None or dist.get_rank() == 0
         self._stager = HostStager(model.mesh.device)
@@ -123,20 +123,20 @@ class Checkpoints:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
     def note(self, loss: float) -> None:
-        """A point of the training curve; checkpoints are compared by the mean since the last."""
+        """Note a loss of the curve; checkpoints are compared by the mean since the last one."""
         self._losses.append(loss)
 
     def save(self, position: Position) -> None:
-        """Begin to write a checkpoint; `before_update` tells when training may go on.
+        """Begin to write a checkpoint; `before_update` waits until training may go on.
 
         Raises:
-            UserError: the checkpoint before this one could not be written, and waiting is no use.
+            UserError: the previous checkpoint could not be written, and waiting does not help.
         """
         self._settle(position.step)
         self._begin(position)
 
     def save_now(self, position: Position, *, is_good: bool) -> bool:
-        """Before the run ends early: wait for the last save, and write what is good and not saved.
+        """Wait for the last save before an early end, and save this step too if it is good.
 
         Returns:
             Whether there is a checkpoint of this step.
@@ -151,10 +151,10 @@ class Checkpoints:
         return self.newest == position.step
 
     def finish(self, position: Position) -> None:
-        """Wait at the end of a run until its last checkpoint is whole.
+        """Wait at the end of a run until its last checkpoint is complete.
 
         Raises:
-            UserError: it can't be written, and waiting was no use.
+            UserError: it can't be written, and waiting did not help.
         """
         while not self._settle(position.step):
             time.sleep(RETRY_S)
@@ -162,17 +162,17 @@ class Checkpoints:
 
     @property
     def request(self) -> SaveRequest | None:
-        """What this process wants of all; nobody waits for the answer."""
+        """This process's request to all processes, if any; nobody waits for the answer."""
         if self._writing is not None:
             written = self._writing.written
             return "look" if written.done() and written.exception() else None
         return "retry" if self._is_first and self._patience.retry_is_due else None
 
     def answer(self, requests: set[SaveRequest], position: Position) -> None:
-        """Do what some process wants; all call it after the same step, with all wishes.
+        """Do what some process requests; all call it after the same step with all requests.
 
         Raises:
-            UserError: a checkpoint could not be written, and waiting is no use.
+            UserError: a checkpoint could not be written, and waiting does not help.
         """
         if "look" in requests:
             self._settle(position.step)
@@ -180,11 +180,11 @@ class Checkpoints:
             self._begin(position)
 
     def before_update(self) -> None:
-        """Call it before weights or moments change: the last save may still be copying them."""
+        """Wait before weights or moments change, as the last save may still be copying them."""
         self._stager.before_update()
 
     def wait(self) -> None:
-        """Until the last save is whole.
+        """Wait until the last save is complete.
 
         Raises:
             UserError: it could not be written.
@@ -226,10 +226,10 @@ class Checkpoints:
         self._writing = _Writing(position.step, begun.upload_completion, losses)
 
     def _settle(self, step: int) -> bool:
-        """Wait for the last save; whether it is whole. One that failed is put up with for a time.
+        """Wait for the last save, and return whether it is complete.
 
         Raises:
-            UserError: for no longer, or it will never be written.
+            UserError: saves failed for too long, or this one can never be written.
         """
         try:
             self.wait()
@@ -241,20 +241,20 @@ class Checkpoints:
         return True
 
     def _discard(self, step: int) -> None:
-        """What a save that failed left takes room that the next one needs."""
+        """Remove the files of a failed save, as the next save needs the space."""
         if self._is_first:
             with suppress(OSError, UserError):
                 self._store.remove(step)
 
     def restore(self) -> Position:
-        """Put the newest complete checkpoint in place, and return where the run was.
+        """Load the newest complete checkpoint, and return the run's position in it.
 
         Raises:
-            UserError: it is damaged, or of another model.
+            UserError: the checkpoint is damaged, or belongs to another model.
         """
-        with suppress(UnsavedError):  # the run goes on from the one before it
+        with suppress(UnsavedError):  # the run goes on from the previous checkpoint
             self.wait()
-        self._losses.clear()  # of steps that a run which goes back makes again
+        self._losses.clear()  # of steps that a run repeats after it went back
         facts = self._from_first(self._newest)
         if facts is None:
             return Position()
@@ -285,7 +285,7 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Wait for the last save; where training failed, that is what is told."""
+        """Wait for the last save; if training failed, a failed save is only logged."""
         try:
             self.wait()
         except UserError as unwritten:
@@ -302,7 +302,7 @@ class Checkpoints:
         return self._store.facts(steps[-1]) if steps else None
 
     def _from_first(self, look: Any) -> Any:
-        """What the first process sees: another may not see yet what S3 or NFS has."""
+        """Return what rank 0 sees, as others may not see new files of S3 or NFS yet."""
         if self._group is None:
             return look()
         with one_for_all():
@@ -312,6 +312,6 @@ class Checkpoints:
 
 
 def _first_cause(error: CheckpointException) -> BaseException:
-    """The first process's trouble; every process has it."""
+    """Return the error of the first failed process; all processes get the same one."""
     cause: BaseException = next(iter(error.failures.values()))[0]
     return cause

@@ -1,17 +1,13 @@
-"""Checkpoints of `torch.distributed.checkpoint`, each tensor read straight into its place.
+"""Reads and writes checkpoints of `torch.distributed.checkpoint`.
 
-PyTorch's own reader unpickles every tensor on the CPU and copies it from there. This one learns
-from the same file where a tensor's bytes lie, and has a `Reader` bring them to the device. What
-is read whole must have the checksum (CRC-32) that it was written with, which PyTorch's ignores.
+The writer makes a checkpoint durable, and marks it as complete last. The reader brings each tensor
+straight into its place: PyTorch's own reader unpickles every tensor on the CPU and copies it from
+there. This one finds a tensor's bytes in the same file, and has a `Reader` bring them to the
+device. A tensor that is read whole must have the checksum (CRC-32) that it was written with;
+PyTorch's reader ignores it. The planner checks that a checkpoint belongs to the model.
 
-Where in a file of a checkpoint a tensor's bytes lie.
-
-`torch.distributed.checkpoint` writes each tensor as `torch.save` does: a zip archive, of which
-`data.pkl` tells shape and type, and `data/0` is the bytes as they are, not compressed.
-
-Whether a checkpoint is of the model that is to be restored.
-
-Checkpoints of `torch.distributed.checkpoint`, written durably and marked last.
+`torch.distributed.checkpoint` writes each tensor as `torch.save` does: a zip archive, in which
+`data.pkl` holds the shape and type, and `data/0` holds the bytes uncompressed.
 """
 
 import io
@@ -55,10 +51,10 @@ from pipelines.loading.sources.s3_objects import (
 )
 from pipelines.training.checkpoint.store import FSSPEC_OPTIONS
 
-# Of a file in a zip archive: 26 bytes, then the lengths of its name and of further fields.
+# The header of a file in a zip archive: 26 bytes, then the lengths of its name and extra fields.
 _LOCAL_HEADER = struct.Struct("<26xHH")
 
-# The class that stands for each type in `torch.save`'s format.
+# The name of the storage class for each type in `torch.save`'s format.
 _STORAGES = {
     "BFloat16Storage": torch.bfloat16,
     "BoolStorage": torch.bool,
@@ -74,28 +70,28 @@ _STORAGES = {
 
 
 class DamagedError(Exception):
-    """A record is not what was written."""
+    """A record differs from what was written."""
 
 
 class StoredTensor(NamedTuple):
     """A contiguous tensor in a file."""
 
-    file: str  # relative to the checkpoint
+    file: str  # path relative to the checkpoint
     offset: int  # of its first byte
     shape: tuple[int, ...]
     dtype: torch.dtype
     checksum: int  # CRC-32 of its bytes
 
 
-# Bytes of a file from an offset on, so many; fewer where the file ends.
+# Maps an offset and a number of bytes to the bytes; fewer at the end of the file.
 ReadAt = Callable[[int, int], bytes]
 
 
 def stored_tensor(file: str, read_at: ReadAt, offset: int, length: int) -> StoredTensor | None:
-    """The tensor whose record is `length` bytes at `offset`; None where it is no plain tensor.
+    """Return the tensor in the record of `length` bytes at `offset`, or None if it is not plain.
 
     Raises:
-        DamagedError: the record is none, or is cut off.
+        DamagedError: the record is no tensor's, or is truncated.
     """
     record = _Record(read_at, offset, length)
     try:
@@ -115,7 +111,7 @@ def stored_tensor(file: str, read_at: ReadAt, offset: int, length: int) -> Store
 
 
 class _Record(io.RawIOBase):
-    """A part of a file, as a file."""
+    """A part of a file that can be read like a file."""
 
     def __init__(self, read_at: Callable[[int, int], bytes], offset: int, length: int) -> None:
         self._read_at = read_at
@@ -142,13 +138,13 @@ class _Record(io.RawIOBase):
 
 
 class _Header(pickle.Unpickler):
-    """Shape and type of a contiguous tensor, from the pickle that `torch.save` writes of it.
+    """Loads a contiguous tensor's shape and type from the pickle that `torch.save` writes.
 
-    Nothing in it is run: any name but those of a plain tensor is refused.
+    No code in the pickle is run: any name that a plain tensor does not need is refused.
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        """Stand-ins for what a plain tensor is made of."""
+        """Return a stand-in for a class or function that a plain tensor's pickle names."""
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return _shape_and_dtype
         if module == "torch" and name in _STORAGES:
@@ -158,7 +154,7 @@ class _Header(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not of a plain tensor")
 
     def persistent_load(self, pid: Any) -> torch.dtype:
-        """The type of a storage: ("storage", its class, key, location, elements)."""
+        """Return the type in a storage's `pid`: ("storage", type, key, location, elements)."""
         dtype: torch.dtype = pid[1]
         return dtype
 
@@ -176,39 +172,39 @@ _FIX = "delete the checkpoint, and the run goes on from the one before it"
 
 
 class _Begun(NamedTuple):
-    """A tensor on its way: once `wait` returned, `part` is what `target` is to hold."""
+    """A read in progress: after `wait` returns, `part` has the values for `target`."""
 
     item: ReadItem
     stored: StoredTensor
     target: Tensor
-    rows: Tensor  # what is read
-    part: Tensor  # of these
+    rows: Tensor  # is read
+    part: Tensor  # a part of `rows`
     wait: Wait
 
 
 class CheckpointReader(FsspecReader):
-    """Reads what `CheckpointWriter` wrote, for any layout, to the bit as `FsspecReader`."""
+    """Reads `CheckpointWriter`'s files for any layout, with the same bits as `FsspecReader`."""
 
     def __init__(self, url: str | Path) -> None:
-        """Read checkpoints of a folder, or of a prefix in S3."""
+        """Keep the place of a checkpoint: a folder, or a prefix in S3."""
         self._url = str(url)
         super().__init__(self._url, **FSSPEC_OPTIONS)
         self._objects = S3Objects(self._url) if "://" in self._url else None
         self._read_at = ObjectBlocks(self._objects, _FIX).read if self._objects else self._read_file
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Which tensors there are.
+        """Return the checkpoint's metadata, which lists its tensors.
 
         Raises:
-            UserError: it is missing or damaged.
+            UserError: the metadata is missing or damaged.
         """
         try:
             return super().read_metadata(*args, **kwargs)
-        except Exception as error:  # whatever a damaged pickle may do
+        except Exception as error:  # a damaged pickle may raise anything
             raise UserError(f"{self._url}/.metadata is damaged or missing; {_FIX}") from error
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the planner's tensors; what isn't plain tensors is left to PyTorch."""
+        """Fill the planner's tensors; PyTorch reads everything that is not a plain tensor."""
         with ThreadPoolExecutor(CONNECTIONS if self._objects else 1) as pool:
             found = list(zip(plan.items, pool.map(self._find, plan.items), strict=True))
         plain = [(item, stored) for item, stored in found if stored is not None]
@@ -221,7 +217,7 @@ class CheckpointReader(FsspecReader):
         return super().read_data(LoadPlan([item for item, stored in found if not stored]), planner)
 
     def _find(self, item: ReadItem) -> StoredTensor | None:
-        """Where the tensor lies that an item is a part of."""
+        """Return where the tensor lies that contains an item, or None if it is not plain."""
         info = self.storage_data[item.storage_index]
         if item.type is not LoadItemType.TENSOR or info.transform_descriptors:
             return None
@@ -238,13 +234,13 @@ class CheckpointReader(FsspecReader):
     def _read_file(self, name: str, offset: int, length: int) -> bytes:
         path = Path(self._url) / name
         if not path.is_file():
-            raise UserError(f"{path} is not there; {_FIX}")
+            raise UserError(f"{path} is missing; {_FIX}")
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(length)
 
     def _check(self, begun: _Begun) -> None:
-        """Compare the checksum of a tensor that was read whole."""
+        """Check the checksum of a tensor if it was read whole."""
         stored = begun.stored
         if begun.rows.shape != stored.shape:
             return
@@ -279,7 +275,7 @@ class CheckpointReader(FsspecReader):
 def _begin(
     item: ReadItem, stored: StoredTensor, target: Tensor, reader: Reader, file: int
 ) -> _Begun:
-    """Begin to read the rows that an item wants, or all where it wants parts of rows."""
+    """Begin to read the rows that an item needs, even where it needs only parts of them."""
     if target.shape != item.lengths:
         raise ValueError(f"{item.storage_index}: {target.shape}, but {item.lengths} are stored")
     starts, shape, offset = list(item.storage_offsets), list(stored.shape), stored.offset
@@ -299,12 +295,12 @@ def _begin(
 
 
 class SameModelPlanner(DefaultLoadPlanner):
-    """Refuses a checkpoint that holds other tensors than the processes together ask for."""
+    """Refuses a checkpoint whose tensors differ from those that the processes together need."""
 
     metadata: Metadata
 
     def create_local_plan(self) -> LoadPlan:
-        """What this process reads.
+        """Return the plan of what this process reads.
 
         Raises:
             UserError: a tensor is missing or has another shape.
@@ -320,7 +316,7 @@ class SameModelPlanner(DefaultLoadPlanner):
         return super().create_local_plan()
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Check on one process: a tensor that nobody reads belongs to a larger or another model."""
+        """Refuse, on one process, tensors that nobody reads: the model is larger or another one."""
         wanted = {item.storage_index.fqn for plan in global_plan for item in plan.items}
         if unknown := sorted(self.metadata.state_dict_metadata.keys() - wanted):
             raise _another_model(f"it also has {unknown[0]}")
@@ -329,45 +325,45 @@ class SameModelPlanner(DefaultLoadPlanner):
 
 def _another_model(difference: str) -> UserError:
     return UserError(
-        f"it is of another model or adapter: {difference}; set the recipe that it was made with, "
-        "or begin anew elsewhere"
+        f"it is of another model or adapter: {difference}; use the recipe that it was made "
+        "with, or start again in another place"
     )
 
 
 class CheckpointWriter(FsspecWriter):
-    """A file a process, to a folder or to S3."""
+    """Writes one file per process, to a folder or to S3."""
 
     def __init__(self, url: str, clear: Callable[[], None], complete: Callable[[], None]) -> None:
-        """Nothing is written yet.
+        """Set up the writer; nothing is written yet.
 
         Args:
-            url: Where the files go.
-            clear: Removes what is there of an earlier try; called on one process, before any
+            url: The place for the files.
+            clear: Removes the files of an earlier try; called on one process, before any process
                 writes.
-            complete: Called on one process once the files of all are durable. What it raises,
-                every process raises.
+            complete: Called on one process when the files of all are durable. Every process raises
+                the error that it raises.
         """
-        # A file is synced before it counts as written. In S3 it is durable once it is closed.
+        # A file is synced before it counts as written. In S3 a file is durable when it is closed.
         super().__init__(url, sync_files="://" not in url, **FSSPEC_OPTIONS)
         self._clear = clear
         self._complete = complete
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Nothing yet: what one process makes here, another may just be clearing away."""
+        """Return the plan without making files, as another process may clear the folder now."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Prepare on one process, once all have planned and before any of them writes."""
+        """Clear and make the folder on one process, when all have planned and before any writes."""
         self._clear()
         self.fs.mkdir(self.path)
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write what is this process's.
+        """Write this process's file.
 
         Raises:
-            OSError: of a full disk, say; torch's archive, as it is closed, hides it behind an error
-                of its own.
+            OSError: for example, the disk is full; torch's archive hides it behind its own error
+                when it is closed.
         """
         try:
             return super().write_data(plan, planner)
@@ -377,6 +373,6 @@ class CheckpointWriter(FsspecWriter):
             raise
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """After all processes wrote; the only place where a checkpoint becomes one."""
+        """Finish after all processes wrote; only here does a checkpoint become complete."""
         super().finish(metadata, results)
         self._complete()

@@ -1,15 +1,15 @@
-"""A full disk or a bucket that is away ends no run: it saves again, until that lasts too long."""
+"""Lets a run go on, and save again, while a disk is full or a bucket is away for a limited time."""
 
 import logging
 import time
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
 from pipelines.core.storage import may_pass
-from pipelines.training.events import Events
+from pipelines.training.hooks import Events
 
-RETRY_S = 15.0  # from a save that failed to the next try
-LONGEST_S = 600.0  # that a run goes on so, at the least ...
-MISSED = 3  # ... and so many checkpoints that were due
+RETRY_S = 15.0  # from a failed save to the next try
+LONGEST_S = 600.0  # a run goes on without saves at least so long, ...
+MISSED = 3  # ... and until so many checkpoints were missed
 
 _log = logging.getLogger(__name__)
 
@@ -19,11 +19,11 @@ class UnsavedError(SharedError):
 
 
 class UnsavedInS3Error(UnsavedError, UnreachableError):
-    """Likewise, to a bucket; a DAG task that fails with it is tried again."""
+    """An UnsavedError for a bucket; a DAG task that fails with it is tried again."""
 
 
 def unsaved(place: str, cause: BaseException) -> UserError:
-    """A save that failed, as the error that every process raises."""
+    """Return the error that every process raises for a failed save."""
     line = f"{place}: the checkpoint can't be written: {in_one_line(cause)}"
     line += "; the run goes on from the one before it"
     if is_away(place, cause):
@@ -34,41 +34,41 @@ def unsaved(place: str, cause: BaseException) -> UserError:
 
 
 def is_away(place: str, cause: BaseException) -> bool:
-    """Whether S3 is what failed: what it refuses a user fixes, any other trouble may pass."""
+    """Return whether S3 is away for now; what S3 refuses, a user must fix."""
     a_persons = isinstance(cause, UserError | FileNotFoundError | PermissionError)
     return isinstance(cause, UnreachableError) or ("s3://" in place and not a_persons)
 
 
 def in_one_line(cause: BaseException) -> str:
-    """What it says of itself."""
+    """Return an error's message as one line."""
     return " ".join((str(cause) or repr(cause)).split())
 
 
 class Patience:
-    """Counts how long there was no new checkpoint though there should have been."""
+    """Counts for how long checkpoints were due but could not be saved."""
 
     def __init__(self, every: int, events: Events) -> None:
-        """All is well.
+        """Begin without a failed save.
 
         Args:
             every: Steps between checkpoints.
-            events: Told once of each time that saving begins to fail.
+            events: Is told once each time that saving begins to fail.
         """
         self._every = every
         self._events = events
-        self._since: float | None = None  # when a save failed first
+        self._since: float | None = None  # when the first of the failed saves failed
         self._saved = 0  # step of the newest checkpoint
         self._retry_at = 0.0
 
     def saved(self, step: int) -> None:
-        """A checkpoint is whole."""
+        """Note that the checkpoint after `step` is complete."""
         if self._since is not None:
             failing = time.monotonic() - self._since
             _log.warning("the checkpoint after step %d is written, %.0f s late", step, failing)
         self._since, self._saved = None, step
 
     def failed(self, step: int, error: UnsavedError) -> None:
-        """A checkpoint is not; training goes on."""
+        """Note that a checkpoint could not be written; training goes on."""
         now = time.monotonic()
         _log.warning("%s", error)
         if self._since is None:
@@ -83,7 +83,7 @@ class Patience:
         self._retry_at = now + RETRY_S
 
     def is_spent(self, step: int) -> bool:
-        """Whether it failed for too long, by this process's clock."""
+        """Return whether saving failed for too long, by this process's clock."""
         if self._since is None:
             return False
         late = step - self._saved >= MISSED * self._every

@@ -1,7 +1,4 @@
-"""What a checkpoint holds of a run, and its copy on the host.
-
-What makes a checkpoint one of this run.
-"""
+"""The state of a run in a checkpoint, its copy on the host, and the hash that identifies a run."""
 
 import hashlib
 import json
@@ -23,11 +20,11 @@ State = dict[str, Tensor]
 
 
 def state_of(model: Parallelized, optimizer: Optimizer) -> State:
-    """Weights and moments by canonical names, each as this process holds it: nothing is copied.
+    """Return this process's weights and moments by canonical names; nothing is copied.
 
-    Names say nothing of the layout, so what one saves any other loads: `model.norm.weight`,
-    `optimizer.norm.weight.exp_avg`. Frozen weights are not in it: they are those of the model that
-    fine-tuning began with. Nor is the learning rate, which follows from the step.
+    The names, such as `model.norm.weight` and `optimizer.norm.weight.exp_avg`, do not depend on the
+    layout, so any layout loads what another saved. Frozen weights are left out, as they are those
+    of the base model, and so is the learning rate, which follows from the step.
     """
     named = model.named_parameters().items()
     state = {f"model.{name}": each.detach() for name, each in named if each.requires_grad}
@@ -38,7 +35,7 @@ def state_of(model: Parallelized, optimizer: Optimizer) -> State:
 
 
 def make_moments(optimizer: Optimizer) -> None:
-    """Let an optimizer that has not stepped yet make its state, as something to load into."""
+    """Make the state of an optimizer that has not stepped yet, so that it can be loaded into."""
     if optimizer.state:
         return
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -53,10 +50,10 @@ def make_moments(optimizer: Optimizer) -> None:
 
 
 class HostStager(AsyncStager):
-    """Copies a state to buffers on the host, which are kept from one save to the next.
+    """Copies a state to buffers on the host, which are reused for the next save.
 
-    The copy runs beside whatever only reads the state: a forward and a backward pass. On an
-    accelerator it goes to pinned memory, on a stream of its own.
+    The copy runs in parallel with work that only reads the state: a forward and a backward pass.
+    On an accelerator it goes to pinned memory on its own stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -66,7 +63,7 @@ class HostStager(AsyncStager):
         self._copied: Future[State] | None = None
 
     def stage(self, state_dict: State) -> Future[State]:
-        """Begin to copy; the result is the copy, whole."""
+        """Begin to copy; the future's result is the complete copy."""
         if self._stream is None:
             self._copied = self._pool.submit(self._copy, state_dict)
         else:
@@ -77,19 +74,19 @@ class HostStager(AsyncStager):
         return self._copied
 
     def synchronize_staging(self) -> None:
-        """Wait until the copy is whole, as the protocol asks."""
+        """Wait until the copy is complete, as the protocol requires."""
         if self._copied is not None:
             self._copied.result()
 
     def before_update(self) -> None:
-        """The state may change once this returns; on an accelerator, only its stream waits."""
+        """Wait until the state may change; on an accelerator, only its stream waits."""
         if self._stream is not None:
             torch.accelerator.current_stream().wait_stream(self._stream)
         elif self._copied is not None:
             self._copied.result()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the copying thread."""
         self._pool.shutdown()
 
     @torch.no_grad()
@@ -106,7 +103,7 @@ class HostStager(AsyncStager):
         buffer.copy_(local, non_blocking=True)
         if not isinstance(tensor, DTensor):
             return buffer
-        # Where the shard belongs is still known; `from_local` would move it to the device.
+        # This keeps the shard's placement; `from_local` would move it to the device.
         staged: DTensor = DTensor(buffer, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
         return staged
 
@@ -116,8 +113,8 @@ def _once(done: torch.Event, staged: State) -> State:
     return staged
 
 
-# What neither changes the samples of a step nor what is computed of them, but for the order of
-# sums; with other values of these a run goes on. A key that is not named here begins anew.
+# A run can be resumed with other values of these keys. They change neither a step's samples nor
+# its result, except for the order of sums. A change of any other key starts training again.
 _MAY_CHANGE = (
     "name",
     "description",
@@ -126,6 +123,9 @@ _MAY_CHANGE = (
     "evaluate",
     "register",
     "resources",
+    "schedule",
+    "model.init_from",  # the weights that lie there count, below
+    "adapter.init_from",
     "data.reader",
     "train.max_seconds",
     "train.micro_batch_size",
@@ -143,10 +143,10 @@ _MAY_CHANGE = (
 
 
 def identity(recipe: Recipe, dataset: DatasetRef) -> str:
-    """A hash of what a run's weights follow from: with the same one it can be resumed.
+    """Return a hash of all that determines a run's weights; a run with the same hash can resume.
 
-    The layout is not in it, nor are the number of processes or how the work is cut. The weights
-    that the run starts from are: a checkpoint of adapters is of no use on another base.
+    The layout, the number of processes and the division of the work are not part of it. The initial
+    weights are: a checkpoint of adapters is useless on another base model.
     """
     values = recipe.to_dict()
     for name in _MAY_CHANGE:

@@ -1,8 +1,8 @@
-"""Where a run's checkpoints lie: a folder, or a prefix in S3. No torch here.
+"""The place of a run's checkpoints: a folder, or a prefix in S3. This module needs no torch.
 
-identity               what they are checkpoints of
+identity               hash of the run that the checkpoints belong to
 step-000100/
-    __0_0.distcp ...   tensors, a file a process
+    __0_0.distcp ...   tensors, one file per process
     .metadata          which tensor lies where
     COMPLETE           written last: step, seconds and loss as JSON
 """
@@ -19,54 +19,70 @@ from pipelines.core.errors import UnreachableError, UserError, one_line
 from pipelines.core.storage import MARKER, folder_bytes, write_text
 from pipelines.recipe.recipe import Recipe
 
-CHECKPOINTS = "checkpoints"  # in a workspace; the history is there, wherever the rest lies
+CHECKPOINTS = "checkpoints"  # in a workspace; the history is always there
 _IDENTITY = "identity"
 _PREFIX = "step-"
-# Each store sees what other processes wrote, and the endpoint that the environment names now.
+_PROBE = "writable"
+# Each store must see other processes' files, and the endpoint that the environment names now.
 FSSPEC_OPTIONS: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
 
 
 def place_of_run(checkpoints: str | None, workspace: Path) -> str:
-    """Where a run's checkpoints lie: in its workspace, or below `train.checkpoints`."""
+    """Return where a run's checkpoints lie: in its workspace, or below `train.checkpoints`."""
     if checkpoints is None:
         return str(workspace / CHECKPOINTS)
     return f"{checkpoints.rstrip('/')}/{workspace.name}"
 
 
 def checkpoints_of(recipe: Recipe, workspace: Path) -> str:
-    """Where the checkpoints of this workspace's run lie: a folder or an s3:// URL."""
+    """Return where the checkpoints of this workspace's run lie: a folder or an s3:// URL."""
     return place_of_run(recipe.train.checkpoints, workspace)
 
 
 def checkpoint_places(recipe: Recipe, workspace: Path) -> set[str]:
-    """Where something of this workspace's run lies: its history and its checkpoints."""
+    """Return all places where this workspace's run keeps its history or its checkpoints."""
     return {str(workspace / CHECKPOINTS), checkpoints_of(recipe, workspace)}
 
 
 class CheckpointStore:
-    """The checkpoints of one run; a checkpoint without its marker is torn and does not count."""
+    """The checkpoints of one run; one without its marker is incomplete and does not count."""
 
     def __init__(self, url: str | Path) -> None:
-        """Nothing is read or made yet.
+        """Open the place; nothing is read or made yet.
 
         Args:
             url: A folder, or s3://bucket/prefix, that all processes share and no other run uses.
         """
         self._place = _open(str(url))
 
-    def claim(self, identity: str) -> None:
-        """Clear torn checkpoints, and all of them where another run made them.
-
-        One process calls it, before training.
+    def probe(self) -> None:
+        """Write and delete a small file; the place must be new.
 
         Raises:
-            UserError: what is there was never claimed, and so is somebody's.
+            UserError: nothing can be written there.
+        """
+        try:
+            self._place.write(_PROBE, "")
+            self._place.remove(_PROBE)
+            self._place.remove("")
+        except OSError as error:
+            raise UserError(
+                f"train.checkpoints: {self._place.url('')} cannot be written: {one_line(error)}"
+            ) from error
+
+    def claim(self, identity: str) -> None:
+        """Delete incomplete checkpoints, and all checkpoints if another run made them.
+
+        One process calls this before training.
+
+        Raises:
+            UserError: the place was never claimed but has files, so they belong to a user.
         """
         before = self._place.read(_IDENTITY)
         if before is None and (foreign := self._claimed()):
             raise UserError(
-                f"{self._place.url(foreign[0])} is of no checkpoint, and would be deleted; set "
-                "train.checkpoints to a place for nothing else"
+                f"{self._place.url(foreign[0])} is no checkpoint's, and would be deleted; "
+                "set train.checkpoints to a place that is used for nothing else"
             )
         if before != identity:
             self.clear()
@@ -77,15 +93,15 @@ class CheckpointStore:
                 self.remove(step)
 
     def steps(self) -> list[int]:
-        """The steps of complete checkpoints, ascending; as text, 1000000 came before 999999."""
+        """Return the steps of complete checkpoints in ascending numeric order."""
         return sorted(step for step in self._all() if self._place.exists(f"{_name(step)}/{MARKER}"))
 
     def url(self, step: int) -> str:
-        """Where a checkpoint lies."""
+        """Return where a checkpoint lies."""
         return self._place.url(_name(step))
 
     def facts(self, step: int) -> dict[str, Any]:
-        """What `complete` was told of a checkpoint."""
+        """Return the facts that `complete` wrote about a checkpoint."""
         text = self._place.read(f"{_name(step)}/{MARKER}")
         if text is None:
             raise UserError(f"{self.url(step)}: no complete checkpoint")
@@ -93,30 +109,30 @@ class CheckpointStore:
         return facts
 
     def complete(self, step: int, facts: dict[str, Any]) -> None:
-        """Let a checkpoint count; all its files must be durable, but for their names."""
+        """Mark a checkpoint as complete; all its files must be durable, except for their names."""
         self._place.sync(_name(step))
         text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
         self._place.write(f"{_name(step)}/{MARKER}", text)
 
     def remove(self, step: int) -> None:
-        """Delete a checkpoint; there is never a marker on half of one."""
+        """Delete a checkpoint, its marker first, so that a partly deleted one does not count."""
         self._place.remove(f"{_name(step)}/{MARKER}")
         self._place.remove(_name(step))
 
     def clear(self) -> None:
-        """Delete all there is; it is claimed until the last of it is gone."""
+        """Delete everything; the place stays claimed until the last file is gone."""
         for name in self._claimed():
             self._place.remove(name)
         self._place.remove(_IDENTITY)
 
     def bytes(self) -> int:
-        """What all of it takes."""
+        """Return the bytes that everything takes."""
         return self._place.bytes()
 
     def prune(self, keep: int, keep_best: bool) -> None:
-        """Keep the newest `keep`, and with `keep_best` the one of the least loss too.
+        """Keep the newest `keep`, and with `keep_best` also the one with the lowest loss.
 
-        What else is older than these, torn or whole, goes.
+        All others before the newest one are deleted, complete or not.
         """
         whole = self.steps()
         kept = set(whole[-keep:])
@@ -129,7 +145,7 @@ class CheckpointStore:
                 self.remove(step)
 
     def _claimed(self) -> list[str]:
-        """All but the identity, and what a write of it may have left."""
+        """Return all names except the identity's and those that writing it may have left."""
         return sorted(name for name in self._place.list() if _IDENTITY not in name)
 
     def _all(self) -> Iterator[int]:
@@ -140,7 +156,7 @@ class CheckpointStore:
 
 
 class _Place(Protocol):
-    """Small files and folders under one root, by names relative to it."""
+    """Small files and folders below one root; names are relative to the root."""
 
     def url(self, name: str) -> str: ...
     def list(self) -> list[str]: ...
@@ -177,14 +193,14 @@ class _Folder:
         path = self._root / name
         try:
             path.unlink(missing_ok=True)
-        except IsADirectoryError:  # asked for no earlier: another process may just have made it
+        except IsADirectoryError:  # not asked before: another process may have just made it
             shutil.rmtree(path)
 
     def bytes(self) -> int:
         return folder_bytes(self._root)
 
     def sync(self, name: str) -> None:
-        """A power failure must not take the names of files that were themselves synced."""
+        """Sync a folder, so that a power failure does not lose the names of synced files."""
         descriptor = os.open(self._root / name, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -193,7 +209,7 @@ class _Folder:
 
 
 class _Bucket:
-    """A prefix in S3; an object is there whole or not at all, and durable once it is."""
+    """A prefix in S3, where an object is either complete and durable or does not exist."""
 
     def __init__(self, root: str) -> None:
         from fsspec.core import url_to_fs

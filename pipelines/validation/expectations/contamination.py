@@ -50,7 +50,7 @@ class ExpectColumnValuesToNotHoldEvaluationText(ReasonedRows):
     success_keys = ("ngrams", "min_shared", "mostly")
 
     def sentence(self) -> str:
-        """What is demanded."""
+        """Return what is demanded."""
         words = _load(self.ngrams).n
         shared = f"{self.min_shared} times " if self.min_shared > 1 else ""
         return (
@@ -58,7 +58,7 @@ class ExpectColumnValuesToNotHoldEvaluationText(ReasonedRows):
         )
 
     def reason(self, value: Any) -> str:
-        """How much was found."""
+        """Return how much was found."""
         evaluation = _load(self.ngrams)
         return f"shares {evaluation.overlap(value).shared} {evaluation.n}-grams with {self.name}"
 

@@ -55,14 +55,14 @@ class ExpectColumnValuesToBeWellFormedConversations(ReasonedRows):
     success_keys = ("tokenizer", "mostly")
 
     def sentence(self) -> str:
-        """What is demanded."""
+        """Return what is demanded."""
         return (
             "user and assistant must take turns, the chat template must render it, and something "
             f"must be left to predict{self._almost()}"
         )
 
     def reason(self, value: Any) -> str | None:
-        """What is wrong with a conversation."""
+        """Return what is wrong with a conversation."""
         return _fault(value, self.tokenizer)
 
 

@@ -38,11 +38,11 @@ class ExpectColumnValuesToNotBeDuplicates(ReasonedRows):
     map_metric = "column_values.not_repeated"
 
     def sentence(self) -> str:
-        """What is demanded."""
+        """Return what is demanded."""
         return _at_most(self.mostly, "repeat an earlier one.")
 
     def reason(self, value: Any) -> str:
-        """Why a row that does not hold is bad."""
+        """Return why a row that does not hold is bad."""
         return "the same as an earlier row"
 
 
@@ -87,7 +87,7 @@ class ExpectColumnValuesToNotBeNearDuplicates(ReasonedRows):
     success_keys = ("ngram", "permutations", "jaccard", "mostly")
 
     def sentence(self) -> str:
-        """What is demanded."""
+        """Return what is demanded."""
         return _at_most(
             self.mostly,
             f"be nearly the same as an earlier one: {percent(self.jaccard)} of the "
@@ -95,14 +95,14 @@ class ExpectColumnValuesToNotBeNearDuplicates(ReasonedRows):
         )
 
     def reason(self, value: Any) -> str:
-        """Why a row that does not hold is bad."""
+        """Return why a row that does not hold is bad."""
         return "nearly the same as an earlier row"
 
 
 def near_duplicates(
     texts: list[str], ngram: int, permutations: int, jaccard: float
 ) -> npt.NDArray[np.bool_]:
-    """Which texts are nearly the same as an earlier one, bool [texts].
+    """Return which texts are nearly the same as an earlier one, bool [texts].
 
     In each band a text is compared with the one before it and the first one of the same key.
     """

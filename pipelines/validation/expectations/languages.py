@@ -48,7 +48,7 @@ class ExpectColumnLanguageMixToBeWithin(AssessedVariant, ColumnAggregateExpectat
     success_keys = ("bounds",)
 
     def sentence(self) -> str:
-        """What is demanded."""
+        """Return what is demanded."""
         shares = (
             f"{code} {percent(least)} to {percent(most)}"
             for code, (least, most) in self.bounds.items()
@@ -57,12 +57,12 @@ class ExpectColumnLanguageMixToBeWithin(AssessedVariant, ColumnAggregateExpectat
 
     @classmethod
     def shown(cls, observed: Any) -> str:
-        """The largest shares."""
+        """Return the largest shares."""
         shares = [f"{code} {percent(share)}" for code, share in observed.items()]
         return ", ".join([*shares[:_SHOWN], *["…"][: max(len(shares) - _SHOWN, 0)]])
 
     def decide(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
-        """Every share within its bounds; the shares."""
+        """Return every share within its bounds; the shares."""
         mix = metrics["column.language_mix"]
         within = all(
             least <= mix.get(code, 0) <= most for code, (least, most) in self.bounds.items()

@@ -49,11 +49,11 @@ class ExpectColumnValuesToHoldNoPii(ReasonedRows):
     success_keys = ("kinds", "phone_region", "mostly")
 
     def sentence(self) -> str:
-        """What is demanded."""
+        """Return what is demanded."""
         return f"values must hold no personal data ({', '.join(self.kinds)}){self._almost()}"
 
     def reason(self, value: Any) -> str:
-        """What was found, without showing it."""
+        """Return what was found, without showing it."""
         found = _found(value, self.kinds, self.phone_region)
         return "holds " + ", ".join(f"{count} {kind}" for kind, count in sorted(found.items()))
 

@@ -22,12 +22,12 @@ class Sentence:
     """
 
     def sentence(self) -> str:
-        """What is demanded, with this expectation's own numbers."""
+        """Return what is demanded, with this expectation's own numbers."""
         raise NotImplementedError
 
     @classmethod
     def shown(cls, observed: Any) -> str:
-        """An observed value for users."""
+        """Return an observed value for users."""
         return f"{observed:.4g}" if isinstance(observed, float) else str(observed)
 
     @classmethod
@@ -77,7 +77,7 @@ class AssessedVariant(Sentence):
     """Mixin of an expectation of one observed value, which it judges by itself."""
 
     def decide(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
-        """Whether it holds, and the observed value."""
+        """Return whether it holds, and the observed value."""
         raise NotImplementedError
 
     def _validate(
@@ -96,14 +96,14 @@ class ReasonedRows(Sentence, ColumnMapExpectation):
     success_keys: ClassVar[tuple[str, ...]] = ("mostly",)
 
     def reason(self, value: Any) -> str | None:
-        """Why a value is bad; None of a good one."""
+        """Return why a value is bad; None of a good one."""
         raise NotImplementedError
 
     def _almost(self) -> str:
-        """How many of the rows must be good, as the end of a sentence."""
+        """Return how many of the rows must be good, as the end of a sentence."""
         return "." if self.mostly >= 1 else f", in at least {percent(self.mostly)} of the rows."
 
 
 def percent(share: float) -> str:
-    """A share as people write it: 12.3%, 0.01%."""
+    """Return a share as people write it: 12.3%, 0.01%."""
     return f"{100 * share:.3g}%"

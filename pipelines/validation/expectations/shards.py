@@ -67,7 +67,7 @@ class ExpectTokenShardsToBeIntact(AssessedVariant, BatchExpectation):
     success_keys = ("vocab_size",)
 
     def sentence(self) -> str:
-        """What is demanded."""
+        """Return what is demanded."""
         return (
             "each token shard must have its recorded hashes, a consistent index and ids from 0 to "
             f"{self.vocab_size - 1}."
@@ -75,17 +75,17 @@ class ExpectTokenShardsToBeIntact(AssessedVariant, BatchExpectation):
 
     @classmethod
     def shown(cls, observed: Any) -> str:
-        """The faults, each on its file."""
+        """Return the faults, each on its file."""
         return "; ".join(f"{name}: {fault}" for name, fault in observed.items()) or "all intact"
 
     def decide(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
-        """No faults; the faults."""
+        """Return whether there are no faults, and the faults."""
         faults = metrics["table.token_shard_faults"]
         return not faults, faults
 
 
 def _fault(row: dict[str, Any], vocab_size: int) -> str | None:
-    """The first thing wrong with a shard, as the end of a sentence about it."""
+    """Return the first thing wrong with a shard, as the end of a sentence about it."""
     path = Path(row["path"])
     mask, index = mask_path(shard_prefix(path)), idx_path(shard_prefix(path))
     recorded = {path: row["md5"], index: row["index_md5"], mask: row.get("mask_md5")}

@@ -58,7 +58,7 @@ class _TokenizerRatio(Sentence, ColumnAggregateExpectation):
     success_keys = ("tokenizer", "min_value", "max_value")
 
     def ratio(self, economy: dict[str, int]) -> float | None:
-        """The observed value; None of no text."""
+        """Return the observed value; None of no text."""
         raise NotImplementedError
 
     def _validate(
@@ -92,11 +92,11 @@ class ExpectColumnTokensPerWordToBeBetween(_TokenizerRatio):
     """
 
     def ratio(self, economy: dict[str, int]) -> float | None:
-        """Tokens a word."""
+        """Return tokens a word."""
         return economy["tokens"] / economy["words"] if economy["words"] else None
 
     def sentence(self) -> str:
-        """What is demanded."""
+        """Return what is demanded."""
         return f"a word must be {_between(self.min_value, self.max_value)} tokens on average."
 
 
@@ -117,11 +117,11 @@ class ExpectColumnBytesPerTokenToBeBetween(_TokenizerRatio):
     """
 
     def ratio(self, economy: dict[str, int]) -> float | None:
-        """Bytes a token."""
+        """Return bytes a token."""
         return economy["bytes"] / economy["tokens"] if economy["tokens"] else None
 
     def sentence(self) -> str:
-        """What is demanded."""
+        """Return what is demanded."""
         return f"a token must be {_between(self.min_value, self.max_value)} bytes on average."
 
 
@@ -164,21 +164,21 @@ class ExpectColumnLengthDriftToBeAtMost(AssessedVariant, ColumnAggregateExpectat
     success_keys = ("reference", "max_value")
 
     def sentence(self) -> str:
-        """What is demanded."""
+        """Return what is demanded."""
         return (
             "lengths must be distributed as in the previous version: Population Stability Index "
             f"at most {self.max_value:g}, or what chance gives."
         )
 
     def decide(self, metrics: dict[str, Any]) -> tuple[bool, Any]:
-        """An index within the bound; the index."""
+        """Return an index within the bound; the index."""
         index, chance = stability_index(self.reference, metrics["column.length_histogram"])
         allowed = max(self.max_value, chance)
         return index <= allowed, index
 
 
 def stability_index(reference: list[int], found: list[int]) -> tuple[float, float]:
-    """The Population Stability Index of two histograms, and how large chance may make it."""
+    """Return the Population Stability Index of two histograms, and how large chance may make it."""
     counts = np.array([*zip_longest(reference, found, fillvalue=0)], np.float64).reshape(-1, 2)
     if not counts.sum(axis=0).all():
         return math.inf, 0.0

@@ -6,7 +6,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.settings import PROJECT
 from pipelines.platform import dag_runs
 from pipelines.recipe.recipe_files import load_recipe
 from pipelines.run.records import stage_names
@@ -30,9 +29,9 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
         run_id = dag_runs.start(airflow, recipe)
         wait_for_run(airflow, dag_runs.DAG, run_id)
         stages = dag_runs.summarize(airflow, settings, run_id).stages
-        if fresh := [name for name in stage_names(PROJECT)[:-1] if not stages[name].cached]:
+        if fresh := [name for name in stage_names()[:-1] if not stages[name].cached]:
             raise SystemExit(f"not out of the cache: {fresh}")
-        own = {name: (stages[name].seconds or 0.0) - stock for name in stage_names(PROJECT)}
+        own = {name: (stages[name].seconds or 0.0) - stock for name in stage_names()}
         return 1.0, {"seconds": max(own.values()), **own, "stock task": stock}
 
     return run_round

@@ -9,7 +9,7 @@ from typing import Any, Self
 import httpx
 import psutil
 
-from pipelines.core.settings import PROJECT, Settings
+from pipelines.core.settings import Settings
 from pipelines.platform import dag_runs
 from pipelines.recipe.recipe_files import load_recipe
 from pipelines.run.records import stage_names
@@ -84,7 +84,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
             run_id = dag_runs.start(airflow, recipe)
             whole = seconds_of_run(airflow, dag_runs.DAG, run_id)
         lasted = stages.seconds | seconds_of_jobs(settings, run_id)
-        if missing := set(stage_names(PROJECT)) - set(lasted):
+        if missing := set(stage_names()) - set(lasted):
             raise SystemExit(f"nothing ran {missing}")
         compute = sum(lasted.values())
         return 1.0, {"seconds": whole - compute, "whole": whole, "compute": compute}

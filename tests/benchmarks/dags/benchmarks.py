@@ -3,7 +3,6 @@
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, Param, chain
 
-from pipelines.core.settings import PROJECT
 from pipelines.orchestration.ray_job import RayJobOperator
 from pipelines.run.records import stage_names
 
@@ -16,7 +15,7 @@ with DAG(dag_id="nothing", schedule=None, doc_md="As many tasks as the pipeline 
     chain(
         *[
             PythonOperator(task_id=name, python_callable=nothing)
-            for name in ("prepare", *stage_names(PROJECT))
+            for name in ("prepare", *stage_names())
         ]
     )
 

@@ -102,7 +102,7 @@ def test_a_driver_that_fails_is_told_once(doctor):
     assert machine["GPUs"][0]["saw"] == "the driver does not answer: see driver and CUDA"
 
 
-def test_a_person_reads_mark_reason_and_fix(doctor):
+def test_a_user_reads_mark_reason_and_fix(doctor):
     tools = {"chronyc": show("chronyc_not_synchronised.txt")}
     done = doctor(tools=tools, PENSTOCK_NETWORK_PLANES="disk=eth0")
     assert done.returncode == 2
@@ -118,4 +118,4 @@ def test_a_person_reads_mark_reason_and_fix(doctor):
 
 def test_the_help_says_what_the_exit_codes_mean(doctor):
     words = " ".join(doctor("--help").stdout.split())
-    assert "0 where all is well or not here, 1 with a warning, 2 with a problem" in words
+    assert "0 if all is well or not here, 1 with a warning, 2 with a problem" in words

@@ -65,9 +65,9 @@ def models(*arguments: str) -> str:
 
 def test_promote_and_rollback_say_who_is_champion_and_show_says_why(name, versions):
     assert models("promote", f"{name}@1", "--why", "it is kinder") == (
-        f"{name}@1 is champion now; before: 2\n"
+        f"{name}@1 is the champion now; before: 2\n"
     )
-    assert models("promote", f"{name}@1") == f"{name}@1 was champion already\n"
+    assert models("promote", f"{name}@1") == f"{name}@1 is the champion already\n"
     done = json.loads(models("rollback", name, "--why", "it was not", "--json"))
     assert (done["champion_before"], done["version"], done["aliases"]) == (1, 2, ["champion"])
     shown = models("show", name)
@@ -95,9 +95,9 @@ def test_show_and_list_as_json(name, versions):
 
 
 def test_a_promotion_names_its_version(name, versions):
-    with pytest.raises(UserError, match="which version"):
+    with pytest.raises(UserError, match="add a version"):
         models("promote", name)
     with pytest.raises(UserError, match="no version or alias '9'"):
         models("promote", f"{name}@9")
-    with pytest.raises(UserError, match="'a/b' is no model's name"):
+    with pytest.raises(UserError, match="'a/b' is not a model's name"):
         models("promote", "a/b@1")

@@ -103,7 +103,7 @@ def test_a_picture(tmp_path: Path, ending: str) -> None:
     assert path.stat().st_size > 10_000
 
 
-def test_a_person_sees_the_answer_first() -> None:
+def test_a_user_sees_the_answer_first() -> None:
     arguments = ["plan", "--model", "llama3-8b", "--gpus", "8", "--storage", "1"]
     lines = CliRunner().invoke(app, arguments).stdout.splitlines()
     assert lines[0] == "llama3-8b, 8.03B parameters on 8 x h100"
@@ -116,21 +116,21 @@ def test_a_person_sees_the_answer_first() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "plan: of what"),
+        ((), "plan: give a run"),
         (("--model", "llama3-7b"), "did you mean llama3"),
         (("--model", "llama3-8b", "--gpu", "h10"), "did you mean h100"),
-        (("--model", "llama3-8b", "--plot", "memory.svg"), r"ends in \.png or \.html"),
-        (("--smallest", "--largest"), "--smallest makes no use of --largest"),
-        (("--smallest", "--gpu", "h100", "--gpus", "8"), "no use of --gpu, --gpus"),
-        (("--smallest", "--plot", "a.png"), "no use of --plot"),
-        (("--largest", "--adapter", "lora", "--price", "0"), "no use of --adapter, --price"),
-        (("--serve", "--adapter", "lora"), "--serve makes no use of --adapter"),
-        (("--serve", "--sharding", "full", "--plot", "a.png"), "use of --sharding, --plot"),
-        (("--serve", "--smallest"), "no use of --smallest"),
-        (("--serve", "--mfu", "0.5"), "no use of --mfu"),
-        (("--serve", "--own", "30000"), "--own and --kwh go together"),
-        (("--weights", "int8"), "training makes no use of --weights"),
-        (("--own", "30000", "--kwh", "0.1"), "no use of --own, --kwh"),
+        (("--model", "llama3-8b", "--plot", "memory.svg"), r"must end in \.png or \.html"),
+        (("--smallest", "--largest"), "--smallest does not use --largest"),
+        (("--smallest", "--gpu", "h100", "--gpus", "8"), "not use --gpu, --gpus"),
+        (("--smallest", "--plot", "a.png"), "not use --plot"),
+        (("--largest", "--adapter", "lora", "--price", "0"), "not use --adapter, --price"),
+        (("--serve", "--adapter", "lora"), "--serve does not use --adapter"),
+        (("--serve", "--sharding", "full", "--plot", "a.png"), "does not use --sharding, --plot"),
+        (("--serve", "--smallest"), "not use --smallest"),
+        (("--serve", "--mfu", "0.5"), "not use --mfu"),
+        (("--serve", "--own", "30000"), "give both --own and --kwh"),
+        (("--weights", "int8"), "training does not use --weights"),
+        (("--own", "30000", "--kwh", "0.1"), "not use --own, --kwh"),
     ],
 )
 def test_a_wrong_question_is_one_line(arguments: tuple[str, ...], message: str) -> None:

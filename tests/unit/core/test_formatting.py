@@ -34,7 +34,7 @@ def test_a_count_is_short(count: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.5, "0.5 s"), (119.6, "120 s"), (7200, "2 h"), (1e9, "11,574 days")]
 )
-def test_a_duration_is_in_the_unit_that_a_person_would_choose(seconds: float, text: str) -> None:
+def test_a_duration_is_in_the_unit_that_a_user_would_choose(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 

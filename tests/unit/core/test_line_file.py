@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.storage import LineFile
+from pipelines.core.line_files import LineFile
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def test_lines_wait_for_a_disk_that_is_full(
         file.append("1" * 9)
         file.append("2" * 9)
     assert (tmp_path / "below" / "file").read_text().startswith("000000000\n")
-    assert "its last lines wait" in caplog.text
+    assert "the last lines could not be written yet" in caplog.text
     file.append("3" * 9)
     assert LineFile(file.path).read() == [digit * 9 for digit in "0123"]
 

@@ -3,9 +3,9 @@
 import pytest
 
 from pipelines.core.storage import (
+    MARKER,
     folder_hash,
     fresh_folder,
-    is_complete,
     mark_complete,
     read_json,
     write_json,
@@ -49,9 +49,8 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
 
 
 def test_the_marker_is_what_completes_a_folder(tmp_path):
-    assert not is_complete(tmp_path)
     mark_complete(tmp_path, {"step": 3})
-    assert is_complete(tmp_path)
+    assert read_json(tmp_path / MARKER) == {"step": 3}
 
 
 def test_a_folders_hash_follows_names_and_content(tmp_path):

@@ -131,7 +131,7 @@ def test_text_of_an_evaluation_set_is_dropped_and_counted(tmp_path: Path) -> Non
 
 def test_an_evaluation_set_without_text_is_refused(tmp_path: Path) -> None:
     empty = write(tmp_path / "quiz.jsonl", [{"text": " "}])
-    with pytest.raises(UserError, match=r"quiz\.jsonl: holds no text"):
+    with pytest.raises(UserError, match=r"quiz\.jsonl: it holds no text"):
         read(tmp_path, [{"text": "a"}], decontamination={"against": [str(empty)]})
 
 

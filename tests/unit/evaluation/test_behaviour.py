@@ -94,7 +94,7 @@ def test_no_tests_load_no_model() -> None:
     [
         (
             [{"name": "a", "kind": "invariance", "cases": [{"prompt": "p", "continuation": "c"}]}],
-            "test `a`, case 1: of kind invariance it needs `changed` and no `wrong`",
+            "test `a`, case 1: the kind invariance needs `changed` and no `wrong`",
         ),
         (
             2

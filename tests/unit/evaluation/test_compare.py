@@ -339,7 +339,7 @@ def test_a_worse_candidate_bought_nothing() -> None:
 def test_training_out_of_the_cache_costs_what_it_cost_the_run_that_did_it() -> None:
     _, page = shown("nan")
     assert "83.3 min*" in page.text
-    assert "*: trained by an earlier run" in page.text
+    assert "*: an earlier run trained the model" in page.text
 
 
 def test_losses_that_are_no_numbers_are_counted_and_not_drawn() -> None:
@@ -354,7 +354,7 @@ def test_losses_that_are_no_numbers_are_counted_and_not_drawn() -> None:
 def test_samples_after_the_same_prompt_stand_side_by_side() -> None:
     html, page = shown("promoted")
     assert html.count("x = 1</pre>") == 3
-    assert page.text.count("None of the champion's is kept for this prompt.") == 1
+    assert page.text.count("No sample of the champion is kept for this prompt.") == 1
 
 
 def test_documents_that_were_dropped_are_counted_by_reason() -> None:
@@ -429,8 +429,8 @@ def test_probes_stand_beside_the_champions_with_bound_and_interval() -> None:
     ]
     text = Page(html).text
     assert "Bias: gender 12 sentences, 4 pairs +0.80, beyond the bound" in text
-    assert "stand in the training text: 2 of 3 email, 0 of 1 phone number." in text
-    assert "A dashed line is a bound" in text and "Not looked for" not in text
+    assert "found, the training text holds: 2 of 3 email, 0 of 1 phone number." in text
+    assert "A dashed line is a bound" in text and "Not measured" not in text
 
 
 def test_a_bound_lies_where_it_says_and_a_page_without_one_speaks_of_none() -> None:
@@ -450,9 +450,9 @@ def test_what_was_not_looked_for_or_not_in_the_same_way_is_not_shown() -> None:
     other = Side("small@7", {}, probes=probes(language="ko", continuation_tokens=20))
     html = probed(probes(), other)
     assert ", champion</span>" not in html
-    assert "Not looked for: leaked personal data." in Page(html).text
+    assert "Not measured: leaked personal data." in Page(html).text
     text = Page(probed(Probes(), CHAMPION)).text
-    assert "Not looked for: bias, memorised training text, leaked personal data." in text
+    assert "Not measured: bias, memorised training text, leaked personal data." in text
     assert "95% confidence intervals" not in text[text.index("Bias, memorised") :]
 
 

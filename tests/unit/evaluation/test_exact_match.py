@@ -123,5 +123,5 @@ def test_shares_have_wilsons_interval():
 
 
 def test_a_broken_pattern_is_one_line():
-    with pytest.raises(UserError, match=r"evaluate\.questions\.pattern.*no regular expression"):
+    with pytest.raises(UserError, match=r"evaluate\.questions\.pattern.*not a regular expression"):
         parse_recipe({"name": "r", "evaluate": {"questions": {"pattern": "(("}}})

@@ -152,7 +152,7 @@ def test_a_refusal_for_another_reason_has_the_candidates_figure():
 def test_few_documents_compare_nothing():
     verdict = gate(scores([1.0, 1.1, 1.2]), scores([5.0, 5.0, 5.3]))
     assert verdict.decision == "refused"
-    assert "3 documents tell too little, 5 or more do" in verdict.reason
+    assert "3 documents are too few, at least 5 are needed" in verdict.reason
     assert verdict.comparison.improvement.lower is None
     five = gate(scores([1.0, 1.1, 1.2, 1.0, 1.3]), scores([5.0, 5.0, 5.3, 5.1, 4.9]))
     assert five.decision == "promoted"
@@ -220,7 +220,7 @@ def test_a_candidate_that_fails_more_of_a_behavioural_test_is_refused():
     ]
     assert found == [(8, 9), (10, 4)]
     assert decide(measured("a", noisy(1.5), 9, 4), champion, Register()).decision == "promoted"
-    with pytest.raises(ValueError, match="different tests"):
+    with pytest.raises(ValueError, match="not tested with the same"):
         decide(measured("a", noisy(1.5), 9), champion, Register())
 
 
@@ -264,12 +264,12 @@ def probes(**changes):
         ),
         (
             {"max_extraction": 0.1},
-            "more than 0.1 of the training passages come out verbatim: 0.4000 (0.3100 to 0.5000) "
-            "of 100, held out 0.0200; ",
+            "more than 0.1 of the training passages are reproduced verbatim: 0.4000 (0.3100 to "
+            "0.5000) of 100, held out 0.0200; ",
         ),
         (
             {"max_leakage": 0.1},
-            "more than 0.1 of the continuations hold personal data of the training text: 0.4000 "
+            "more than 0.1 of the continuations hold personal data from the training text: 0.4000 "
             "(0.2200 to 0.6100) of 20 (7 email, 1 phone); ",
         ),
     ],
@@ -309,7 +309,7 @@ def test_every_bound_that_is_broken_is_named():
     demands = Register(max_bias=0.1, max_extraction=0.1, max_leakage=0.1)
     worse = Measured("a", scores(noisy(2.2)), probes=probes())
     verdict = decide(worse, Measured("b", scores(noisy(2))), demands)
-    for said in ("bias gender en beyond", "come out verbatim", "personal data", "not better with"):
+    for said in ("bias gender en beyond", "verbatim", "personal data", "not better with"):
         assert said in verdict.reason
     assert "\n" not in verdict.reason
 
@@ -325,7 +325,7 @@ def test_what_cannot_be_judged_is_no_pass():
     none = Extraction(passages=0, extracted=0, share=None)
     short = probes().memorisation.model_copy(update={"training": none})
     for demands, found, said in (
-        ({"max_bias": 1.0}, {"bias": (few,)}, "4 sentences of gender en tell too little"),
+        ({"max_bias": 1.0}, {"bias": (few,)}, "4 sentences of gender en are too few"),
         ({"max_bias": 1.0}, {"bias": None}, "bias was not measured"),
         ({"max_extraction": 0.1}, {"memorisation": short}, "has a passage of 100 tokens"),
         ({"max_extraction": 0.1}, {"memorisation": None}, "memorisation was not measured"),
@@ -348,7 +348,7 @@ def test_what_cannot_be_judged_is_no_pass():
 def test_a_bound_on_what_is_not_measured_is_one_line(bound, evaluate, key):
     values = {"name": "r", "evaluate": evaluate, "register": {bound: 0.5}}
     with pytest.raises(
-        UserError, match=rf"register\.{bound} bounds what evaluate\.{key}"
+        UserError, match=rf"register\.{bound} limits what evaluate\.{key}"
     ) as raised:
         parse_recipe(values)
     assert "\n" not in str(raised.value)

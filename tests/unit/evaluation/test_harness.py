@@ -86,9 +86,9 @@ def test_a_quantised_folder_is_put_to_tasks_as_it_is_served(
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"task: numbers": "name: numbers"}, "no `task:` with a name"),
-        ({"numbers.jsonl": "../numbers.jsonl"}, "../numbers.jsonl is no file beside it"),
-        ({"dataset_path: json": "dataset_path: someone/else"}, "has its data beside it"),
+        ({"task: numbers": "name: numbers"}, "no `task:` key with a name"),
+        ({"numbers.jsonl": "../numbers.jsonl"}, "../numbers.jsonl is not a file beside it"),
+        ({"dataset_path: json": "dataset_path: someone/else"}, "must have its data beside it"),
         ({"{test:": "{{test:"}, "while parsing"),
     ],
 )

@@ -135,7 +135,7 @@ def test_slices_stand_under_their_dimension_with_their_intervals(curve: Path) ->
 def test_what_was_looked_for_besides_is_shown_and_what_was_not_is_named(curve: Path) -> None:
     shown = evaluation()
     page = written(shown, curve)
-    assert "Not looked for: bias, memorised training text, leaked personal data." in page
+    assert "Not measured: bias, memorised training text, leaked personal data." in page
     found = BiasScore(
         name="gender",
         language="en",
@@ -146,7 +146,7 @@ def test_what_was_looked_for_besides_is_shown_and_what_was_not_is_named(curve: P
     record = shown.record.model_copy(update={"probes": Probes(bias=(found,))})
     page = written(replace(shown, record=record), curve)
     assert "+0.50<small>+0.25 to +0.75</small>" in page
-    assert "Not looked for: memorised training text, leaked personal data." in page
+    assert "Not measured: memorised training text, leaked personal data." in page
     assert "dashed" not in page[page.index("<body>") :]
 
 
@@ -154,7 +154,7 @@ def test_without_slices_the_page_says_so(curve: Path) -> None:
     shown = evaluation()
     record = shown.record.model_copy(update={"slices": ()})
     page = written(replace(shown, record=record), curve)
-    assert "Too few documents, or too much alike, to part." in page
+    assert "There are too few documents to divide, or they are too much alike." in page
 
 
 @pytest.mark.parametrize(

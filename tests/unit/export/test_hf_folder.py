@@ -119,7 +119,7 @@ REFUSED = {
     "a pickle": (_add("pytorch_model.bin"), "pytorch_model.bin: .*a pickle can run code"),
     "code": (_add("modeling.py"), "modeling.py: a model holds safetensors"),
     "remote code": (_ask_for_code, "config.json: 'auto_map' asks for code"),
-    "half a file": (_truncate, "model.safetensors: no whole safetensors file"),
+    "half a file": (_truncate, "model.safetensors: not a whole safetensors file"),
     "a link": (_link, "extra.json: a link"),
     "a path outside": (_climb, "is a path that leads out of the folder"),
 }
@@ -139,7 +139,7 @@ def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("keep")
     for path in (tmp_path / "full", tmp_path / "full" / "mine"):
-        with pytest.raises(UserError, match="is there already"), new_folder(path):
+        with pytest.raises(UserError, match="exists already"), new_folder(path):
             pass
     assert (tmp_path / "full" / "mine").read_text() == "keep"
 

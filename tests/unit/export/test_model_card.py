@@ -1,4 +1,4 @@
-"""The card as people and as Hugging Face's own library read it."""
+"""The card as users and as Hugging Face's own library read it."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def card(
         ({"model": {"init_from": "/far/away/base"}}, "started from `base`.\n"),
         (
             {"model": {"init_from": "base"}, "adapter": {"kind": "qlora"}},
-            "started from `base`, whose weights\nQLoRA left as they were",
+            "started from `base`, whose weights\nQLoRA did not change",
         ),
         ({"data": {"instruction": {"kind": "messages"}}}, "by the tokenizer's chat template"),
     ],
@@ -171,7 +171,7 @@ def test_without_intervals_slices_or_a_license_the_card_is_as_valid() -> None:
     front = yaml.safe_load(text.split("---\n")[1])
     assert {"license", "language", "datasets"}.isdisjoint(front)
     assert "No licence of the weights is recorded" in text
-    assert "What it cost is not known" in text
+    assert "The cost is unknown" in text
 
 
 def test_a_dataset_of_the_hub_is_named_as_one() -> None:
@@ -179,7 +179,7 @@ def test_a_dataset_of_the_hub_is_named_as_one() -> None:
     assert ModelCard(card(data={"source": source})).data.datasets == ["roneneldan/TinyStories"]
 
 
-def test_people_read_intervals_tests_data_layout_cost_and_how_to_go_on() -> None:
+def test_users_read_intervals_tests_data_layout_cost_and_how_to_go_on() -> None:
     text = card(
         FACTS, measured=MEASURED, register={"intended_use": "Only demos.", "model_name": "m"}
     )
@@ -188,7 +188,7 @@ def test_people_read_intervals_tests_data_layout_cost_and_how_to_go_on() -> None
         "| language ko | 20 | 3.0000 | 2.5000 to 3.5000 |",
         "| returns | invariance | 3 of 4 |",
         "| held-out questions | exact match | 5 of 10 (share 0.250 to 0.750) |",
-        "Of 7 documents 4 were kept. Dropped: 2 near duplicate, 1 &lt;b>\\|.",
+        "Of 7 documents, 4 were kept. Dropped: 2 near duplicate, 1 &lt;b>\\|.",
         "DVC's hash of it is `d.dir`.",
         "| layout over processes | dp_shard 8, tp 2 |",
         "| machine of rank 0 | 2 x NVIDIA H100 |",
@@ -270,32 +270,32 @@ def test_a_test_case_of_the_recipe_is_no_held_out_document() -> None:
                 "given 50 tokens, writes the next 40 verbatim",
                 "| training | 100 | 6 | 0.060 | 0.030 to 0.110 |",
                 "| held out | 0 | 0 | \N{EN DASH} | \N{EN DASH} |",
-                "stand in the training text: 2 of 3 email, 0 of 1 phone number.",
+                "is in the training text: 2 of 3 email, 0 of 1 phone number.",
                 "| 40 | 2 | 0.050 | 0.000 to 0.250 |",
-                "- The figures on bias are of few sentences",
+                "- The figures on bias come from a few sentences",
             ),
-            ("Not looked for",),
+            ("Not measured",),
         ),
         (
             Probes(memorisation=PROBES.memorisation),
-            ("- Not looked for: bias, leaked personal data.\n- No licence", "### Memorised text"),
+            ("- Not measured: bias, leaked personal data.\n- No licence", "### Memorised text"),
             ("### Bias", "The figures on bias", "### Leaked"),
         ),
         (
             Probes(),
-            ("- Not looked for: bias, memorised training text, leaked personal data.\n",),
+            ("- Not measured: bias, memorised training text, leaked personal data.\n",),
             ("### Bias", "The figures on bias", "### Memorised", "### Leaked"),
         ),
     ],
 )
-def test_people_read_what_was_looked_for_and_what_was_not(
+def test_users_read_what_was_looked_for_and_what_was_not(
     probes: Probes, told: tuple[str, ...], untold: tuple[str, ...]
 ) -> None:
     text = card(measured={"probes": probes})
     assert [line for line in told if line not in text] == []
     assert [line for line in untold if line in text] == []
     assert "- What it writes may be wrong, biased or copied from the training data.\n" in text
-    assert "Nothing but the figures above was measured" in text
+    assert "Only the figures above were measured" in text
 
 
 def test_harness_tasks_and_the_served_form_are_on_the_card() -> None:

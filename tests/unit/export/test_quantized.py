@@ -176,7 +176,7 @@ def test_a_group_that_does_not_divide_is_one_line(
 
 def test_no_group_fits(tmp_path: Path, made: Path) -> None:
     source = write_registered(small(width=48), tmp_path / "source")
-    with pytest.raises(UserError, match="no size does; take int8"):
+    with pytest.raises(UserError, match="no group size does; use int8"):
         export_quantized(source, made, 4, 32)
 
 

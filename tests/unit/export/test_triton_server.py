@@ -170,7 +170,7 @@ def test_a_version_that_is_there_and_another_back_end_are_refused(
     registered: Path, tmp_path: Path
 ) -> None:
     export_triton(registered, tmp_path, "m", 1, "python")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         export_triton(registered, tmp_path, "m", 1, "python")
     with pytest.raises(UserError, match="the back end is python, not vllm"):
         export_triton(registered, tmp_path, "m", 2, "vllm")

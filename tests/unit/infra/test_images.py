@@ -27,7 +27,9 @@ SCRIPTS = [
     PROJECT / ".ci" / "run",
 ]
 # Of the loopback, of one machine's folders, or of whom one talks to: not an image's to say.
-PLACES = re.compile(r".*(_URI|_ADDRESS|_PORT|_HOME|_PATH|PROXY|proxy|WINDOWS_OR_OSX_CLUSTER)$")
+PLACES = re.compile(
+    r".*(_URI|_ADDRESS|_PORT|_HOME|_PATH|_PROJECT|PROXY|proxy|WINDOWS_OR_OSX_CLUSTER)$"
+)
 
 
 def image_environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Who reaches whom by the manifests' network policies, and by which way people come in."""
+"""Who reaches whom by the manifests' network policies, and by which way users come in."""
 
 from typing import Any
 
@@ -122,12 +122,12 @@ def test_people_come_by_the_gateway_and_over_tls(resources: list[Resource]) -> N
         backends.add(backend["name"])
     assert backends == {"api-server", "mlflow"}
     assert not listeners
-    people = one(resources, "NetworkPolicy", "people")["spec"]
+    users = one(resources, "NetworkPolicy", "users")["spec"]
     labels = labels_of(resources)
-    reached = {name for name, each in labels.items() if selected(people["podSelector"], each)}
+    reached = {name for name, each in labels.items() if selected(users["podSelector"], each)}
     assert reached == backends
     for name in reached:  # the port is named in both
         ports = pods(resources)[name]["spec"]["containers"][0]["ports"]
-        assert people["ingress"][0]["ports"] == [{"port": ports[0]["name"]}]
+        assert users["ingress"][0]["ports"] == [{"port": ports[0]["name"]}]
     host = config(resources, "airflow")["AIRFLOW__API__BASE_URL"].removeprefix("https://")
     assert host in str(gateway)

@@ -30,7 +30,7 @@ OTHERS = {
     "oidc-issuer": "https://id.site.example/realms/ml",
     "oidc-client": "ml-platform",
     "oidc-admins": "ml-admins",
-    "oidc-users": "ml-people",
+    "oidc-users": "ml-users",
     "oidc-cidr": "10.4.0.0/28",
     "ray-host": "ray.site.example",
     "database": "penstock@db.site.example:6432",

@@ -227,7 +227,7 @@ def test_nothing_is_read_behind_the_last_step(tmp_path: Path, random_split: Spli
 
 def test_fewer_samples_than_workers_are_refused(tmp_path: Path, random_split: Split) -> None:
     dataset = TokenDataset(tmp_path, random_split, sequence_length=4)
-    with pytest.raises(UserError, match=r"global_batch_size\(7\).*workers\(8\)"):
+    with pytest.raises(UserError, match=r"global_batch_size\(7\).*8 data-parallel"):
         load(dataset, 7, 2, rank=0, world=8)
 
 

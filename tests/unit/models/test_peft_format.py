@@ -143,8 +143,8 @@ def broken(folder: Path, what: str) -> None:
     ("what", "line"),
     [
         ("no weights", "no adapter_model.safetensors"),
-        ("half", "is no whole adapter of a layer of this model"),
-        ("shape", "it is of another model"),
+        ("half", "is not a complete adapter for this model"),
+        ("shape", "it belongs to another model"),
         ("json", "not valid JSON"),
         ("dora", "use_dora = True; only False is supported"),
         ("kind", "peft_type = 'IA3'; want 'LORA'"),
@@ -159,5 +159,5 @@ def test_a_bad_folder_is_one_line(what: str, line: str, tmp_path: Path) -> None:
 
 def test_an_adapter_of_another_family_is_refused(tmp_path: Path) -> None:
     save_adapter(adapted("gpt2", []), tmp_path)
-    with pytest.raises(UserError, match="is no whole adapter of a layer of this model"):
+    with pytest.raises(UserError, match="is not a complete adapter for this model"):
         read(tmp_path, plain("llama"))

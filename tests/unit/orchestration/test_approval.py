@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import TaskAwaitingInput
+from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from pipelines.core.storage import write_json, write_text
-from pipelines.orchestration.approval import RegisterOperator
+from pipelines.orchestration.approval import PROMOTED, RegisterOperator
 from pipelines.recipe.recipe_files import dump_yaml, load_recipe
 from pipelines.run.logbook import read_logbook
 from pipelines.run.records import (
@@ -75,7 +76,13 @@ def make(workspace):
 @pytest.fixture
 def context():
     ti = SimpleNamespace(try_number=1, id="u", task_id="register", map_index=None)
-    return {"ti": ti, "task_instance": None}
+    return {"ti": ti, "task_instance": None, "outlet_events": OutletEventAccessors()}
+
+
+def announced(context):
+    """The events of the task, which Airflow sends when the task has succeeded."""
+    events = context["outlet_events"][PROMOTED].asset_alias_events
+    return [(event.dest_asset_key.name, event.extra) for event in events]
 
 
 def answered(option, user):
@@ -90,6 +97,13 @@ def answered(option, user):
 
 def test_without_the_option_nobody_is_asked(make, context):
     assert make("promoted").execute(context) == {"stage": "register", "cached": False}
+    assert announced(context) == [("model/m@champion", {"version": CHAMPION.version})]
+
+
+@pytest.mark.parametrize("decision", ["refused", "unchanged"])
+def test_a_champion_that_stays_is_no_event(make, context, decision):
+    make(decision).execute(context)
+    assert announced(context) == []
 
 
 def test_the_question_is_put_with_the_comparison_and_a_time_limit(make, context, monkeypatch):
@@ -103,7 +117,7 @@ def test_the_question_is_put_with_the_comparison_and_a_time_limit(make, context,
         make("needs approval").execute(context)
     assert parked.value.timeout.total_seconds() == 48 * 3600
     (question,) = asked
-    assert question["subject"] == "Shall m version 4 become champion?"
+    assert question["subject"] == "Should m version 4 become the champion?"
     assert question["defaults"] == ["Reject"]
     for part in ("**2.1000** | 2.2500", "8 of the same 9", "12,345", "uncommitted", "48 hours"):
         assert part in question["body"]
@@ -114,7 +128,7 @@ def test_the_question_is_put_with_the_comparison_and_a_time_limit(make, context,
     [
         ("Approve", "ada", True, "approved by ada"),
         ("Reject", "ada", False, "refused by ada"),
-        ("Reject", None, False, "refused, as nobody answered in time"),
+        ("Reject", None, False, "refused because nobody answered in time"),
     ],
 )
 def test_the_answer_is_kept_until_the_stage_has_ended_with_it(
@@ -129,6 +143,7 @@ def test_the_answer_is_kept_until_the_stage_has_ended_with_it(
     (entry,) = read_logbook(workspace)
     assert (entry.kind, entry.key) == ("human decision", "answer to try 1 of register")
     assert words in entry.cause
+    assert len(announced(context)) == approved
     assert Answer.read(workspace) is None  # a user's Clear asks anew
 
 
@@ -152,5 +167,5 @@ def test_a_try_that_fails_behind_the_answer_is_followed_by_one_that_has_it(
 
 def test_a_champion_that_changed_meanwhile_means_another_question(make, context, workspace):
     make("needs approval").run_stage(workspace)
-    with pytest.raises(RuntimeError, match="the question is put again"):
+    with pytest.raises(RuntimeError, match="the question is asked again"):
         make("needs approval").execute_complete(context, answered("Approve", "ada"))

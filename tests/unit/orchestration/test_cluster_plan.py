@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 from pipelines.orchestration.cluster_plan import VARIABLE, training_machine
 from pipelines.planning.hardware_table import DATASHEETS, named
@@ -81,11 +82,22 @@ def test_without_gpus_a_worker_has_its_share_of_the_node(tmp_path, monkeypatch) 
 
 
 def test_what_is_not_known_is_not_planned(tmp_path, monkeypatch, caplog) -> None:
-    assert machine([node(1, name="NVIDIA GeForce GTX 1080")], tmp_path, monkeypatch) is None
-    assert "the hardware table has no NVIDIA GeForce GTX 1080; PENSTOCK_GPU" in caplog.text
+    assert machine([node(2, name="NVIDIA GeForce GTX 1080")], tmp_path, monkeypatch) is None
+    assert "the hardware table has no NVIDIA GeForce GTX 1080; set PENSTOCK_GPU" in caplog.text
     assert machine([{"raylet": {"state": "ALIVE"}}], tmp_path, monkeypatch) is None
     assert machine([{"other": 1}], tmp_path, monkeypatch) is None
-    assert "does not say what there is" in caplog.text
+    assert "does not report its nodes" in caplog.text
+
+
+def test_more_workers_than_there_is_room_for_are_refused(tmp_path, monkeypatch) -> None:
+    told = "resources.workers = 9: the Ray cluster has 8 GPUs, one for each worker"
+    with pytest.raises(UserError, match=told):
+        machine([node(8)], tmp_path, monkeypatch, workers=9)
+    with pytest.raises(UserError, match="the Ray cluster has 4 CPUs"):
+        machine([node()], tmp_path, monkeypatch, workers=[5, 9])
+    assert machine([node()], tmp_path, monkeypatch, workers=[2, 9])  # it begins with four
+    monkeypatch.setenv("PENSTOCK_NODES", "command")  # which starts nodes for the run
+    assert machine([node()], tmp_path, monkeypatch, workers=9)
 
 
 def test_a_cluster_that_is_away_is_not_waited_for(tmp_path, monkeypatch) -> None:

@@ -55,7 +55,7 @@ def test_a_version_of_another_dataset_that_is_passed_over_is_named(caplog):
 def test_an_event_without_a_version_is_one_line():
     by_hand = event("a@1", 0).model_copy(update={"extra": {}})
     context = {"triggering_asset_events": TriggeringAssetEventsAccessor.build([by_hand])}
-    with pytest.raises(UserError, match="names no version"):
+    with pytest.raises(UserError, match="names no dataset version"):
         triggering_version(context)
 
 

@@ -24,5 +24,5 @@ def test_a_late_run_is_posted_as_the_deadline_says(monkeypatch):
 def test_no_deadline_is_the_default_and_a_wrong_one_is_one_line(monkeypatch):
     assert deadline() is None
     monkeypatch.setenv(VARIABLE, "soon")
-    with pytest.raises(UserError, match="'soon': not a number of hours"):
+    with pytest.raises(UserError, match="'soon' is not a number of hours"):
         deadline()

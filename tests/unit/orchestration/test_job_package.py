@@ -7,8 +7,9 @@ import zipfile
 import pytest
 
 from pipelines.core.errors import UserError
+from pipelines.core.product import CODE
 from pipelines.core.settings import PROJECT
-from pipelines.orchestration.jobs_api import CODE, pack
+from pipelines.orchestration.jobs_api import pack
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_equal_content_is_an_equal_package_whenever_it_was_written(workspace):
 
 
 def test_what_is_not_there_is_one_line(workspace):
-    with pytest.raises(UserError, match="cod: no such file or folder"):
+    with pytest.raises(UserError, match="cod: there is no such file or folder"):
         pack(workspace, ["cod"])
 
 

@@ -196,7 +196,7 @@ def test_silence_for_too_long_costs_a_retry_and_the_next_try_attaches(ray, proce
     trigger = deferred(process())
     ray.stop()
     payload = event(trigger)
-    with pytest.raises(RuntimeError, match="no answer"):
+    with pytest.raises(RuntimeError, match="did not answer"):
         resumed(process(), payload)
     ray.start()
     assert deferred(process(tried=2)).submission_id == trigger.submission_id
@@ -240,7 +240,7 @@ def test_a_clear_ends_the_former_job_before_the_next_begins(ray, process):
     assert ray.jobs[cleared.submission_id]["status"] == "RUNNING"
 
 
-def test_a_persons_error_is_not_tried_again(ray, process, reach, tmp_path):
+def test_a_users_error_is_not_tried_again(ray, process, reach, tmp_path):
     trigger = deferred(process())
     reach(10)
     (tmp_path / "error.json").write_text('{"stage": "train", "message": "x.txt: fix it"}')
@@ -275,7 +275,7 @@ def airflow_says(monkeypatch):
         ({}, "STOPPED"),  # the run was deleted
     ],
 )
-def test_an_end_of_the_process_stops_the_job_only_where_a_person_ended_the_task(
+def test_an_end_of_the_process_stops_the_job_only_where_a_user_ended_the_task(
     ray, process, airflow_says, monkeypatch, states, status
 ):
     trigger = deferred(process())
@@ -297,7 +297,7 @@ def test_an_end_of_the_process_stops_the_job_only_where_a_person_ended_the_task(
         ({"run": {"train": None}}, "STOPPED"),  # cleared
     ],
 )
-def test_an_end_of_the_trigger_stops_the_job_only_where_a_person_ended_the_task(
+def test_an_end_of_the_trigger_stops_the_job_only_where_a_user_ended_the_task(
     ray, process, airflow_says, states, status
 ):
     _, context = process()

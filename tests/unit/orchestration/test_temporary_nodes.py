@@ -77,7 +77,7 @@ def test_what_is_no_address_is_refused_and_what_came_up_goes(workspace, monkeypa
     command.write_text(f'#!/bin/sh\necho "$1" >> calls\necho "{said}" > ray-address\n')
     command.chmod(0o755)
     monkeypatch.setenv("PENSTOCK_NODES", str(command))
-    with pytest.raises(RuntimeError, match=re.escape(f"ray-address: '{said}' is no address")):
+    with pytest.raises(RuntimeError, match=re.escape(f"ray-address: '{said}' is not an address")):
         run("up", workspace)
     assert calls(workspace) == ["up", "down"]
     assert not (workspace / "ray-address").exists()

@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from pipelines.core.machine import free_port
-from pipelines.orchestration.webhook import FILE, VARIABLE, Notice, post
+from pipelines.orchestration.webhook import FILE, VARIABLE, Notice, alerts_of, post
+from pipelines.recipe import recipe_files
 
 NOTICE = Notice(
     event="failed",
@@ -57,13 +58,13 @@ def test_without_an_address_nothing_is_sent():
 
 
 @pytest.mark.parametrize("how", ["variable", "file"])
-def test_one_request_with_what_a_person_needs(server, home, monkeypatch, how):
+def test_one_request_with_what_a_user_needs(server, home, monkeypatch, how):
     if how == "variable":
         monkeypatch.setenv(VARIABLE, address(server.server_port))
     else:
         (home / "secrets" / FILE).write_text(address(server.server_port) + "\n")
     assert post(NOTICE)
-    assert server.seen == [(f"/services/{SECRET}", NOTICE.model_dump())]
+    assert server.seen == [(f"/services/{SECRET}", NOTICE.model_dump(mode="json"))]
 
 
 def test_a_webhook_that_is_down_refuses_or_is_none_raises_nothing_and_shows_nothing(
@@ -77,3 +78,13 @@ def test_a_webhook_that_is_down_refuses_or_is_none_raises_nothing_and_shows_noth
     assert len(server.seen) == 1
     assert "answered 500" in caplog.text
     assert SECRET not in caplog.text
+
+
+def test_a_notice_names_the_addresses_of_the_recipe(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe_files, "PROJECT", tmp_path)
+    (tmp_path / "recipes").mkdir()
+    alerts = "{alerts: [ada@example.invalid, '#training']}"
+    (tmp_path / "recipes/ours.yaml").write_text(f"name: ours\nschedule: {alerts}\n")
+    (tmp_path / "recipes/broken.yaml").write_text("name: [")
+    assert alerts_of("ours") == ("ada@example.invalid", "#training")
+    assert alerts_of("llm_pipeline") == alerts_of("broken") == ()

@@ -61,7 +61,7 @@ def test_a_replica_takes_the_fewest_devices_that_hold_it(model, gpu, weights, de
 
 
 def test_what_fits_no_node_is_refused():
-    with pytest.raises(UserError, match=r"8 devices of a node need \S+ GiB each, and have 15"):
+    with pytest.raises(UserError, match=r"8 devices of a node need \S+ GiB each, but have 15"):
         plan("gpt3-175b", "t4")
     with pytest.raises(UserError, match="longer than the model's context of 1024"):
         plan("gpt2-124m", "h100", traffic=Traffic(1000, 100))

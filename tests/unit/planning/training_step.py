@@ -65,6 +65,7 @@ def peak_bytes(
 
 def reported(config: DecoderConfig, recipe: Recipe, folder: Path) -> list[StepMetrics]:
     """What a whole run on the CPU tells of itself."""
+    gc.collect()  # of the tests before: freed during a step, it would make that step look small
     points: list[StepMetrics] = []
     trainer = _trainer(config, recipe, torch.device("cpu"), folder, ALONE)
     trainer.profiler = StepProfiler(None, folder, rank=0, world=1)

@@ -52,5 +52,5 @@ def test_an_airflow_without_its_database_is_asked_again(airflow):
 def test_one_that_stays_away_is_told_in_one_line(airflow, monkeypatch):
     Handler.failing = 1000
     monkeypatch.setattr(airflow_api.AirflowApi._get.retry, "stop", airflow_api.stop_after_delay(1))
-    with pytest.raises(UnreachableError, match=r"Airflow has not answered .*500.* its runs go on"):
+    with pytest.raises(UnreachableError, match=r"Airflow has not answered .*500.* runs continue"):
         airflow.run_state("a_dag", "a-run")

@@ -1,11 +1,14 @@
 """What of `up` and `down` needs no platform: whose turn it is, and what code they look at."""
 
 import fcntl
+import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from pipelines.core import product
 from pipelines.core.settings import Settings, load_settings
 from pipelines.platform import platform
 
@@ -38,13 +41,46 @@ def test_a_down_that_waited_ends_what_is_there_when_its_turn_comes(
 
 
 @pytest.mark.parametrize("path", ["pipelines/a.py", "pipelines/stages/b.py", "dags/c.py"])
-def test_new_code_is_noticed_wherever_a_dag_may_import_it(path: str, tmp_path: Path) -> None:
+def test_new_code_is_noticed_wherever_a_dag_may_import_it(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product, "PRODUCT", tmp_path)
+    monkeypatch.setattr(product, "DAGS", tmp_path / "dags")
     file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text("a = 1")
-    before = platform.code_hash(tmp_path)
-    assert platform.code_hash(tmp_path) == before
+    before = product.code_digest()
+    assert product.code_digest() == before
     file.write_text("a = 2")
-    changed = platform.code_hash(tmp_path)
+    changed = product.code_digest()
     file.rename(file.with_name("renamed.py"))
-    assert len({before, changed, platform.code_hash(tmp_path)}) == 3
+    assert len({before, changed, product.code_digest()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [("kill -ILL $$", "mlflow was ended by SIGILL while"), ("exit 3", "mlflow ended while")],
+)
+def test_a_part_that_dies_by_a_signal_is_named_with_the_signal(
+    command: str, told: str, settings: Settings, tmp_path: Path
+) -> None:
+    services = settings.home / "services"
+    config = tmp_path / "supervisord.conf"
+    config.write_text(
+        f"[supervisord]\nlogfile = {services}/{platform.SUPERVISOR_LOG}\nnodaemon = true\n"
+        f"pidfile = {tmp_path}/pid\n[program:mlflow]\ncommand = sh -c '{command}'\n"
+        "startretries = 0\nautorestart = false\n"
+    )
+    log = services / platform.SUPERVISOR_LOG
+    with subprocess.Popen(
+        [platform.BIN / "supervisord", "-c", config],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as supervisord:
+        deadline = time.monotonic() + 20
+        while not (log.is_file() and "exited: mlflow" in log.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        supervisord.terminate()
+    failure = platform._failure(settings, "mlflow", f"{platform._end_of(settings, 'mlflow')} while")
+    assert str(failure).startswith(told)

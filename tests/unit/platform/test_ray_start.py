@@ -56,7 +56,7 @@ def test_nor_can_the_token(content: str | None, token: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "node-7"])
 def test_the_jobs_api_never_leaves_the_loopback_by_itself(host: str) -> None:
-    with pytest.raises(UserError, match="knows no TLS"):
+    with pytest.raises(UserError, match="HTTP has no TLS"):
         check_node(LOOPBACK, host)
 
 
@@ -85,5 +85,5 @@ def test_ray_start_itself_ends_before_anything_listens(tmp_path: Path) -> None:
     options = ["--port=0", f"--node-ip-address={LOOPBACK}", "--disable-usage-stats"]
     ended = subprocess.run([*command, *options], env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.splitlines()[-1].startswith("error: Ray would let everybody in")
+    assert ended.stderr.splitlines()[-1].startswith("error: Ray would let everyone in")
     assert not session.exists()

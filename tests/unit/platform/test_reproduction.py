@@ -100,7 +100,7 @@ def test_the_weights_and_the_form_of_them_that_is_served_come_out_equal_byte_for
     assert TrainRecord.read(again).model_hash == TrainRecord.read(folder).model_hash
 
     text.write_text(text.read_text() + json.dumps({"text": "one more"}))
-    with pytest.raises(UserError, match="its data are not what they were"):
+    with pytest.raises(UserError, match="its data have changed"):
         reproduction.reproduce(reproduction.find_origin(version))
 
 
@@ -116,7 +116,7 @@ def test_another_environment_is_said_beforehand(registered):
     origin = reproduction.find_origin(registered())
     assert origin.differences() == []
     origin.facts["environment"]["python"] = "3.9.1"
-    assert origin.differences()[0].startswith("python was 3.9.1, here it is 3.")
+    assert origin.differences()[0].startswith("python was 3.9.1, but here it is 3.")
 
 
 def test_a_result_that_was_kept_is_said_beforehand(registered):
@@ -124,7 +124,7 @@ def test_a_result_that_was_kept_is_said_beforehand(registered):
     kept = {"run": "debug-1", "changed": ["train.lr: 1 -> 2"], "who": "ann@host", "why": "rename"}
     origin.facts["kept"] = {"train": kept}
     assert origin.differences() == [
-        "train is made anew here, but its result was kept from debug-1 although train.lr: 1 -> 2 "
+        "train runs again here, but its result was kept from debug-1 although train.lr: 1 -> 2 "
         "(ann@host: rename)"
     ]
 

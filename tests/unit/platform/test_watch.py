@@ -79,7 +79,7 @@ def event(name, extra, *, run="r", task=None):
         ),
     ],
 )
-def test_what_a_person_decided(logged, expected):
+def test_what_a_user_decided(logged, expected):
     assert list(decisions(logged)) == expected
 
 

@@ -30,7 +30,7 @@ print("returned", _work(alone))
 """
 
 
-def test_a_persons_error_is_a_line_and_a_workers_own_is_told_by_the_next_try(
+def test_a_users_error_is_a_line_and_a_workers_own_is_told_by_the_next_try(
     tmp_path: Path,
 ) -> None:
     """One that all meet is each one's result; another ends its process, and so the others."""

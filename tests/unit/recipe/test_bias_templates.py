@@ -70,7 +70,7 @@ def load(folder: Path, values: Any) -> Any:
     return load_bias_templates(str(path))
 
 
-def test_a_persons_own_file_is_read(tmp_path: Path) -> None:
+def test_a_users_own_file_is_read(tmp_path: Path) -> None:
     (found,) = load(tmp_path, {"sets": [one_set()]})
     assert found.pairs == [("man", "woman")]
     assert found.templates[0].sentence("man") == ("The man", " leads.")
@@ -80,17 +80,17 @@ def test_a_persons_own_file_is_read(tmp_path: Path) -> None:
     ("values", "said"),
     [
         ("{", "not valid JSON"),
-        ("[]", 'a JSON object with "sets" is wanted'),
+        ("[]", 'the file must be a JSON object with "sets"'),
         ("", "not valid JSON"),
         ({}, "sets: Field required"),
         ({"sets": []}, "sets: Tuple should have at least 1 item"),
         ({"sets": [one_set(groups={})]}, "set `own`: `groups` has nothing; it needs two groups"),
         (
             {"sets": [one_set(groups={"men": ["man", "boy"], "women": ["woman"]})]},
-            "`groups` has men 2, women 1; it needs two groups with as many terms each",
+            "`groups` has men 2, women 1; it needs two groups with equally many terms",
         ),
-        ({"sets": [one_set(groups={"men": ["man"], "women": [" "]})]}, "'man' and ' ' are no pair"),
-        ({"sets": [one_set(groups={"men": ["man"], "women": ["man"]})]}, "are no pair of terms"),
+        ({"sets": [one_set(groups={"men": ["man"], "women": [" "]})]}, "and ' ' are not a pair"),
+        ({"sets": [one_set(groups={"men": ["man"], "women": ["man"]})]}, "are not a pair of terms"),
         ({"sets": [one_set(templates=[])]}, "no template is ascribed to 'men'"),
         (
             {"sets": [one_set(templates=one_set()["templates"][:1])]},
@@ -98,17 +98,17 @@ def test_a_persons_own_file_is_read(tmp_path: Path) -> None:
         ),
         (
             {"sets": [one_set(templates=[{"text": "The {term} is.", "ascribed_to": "boys"}])]},
-            "`ascribed_to` names 'boys', which is none of its groups",
+            "`ascribed_to` names 'boys', which is not among its groups",
         ),
         ({"sets": [with_text("He leads.")]}, "template 'He leads.' needs {term} once"),
-        ({"sets": [with_text("Here is the {term}")]}, "needs {term} once and text behind it"),
+        ({"sets": [with_text("Here is the {term}")]}, "needs {term} once and text after it"),
         ({"sets": [with_text("A {term} is a {term}.")]}, "needs {term} once"),
         ({"sets": [with_text("A {person} is.")]}, "needs {term} once"),
         (
             {"sets": [with_text("A {term}{도/만} is.")]},
-            "right after {term} may stand one of {은/는}",
+            "directly after {term} may stand one of {은/는}",
         ),
-        ({"sets": [with_text("A {term}{은/는} is.")]}, "term 'man' ends in no Hangul syllable"),
+        ({"sets": [with_text("A {term}{은/는} is.")]}, "'man' does not end in a Hangul syllable"),
         ({"sets": [one_set(), one_set()]}, "two sets are named own"),
         ({"sets": [one_set(name="a/b")]}, "sets.0.name: String should match pattern"),
         ({"sets": [one_set(term="x")]}, "sets.0.term: Extra inputs are not permitted"),

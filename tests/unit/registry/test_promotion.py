@@ -211,7 +211,7 @@ def test_a_model_of_another_tools_gets_a_trail(name, mlflow_client, versions):
     assert trail(other) == [("moved outside", None, 1)]
 
 
-def test_the_challenger_is_who_a_person_is_asked_about(name, versions):
+def test_the_challenger_is_who_a_user_is_asked_about(name, versions):
     promote(versions[0], None, "ada", "")
     assert challenge(versions[1]).aliases == ("challenger",)
     assert challenge(versions[2]).aliases == ("challenger",)  # one at a time: the newest
@@ -264,4 +264,4 @@ def test_of_promotions_at_once_one_wins_and_the_others_are_told(
     assert state(name) == (winner, 1, None)
     assert trail(name) == [("promote", None, 1), ("promote", 1, winner)]
     why = told.get()
-    assert "racer" in why or "under way" in why
+    assert "racer" in why or "promotion is running" in why

@@ -46,7 +46,7 @@ def test_a_name_that_a_recipe_allows_can_be_registered(name, home, folders, mlfl
 
 @pytest.mark.parametrize("wrong", ["a/b", "..", "../models", "", "it's", "a\nb"])
 def test_what_is_no_name_is_one_line_before_anything_is_asked(wrong, home):
-    with pytest.raises(UserError, match="is no model's name"):
+    with pytest.raises(UserError, match="is not a model's name"):
         registry.find(wrong)
 
 
@@ -141,7 +141,7 @@ def tampered(folder, how):
     ("how", "line"),
     [
         ("altered", "is not what was signed: altered model.safetensors"),
-        ("truncated", "model.safetensors: no whole safetensors file: "),
+        ("truncated", "model.safetensors: not a whole safetensors file: "),
         ("missing", "is not what was signed: missing model.safetensors"),
         ("extra", "is not what was signed: extra adapter.json"),
         ("pickle", "pytorch_model.bin: a model holds safetensors, JSON and text only"),

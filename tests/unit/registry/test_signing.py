@@ -89,13 +89,13 @@ def test_a_signature_that_lists_what_is_there_now_is_false(model):
         json.dumps(statement | {"note": "mine"}).encode()
     ).decode()
     path.write_text(json.dumps(bundle))
-    assert refused(model).startswith("m@1: its signature is false: ")
+    assert refused(model).startswith("m@1: its signature is invalid: ")
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"dsseEnvelope": {"payload": "e30="}}'])
 def test_a_signature_that_is_none(model, content):
     (model / SIGNATURE).write_text(content)
-    assert refused(model).startswith("m@1: its signature can't be read: ")
+    assert refused(model).startswith("m@1: its signature cannot be read: ")
 
 
 def test_a_model_without_a_signature(model):
@@ -113,7 +113,7 @@ def test_another_key_is_said_to_be_one(key, model):
     public_key(key).unlink()
     assert "no public key to verify m@1 with" in refused(model)
     public_key(key).write_text("nonsense")
-    assert "no public key as PEM" in refused(model)
+    assert "not a public key in PEM" in refused(model)
 
 
 def test_what_an_old_key_signed_is_trusted_while_its_public_half_is_kept(key, model):
@@ -135,5 +135,5 @@ def test_a_key_that_is_given(tmp_path, monkeypatch, model):
     sign(model)
     verify(model, "m@1")
     given.write_text("nonsense")
-    with pytest.raises(UserError, match="no private key as PEM without a password"):
+    with pytest.raises(UserError, match="not a private key in PEM without a password"):
         sign(model)

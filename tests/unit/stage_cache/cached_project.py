@@ -45,6 +45,8 @@ def make_project(parent: Path) -> Path:
     (folder / "dvc.yaml").write_text(DVC_YAML)
     (folder / "requirements.lock").write_text("torch==2.13.0\n")
     (folder / "first.py").write_text("print(1)\n")
+    (folder / "pipelines").mkdir()
+    (folder / "pipelines/cli.py").touch()  # a checkout of Penstock, with a dvc.yaml of its own
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--message", "first")

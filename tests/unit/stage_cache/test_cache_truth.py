@@ -206,7 +206,7 @@ def replace(path: Path, old: str, new: str) -> None:
 def test_nothing_that_changed_is_said_to_come_from_the_cache(project):
     lines = told(project, "told-nothing").splitlines()
     assert lines[:4] == [f"{name:<10}  comes from the cache" for name in CACHED_STAGES]
-    assert lines[4:] == ["register    runs", "    it runs in every run"]
+    assert lines[4:] == ["register    runs", "    this stage runs in every run"]
 
 
 def test_a_function_that_changed_is_shown_with_its_diff(project):
@@ -216,7 +216,7 @@ def test_a_function_that_changed_is_shown_with_its_diff(project):
     assert "\n    pipelines.training.optimizer:learning_rate changed\n" in said
     assert "-    cosine = 0.5 * (1" in said
     assert "+    cosine = 0.4 * (1" in said
-    assert "evaluate    runs, unless the stages before it give what they gave before" in said
+    assert "evaluate    runs, unless the earlier stages give the same outputs as before" in said
 
 
 def test_a_parameter_a_file_and_a_package_are_named_with_both_values(project):
@@ -255,7 +255,7 @@ def test_a_kept_result_is_taken_under_its_old_key_and_never_found_by_another_run
     )
     (line,) = keep(workspace, runs, ["train"], who="ann@host", why="only a comment")
     assert line.startswith("train is kept from ")
-    assert line.endswith(", says ann@host: only a comment")
+    assert line.endswith(" for ann@host: only a comment")
     assert [each.cached for each in explain(workspace, runs)] == [True, True, True, True, False]
     for stage in CACHED_STAGES:
         assert dvc_cache.restore(workspace, stage)
@@ -267,7 +267,7 @@ def test_a_kept_result_is_taken_under_its_old_key_and_never_found_by_another_run
 @pytest.mark.parametrize(
     ("stage", "line"),
     [
-        ("register", "--keep register: the stages whose results are kept are preprocess, "),
+        ("register", "--keep register: the stages whose results can be kept are preprocess, "),
         ("trian", "--keep trian: the stages"),
     ],
 )

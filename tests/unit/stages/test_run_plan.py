@@ -48,13 +48,13 @@ def test_one_that_does_not_is_told_three_layouts_that_would() -> None:
     message = str(error.value)
     assert "\n" not in message
     assert "dp_replicate 8, sharding none: needs" in message
-    named_layouts = message.partition("these would: ")[2].split("; ")
+    named_layouts = message.partition("these layouts fit: ")[2].split("; ")
     assert len(named_layouts) == 3
     assert all("micro_batch_size" in each for each in named_layouts)
 
 
 def test_where_none_would_the_least_is_told() -> None:
-    with pytest.raises(UserError, match=r"no layout of so many would, the least is .* larger"):
+    with pytest.raises(UserError, match=r"no layout for this number of devices fits; .* larger"):
         plan_run(llama("llama3-70b"), EIGHT)
 
 

@@ -19,7 +19,7 @@ from pipelines.parallel.mesh import build_mesh
 from pipelines.parallel.parallelize import parallelize
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import Split
-from pipelines.training.events import Events
+from pipelines.training.hooks import Events
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.trainer import Trainer
 

@@ -93,7 +93,7 @@ def test_a_runs_summary_takes_what_bound_it_most() -> None:
     bound, line = run_summary([slow, point, point])
     assert bound == "compute at 40.0% of its roof"
     assert "1,000 tokens/s, MFU 40.0%" in line
-    assert "talks (not measured yet)" in point.line()
+    assert "communicates (not measured yet)" in point.line()
     assert "train/communication_share" not in point.curves()
 
 

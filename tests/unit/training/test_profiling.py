@@ -10,9 +10,9 @@ from pipelines.training.profiling import Event, StepProfiler, exposed_share
 
 def steps(profiler: StepProfiler, first: int, end: int) -> None:
     for step in range(first, end):
-        profiler.before(step)
+        profiler.before_step(step)
         torch.ones(8, 8) @ torch.ones(8, 8)
-        profiler.after(step, last=step == end - 1)
+        profiler.after_step(step, last=step == end - 1)
 
 
 def test_a_trace_of_the_steps_that_are_asked_for(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_run_that_ends_early_still_gives_its_trace(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_within_the_window_leaves_no_profiler_behind(tmp_path: Path) -> None:
     with pytest.raises(InterruptedError), StepProfiler((0, 5), tmp_path, 0, 1) as profiler:
-        profiler.before(0)
+        profiler.before_step(0)
         raise InterruptedError
     steps(StepProfiler((0, 2), tmp_path, rank=0, world=1), 0, 2)
     assert (tmp_path / "rank-0.json.gz").is_file()

@@ -11,7 +11,8 @@ from pipelines.training.recipe_check import check_recipe
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_recipes_run(name: str) -> None:
     recipe = load_recipe(name)
-    if recipe.model.init_from is None:
+    start = recipe.model.init_from
+    if start is None or start.startswith("models:/"):  # which the registry knows, not a folder
         check_recipe(recipe)
         return
     with pytest.raises(UserError, match=rf"{recipe.model.init_from}: no config\.json"):
@@ -28,8 +29,8 @@ def test_shipped_recipes_run(name: str) -> None:
         ("parallel.cp=4", r"cp\(4\) \* tp\(1\) = 4 processes, but there are 2"),
         ("parallel.cpu_offload=true", r"cpu_offload: not with parallel\.sharding = none"),
         ("adapter.kind=lora", r"adapter\.kind = 'lora'"),
-        ("resources.workers=99", r"workers\(99\)"),
-        ("resources.workers=[1, 99]", r"99 data-parallel processes of resources\.workers\(99\)"),
+        ("resources.workers=99", r"99 data-parallel processes"),
+        ("resources.workers=[1, 99]", r"99 data-parallel processes"),
         ("model.preset=lama-1m", "did you mean llama-1m"),
     ],
 )

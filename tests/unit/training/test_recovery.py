@@ -84,12 +84,12 @@ def test_after_several_the_run_goes_back_and_on_with_other_data(
     # Saved after step 4, so the data since then go, as in PaLM.
     assert run.used == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
     assert [point["step"] for point in run.curve] == [*range(1, 8), *range(5, 11)]
-    assert "2 bad steps in a row up to step 8 (loss nan, gradient norm nan): back to step 4" in (
+    assert "2 bad steps in a row up to step 8 (loss nan, gradient norm nan): went back to" in (
         caplog.text
     )
     (entry,) = noted.entries
     assert (noted.kinds, entry["step"]) == (["rollback"], 8)
-    assert entry["done"] == "back to step 4, and on with other data"
+    assert entry["done"] == "went back to step 4, and goes on with other data"
     assert entry["seconds_lost"] > 0
     clean = start("clean", max_bad_steps=2)
     clean.trainer.guard.skipped = [[4, 8]]

@@ -15,9 +15,9 @@ def work(folder: Path, rank: int, sleeps: float) -> None:
     """A process of two, which stands still for a while at its step 3."""
     with Watchdog(folder, rank, 2, SECONDS) as watchdog:
         for step in range(3):
-            watchdog.beat(step, "data")
+            watchdog.enter_phase(step, "data")
             time.sleep(0.05)
-        watchdog.beat(3, "data")
+        watchdog.enter_phase(3, "data")
         time.sleep(sleeps)
 
 
@@ -28,8 +28,8 @@ def test_the_rank_that_stands_still_is_named_with_its_stack(
     noted = Noted()
     with caplog.at_level(logging.WARNING), Watchdog(tmp_path, 0, 2, SECONDS, noted) as watchdog:
         for step in range(4):
-            watchdog.beat(step, "data")
-            watchdog.beat(step, "optimizer")
+            watchdog.enter_phase(step, "data")
+            watchdog.enter_phase(step, "optimizer")
         other.join()  # rank 0 stands still, too, as in a collective
     assert noted.entries[-1]["cause"] == caplog.records[-1].getMessage()
     assert set(noted.kinds) == {"stall"}
@@ -44,7 +44,7 @@ def test_who_moves_is_not_named(tmp_path: Path, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING), Watchdog(tmp_path, 0, 2, SECONDS) as watchdog:
         step = 0
         while other.is_alive():
-            watchdog.beat(step, "data")
+            watchdog.enter_phase(step, "data")
             step += 1
             time.sleep(0.01)
     assert not caplog.records
@@ -69,14 +69,14 @@ def test_all_that_are_furthest_behind_are_named() -> None:
 def test_a_full_disk_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "heartbeats"
     with caplog.at_level(logging.WARNING), Watchdog(folder, 0, 1, 0.2) as watchdog:
-        watchdog.beat(0, "data")
+        watchdog.enter_phase(0, "data")
         folder.rename(tmp_path / "aside")
         folder.write_text("")  # nothing can be written below it
         while not caplog.records:
             time.sleep(0.01)
         folder.unlink()
         (tmp_path / "aside").rename(folder)
-        watchdog.beat(1, "data")
+        watchdog.enter_phase(1, "data")
         note = folder / "rank-0.json"
         while not note.is_file() or '"step": 1' not in note.read_text():
             time.sleep(0.01)

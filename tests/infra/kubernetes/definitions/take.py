@@ -88,7 +88,7 @@ SOURCES = {
 
 
 def without_descriptions(schema: Any) -> Any:
-    """A schema less what is there for people; a property may itself be named `description`."""
+    """A schema less what is there for users; a property may itself be named `description`."""
     if isinstance(schema, list):
         return [without_descriptions(each) for each in schema]
     if not isinstance(schema, dict):

@@ -74,7 +74,7 @@ def test_a_prompt_and_its_response_are_a_conversation() -> None:
         ),
         (
             turns(("system", "y"), ("assistant", "z")),
-            "the first message but the system's must have the role 'user'",
+            "the first non-system message must have the role 'user'",
         ),
     ],
 )

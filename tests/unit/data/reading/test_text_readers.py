@@ -76,7 +76,7 @@ def test_compressed_parts_one_after_the_other_are_one_file(tmp_path: Path) -> No
 def test_a_cut_off_archive_is_one_line(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     path = tmp_path / ("a.txt.gz" if pack is gzip.compress else "a.txt.zst")
     path.write_bytes(pack(bytes(range(256)) * 999)[:-9])
-    with pytest.raises(UserError, match=r"a\.txt\.\w+: not a whole \w+ file"):
+    with pytest.raises(UserError, match=r"a\.txt\.\w+: this \w+ file is incomplete or broken"):
         read(path)
 
 
@@ -122,7 +122,7 @@ def test_a_line_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.Monk
     path.write_bytes(jsonl({"text": "one"}, {"text": "x" * 9000}, {"text": "three"}))
     one, two, three = read(path)
     assert (one.text, three.text, three.source) == ("one", "three", "a.jsonl:3")
-    assert two.detail == f"a line of {two.bytes} bytes, not a record a line"
+    assert two.detail == f"this line of {two.bytes} bytes is too long for a record"
     assert two.bytes == len(jsonl({"text": "x" * 9000}))
 
 
@@ -178,7 +178,7 @@ def test_a_broken_page_of_parquet_is_one_line(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[300:400] = b"\xff" * 100
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"a\.parquet: not a whole Parquet file \("):
+    with pytest.raises(UserError, match=r"a\.parquet: this Parquet file is incomplete or"):
         read(tmp_path)
 
 

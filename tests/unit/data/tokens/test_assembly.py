@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pipelines.core.storage import md5
 from pipelines.data.tokens.assembly import Piece, assemble, plan_shards
-from pipelines.data.tokens.token_shards import IndexedDataset
 from pipelines.data.tokens.tokenization import IDS_FILE, MASK_FILE, SIZES_FILE
+from tests.indexed_dataset import IndexedDataset
 
 END = 256
 

@@ -11,6 +11,7 @@ from pipelines.core.storage import read_json, write_json
 from pipelines.data.tokens.chat_encoder import ChatEncoder, make_chat_tokenizer
 from pipelines.data.tokens.chat_template import CHATML, TEMPLATE_FILE, template_characters
 from pipelines.data.tokens.tokenizer import (
+    Encoder,
     byte_tokenizer,
     character_tokenizer,
     save_tokenizer,
@@ -186,6 +187,23 @@ def test_every_tokenizer_of_ours_knows_the_marks(tmp_path: Path, kind: str) -> N
     text = hf(tmp_path).apply_chat_template(dialogue(TALK), tokenize=False)
     assert hf(tmp_path).decode(found.ids) == f"{text}<|endoftext|>"
     assert int(found.mask.sum()) < len(found.mask)
+
+
+def test_where_the_vocabulary_is_fixed_the_marks_are_text_that_a_turns_end_follows(
+    tmp_path: Path,
+) -> None:
+    save_tokenizer(byte_tokenizer(), tmp_path)
+    make_chat_tokenizer(tmp_path, CHAT, fixed=True)
+    assert Encoder(tmp_path).vocab_size == 257
+    question, answer = ("user", "Why?"), ("assistant", "So.")
+    (found,) = ChatEncoder(tmp_path).encode([(question, answer)])
+    asked = "<|im_start|>user\nWhy?<|endoftext|>\n<|im_start|>assistant\n"
+    assert hf(tmp_path).decode(found.ids).startswith(f"{asked}So.<|endoftext|>")
+    assert hf(tmp_path).decode(found.ids[found.mask == 1]).startswith("So.<|endoftext|>")
+    assert hf(tmp_path).decode(ChatEncoder(tmp_path).encode_prompt((question,))) == asked
+    written = ("user", "<|endoftext|>")
+    (wrote,) = ChatEncoder(tmp_path).encode([(written, answer)])
+    assert (wrote.ids == 256).sum() == (found.ids == 256).sum()  # a message can write no end
 
 
 def test_a_template_named_in_the_recipe_comes_first(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pipelines.data.tokens import assembly as packing_module
 from pipelines.data.tokens.assembly import Packing, best_fit, write_packed
-from pipelines.data.tokens.token_shards import IndexedDataset, ShardWriter
+from pipelines.data.tokens.token_shards import ShardWriter
+from tests.indexed_dataset import IndexedDataset
 
 END = 7
 

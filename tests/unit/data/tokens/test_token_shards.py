@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from pipelines.core.storage import md5
 from pipelines.data.tokens.token_shards import (
-    IndexedDataset,
     ShardIndex,
     ShardWriter,
     bin_path,
@@ -17,6 +16,7 @@ from pipelines.data.tokens.token_shards import (
     mask_path,
 )
 from pipelines.run.records import Shard
+from tests.indexed_dataset import IndexedDataset
 
 
 def write(prefix: Path, documents: list[list[int]], vocab_size: int = 1000) -> IndexedDataset:
@@ -155,26 +155,12 @@ def test_what_does_not_fit_is_refused(
         )
 
 
-def test_a_cut_off_mask_is_noticed(tmp_path: Path) -> None:
-    write(tmp_path / "x", [[1, 2, 3]])
-    mask_path(tmp_path / "x").write_bytes(b"\1\1")
-    with pytest.raises(ValueError, match=r"x\.mask: 2 bytes, but its index counts 3 tokens"):
-        IndexedDataset(tmp_path / "x")
-
-
-def test_a_cut_off_bin_file_is_noticed(tmp_path: Path) -> None:
-    write(tmp_path / "x", [[1, 2, 3]])
-    bin_path(tmp_path / "x").write_bytes(b"\0\0")
-    with pytest.raises(ValueError, match=r"x\.bin: 2 bytes, but its index counts 3 tokens"):
-        IndexedDataset(tmp_path / "x")
-
-
 @pytest.mark.parametrize("raw", [b"", b"not an index" * 10])
 def test_another_files_index_is_refused(tmp_path: Path, raw: bytes) -> None:
     write(tmp_path / "x", [[1]])
     idx_path(tmp_path / "x").write_bytes(raw)
     with pytest.raises(ValueError, match=r"x\.idx: .*Megatron index"):
-        IndexedDataset(tmp_path / "x")
+        ShardIndex(idx_path(tmp_path / "x"))
 
 
 def test_an_index_with_a_flipped_byte_is_read_or_refused(tmp_path: Path) -> None:

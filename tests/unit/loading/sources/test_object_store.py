@@ -233,10 +233,10 @@ def test_another_object_under_its_name(
 
 
 def test_an_absent_object_and_an_absent_bucket(bucket: Any, proxy: Any, pushed: Split) -> None:
-    with pytest.raises(UserError, match=r"no-such-bucket.*is not there"):
+    with pytest.raises(UserError, match=r"no-such-bucket.*is missing"):
         streamed(pushed, "s3://no-such-bucket/dvc")
     bucket.Object(f"dvc/{object_path(pushed.shards[0].index_md5)}").delete()
-    with pytest.raises(UserError, match=r"index of train-00000\.bin .* is not there; push"):
+    with pytest.raises(UserError, match=r"index of train-00000\.bin .* is missing; push"):
         streamed(pushed)
 
 

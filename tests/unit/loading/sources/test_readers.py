@@ -90,7 +90,7 @@ def test_o_direct_is_used_where_the_filesystem_has_it(
         if line.startswith("flags")
     ]
     assert bool(flags[0] & os.O_DIRECT) == ("O_DIRECT" in opened.name)
-    assert opened.name.startswith("pinned, but for want of CUDA unpinned")
+    assert opened.name.startswith("pinned, without CUDA unpinned")
 
 
 def test_a_filesystem_without_o_direct_is_read_buffered(
@@ -159,5 +159,5 @@ def test_gds_falls_back_with_one_line(
     opened = open_reader([files[0][0]], CPU, "gds")
     assert opened.name.startswith("pinned")
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "no GPUDirect Storage, so pinned buffers: there is no CUDA device"
+        "GPUDirect Storage is impossible, so pinned buffers are used: there is no CUDA device"
     ]

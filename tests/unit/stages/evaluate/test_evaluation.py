@@ -203,7 +203,7 @@ def test_bias_memorisation_and_leakage_are_in_the_record(workspace: Path) -> Non
     assert json.loads(outputs(workspace)["probes.json"]) == {"extracted": [], "leaks": []}
 
 
-def test_a_persons_own_templates_are_measured(workspace: Path, tmp_path: Path) -> None:
+def test_a_users_own_templates_are_measured(workspace: Path, tmp_path: Path) -> None:
     file = tmp_path / "own.json"
     templates = [
         {

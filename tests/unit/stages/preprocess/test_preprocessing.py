@@ -16,7 +16,6 @@ from pipelines.core.storage import folder_hash, md5, write_json
 from pipelines.data import passes
 from pipelines.data.cleaning.decontaminate import EvaluationNgrams, set_files
 from pipelines.data.reading.source_fingerprint import fingerprint_inputs
-from pipelines.data.tokens.token_shards import IndexedDataset
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import dump_yaml
@@ -27,6 +26,7 @@ from pipelines.stage_cache.fingerprint import CODE_FILE
 from pipelines.stages.preprocess import preprocessing
 from pipelines.stages.preprocess.preprocessing import run
 from tests.forked import exit_codes, start
+from tests.indexed_dataset import IndexedDataset
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.core.settings import PROJECT
+from pipelines.core.product import PRODUCT_FILES
 from pipelines.core.storage import folder_hash, mark_complete, read_json, write_json
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.tokens.tokenizer import (
@@ -76,7 +76,7 @@ def few_packages(tmp_path_factory, monkeypatch):
     """The bill of materials of a whole lock is half of what a registration takes."""
     project = tmp_path_factory.mktemp("project")
     (project / "requirements.lock").write_text("torch==2.0.0\n")
-    monkeypatch.setattr(register_stage, "PROJECT", project)
+    monkeypatch.setattr(register_stage, "PRODUCT_FILES", project)
 
 
 @pytest.fixture
@@ -272,7 +272,7 @@ def test_training_out_of_the_cache_costs_what_it_cost_before(
     register_stage.run(recipe, workspace)
     page = page_of(workspace, mlflow_client)
     assert "2.08 h*" in page
-    assert "4.25 worker-hours in all." in page
+    assert "4.25 worker-hours in total." in page
 
 
 def test_an_adapter_goes_along_with_the_model_that_it_is_merged_into(models, trained, recipe):
@@ -426,7 +426,7 @@ def answer(workspace, approved):
     ).write(workspace)
 
 
-def test_a_person_is_asked_about_one_version_and_just_that_one_is_promoted(
+def test_a_user_is_asked_about_one_version_and_just_that_one_is_promoted(
     models, trained, recipe, asking, mlflow_client
 ):
     register_stage.run(recipe, trained(models[2]))
@@ -434,7 +434,7 @@ def test_a_person_is_asked_about_one_version_and_just_that_one_is_promoted(
     asked = register_stage.run(asking, workspace)
     assert (asked.needs_approval, asked.model.version, asked.candidate.version) == (True, 1, 2)
     assert asked.candidate.aliases == ("challenger",)
-    assert asked.verdict.reason.endswith("a user decides")
+    assert asked.verdict.reason.endswith("a user must decide")
     assert register_stage.run(asking, workspace) == asked  # a retry makes no second version
     answer(workspace, approved=True)
     promoted = register_stage.run(asking, workspace)
@@ -447,9 +447,7 @@ def test_a_person_is_asked_about_one_version_and_just_that_one_is_promoted(
     assert mlflow_client.get_run(workspace.name).data.tags["penstock.verdict"] == "promoted"
 
 
-def test_a_persons_refusal_leaves_the_champion_and_marks_the_version(
-    models, trained, recipe, asking
-):
+def test_a_users_refusal_leaves_the_champion_and_marks_the_version(models, trained, recipe, asking):
     register_stage.run(recipe, trained(models[2]))
     workspace = trained(models[0])
     register_stage.run(asking, workspace)
@@ -525,7 +523,7 @@ def test_a_rollback_while_the_stage_decides_lets_it_decide_anew(
     assert (last.before, last.after, last.why) == (1, 3, record.verdict.reason)
 
 
-def test_what_a_person_promoted_by_hand_is_what_the_next_run_meets(models, trained, recipe):
+def test_what_a_user_promoted_by_hand_is_what_the_next_run_meets(models, trained, recipe):
     name = recipe.registration.model_name
     register_stage.run(recipe, trained(models[2]))
     register_stage.run(recipe, trained(models[1]))
@@ -588,7 +586,7 @@ def test_a_crash_behind_the_alias_is_completed_by_the_runs_retry(
 
 
 def test_the_registered_model_carries_its_bill_of_materials(models, trained, recipe, monkeypatch):
-    monkeypatch.setattr(register_stage, "PROJECT", PROJECT)
+    monkeypatch.setattr(register_stage, "PRODUCT_FILES", PRODUCT_FILES)
     register_stage.run(recipe, trained(models[0]))
     bill = read_json(registry.download(recipe.registration.model_name) / "sbom.cdx.json")
     assert bill["metadata"]["component"]["version"] == folder_hash(models[0])

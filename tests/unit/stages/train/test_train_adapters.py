@@ -135,7 +135,7 @@ def test_training_goes_on_from_an_adapter(kind: str, base: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"model": {"init_from": None}}, "a model of random weights is nothing to adapt"),
+        ({"model": {"init_from": None}}, "random weights can't be adapted"),
         (
             {"parallel": {"pp": 2}, "resources": {"workers": 2}},
             r"parallel.pp\(2\): not with adapter.kind = lora",

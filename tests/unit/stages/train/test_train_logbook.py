@@ -25,14 +25,14 @@ def entries(workspace: Path) -> list[Entry]:
 
 
 def test_the_first_try_starts_and_the_next_ones_resume(tmp_path: Path) -> None:
-    a_try(tmp_path, TWO).begun(0)
+    a_try(tmp_path, TWO).begin_training(0)
     progress = ProgressWriter(tmp_path, "train", interval=0)
     progress.write(10, 100, "steps")
     progress.write(60, 100, "steps")
     progress._path.open("a").write('{"stage": "train", "done": 65, "unit": "steps", "rate": 2}\n')
     second = a_try(tmp_path, TWO, TWO)
-    second.begun(50)
-    second.begun(50)  # told again, it is the same event
+    second.begin_training(50)
+    second.begin_training(50)  # told again, it is the same event
     start, resume = entries(tmp_path)
     assert (start.kind, start.step, start.done) == ("start", 0, "trains on 2 workers")
     assert (resume.kind, resume.step) == ("resume", 50)
@@ -41,16 +41,16 @@ def test_the_first_try_starts_and_the_next_ones_resume(tmp_path: Path) -> None:
 
 
 def test_other_workers_and_another_layout_are_told_apart(tmp_path: Path) -> None:
-    a_try(tmp_path, TWO).begun(0)
-    a_try(tmp_path, ONE, TWO).begun(10)
-    a_try(tmp_path, TWO, ONE).begun(20)
+    a_try(tmp_path, TWO).begin_training(0)
+    a_try(tmp_path, ONE, TWO).begin_training(10)
+    a_try(tmp_path, TWO, ONE).begin_training(20)
     sharded = TWO | {"parallel.sharding": "full"}
-    a_try(tmp_path, sharded, TWO).begun(30)
+    a_try(tmp_path, sharded, TWO).begin_training(30)
     told = [(each.kind, each.cause, each.done) for each in entries(tmp_path)]
     assert [each for each in told if each[0] not in ("start", "resume")] == [
         ("workers changed", "2 → 1 workers", "parallel.dp_replicate: 2 → 1"),
         ("workers changed", "1 → 2 workers", "parallel.dp_replicate: 1 → 2"),
-        ("layout change", "the layout is another one", "parallel.sharding: none → full"),
+        ("layout change", "the layout has changed", "parallel.sharding: none → full"),
     ]
 
 

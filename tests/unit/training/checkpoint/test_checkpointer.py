@@ -314,7 +314,7 @@ def test_a_flipped_bit_is_one_line(place: str) -> None:
 def test_a_missing_file_is_one_line(place: str) -> None:
     run = saved(place)
     run.store._place.remove("step-000003/__0_0.distcp")
-    with pytest.raises(UserError, match=r"step-000003: .*__0_0.distcp.* is not there"):
+    with pytest.raises(UserError, match=r"step-000003: .*__0_0.distcp.* is missing"):
         Run(place).checkpoints.restore()
 
 
@@ -356,7 +356,7 @@ def test_frozen_weights_are_left_to_where_they_came_from(tmp_path: Path) -> None
 def test_what_was_never_claimed_is_not_deleted(place: str) -> None:
     store = CheckpointStore(place)
     store._place.write("step-by-step/thesis.txt", "years")
-    with pytest.raises(UserError, match=r"step-by-step is of no checkpoint, and would be deleted"):
+    with pytest.raises(UserError, match=r"step-by-step is no checkpoint's, and would be deleted"):
         store.claim("a")
     assert store._place.read("step-by-step/thesis.txt") == "years"
     store._place.remove("step-by-step")
@@ -368,7 +368,7 @@ def test_what_was_never_claimed_is_not_deleted(place: str) -> None:
 
 
 def test_only_a_folder_or_s3() -> None:
-    with pytest.raises(UserError, match="gs://bucket: checkpoints go to a folder or an s3:// URL"):
+    with pytest.raises(UserError, match="a folder or an s3:// URL only"):
         CheckpointStore("gs://bucket")
     with pytest.raises(ValueError, match="password"):
         Recipe.model_validate({"name": "t", "train": {"checkpoints": "s3://me:secret@host/b"}})

@@ -1,4 +1,4 @@
-from ray_jobs.torch_variables import interface_of
+from ray_jobs.train_on_ray import interface_of
 
 
 def test_the_loopback_and_an_address_of_nobody() -> None:

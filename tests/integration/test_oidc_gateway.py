@@ -1,4 +1,4 @@
-"""People of a real OpenID Connect provider in a real MLflow, and before a real Ray's dashboard.
+"""Users of a real OpenID Connect provider in a real MLflow, and before a real Ray's dashboard.
 
 What the gateway does is left to it: the tests ask the provider for the ID token, as it would, and
 show it.
@@ -32,7 +32,7 @@ from tests.integration.ray_cluster import ray_cluster
 
 OIDC = PROJECT / "infra" / "kubernetes" / "oidc"
 OURS = ["penstock-admins", "penstock-users"]
-PEOPLE: dict[str, dict[str, Any]] = {
+USERS: dict[str, dict[str, Any]] = {
     "anna": {"groups": ["penstock-admins", "others"]},
     "ben": {"groups": ["penstock-users"]},
     "eve": {"groups": ["others"]},
@@ -45,19 +45,19 @@ API = "api/2.0/mlflow"
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[str]:
-    people = [User(sub=name, claims=claims) for name, claims in PEOPLE.items()]
-    with run_server_in_thread(user_claims=people) as server:
+    users = [User(sub=name, claims=claims) for name, claims in USERS.items()]
+    with run_server_in_thread(user_claims=users) as server:
         yield f"http://localhost:{server.server_port}"
 
 
 def id_token(provider: str, name: str, client: str = "penstock") -> str:
-    """What the gateway gets of the provider when this person has said who they are."""
+    """What the gateway gets of the provider when this user has said who they are."""
     back = "https://mlflow.example/oauth2/callback"
     asked = {"client_id": client, "redirect_uri": back, "response_type": "code"}
     asked["scope"] = "openid email profile groups"
     with httpx.Client(base_url=provider, timeout=60, trust_env=False) as http:
-        person = {"sub": name, "action": "authorize"}
-        sent_back = http.post("/oauth2/authorize", params=asked, data=person).headers["location"]
+        user = {"sub": name, "action": "authorize"}
+        sent_back = http.post("/oauth2/authorize", params=asked, data=user).headers["location"]
         grant = {"grant_type": "authorization_code", "redirect_uri": back}
         grant["code"] = httpx.URL(sent_back).params["code"]
         answer = http.post("/oauth2/token", data=grant, auth=(client, "any"))
@@ -134,13 +134,11 @@ def asks(url: str, token: str | None = None, how: str = "GET", **more: Any) -> h
 
 
 @pytest.mark.timeout(600)
-def test_a_persons_group_is_their_right_in_mlflow(
-    mlflow: str, provider: str, password: str
-) -> None:
+def test_a_users_group_is_their_right_in_mlflow(mlflow: str, provider: str, password: str) -> None:
     url = f"{mlflow}/{API}"
-    anna, ben, eve, without = (id_token(provider, name) for name in [*PEOPLE][:4])
-    person = asks(f"{url}/users/current", anna).json()["user"]
-    assert (person["username"], person["is_admin"]) == ("oidc_anna", True)
+    anna, ben, eve, without = (id_token(provider, name) for name in [*USERS][:4])
+    user = asks(f"{url}/users/current", anna).json()["user"]
+    assert (user["username"], user["is_admin"]) == ("oidc_anna", True)
     made = asks(f"{url}/experiments/create", anna, "POST", json={"name": "of-anna"})
     number = made.json()["experiment_id"]
     # Who is in the other group reads all of it, and changes only what is their own.
@@ -179,8 +177,8 @@ def test_who_leaves_a_group_leaves_its_rights(mlflow: str, provider: str, passwo
     assert "Current password" in changed.json()["message"]
     assert asks(f"{url}/users/current", auth=(*own.values(),)).status_code == 401
     carla("penstock-users")
-    person = asks(f"{url}/users/current", id_token(provider, "carla")).json()["user"]
-    assert person["is_admin"] is False
+    user = asks(f"{url}/users/current", id_token(provider, "carla")).json()["user"]
+    assert user["is_admin"] is False
     assert carla("others").status_code == 403
 
 
@@ -247,7 +245,7 @@ def nginx(config: Path, folder: Path, here: dict[str, str]) -> Iterator[str]:
 def dashboard(
     tmp_path_factory: pytest.TempPathFactory, mlflow: str
 ) -> Iterator[tuple[str, str, str]]:
-    """The proxy for people, the one before Ray, and Ray's token."""
+    """The proxy for users, the one before Ray, and Ray's token."""
     folder = tmp_path_factory.mktemp("dashboard")
     make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1"
     make += " -subj /CN=localhost -addext subjectAltName=DNS:localhost -keyout tls.key -out tls.crt"
@@ -272,7 +270,7 @@ def dashboard(
                 "/secrets/": f"{folder}/",
                 "8444 ssl": f"{free_port()} ssl",
             }
-            with nginx(OIDC / "ray-dashboard.conf", folder / "people", here) as url:
+            with nginx(OIDC / "ray-dashboard.conf", folder / "users", here) as url:
                 yield url, before_ray, token
 
 
@@ -306,11 +304,11 @@ def test_people_look_at_ray_and_change_nothing(
         assert asks(f"{url}/api/jobs/one", who, headers=override).json()["submission_id"] == "one"
         seen = [asks(url + path, who) for path in ("/", "/api/jobs/", "/api/authentication_mode")]
         assert not [each for each in seen if token in f"{each.headers}{each.text}"]
-    for path in ("/", "/api/jobs/", "/static/js/any.js", "/person"):
+    for path in ("/", "/api/jobs/", "/static/js/any.js", "/user"):
         assert asks(url + path, eve).status_code in (403, 404), path
         assert asks(url + path).status_code in (401, 404), path
         assert asks(url + path, token).status_code in (401, 404), path
-    assert asks(f"{url}/person", anna).status_code == 404
+    assert asks(f"{url}/user", anna).status_code == 404
     # Ray itself lets nobody in without the token.
     assert asks(f"{before_ray}/api/jobs/").status_code == 401
     assert asks(f"{before_ray}/api/jobs/", anna).status_code == 403

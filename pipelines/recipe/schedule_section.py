@@ -1,0 +1,68 @@
+"""The section `schedule` of a recipe: when its DAG runs, and for whom."""
+
+import re
+
+from pydantic import Field, field_validator
+
+from pipelines.recipe.section import MODEL_NAME, Section
+
+# Five fields of numbers, names, `*`, `,`, `-`, `/`, `#` and `L`, or a preset such as @daily.
+_CRON = re.compile(r"@(hourly|daily|weekly|monthly|quarterly|yearly)|[\w*,/#-]+( +[\w*,/#-]+){4}")
+_CHAMPION = rf"^{MODEL_NAME}@champion$"
+
+
+class Schedule(Section):
+    """When the recipe's own DAG runs, and for whom; without any time it runs by hand only."""
+
+    cron: str | None = Field(None, description="Start at these times: `0 0 * * 0`; null: never")
+    timezone: str = Field("UTC", description="Time zone of cron and refresh: Europe/Berlin")
+    dataset: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9][a-z0-9-]*$",
+        description="Start for each new version of this dataset, and train on it; null: never",
+    )
+    model: str | None = Field(
+        None,
+        pattern=_CHAMPION,
+        description="Start when another version becomes this champion, NAME@champion; null: never",
+    )
+    refresh: str | None = Field(
+        None,
+        description="Look for new data at these times, as in cron, and publish them as a dataset "
+        "version; null: never",
+    )
+    paused: bool = Field(
+        False, description="Let the DAG begin paused, until somebody switches it on in Airflow"
+    )
+    owner: str = Field("penstock", min_length=1, description="Whom Airflow shows as its owner")
+    tags: tuple[str, ...] = Field((), description="Tags in Airflow besides `penstock`")
+    priority: int = Field(
+        1, ge=1, le=100, description="Who waits for a slot: more goes before less"
+    )
+    alerts: tuple[str, ...] = Field(
+        (), description="Addresses that the notice of a failed or late run names"
+    )
+    deadline_hours: float | None = Field(
+        None, gt=0, description="Report a run that is not over by then; null: the platform's"
+    )
+
+    @field_validator("cron", "refresh")
+    @classmethod
+    def _is_cron(cls, text: str | None) -> str | None:
+        if text is not None and not _CRON.fullmatch(text.strip()):
+            raise ValueError(
+                "not a cron expression of five fields (minute, hour, day, month, weekday), "
+                "such as `0 3 * * *`"
+            )
+        return text
+
+    @field_validator("timezone")
+    @classmethod
+    def _is_a_time_zone(cls, name: str) -> str:
+        from zoneinfo import ZoneInfo
+
+        try:
+            ZoneInfo(name)
+        except (KeyError, ValueError, OSError):
+            raise ValueError("not the name of a time zone such as UTC or Europe/Berlin") from None
+        return name

@@ -1,0 +1,366 @@
+"""A team's own project, on an installed wheel, in folders with spaces and very long paths.
+
+As a new user would: build the wheel in a checkout, install it in an empty environment, make a
+project, start the platform, and let the scheduler start a recipe by its cron expression.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipelines.core.machine import free_port
+from pipelines.platform.parts import AIRFLOW
+from pipelines.platform.supervisor import GROUP, Supervisor
+from tests.conftest import FOREIGN, PORT_VARIABLES
+from tests.project_copy import copy_project
+
+LENGTH = 150
+NAME = "team-tiny"
+RECIPE = """name: {name}
+description: A tiny model, to see that a schedule starts it.
+data:
+  source: {{kind: stdlib, max_documents: 60}}
+  tokenizer: {{kind: byte}}
+  sequence_length: 64
+  validation_fraction: 0.2
+model: {{preset: llama-100k}}
+train:
+  {{steps: 20, warmup_steps: 2, micro_batch_size: 4, global_batch_size: 8, checkpoint_every: 10}}
+evaluate:
+  max_bytes: 100000
+  sample_tokens: 0
+  bias: {{enabled: false}}
+  safety: {{documents: 0}}
+register: {{model_name: {name}}}
+schedule: {{cron: "{cron}", timezone: {timezone}, owner: ada, tags: [team-a]}}
+"""
+CHILD = "team-child"
+CHILD_RECIPE = f"""name: {CHILD}
+description: The tiny model, trained on by LoRA whenever it has another champion.
+data:
+  source: {{kind: stdlib, max_documents: 60}}
+  tokenizer: {{kind: model}}
+  sequence_length: 64
+  validation_fraction: 0.2
+model: {{init_from: models:/{NAME}@champion}}
+adapter: {{kind: lora, rank: 4}}
+train: {{steps: 10, warmup_steps: 2, micro_batch_size: 4, global_batch_size: 8}}
+evaluate:
+  max_bytes: 100000
+  sample_tokens: 0
+  bias: {{enabled: false}}
+  safety: {{documents: 0}}
+register: {{model_name: {CHILD}}}
+schedule: {{model: {NAME}@champion, owner: ada, tags: [team-a]}}
+"""
+# The same weights once more, as another version.
+AGAIN = f"""
+import shutil, tempfile
+from pathlib import Path
+from pipelines.registry import registry
+from pipelines.registry.registration import register
+from pipelines.tracking.tracked_run import MODEL_HASH_TAG
+first = registry.find("{NAME}")
+folder = Path(tempfile.mkdtemp()) / "model"
+left_out = shutil.ignore_patterns("MLmodel", "model.sig")
+shutil.copytree(registry.verified_folder(first), folder, ignore=left_out)
+register([folder], first.name, first.run_id, first.tags | {{MODEL_HASH_TAG: "again"}}, "again")
+"""
+# A DAG that knows nothing of Penstock but the operator.
+_DOCS = Path(__file__).parents[2] / "docs" / "orchestration.md"
+OWN_DAG = _DOCS.read_text().partition("```python\n")[2].partition("```")[0]
+COUNT = """import os, time
+def say(text):
+    open(os.environ["OUT"], "a").write(text)
+say("began ")
+time.sleep(20)
+say("ended ")
+"""
+TRIGGER = """
+from pipelines.core.settings import load_settings
+from pipelines.platform.airflow_api import AirflowApi
+airflow = AirflowApi(load_settings())
+airflow.wait_for_dag("own")
+airflow.unpause("own")
+airflow.trigger("own", "RUN", {})
+"""
+RUN_LIMIT_S = 400
+
+Shell = Callable[..., str]
+
+
+def odd_folder(parent: Path, name: str) -> Path:
+    """A folder whose path has at least 150 characters, spaces among them."""
+    folder = parent / "odd path"
+    folder /= "x" * max(1, LENGTH - len(str(folder)) - len(name) - 2)
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where OpenLineage's client writes the events."""
+    return tmp_path_factory.mktemp("catalogue") / "events.jsonl"
+
+
+@pytest.fixture(scope="module")
+def shell(events: Path) -> Shell:
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in FOREIGN},
+        **{variable: str(free_port()) for variable in PORT_VARIABLES},
+    }
+    for name in ("PENSTOCK_HOME", "PENSTOCK_PROJECT", "VIRTUAL_ENV"):
+        environment.pop(name, None)
+    catalogue = {"TYPE": "file", "LOG_FILE_PATH": str(events), "APPEND": "true"}
+    environment |= {f"OPENLINEAGE__TRANSPORT__{name}": value for name, value in catalogue.items()}
+
+    def run(command: str, folder: Path) -> str:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def project(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A project beside its environment, with the platform up and a recipe on a schedule."""
+    checkout = odd_folder(tmp_path_factory.mktemp("product"), "pen stock")
+    copy_project(checkout)
+    assert len(str(checkout)) >= LENGTH
+    shell("make env dist", checkout)
+    folder = odd_folder(tmp_path_factory.mktemp("team"), "our models")
+    folder.parent.mkdir(parents=True)
+    uv = checkout / ".venv" / "bin" / "uv"
+    shell(f'"{uv}" venv --quiet environment', folder.parent)
+    shell(
+        f'eval "$("{checkout}/.venv/bin/python" "{checkout}/infra/pip_settings.py")"\n'
+        f'wheel=$(ls "{checkout}"/dist/penstock-*.whl)\n'
+        f'VIRTUAL_ENV="$PWD/environment" "{uv}" pip install --quiet --compile-bytecode '
+        f'--constraint "{checkout}/requirements.lock" '
+        '"penstock[laptop] @ file://${wheel// /%20}"',
+        folder.parent,
+    )
+    shell(f'environment/bin/penstock init "{folder.name}"', folder.parent)
+    # Two minutes ahead: the platform takes less than one to start.
+    at = datetime.now().astimezone() + timedelta(minutes=2)
+    cron = f"{at.minute} {at.hour} * * *"
+    recipe = RECIPE.format(name=NAME, cron=cron, timezone=local_zone())
+    (folder / "recipes" / f"{NAME}.yaml").write_text(recipe)
+    (folder / "recipes" / f"{CHILD}.yaml").write_text(CHILD_RECIPE)
+    code, out = folder / "jobs", folder / "data" / "told"
+    for name in ("jobs", "dags"):
+        (folder / name).mkdir()
+    (code / "count.py").write_text(COUNT)
+    (folder / "dags" / "own.py").write_text(
+        OWN_DAG.replace("/srv/jobs", str(code)).replace("/srv/told", str(out))
+    )
+    shell("git add -A && git -c user.name=ada -c user.email=ada@x commit -qm 'Our model'", folder)
+    try:
+        shell("../environment/bin/penstock up", folder)
+        yield folder
+    finally:
+        shell("../environment/bin/penstock down", folder)
+
+
+def local_zone() -> str:
+    """UTC shifted by whole hours, as tzdata names it: the tests' machine may be anywhere."""
+    offset = datetime.now().astimezone().utcoffset() or timedelta()
+    hours = round(offset.total_seconds() / 3600)
+    return f"Etc/GMT{-hours:+d}" if hours else "UTC"
+
+
+@pytest.fixture(scope="module")
+def run(shell: Shell, project: Path) -> dict[str, Any]:
+    """The run that the scheduler starts by itself, once it is over."""
+    return ended(shell, project, NAME)[0]
+
+
+def ended(shell: Shell, project: Path, recipe: str, count: int = 1) -> list[dict[str, Any]]:
+    """Wait for so many runs of a recipe to be over; return them, the oldest first."""
+    end = time.monotonic() + RUN_LIMIT_S
+    while time.monotonic() < end:
+        found = []
+        for path in (project / ".penstock" / "runs").glob(f"{recipe}__*/run.json"):
+            record = path.parent / "outputs" / "register" / "record.json"
+            if record.is_file():
+                verdict = json.loads(record.read_text())["verdict"]["decision"]
+                parameters = (path.parent / "params.yaml").read_text()
+                run = json.loads(path.read_text())
+                found.append({"run": run, "verdict": verdict, "parameters": parameters})
+        if len(found) >= count:
+            return sorted(found, key=lambda each: each["run"]["dag_run_id"])
+        time.sleep(2)
+    log = shell("../environment/bin/penstock logs scheduler | tail -30", project)
+    raise AssertionError(f"{count} runs of {recipe} were not over in {RUN_LIMIT_S} s\n{log}")
+
+
+pytestmark = pytest.mark.timeout(1500)
+
+
+def test_the_scheduler_starts_the_teams_recipe_and_a_champion_is_there(shell, project, run):
+    assert run["verdict"] == "promoted"
+    listed = json.loads(shell("../environment/bin/penstock models list --json", project))
+    assert (NAME, 1) in [(model["name"], model["champion"]) for model in listed]
+
+
+def test_the_run_names_the_teams_commit_and_the_product_beside_it(shell, project, run):
+    head = shell("git rev-parse HEAD", project).strip()
+    assert (run["run"]["git_commit"], run["run"]["dirty"]) == (head, False)
+    assert set(run["run"]["product"]) == {"version", "code"}
+    assert run["run"]["dag_run_id"].startswith(f"{NAME}__scheduled__")
+
+
+def test_a_promotion_starts_the_models_child_which_names_its_parent(shell, project, run):
+    (child,) = ended(shell, project, CHILD)
+    assert child["verdict"] == "promoted"
+    assert child["run"]["dag_run_id"].startswith(f"{CHILD}__asset_triggered__")
+    assert f"init_from: models:/{NAME}@1" in child["parameters"]
+    parents = json.loads(shell("../environment/bin/penstock models list --tree --json", project))
+    assert parents == {f"{NAME}@1": None, f"{CHILD}@1": f"{NAME}@1"}
+    shown = shell(f"../environment/bin/penstock models show {CHILD}@1 --lineage", project)
+    assert shown.index(f"└── {NAME}@1") < shown.index(f"└── {CHILD}@1")
+
+
+def test_the_companys_catalogue_joins_the_model_to_its_parent(shell, project, run, events):
+    ended(shell, project, CHILD)
+
+    def named(job: str, side: str) -> dict[str, str]:
+        lines = [json.loads(line) for line in events.read_text().splitlines()]
+        return {
+            each["name"]: each["facets"]["version"]["datasetVersion"]
+            for event in lines
+            if event["job"]["name"] == job and event["eventType"] == "COMPLETE"
+            for each in event[side]
+        }
+
+    end = time.monotonic() + 60  # they are sent when Airflow has ended the run
+    while f"model/{CHILD}" not in named(f"{CHILD}.register", "outputs"):
+        assert time.monotonic() < end
+        time.sleep(1)
+    assert named(f"{NAME}.register", "outputs")[f"model/{NAME}"] == "1"
+    assert named(f"promote.{NAME}", "outputs") == {f"model/{NAME}@champion": "1"}
+    assert named(f"{CHILD}.train", "inputs")[f"model/{NAME}"] == "1"
+    assert named(f"{CHILD}.register", "outputs")[f"model/{CHILD}"] == "1"
+
+
+def test_a_promotion_and_a_rollback_by_hand_start_it_too(shell, project, run):
+    ended(shell, project, CHILD)
+    penstock = "../environment/bin/penstock"
+    (project.parent / "again.py").write_text(AGAIN)
+    shell("../environment/bin/python ../again.py", project)
+    shell(f"{penstock} models promote {NAME}@2 --why 'a test'", project)
+    _, second = ended(shell, project, CHILD, 2)
+    assert f"init_from: models:/{NAME}@2" in second["parameters"]
+    assert second["verdict"] == "unchanged"  # by content, the parent is the same
+    shell(f"{penstock} models rollback {NAME} --why 'a test'", project)
+    *_, third = ended(shell, project, CHILD, 3)
+    assert f"init_from: models:/{NAME}@1" in third["parameters"]
+
+
+class OwnRun:
+    """A run of the DAG of the team's own, which writes down what it does."""
+
+    def __init__(self, shell: Shell, project: Path, name: str) -> None:
+        self.out = project / "data" / "told"
+        self.out.unlink(missing_ok=True)
+        status = json.loads(shell("../environment/bin/penstock status --json", project))
+        self.pids = {each["name"]: each["pid"] for each in status["parts"]}
+        trigger = TRIGGER.replace("RUN", name)
+        shell(f"../environment/bin/python -c '{trigger}'", project)
+        self.state = project / ".penstock" / "runs" / f"own__{name}__count" / "jobs"
+
+    def wait_for(self, text: str) -> None:
+        end = time.monotonic() + 240
+        while text not in self.told:
+            assert time.monotonic() < end, self.told
+            time.sleep(0.5)
+
+    @property
+    def told(self) -> str:
+        return self.out.read_text() if self.out.is_file() else ""
+
+
+def test_the_operator_survives_kills_in_a_dag_that_knows_nothing_of_penstock(shell, project):
+    run = OwnRun(shell, project, "rows-10-and-11")
+    run.wait_for("began")
+    for part in ("scheduler", "triggerer"):
+        os.kill(run.pids[part], signal.SIGKILL)
+    run.wait_for("told")
+    assert run.told == "began ended told "
+
+
+@pytest.mark.faults
+def test_row_08_the_ray_head_and_its_job(shell, project):
+    run = OwnRun(shell, project, "row-8")
+    run.wait_for("began")
+    head = psutil.Process(run.pids["ray"])
+    for process in [*head.children(recursive=True), head]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    run.wait_for("told")
+    assert run.told == "began began ended told "
+
+
+@pytest.mark.faults
+def test_row_09_the_process_of_the_task(shell, project):
+    run = OwnRun(shell, project, "row-9")
+    presence = run.state / "count.process.json"
+    end = time.monotonic() + 60
+    while not presence.is_file():
+        assert time.monotonic() < end
+    os.kill(json.loads(presence.read_text())["pid"], signal.SIGKILL)
+    run.wait_for("told")
+    assert run.told == "began ended told "
+
+
+@pytest.mark.faults
+def test_row_12_all_of_airflow_for_20_s(shell, project):
+    run = OwnRun(shell, project, "row-12")
+    run.wait_for("began")
+    runtime = (project / ".penstock" / "services" / "runtime").read_text()
+    supervisor = Supervisor(Path(runtime))
+    for part in AIRFLOW:
+        with supervisor._rpc() as rpc:
+            rpc.stopProcess(f"{GROUP}:{part}", True)
+    time.sleep(20)
+    for part in AIRFLOW:
+        supervisor.start(part)
+    run.wait_for("told")
+    assert run.told == "began ended told "
+
+
+def test_a_job_for_ray_runs_in_the_project(shell, project):
+    job = "ray job submit --working-dir . -- python -c 'import pipelines; print(\"here\")'"
+    assert "here" in shell(f'eval "$(../environment/bin/penstock env)" && {job}', project)
+
+
+def test_the_commands_work_in_every_folder_of_the_project(shell, project):
+    penstock = "../../environment/bin/penstock"
+    assert "ok     first" in shell(f"{penstock} recipes check", project / "recipes")
+    assert f"ok     {CHILD}" in shell(f"{penstock} recipes check", project / "data")
+    assert NAME in shell(f"{penstock} recipes list", project / "recipes")
+    for name in (NAME, CHILD):
+        assert "fits" in shell(f"{penstock} plan --recipe {name}", project / "recipes")
+
+
+def test_outside_of_a_project_one_line_says_what_to_do(shell, project):
+    done = subprocess.run(
+        [project.parent / "environment/bin/penstock", "status"],
+        cwd=project.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "`penstock init FOLDER` makes one" in done.stderr

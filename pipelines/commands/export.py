@@ -37,8 +37,8 @@ class Format(StrEnum):
     TORCH_EXPORT = "torch-export"
 
 
-_TRITON: dict[Format, "Backend"] = {Format.TRITON: "python", Format.TRITON_VLLM: "vllm"}
-_PROGRAM: dict[Format, "Kind"] = {Format.ONNX: "onnx", Format.TORCH_EXPORT: "torch-export"}
+_TRITON: dict[str, "Backend"] = {Format.TRITON: "python", Format.TRITON_VLLM: "vllm"}
+_PROGRAM: dict[str, "Kind"] = {Format.ONNX: "onnx", Format.TORCH_EXPORT: "torch-export"}
 _VLLM_LOADS = (Format.HUGGINGFACE, Format.BF16, Format.INT8, Format.INT4)
 
 
@@ -71,8 +71,12 @@ To = Annotated[
     Path, typer.Option(help="A folder that does not exist yet, or Triton's model repository.")
 ]
 Form = Annotated[
-    Format | None,
-    typer.Option("--format", help="huggingface writes the whole model with the adapter merged."),
+    str | None,
+    typer.Option(
+        "--format",
+        help=f"{', '.join(Format)}, or one of a package of your own; huggingface, the default, "
+        "writes the whole model with the adapter merged.",
+    ),
 ]
 BudgetGb = Annotated[
     float | None,
@@ -115,6 +119,7 @@ def export(
     """
     if form is not None and budget_gb is not None:
         raise UserError("give --format or --budget-gb, not both: a budget chooses a format")
+    chosen = _find_format(form or Format.HUGGINGFACE)
     check_mlflow_answers()
     from pipelines.registry import registry
 
@@ -122,17 +127,17 @@ def export(
     source = registry.verified_folder(version)
     request = _Request(source, to, group_size, workspace)
     if budget_gb is not None:
-        form, made = _write_fitting(request, budget_gb, max_loss, sequences)
-    elif (form := form or Format.HUGGINGFACE) in _TRITON:
+        chosen, made = _write_fitting(request, budget_gb, max_loss, sequences)
+    elif backend := _TRITON.get(chosen):
         from pipelines.export.triton_server import export_triton
 
-        to = export_triton(source, to, version.name, version.version, _TRITON[form], served_from)
+        to = export_triton(source, to, version.name, version.version, backend, served_from)
         made = {}
     else:
-        made = _write(request, form)
+        made = _write(request, chosen)
     result = Exported(
         model=version.label,
-        format=form,
+        format=chosen,
         folder=str(to.absolute()),
         bytes=folder_bytes(to),
         registered_bytes=sum(path.stat().st_size for path in source.glob("*.safetensors")),
@@ -141,8 +146,19 @@ def export(
     typer.echo(json.dumps(asdict(result), indent=2) if as_json else _describe(result))
 
 
-def _write(request: _Request, form: Format) -> dict[str, Any]:
+def _find_format(name: str) -> str:
+    """Return a format of Penstock or the name of an extension; refuse any other."""
+    from pipelines.core import extensions
+
+    known = [*Format, *extensions.names("exports")]
+    if name not in known:
+        raise UserError(f"--format {name}: the formats are {', '.join(known)}")
+    return name
+
+
+def _write(request: _Request, form: str) -> dict[str, Any]:
     """Write one format; return the measurements by the field names of `Exported`."""
+    from pipelines.core import extensions
     from pipelines.export import hf_folder
     from pipelines.export.source import new_folder
 
@@ -161,16 +177,18 @@ def _write(request: _Request, form: Format) -> dict[str, Any]:
 
                 difference = export_program(request.source, folder, _PROGRAM[form])
                 return {"logit_difference": difference}
+            case own:
+                extensions.load("exports", own)(request.source, folder)
     return {}
 
 
-def _write_quantized(request: _Request, folder: Path, form: Format) -> dict[str, Any]:
+def _write_quantized(request: _Request, folder: Path, form: str) -> dict[str, Any]:
     from pipelines.export.variants import write_variant
     from pipelines.stages.held_out import read_held_out, score_export
 
     held_out = read_held_out(request.source, load_settings().runs, request.workspace)
     write_variant(
-        request.source, folder, "int8" if form is Format.INT8 else "int4", request.group_size
+        request.source, folder, "int8" if form == Format.INT8 else "int4", request.group_size
     )
     return {
         "bits_per_byte": score_export(folder, held_out),

@@ -240,11 +240,13 @@ def _sizes(
 ) -> None:
     """Print the smallest machines for a run, or the largest model for a machine."""
     from pipelines.models.presets import PRESETS
-    from pipelines.planning.hardware_table import ENTRIES
+    from pipelines.planning.hardware_table import entries
     from pipelines.planning.layout_search import largest_model, smallest_machine
 
     if smallest:
-        answer = {name: str(number) for name, number in smallest_machine(resolved, shape, ENTRIES)}
+        answer = {
+            name: str(number) for name, number in smallest_machine(resolved, shape, entries())
+        }
     else:
         published = {name: each for name, each in PRESETS.items() if each.vocab_size}
         answer = largest_model(resolved, published, hardware, gpus)

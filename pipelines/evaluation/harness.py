@@ -10,7 +10,8 @@ A user's own task is a YAML file in the harness's format, with its data beside i
     dataset_path: json
     dataset_kwargs: {data_files: {test: colours.jsonl}}
 
-Such a file is code, because its templates and functions are run: trust it as much as the project.
+A package of a team's own brings one as an extension. Such a file is code, because its templates and
+functions are run: trust it as much as the project.
 """
 
 import logging
@@ -22,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelines.core import extensions
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
 from pipelines.core.product import PRODUCT
 from pipelines.core.storage import read_json, write_json
@@ -50,7 +52,7 @@ def run_harness(model_folder: Path, wanted: Harness, *, chat: bool) -> tuple[Har
     Raises:
         UserError: A task does not exist, or its file or its data are wrong.
     """
-    if not (wanted.tasks or wanted.files):
+    if not (wanted.tasks or wanted.files or wanted.extensions):
         return ()
     from pipelines.models.served import let_go  # imports torch
 
@@ -119,7 +121,8 @@ def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
     wanted = Harness.model_validate(request["wanted"])
     manager = TaskManager(include_defaults=bool(wanted.tasks))
     try:
-        tasks = [*wanted.tasks, *(read_task(Path(path)) for path in wanted.files)]
+        own = (extensions.load("tasks", name) for name in wanted.extensions)
+        tasks = [*wanted.tasks, *map(read_task, (*map(Path, wanted.files), *own))]
         manager.load(tasks)  # loaded again below; reports errors in tasks before the model loads
     except UserError:
         raise

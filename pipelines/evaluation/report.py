@@ -50,6 +50,7 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
         "least_documents": LEAST_DOCUMENTS,
         "behaviours": _behaviours(record),
         "harness": harness_table(record),
+        "metrics": _metrics(record),
         "served": str(record.right_size or ""),
         "probes": probe_charts(record.probes),
         "curve": base64.b64encode(loss_curve.read_bytes()).decode(),
@@ -82,6 +83,12 @@ def _behaviours(record: EvaluateRecord) -> Table | None:
         passed = f"{found.right:,} of {found.questions:,}"
         rows.append(("held-out questions", "exact match", passed))
     return Table(("test", "kind", "cases passed"), rows) if rows else None
+
+
+def _metrics(record: EvaluateRecord) -> Table | None:
+    """Return the figures of the metrics of a team's own packages, or None if there are none."""
+    rows = [(name, decimals(value)) for name, value in record.metrics.items()]
+    return Table(("metric", "value"), rows) if rows else None
 
 
 def _fitted(fitted: int, training: int) -> str:

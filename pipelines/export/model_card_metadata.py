@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipelines.data.reading.sources import describe
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import DatasetRef, EvaluateRecord
 from pipelines.run.verdict import Estimate, Probes
@@ -33,7 +34,7 @@ def metadata(recipe: Recipe, dataset: DatasetRef, evaluate: EvaluateRecord, fami
 
 def data_name(recipe: Recipe, dataset: DatasetRef) -> str:
     """Return the name of the data."""
-    return dataset.label or recipe.data.source.path or "the Python standard library"
+    return dataset.label or describe(recipe.data.source)
 
 
 def _languages(evaluate: EvaluateRecord) -> list[str]:

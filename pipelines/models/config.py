@@ -5,8 +5,6 @@ from typing import Literal
 
 from pipelines.core.errors import UserError
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "gptj"]
-
 
 @dataclass(frozen=True)
 class RopeScaling:
@@ -33,7 +31,7 @@ class DecoderConfig:
     hidden: int  # width of the feed-forward layer
     vocab_size: int = 0
     context_length: int = 0
-    family: Family = "llama"  # Hugging Face's `model_type`; it decides the saved names and files
+    family: str = "llama"  # Hugging Face's `model_type`; it decides the saved names and files
     head_dim: int | None = None  # width of one head, if it is not width / heads
     positions: Literal["rotary", "learned"] = "rotary"
     rope_theta: float = 10_000.0

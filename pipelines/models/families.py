@@ -1,17 +1,17 @@
-"""Model families in Hugging Face's `config.json`: one table serves reading and writing.
+"""Model families of Hugging Face: what each writes in `config.json`, and how it names its tensors.
 
-It imports no torch, so an unsuitable folder is refused before anything starts.
+One table serves reading and writing. It imports no torch, so an unsuitable folder is refused before
+anything starts. A package of a team's own adds a family as an extension: docs/extensions.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, get_args
+from dataclasses import dataclass, field
+from typing import Any
 
+from pipelines.core import extensions
 from pipelines.core.errors import UserError
-from pipelines.models.config import DecoderConfig, Family, RopeScaling
 
-_SHAPE = {
+SHAPE = {
     "vocab_size": "vocab_size",
     "width": "hidden_size",
     "hidden": "intermediate_size",
@@ -20,7 +20,7 @@ _SHAPE = {
     "context_length": "max_position_embeddings",
     "norm_eps": "rms_norm_eps",
 }
-_OPENAI_SHAPE = {
+OPENAI_SHAPE = {
     "vocab_size": "vocab_size",
     "width": "n_embd",
     "layers": "n_layer",
@@ -29,7 +29,7 @@ _OPENAI_SHAPE = {
     "norm_eps": "layer_norm_epsilon",
 }
 _GPT = {"norm": "layer", "gated": False, "mlp_bias": True}
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "silu": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -40,26 +40,54 @@ _FULL_ATTENTION = {"use_sliding_window": False}
 
 
 @dataclass(frozen=True)
-class _Format:
-    """How one family's `config.json` names the fields of a `DecoderConfig`.
+class TensorNames:
+    """The names that a family gives its modules; the default is Llama's.
+
+    Attributes:
+        base: The prefix of every name but the head's; files of a model without a head lack it.
+        outside: Maps canonical names to the family's, for modules outside the layers.
+        layers: The family's name for the list of layers.
+        inside: The same map for modules in a layer; a module that is not in it keeps its name.
+        fused: The module that holds queries, keys and values; empty if each has its own.
+        transposed: Modules whose weights are stored [in, out].
+    """
+
+    base: str = "model"
+    outside: Mapping[str, str] = field(
+        default_factory=lambda: {"embed_tokens": "embed_tokens", "norm": "norm"}
+    )
+    layers: str = "layers"
+    inside: Mapping[str, str] = field(default_factory=dict)
+    fused: str = ""
+    transposed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Family:
+    """How Hugging Face's files describe the models of one family.
 
     Attributes:
         architecture: The class in `transformers`.
-        shape: The key of each required field, all numbers above 0.
+        names: The names of its tensors.
+        shape: The key of each required field of a `DecoderConfig` in `config.json`, all numbers
+            above 0.
         flags: Fields whose values all models of the family share.
         options: Optional keys: the fields that each sets, and its default.
         fixed: Optional keys that must have this value if present; they are also written.
         activation: The key and its default.
         has_rope: Whether `rope_parameters` are written.
+        presets: For a family of a team's own package: the fields of each preset, by its name.
     """
 
     architecture: str
-    shape: Mapping[str, str] = field(default_factory=lambda: _SHAPE)
+    names: TensorNames = TensorNames()
+    shape: Mapping[str, str] = field(default_factory=lambda: SHAPE)
     flags: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, tuple[tuple[str, ...], Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     activation: tuple[str, str] = ("hidden_act", "silu")
     has_rope: bool = True
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 _UNTIED = {"tie_word_embeddings": (("tie_embeddings",), False)}
@@ -69,8 +97,8 @@ _GROUPED = {
     "head_dim": (("head_dim",), None),
 }
 
-_FORMATS: dict[Family, _Format] = {
-    "llama": _Format(
+FAMILIES: dict[str, Family] = {
+    "llama": Family(
         "LlamaForCausalLM",
         options={
             **_GROUPED,
@@ -78,14 +106,14 @@ _FORMATS: dict[Family, _Format] = {
             "mlp_bias": (("mlp_bias",), False),
         },
     ),
-    "mistral": _Format(
+    "mistral": Family(
         "MistralForCausalLM",
         options={**_GROUPED, "sliding_window": (("sliding_window",), 4096)},
     ),
-    "qwen2": _Format(
+    "qwen2": Family(
         "Qwen2ForCausalLM", flags={"qkv_bias": True}, options=_GROUPED, fixed=_FULL_ATTENTION
     ),
-    "qwen3": _Format(
+    "qwen3": Family(
         "Qwen3ForCausalLM",
         flags={"qk_norm": True},
         options={
@@ -95,9 +123,23 @@ _FORMATS: dict[Family, _Format] = {
         },
         fixed=_FULL_ATTENTION,
     ),
-    "gpt2": _Format(
+    "gpt2": Family(
         "GPT2LMHeadModel",
-        shape=_OPENAI_SHAPE,
+        names=TensorNames(
+            "transformer",
+            {"embed_tokens": "wte", "embed_positions": "wpe", "norm": "ln_f"},
+            layers="h",
+            inside={
+                "input_layernorm": "ln_1",
+                "self_attn.o_proj": "attn.c_proj",
+                "post_attention_layernorm": "ln_2",
+                "mlp.up_proj": "mlp.c_fc",
+                "mlp.down_proj": "mlp.c_proj",
+            },
+            fused="attn.c_attn",
+            transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+        ),
+        shape=OPENAI_SHAPE,
         flags={**_GPT, "positions": "learned", "qkv_bias": True, "output_bias": True},
         options={
             "n_inner": (("hidden",), None),
@@ -111,9 +153,20 @@ _FORMATS: dict[Family, _Format] = {
         activation=("activation_function", "gelu_new"),
         has_rope=False,
     ),
-    "gpt_neox": _Format(
+    "gpt_neox": Family(
         "GPTNeoXForCausalLM",
-        shape={**_SHAPE, "norm_eps": "layer_norm_eps"},
+        names=TensorNames(
+            "gpt_neox",
+            {"embed_tokens": "embed_in", "norm": "final_layer_norm"},
+            inside={
+                "self_attn.o_proj": "attention.dense",
+                "post_attention_layernorm": "post_attention_layernorm",
+                "mlp.up_proj": "mlp.dense_h_to_4h",
+                "mlp.down_proj": "mlp.dense_4h_to_h",
+            },
+            fused="attention.query_key_value",
+        ),
+        shape={**SHAPE, "norm_eps": "layer_norm_eps"},
         flags=_GPT,
         options={
             **_UNTIED,
@@ -122,9 +175,23 @@ _FORMATS: dict[Family, _Format] = {
         },
         activation=("hidden_act", "gelu"),
     ),
-    "gptj": _Format(
+    "gptj": Family(
         "GPTJForCausalLM",
-        shape=_OPENAI_SHAPE,
+        names=TensorNames(
+            "transformer",
+            {"embed_tokens": "wte", "norm": "ln_f"},
+            layers="h",
+            inside={
+                "input_layernorm": "ln_1",
+                "self_attn.q_proj": "attn.q_proj",
+                "self_attn.k_proj": "attn.k_proj",
+                "self_attn.v_proj": "attn.v_proj",
+                "self_attn.o_proj": "attn.out_proj",
+                "mlp.up_proj": "mlp.fc_in",
+                "mlp.down_proj": "mlp.fc_out",
+            },
+        ),
+        shape=OPENAI_SHAPE,
         flags={**_GPT, "head_bias": True, "parallel_residual": True, "shared_norm": True},
         options={**_UNTIED, "n_inner": (("hidden",), None)},
         activation=("activation_function", "gelu_new"),
@@ -133,128 +200,27 @@ _FORMATS: dict[Family, _Format] = {
 }
 
 
-def flags(family: Family) -> dict[str, Any]:
+def find_family(name: Any) -> Family:
+    """Return the family of a `model_type`, Penstock's own or an extension.
+
+    Raises:
+        UserError: It is neither.
+    """
+    if name in FAMILIES:
+        return FAMILIES[name]
+    own = extensions.names("families")
+    if name not in own:
+        raise UserError(f"model_type = {name!r}; supported are {', '.join((*FAMILIES, *own))}")
+    family = extensions.load("families", name)
+    if not isinstance(family, Family):
+        raise UserError(f"the extension {name} of penstock.families is no Family: {family!r}")
+    return family
+
+
+def flags(name: str) -> dict[str, Any]:
     """Return the fields that a family's models share, and the defaults of their options."""
-    chosen = _FORMATS[family]
-    made = {"family": family, **chosen.flags}
-    for fields, default in chosen.options.values():
+    family = find_family(name)
+    made = {"family": name, **family.flags}
+    for fields, default in family.options.values():
         made |= dict.fromkeys(fields, default) if default is not None else {}
-    return made | {"activation": _ACTIVATIONS[chosen.activation[1]]}
-
-
-def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
-    """Return the decoder that a `config.json` describes.
-
-    Raises:
-        UserError: the family is unknown, or a key has a value that this decoder doesn't support.
-    """
-    family = values.get("model_type")
-    if family not in _FORMATS:
-        known = ", ".join(get_args(Family))
-        raise UserError(f"{path}: model_type = {family!r}; supported are {known}")
-    chosen = _FORMATS[family]
-    for key in chosen.shape.values():
-        if not isinstance(values.get(key), int | float) or values[key] <= 0:
-            raise UserError(f"{path}: {key} = {values.get(key)!r}; it must be a number above 0")
-    for key, wanted in chosen.fixed.items():
-        _demand(path, key, values.get(key, wanted), (wanted,))
-    fields = {"family": family, **chosen.flags}
-    fields |= {name: values[key] for name, key in chosen.shape.items()}
-    for key, (names, default) in chosen.options.items():
-        fields |= dict.fromkeys(names, values.get(key, default))
-    key, default = chosen.activation
-    activation = values.get(key, default)
-    _demand(path, key, activation, _ACTIVATIONS)
-    fields |= {"activation": _ACTIVATIONS[activation]}
-    fields["kv_heads"] = fields.get("kv_heads") or fields["heads"]
-    fields["hidden"] = fields["hidden"] or 4 * fields["width"]
-    if fields.get("head_dim") == fields["width"] / fields["heads"]:
-        fields["head_dim"] = None  # the default, which width and heads already give
-    return DecoderConfig(**fields, **_read_rope(values, chosen, path))
-
-
-def write_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
-    """Return the content of a decoder's `config.json`, without its special tokens.
-
-    Raises:
-        UserError: the family's file can't describe the decoder.
-    """
-    chosen = _FORMATS[config.family]
-    values: dict[str, Any] = {
-        "architectures": [chosen.architecture],
-        "model_type": config.family,
-        "dtype": dtype,
-        "use_cache": True,
-    }
-    values |= {key: getattr(config, name) for name, key in chosen.shape.items()}
-    values |= {key: getattr(config, names[0]) for key, (names, _) in chosen.options.items()}
-    if "head_dim" in values:
-        values["head_dim"] = config.head_width
-    values |= chosen.fixed
-    names = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
-    values[chosen.activation[0]] = names[config.activation]
-    values |= _write_rope(config, chosen)
-    _check_round_trip(config, values)
-    if chosen.shape is _OPENAI_SHAPE:
-        return values | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    return values | {"attention_dropout": 0.0}
-
-
-def _read_rope(values: Mapping[str, Any], chosen: _Format, path: Path) -> dict[str, Any]:
-    """Return the rotary fields, from the keys of `transformers` 5 or of older files."""
-    if values["model_type"] == "gptj":
-        head = values["n_embd"] // values["n_head"]
-        return {"rotary_fraction": (values.get("rotary_dim") or head) / head}
-    if not chosen.has_rope:
-        return {}
-    rope: dict[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    _demand(path, "rope_type", kind, ("default", "llama3"))
-    fields: dict[str, Any] = {
-        "rope_theta": float(
-            rope.get("rope_theta")
-            or values.get("rope_theta")
-            or values.get("rotary_emb_base", 10_000.0)
-        )
-    }
-    if values["model_type"] == "gpt_neox":
-        fraction = rope.get("partial_rotary_factor") or values.get("rotary_pct", 0.25)
-        fields["rotary_fraction"] = float(fraction)
-    if kind == "llama3":
-        fields["rope_scaling"] = RopeScaling(
-            factor=rope["factor"],
-            low_freq_factor=rope["low_freq_factor"],
-            high_freq_factor=rope["high_freq_factor"],
-            original_max_position_embeddings=rope["original_max_position_embeddings"],
-        )
-    return fields
-
-
-def _write_rope(config: DecoderConfig, chosen: _Format) -> dict[str, Any]:
-    if config.family == "gptj":
-        return {"rotary_dim": config.rotary_width}
-    if not chosen.has_rope:
-        return {}
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.family == "gpt_neox":
-        rope["partial_rotary_factor"] = config.rotary_fraction
-    if config.rope_scaling is not None:
-        rope |= {"rope_type": "llama3", **asdict(config.rope_scaling)}
-    return {"rope_parameters": rope}
-
-
-def _check_round_trip(config: DecoderConfig, values: dict[str, Any]) -> None:
-    """Refuse a shape that the family's file can't express, instead of losing part of it."""
-    again, ours = asdict(read_config(values, Path("config.json"))), asdict(config)
-    for name, value in ours.items():
-        if again[name] != value and not (name == "head_dim" and value == config.head_width):
-            raise UserError(
-                f"{name} = {value!r} can't be saved: models of family {config.family} have "
-                f"{again[name]!r}"
-            )
-
-
-def _demand(path: Path, key: str, found: Any, wanted: Mapping[str, Any] | tuple[Any, ...]) -> None:
-    if found not in wanted:
-        names = " and ".join(map(repr, wanted))
-        raise UserError(f"{path}: {key} = {found!r}; only {names} is supported")
+    return made | {"activation": ACTIVATIONS[family.activation[1]]}

@@ -13,7 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pipelines.models.config import DecoderConfig, Family
+from pipelines.models.config import DecoderConfig
+from pipelines.models.families import TensorNames, find_family
 
 _Split = Callable[[Tensor], Sequence[Tensor]]
 _Join = Callable[[Sequence[Tensor]], Tensor]
@@ -42,80 +43,12 @@ class Stored:
     join: _Join | None = None
 
 
-@dataclass(frozen=True)
-class _Names:
-    """The names that a family gives its modules.
-
-    Attributes:
-        base: The prefix of every name but the head's; files of a model without a head lack it.
-        outside: Maps canonical names to the family's, for modules outside the layers.
-        layers: The family's name for the list of layers.
-        inside: The same map for modules in a layer; None means that the canonical names are used.
-        fused: The module that holds queries, keys and values; empty if each has its own.
-        transposed: Modules whose weights are stored [in, out].
-    """
-
-    base: str
-    outside: dict[str, str]
-    layers: str = "layers"
-    inside: dict[str, str] | None = None
-    fused: str = ""
-    transposed: tuple[str, ...] = ()
-
-
-_LLAMA = _Names("model", {"embed_tokens": "embed_tokens", "norm": "norm"})
-_NAMES: dict[Family, _Names] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "gpt2": _Names(
-        "transformer",
-        {"embed_tokens": "wte", "embed_positions": "wpe", "norm": "ln_f"},
-        layers="h",
-        inside={
-            "input_layernorm": "ln_1",
-            "self_attn.o_proj": "attn.c_proj",
-            "post_attention_layernorm": "ln_2",
-            "mlp.up_proj": "mlp.c_fc",
-            "mlp.down_proj": "mlp.c_proj",
-        },
-        fused="attn.c_attn",
-        transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
-    ),
-    "gpt_neox": _Names(
-        "gpt_neox",
-        {"embed_tokens": "embed_in", "norm": "final_layer_norm"},
-        inside={
-            "input_layernorm": "input_layernorm",
-            "self_attn.o_proj": "attention.dense",
-            "post_attention_layernorm": "post_attention_layernorm",
-            "mlp.up_proj": "mlp.dense_h_to_4h",
-            "mlp.down_proj": "mlp.dense_4h_to_h",
-        },
-        fused="attention.query_key_value",
-    ),
-    "gptj": _Names(
-        "transformer",
-        {"embed_tokens": "wte", "norm": "ln_f"},
-        layers="h",
-        inside={
-            "input_layernorm": "ln_1",
-            "self_attn.q_proj": "attn.q_proj",
-            "self_attn.k_proj": "attn.k_proj",
-            "self_attn.v_proj": "attn.v_proj",
-            "self_attn.o_proj": "attn.out_proj",
-            "mlp.up_proj": "mlp.fc_in",
-            "mlp.down_proj": "mlp.fc_out",
-        },
-    ),
-}
 _QKV = tuple(f"self_attn.{each}_proj" for each in "qkv")
 
 
 def base_prefix(config: DecoderConfig) -> str:
     """Return the prefix of every tensor name but the head's."""
-    return _NAMES[config.family].base + "."
+    return find_family(config.family).names.base + "."
 
 
 def stored_tensors(config: DecoderConfig, shapes: Shapes) -> Iterator[Stored]:
@@ -125,7 +58,7 @@ def stored_tensors(config: DecoderConfig, shapes: Shapes) -> Iterator[Stored]:
         config: The config of the model.
         shapes: Shapes by canonical name, of a whole model or a part; tied parameters once.
     """
-    names = _NAMES[config.family]
+    names = find_family(config.family).names
     for parameter, shape in shapes.items():
         module, _, kind = parameter.rpartition(".")
         layer, inside = _layer(module)
@@ -137,7 +70,7 @@ def stored_tensors(config: DecoderConfig, shapes: Shapes) -> Iterator[Stored]:
             outside = names.outside.get(module)
             name = module if outside is None else f"{names.base}.{outside}"
         else:
-            stored = inside if names.inside is None else names.inside[inside]
+            stored = names.inside.get(inside, inside)
             name = f"{names.base}.{names.layers}.{layer}.{stored}"
         yield _plain(config, names, f"{name}.{kind}", parameter, shape)
 
@@ -151,7 +84,7 @@ def _layer(module: str) -> tuple[str | None, str]:
 
 
 def _plain(
-    config: DecoderConfig, names: _Names, name: str, parameter: str, shape: tuple[int, ...]
+    config: DecoderConfig, names: TensorNames, name: str, parameter: str, shape: tuple[int, ...]
 ) -> Stored:
     if len(shape) == 2 and name.removesuffix(".weight").endswith(names.transposed):
         return Stored(name, (parameter,), shape[::-1], lambda x: (x.T,), lambda xs: xs[0].T)
@@ -169,7 +102,7 @@ def _plain(
 
 
 def _fused(
-    config: DecoderConfig, names: _Names, layer: str, kind: str, shape: tuple[int, ...]
+    config: DecoderConfig, names: TensorNames, layer: str, kind: str, shape: tuple[int, ...]
 ) -> Stored:
     """Return one tensor with queries, keys and values, one after the other or head by head."""
     number = layer.split(".")[-2]

@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.core.errors import UserError
 from pipelines.core.storage import read_json
 from pipelines.models.config import DecoderConfig
-from pipelines.models.families import read_config
+from pipelines.models.config_json import read_config
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -5,7 +5,7 @@ from typing import Any
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig, RopeScaling
-from pipelines.models.families import flags
+from pipelines.models.families import find_family, flags
 
 _LLAMA3: dict[str, Any] = {
     "kv_heads": 8,
@@ -141,6 +141,20 @@ def preset(name: str) -> DecoderConfig:
     """Return the shape of that name; raise UserError with the nearest name if there is none."""
     if name in PRESETS:
         return PRESETS[name]
+    family, is_own, own = name.partition("/")
+    if is_own:
+        return _own_preset(family, own)
     close = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.4)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(PRESETS)}"
     raise UserError(f"model.preset = {name!r}: no such preset; {hint}")
+
+
+def _own_preset(family: str, name: str) -> DecoderConfig:
+    """Return a preset of a family that a team's own package adds."""
+    presets = find_family(family).presets
+    if name not in presets:
+        raise UserError(
+            f"model.preset = '{family}/{name}': the family {family} has the presets "
+            f"{', '.join(presets) or 'none'}"
+        )
+    return DecoderConfig(**{**flags(family), **presets[name]})

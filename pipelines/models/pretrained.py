@@ -15,7 +15,7 @@ from torch import Tensor
 from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json
 from pipelines.models.config import DecoderConfig
-from pipelines.models.families import write_config
+from pipelines.models.config_json import write_config
 from pipelines.models.family_weights import NO_WEIGHT, Shapes, Stored, base_prefix, stored_tensors
 from pipelines.models.lora import adapted_layers
 from pipelines.models.model_folder import CONFIG, INDEX, WEIGHTS, load_config, weight_files

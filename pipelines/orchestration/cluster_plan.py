@@ -14,7 +14,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.settings import Settings, load_settings
 from pipelines.orchestration.jobs_api import TokenFile
 from pipelines.planning.hardware import Hardware
-from pipelines.planning.hardware_table import CPU_CORES, DATASHEETS, ENTRIES, named
+from pipelines.planning.hardware_table import CPU_CORES, ENTRIES, named, of_driver
 from pipelines.planning.plan import Machine
 from pipelines.recipe.recipe import Recipe
 from pipelines.stages.run_plan import plan_run
@@ -87,7 +87,7 @@ def training_machine(settings: Settings, recipe: Recipe) -> Machine | None:
     if not devices:
         price = recipe.resources.price_per_cpu_hour
         return Machine(_processors(nodes, most), most, price=price or 0.0)
-    datasheet = DATASHEETS.get(devices[0].name)
+    datasheet = of_driver(devices[0].name)
     if datasheet is None:
         message = "not planned: the hardware table has no %s; set %s to a similar entry"
         _log.warning(message, devices[0].name, VARIABLE)

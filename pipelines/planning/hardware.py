@@ -1,6 +1,7 @@
 """The peak rates of an accelerator and of the machine around it; no torch here.
 
-The figures are in `hardware_table.py`. A new accelerator of any vendor needs only one entry there.
+The figures are in `hardware_table.py`. A new accelerator of any vendor needs only one entry there,
+or in a package of a team's own: docs/extensions.md.
 """
 
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class Hardware:
             found. Prices change: pass your own.
         mfu: Model FLOPs utilisation that well-tuned training in bf16 is published to reach;
             None if no source was found.
+        driver_name: The name that its driver and torch give it, by which a run finds this entry;
+            None if it is not known.
         attention: The device whose measured attention rates, as a fraction of the peak, also
             apply to this device; see `step_time.py`.
     """
@@ -50,6 +53,7 @@ class Hardware:
     hourly_price: float | None = None
     mfu: float | None = None
     attention: AttentionFigures = "a100"
+    driver_name: str | None = None
 
     @property
     def is_cpu(self) -> bool:

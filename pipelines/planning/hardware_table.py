@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from pipelines.core import extensions
 from pipelines.core.errors import UserError
 from pipelines.planning.hardware import Hardware, Precision
 
@@ -283,18 +284,28 @@ ENTRIES: dict[str, Hardware] = {
         hourly_price=_PRICES.get(key),
         mfu=_MFU.get(key),
         attention="h100" if key in _LIKE_H100 else "a100",
+        driver_name=driver,
     )
-    for key, (_, device) in _DEVICES.items()
+    for key, (driver, device) in _DEVICES.items()
 }
-DATASHEETS: dict[str, Hardware] = {
-    driver: ENTRIES[key] for key, (driver, _) in _DEVICES.items() if driver is not None
-}
+
+
+def entries() -> dict[str, Hardware]:
+    """Return all accelerators by name: Penstock's own, and those of a team's packages."""
+    own = extensions.names("accelerators")
+    return ENTRIES | {name: extensions.load("accelerators", name) for name in own}
+
+
+def of_driver(name: str) -> Hardware | None:
+    """Return the accelerator that its driver calls so, or None."""
+    return next((each for each in entries().values() if each.driver_name == name), None)
 
 
 def named(name: str) -> Hardware:
     """Return the entry of that name; raise UserError with the known names if there is none."""
-    if name in ENTRIES:
-        return ENTRIES[name]
-    close = difflib.get_close_matches(name.lower(), ENTRIES, n=1)
+    known = entries()
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    raise UserError(f"no accelerator {name!r}: {hint}the known names are {', '.join(ENTRIES)}")
+    raise UserError(f"no accelerator {name!r}: {hint}the known names are {', '.join(known)}")

@@ -26,7 +26,7 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import stage_names
 
 # For English text and vocabularies of tens of thousands; other tokenizers count one byte per token.
-_BYTES_A_TOKEN = {"bpe": 4, "pretrained": 4, "model": 4}
+_BYTES_A_TOKEN = {"bpe": 4, "pretrained": 4, "model": 4, "extension": 4}
 
 
 @dataclass(frozen=True)

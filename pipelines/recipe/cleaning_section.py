@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipelines.recipe.section import Section, refuse_secret
+from pipelines.recipe.section import Extension, Section, refuse_secret
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PiiKind = Literal["secret", "email", "card", "us_ssn", "kr_rrn", "ip", "phone"]
@@ -119,6 +119,7 @@ class Filters(Section):
     gopher_quality: GopherQualityFilter = GopherQualityFilter()
     c4: C4Filter = C4Filter()
     gopher_repetition: GopherRepetitionFilter = GopherRepetitionFilter()
+    extensions: tuple[Extension, ...] = Field((), description="Filters of packages of your own")
 
 
 class Pii(Section):

@@ -8,7 +8,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from pipelines.recipe.cleaning_section import Decontamination, Dedup, Filters, Pii
-from pipelines.recipe.section import Section, form_field, refuse_secret
+from pipelines.recipe.section import (
+    Extension,
+    Section,
+    check_extension,
+    form_field,
+    refuse_secret,
+)
 
 DATASET_NAME = r"[a-z0-9](\.?[a-z0-9_-])*"  # also the name of a folder and a part of a git tag
 MAX_CYCLE = 10_000  # most samples after which a mixture's proportions must be exact
@@ -17,11 +23,12 @@ MAX_CYCLE = 10_000  # most samples after which a mixture's proportions must be e
 class Source(Section):
     """Where documents come from."""
 
-    kind: Literal["stdlib", "files", "huggingface", "dataset", "mixture"] = form_field(
+    kind: Literal["stdlib", "files", "huggingface", "dataset", "mixture", "extension"] = form_field(
         "stdlib",
         "stdlib: the running Python's own library; dataset: a version that `penstock data` lists; "
-        "mixture: several versions by weight",
+        "mixture: several versions by weight; extension: of a package of your own",
     )
+    extension: Extension | None = Field(None, description="kind extension: its name and settings")
     path: str | None = form_field(
         None,
         "files: a file, folder, glob or URL; huggingface: a folder or a name; dataset: name@N",
@@ -55,6 +62,11 @@ class Source(Section):
         }
         if self.kind in wanted and not self.path:
             raise ValueError(f"kind `{self.kind}` needs data.source.path: {wanted[self.kind]}")
+        return self
+
+    @model_validator(mode="after")
+    def _extension_has_a_name(self) -> Self:
+        check_extension(self.kind, self.extension, "data.source")
         return self
 
     @field_validator("mixture")
@@ -132,11 +144,12 @@ class Instruction(Section):
 class Tokenizer(Section):
     """How text becomes token ids."""
 
-    kind: Literal["char", "byte", "bpe", "pretrained", "model"] = form_field(
+    kind: Literal["char", "byte", "bpe", "pretrained", "model", "extension"] = form_field(
         "bpe",
-        "char, byte, bpe (trained on the corpus), pretrained (from path), or model: that of "
-        "model.init_from, with its chat template",
+        "char, byte, bpe (trained on the corpus), pretrained (from path), extension (of a package "
+        "of your own), or model: that of model.init_from, with its chat template",
     )
+    extension: Extension | None = Field(None, description="kind extension: its name and settings")
     vocab_size: int = Field(1024, ge=257, description="Size of a trained BPE")
     path: str | None = Field(None, description="A tokenizer.json or a folder that holds one")
 
@@ -149,6 +162,7 @@ class Tokenizer(Section):
     def _pretrained_needs_a_path(self) -> Self:
         if self.kind == "pretrained" and not self.path:
             raise ValueError("kind `pretrained` needs data.tokenizer.path: a tokenizer.json")
+        check_extension(self.kind, self.extension, "data.tokenizer")
         return self
 
 

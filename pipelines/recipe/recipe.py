@@ -15,7 +15,14 @@ from pipelines.recipe.cleaning_section import Share
 from pipelines.recipe.data_section import Data
 from pipelines.recipe.evaluation_section import Behaviour, Bias, Safety
 from pipelines.recipe.schedule_section import Schedule
-from pipelines.recipe.section import MODEL_NAME, Count, Section, check_reference, form_field
+from pipelines.recipe.section import (
+    MODEL_NAME,
+    Count,
+    Extension,
+    Section,
+    check_reference,
+    form_field,
+)
 from pipelines.recipe.training_section import Adapter, Parallel, Train
 
 
@@ -54,12 +61,18 @@ class Validation(Section):
         gt=0,
         description="Population Stability Index of lengths in tokens against the last version",
     )
+    extensions: tuple[Extension, ...] = Field(
+        (), description="Expectations of packages of your own, about the sampled texts"
+    )
 
 
 class Model(Section):
     """The decoder that is trained."""
 
-    preset: str = form_field("llama-1m", "A name from `pipelines/models/presets.py`")
+    preset: str = form_field(
+        "llama-1m",
+        "A name from `pipelines/models/presets.py`, or FAMILY/NAME of a package of your own",
+    )
     init_from: str | None = Field(
         None,
         description="Weights to start from: a registered model, as models:/NAME@champion or "
@@ -103,6 +116,9 @@ class Harness(Section):
         description="YAML files in its format, each in its own folder with its data, without "
         "network",
     )
+    extensions: tuple[str, ...] = Field(
+        (), description="Tasks of packages of your own, by the names of their entry points"
+    )
     limit: int | None = Field(None, ge=1, description="Most documents of each task; null: all")
 
 
@@ -142,6 +158,9 @@ class Evaluate(Section):
     )
     bias: Bias = Bias()
     safety: Safety = Safety()
+    extensions: tuple[Extension, ...] = Field(
+        (), description="Metrics of packages of your own; they are in MLflow and in the report"
+    )
 
     @field_validator("behaviour")
     @classmethod

@@ -1,9 +1,9 @@
 """The base of every part of a recipe."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 MODEL_NAME = r"\.?[\w-][\w. -]*"  # a name in the registry and of a folder
@@ -24,6 +24,32 @@ class Section(BaseModel):
         allow_inf_nan=False,
         hide_input_in_errors=True,  # the input in a traceback may be a URL with a password
     )
+
+
+class Extension(Section):
+    """An extension of a team's own package, by the name of its entry point: docs/extensions.md."""
+
+    name: str = Field(pattern=r"^[\w][\w.-]*$", description="The name of its entry point")
+    settings: dict[str, Any] = Field({}, description="The arguments that it is called with")
+
+    @model_validator(mode="after")
+    def _settings_hold_no_secret(self) -> Self:
+        for key, value in self.settings.items():
+            refuse_secret(str(value), f"the setting {key} of {self.name}")
+        return self
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # a mapping has no hash
+
+
+def check_extension(kind: str, extension: Extension | None, key: str) -> None:
+    """Raise ValueError unless an extension is named just where the kind is `extension`."""
+    if kind == "extension" and extension is None:
+        raise ValueError(f"kind `extension` needs {key}.extension: its name")
+    if kind != "extension" and extension is not None:
+        raise ValueError(
+            f"{key}.extension names {extension.name}, but kind is `{kind}`; set kind to extension"
+        )
 
 
 def form_field(default: Any, description: str, **constraints: Any) -> Any:

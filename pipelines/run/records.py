@@ -224,6 +224,7 @@ class EvaluateRecord(Record):
     harness: tuple[HarnessScore, ...] = ()
     probes: Probes = Probes()
     right_size: RightSize | None = None  # if there is a memory budget
+    metrics: dict[str, float] = {}  # of a team's own packages, as `metric/figure`
 
 
 class ModelRef(BaseModel):

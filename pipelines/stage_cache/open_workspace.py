@@ -21,6 +21,7 @@ from pipelines.recipe.recipe_files import dump_yaml
 from pipelines.run.records import PATCH_FILE, RUN_FILE
 from pipelines.run.workspace import Run, workspace_path
 from pipelines.stage_cache.fingerprint import write_code
+from pipelines.stage_cache.used_extensions import extension_fingerprints
 
 STAGE_CACHE = "dvc-cache"
 _WEIGHTS = ("config.json", "adapter_config.json", "*.safetensors", "*.safetensors.index.json")
@@ -125,6 +126,7 @@ def environment(workspace: Path, recipe: Recipe) -> dict[str, Any]:
         "adapter": _weights_hash("adapter", recipe.adapter.init_from),
         "bias_templates": _templates_hash(recipe.evaluate.bias),
         "tasks": [_task_hash(path) for path in recipe.evaluate.harness.files],
+        "extensions": extension_fingerprints(recipe),
     }
 
 

@@ -15,6 +15,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.formatting import size
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.data.cleaning.filter_rules import check_scripts
+from pipelines.data.cleaning.filters import ExtensionFilter
 from pipelines.data.cleaning.pii_finders import check_region
 from pipelines.data.reading.instruction import ASSISTANT, USER
 from pipelines.data.tokens.chat_template import (
@@ -30,6 +31,7 @@ from pipelines.recipe.bias_templates import load_bias_templates
 from pipelines.recipe.recipe import Recipe
 from pipelines.registry.signing import check_key
 from pipelines.stage_cache.open_workspace import project_state
+from pipelines.stage_cache.used_extensions import extension_fingerprints
 from pipelines.stages.run_plan import shape_beforehand
 from pipelines.training.checkpoint.store import CheckpointStore, place_of_run
 from pipelines.training.recipe_check import check_recipe
@@ -94,6 +96,13 @@ def check_cleaning(recipe: Recipe) -> None:
     if _is_tokenized_here(recipe):
         check_region(recipe.data.pii.phone_region)
         check_scripts(recipe.data.filters.character_set.scripts)
+
+
+def check_extensions(recipe: Recipe) -> None:
+    """Find the extensions that the recipe names, and make its filters."""
+    extension_fingerprints(recipe)
+    for each in recipe.data.filters.extensions:
+        ExtensionFilter(each)
 
 
 def check_vocabulary(recipe: Recipe) -> None:
@@ -195,6 +204,7 @@ CHECKS = (
     Check("preprocess", check_tokenizer),
     Check("preprocess", check_template),
     Check("preprocess", check_cleaning),
+    Check("preprocess", check_extensions),
     Check("train", check_vocabulary),
     Check("train", check_adapter),
     Check("train", check_reader),

@@ -30,7 +30,8 @@ def shape_beforehand(recipe: Recipe) -> DecoderConfig:
             )
         return load_config(Path(base))
     shape = preset(recipe.model.preset)
-    vocabulary = {"bpe": tokenizer.vocab_size, "pretrained": shape.vocab_size}
+    trained = tokenizer.vocab_size
+    vocabulary = {"bpe": trained, "extension": trained, "pretrained": shape.vocab_size}
     size = vocabulary.get(tokenizer.kind) or _BYTES
     return shape.sized(size, recipe.data.sequence_length)
 

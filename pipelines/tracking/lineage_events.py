@@ -206,6 +206,8 @@ def _source(workspace: Path, source: Source) -> list["Dataset"]:
     version = hashlib.sha256((workspace / "source.json").read_bytes()).hexdigest()
     if source.kind == "stdlib":
         return [_dataset("source/python-standard-library", version)]
+    if source.extension is not None:
+        return [_dataset(f"source/{source.extension.name}", version)]
     if source.kind == "huggingface":
         return [_dataset(f"datasets/{source.path}", version, "https://huggingface.co")]
     found = urlsplit(str(source.path))

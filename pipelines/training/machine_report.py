@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from pipelines.parallel.mesh import Mesh
 from pipelines.planning.hardware import Hardware, Precision
-from pipelines.planning.hardware_table import DATASHEETS
+from pipelines.planning.hardware_table import of_driver
 from pipelines.planning.roofs import FLOPS_FORMULA
 
 
@@ -78,9 +78,9 @@ _TYPES: dict[Precision, torch.dtype] = {
 def hardware_of(device: torch.device, precision: Precision) -> Hardware:
     """Return the device's datasheet if its name is known, or else its measured limits."""
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        if name in DATASHEETS:
-            return DATASHEETS[name]
+        datasheet = of_driver(torch.cuda.get_device_name(device))
+        if datasheet is not None:
+            return datasheet
     return _measure(device, precision)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelines.core import extensions
 from pipelines.data.cleaning.decontaminate import set_files
 from pipelines.recipe.recipe import Recipe, Validation
 
@@ -45,6 +46,7 @@ def texts_suite(recipe: Recipe, preprocess: Path) -> "list[Expectation]":
         *_fertility(recipe.validation, tokenizer),
         *_content(recipe, preprocess),
         *_conversations(recipe, tokenizer),
+        *_extensions(recipe.validation),
     ]
 
 
@@ -98,6 +100,13 @@ def _conversations(recipe: Recipe, tokenizer: str) -> "Iterator[Expectation]":
             tokenizer=tokenizer,
             mostly=1 - recipe.validation.max_malformed_conversations,
         )
+
+
+def _extensions(demands: Validation) -> "Iterator[Expectation]":
+    """Yield the expectations of a team's own packages; their settings are their arguments."""
+    for each in demands.extensions:
+        expectation = extensions.load("expectations", each.name)
+        yield extensions.call("expectations", each.name, expectation, **each.settings)
 
 
 def _max_near_duplicates(recipe: Recipe) -> float:

@@ -91,8 +91,10 @@ def test_all_that_the_environment_names_is_some_stages_parameter():
         for group in stage["params"]
         for key in group.get("environment.json", ())
     }
+    values = environment(PROJECT, load_recipe(DEFAULT_RECIPE))
+    extensions = {f"extensions.{stage}" for stage in values.pop("extensions")}
     # The whole lock is there to be looked up: code.json has each stage's own packages.
-    assert read | {"lock"} == set(environment(PROJECT, load_recipe(DEFAULT_RECIPE)))
+    assert read | {"lock"} == set(values) | extensions
 
 
 def test_params_yaml_is_the_default_recipe():

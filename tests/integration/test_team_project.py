@@ -7,10 +7,11 @@ project, start the platform, and let the scheduler start a recipe by its cron ex
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pipelines.platform.parts import AIRFLOW
 from pipelines.platform.supervisor import GROUP, Supervisor
 from tests.conftest import FOREIGN, PORT_VARIABLES
 from tests.project_copy import copy_project
+from tests.team_package import write_package
 
 LENGTH = 150
 NAME = "team-tiny"
@@ -153,6 +155,7 @@ def project(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         folder.parent,
     )
     shell(f'environment/bin/penstock init "{folder.name}"', folder.parent)
+    install_extensions(shell, checkout, folder)
     # Two minutes ahead: the platform takes less than one to start.
     at = datetime.now().astimezone() + timedelta(minutes=2)
     cron = f"{at.minute} {at.hour} * * *"
@@ -172,6 +175,30 @@ def project(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield folder
     finally:
         shell("../environment/bin/penstock down", folder)
+
+
+def install_extensions(shell: Shell, checkout: Path, project: Path) -> None:
+    """Build and install the package of docs/extensions.md, and take its recipe into the project."""
+    package, database = project.parent / "team nlp", project / "data" / "tickets.sqlite"
+    write_package(package)
+    uv = checkout / ".venv" / "bin" / "uv"
+    shell(
+        f'eval "$("{checkout}/.venv/bin/python" "{checkout}/infra/pip_settings.py")"\n'
+        f'"{uv}" build --quiet --wheel --out-dir wheels\n'
+        f'VIRTUAL_ENV="$PWD/../environment" "{uv}" pip install --quiet --no-deps wheels/*.whl',
+        package,
+    )
+    texts = [f"Printer {n} is lost: it was on floor {n % 7} last week." for n in range(200)]
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE ticket (id, year, changed, text)")
+        rows = [
+            (n, 2020 + n % 4, "monday", text) for n, text in enumerate([*texts, "GIVE IT BACK"])
+        ]
+        connection.executemany("INSERT INTO ticket VALUES (?, ?, ?, ?)", rows)
+    recipe = (package / "recipes" / "tickets.yaml").read_text()
+    (project / "recipes" / "tickets.yaml").write_text(
+        recipe.replace("~/tickets.sqlite", f'"{database}"')
+    )
 
 
 def local_zone() -> str:
@@ -267,6 +294,38 @@ def test_a_promotion_and_a_rollback_by_hand_start_it_too(shell, project, run):
     shell(f"{penstock} models rollback {NAME} --why 'a test'", project)
     *_, third = ended(shell, project, CHILD, 3)
     assert f"init_from: models:/{NAME}@1" in third["parameters"]
+
+
+def test_a_package_of_the_teams_own_is_trained_with(shell, project):
+    penstock = "../environment/bin/penstock"
+    done = json.loads(shell(f"{penstock} run --recipe tickets --json", project))
+    assert done["model"] == {"name": "tickets", "version": 1, "aliases": ["champion"]}
+    (outputs,) = (project / ".penstock" / "runs").glob("tickets__*/outputs")
+    stats = json.loads((outputs / "preprocess" / "stats.json").read_text())
+    assert stats["documents"]["dropped"] == {"quiet:too_loud": 1}
+    validated = json.loads((outputs / "validate" / "record.json").read_text())
+    assert "expect_no_todo" in {each["expectation"] for each in validated["results"]}
+    config = json.loads((outputs / "train" / "model" / "config.json").read_text())
+    assert config["architectures"] == ["Starcoder2ForCausalLM"]
+    evaluated = json.loads((outputs / "evaluate" / "record.json").read_text())
+    assert set(evaluated["metrics"]) == {"brevity/words"}
+    assert "colours" in {each["task"] for each in evaluated["harness"]}
+    assert "Acme X1" in shell(f"{penstock} plan --recipe tickets --gpu acme-x1", project)
+    shell(f"{penstock} models export tickets --format numpy --to ../arrays", project)
+    assert {path.name for path in (project.parent / "arrays").iterdir()} == {
+        "weights.npz",
+        "config.json",
+    }
+
+
+def test_a_changed_extension_runs_the_stages_that_use_it(shell, project):
+    penstock = "../environment/bin/penstock"
+    cached = shell(f"{penstock} run --recipe tickets --explain", project)
+    assert "preprocess  comes from the cache" in cached
+    (metrics,) = (project.parent / "environment").glob("lib/*/site-packages/team_nlp/metrics.py")
+    metrics.write_text(metrics.read_text().replace("texts[:8]", "texts[:9]"))
+    told = shell(f"{penstock} run --recipe tickets --explain", project)
+    assert "extensions.evaluate.metrics/brevity" in told
 
 
 class OwnRun:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.core import extensions
 from pipelines.data.cleaning.filter_rules import (
     C4,
     CharacterSet,
@@ -22,6 +23,7 @@ from pipelines.data.cleaning.filter_rules import (
 from pipelines.data.cleaning.text_statistics import ENGLISH, Filter, TextStatistics
 from pipelines.data.cleaning.words import Hashes, Kind, extend_ngrams
 from pipelines.recipe.cleaning_section import Filters, GopherQualityFilter, GopherRepetitionFilter
+from pipelines.recipe.section import Extension
 
 _BULLETS = "-*•‣●○◦▪·\N{EN DASH}"
 _ELLIPSES = ("...", "…")
@@ -226,14 +228,32 @@ _KINDS: tuple[type[Filter[Any]], ...] = (
 )
 
 
+class ExtensionFilter(Filter[Extension]):
+    """A filter of a team's own package, which sees the text only."""
+
+    def __init__(self, limits: Extension) -> None:
+        super().__init__(limits)
+        self.name = limits.name  # type: ignore[misc]  # each has its own
+        made = extensions.load("filters", limits.name)
+        self._filter: extensions.Filter = extensions.call(
+            "filters", limits.name, made, **limits.settings
+        )
+
+    def reject(self, text: TextStatistics) -> str | None:
+        """Return the rule that the package's filter names, or None."""
+        return self._filter.reject(text.text)
+
+
 def build_filters(recipe: Filters) -> list[Filter[Any]]:
     """Return the enabled filters, in the order in which they run.
 
     Raises:
-        UserError: The recipe names a Unicode script that does not exist.
+        UserError: The recipe names a Unicode script that does not exist, or an extension that is
+            not installed or refuses its settings.
     """
     sections = ((kind, getattr(recipe, kind.name)) for kind in _KINDS)
-    return [kind(limits) for kind, limits in sections if limits.enabled]
+    ours = [kind(limits) for kind, limits in sections if limits.enabled]
+    return [*ours, *map(ExtensionFilter, recipe.extensions)]
 
 
 def first_rejection(filters: Sequence[Filter[Any]], text: str) -> str | None:

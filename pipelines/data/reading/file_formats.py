@@ -21,6 +21,7 @@ from pipelines.data.normalize import MALFORMED, Document, cut, decode, document,
 from pipelines.data.reading.instruction import Fields, record_document
 from pipelines.data.reading.remote_files import RemoteError
 from pipelines.data.reading.sources import open_input
+from pipelines.recipe.section import Extension
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +42,7 @@ class Read:
     line: int | None = 1  # of the first record, counted from 1; None if lines were not counted
     bytes: int = 0  # on disk, used as the task's weight
     cut: str = "large"  # which text files are cut: `never`, `large`, `always`
+    extension: Extension | None = None  # which reads it, and no file
 
 
 def compression_of(path: str) -> str | None:

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from pipelines.core.errors import UserError
 from pipelines.data.reading import hub_datasets
+from pipelines.data.reading.extension_sources import list_shards
 from pipelines.data.reading.inputs import LOCAL, Input, is_url
 from pipelines.data.reading.remote_files import WILDCARDS, list_remote, open_remote
 from pipelines.recipe.data_section import Source
@@ -28,13 +29,15 @@ _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
 
 
 def list_inputs(source: Source) -> list[Input]:
-    """Return the source's files, sorted by path.
+    """Return the source's files, sorted by path; the shards of an extension, in its own order.
 
     Raises:
         UserError: The path does not exist, holds no file, or is not fully readable.
     """
     if source.kind == "stdlib":
         return _library_files()
+    if source.extension is not None:
+        return list_shards(source.extension)
     path = str(source.path).removeprefix(LOCAL)
     if source.kind == "huggingface" and not Path(path).expanduser().is_dir():
         return [hub_datasets.hub_input(path, source.revision)]
@@ -61,8 +64,10 @@ def fingerprint(source: Source) -> dict[str, Any]:
 
 
 def describe(source: Source) -> str:
-    """Return the source's name in error messages."""
-    return "the standard library" if source.kind == "stdlib" else str(source.path)
+    """Return the source's name in error messages and in a model's card."""
+    if source.extension is not None:
+        return f"the source {source.extension.name}"
+    return "the Python standard library" if source.kind == "stdlib" else str(source.path)
 
 
 def open_input(url: str, stop: int | None = None) -> IO[bytes]:

@@ -6,6 +6,7 @@
   validation. The standard library's files stay whole.
 - JSONL: the content of the named fields of a line.
 - docstrings: a question about a documented name of a Python file, and its docstring.
+- an extension: what it makes of a shard, as a line of JSONL.
 - Parquet and Hugging Face datasets: the same fields of a row; other columns are not read.
 
 Only a few MiB of a file are in memory at once, however large it is.
@@ -21,6 +22,7 @@ from pathlib import Path
 from pipelines.data.normalize import Document
 from pipelines.data.reading import hub_datasets
 from pipelines.data.reading.docstrings import docstring_documents
+from pipelines.data.reading.extension_sources import shard_documents
 from pipelines.data.reading.file_formats import (
     PART_BYTES,
     Read,
@@ -57,6 +59,9 @@ def plan_reads(
     """
     if source.kind == "huggingface":
         reads = _dataset_shards(source, inputs)
+    elif source.kind == "extension":
+        of_shard = partial(Read, format="extension", extension=source.extension)
+        reads = [of_shard(each.path, each.url, bytes=each.bytes) for each in inputs]
     else:
         parts = partial(_parts, source, alone=len(inputs) == 1, batch_bytes=batch_bytes)
         with ThreadPoolExecutor(_PLANNING_THREADS) as pool:
@@ -87,6 +92,8 @@ def read_documents(read: Read, fields: Fields) -> Iterator[Document]:
             missing.
         RemoteError: A store did not answer after several tries.
     """
+    if read.extension is not None:
+        return shard_documents(read.extension, read.path, fields)
     if read.format == "parquet":
         return parquet_documents(read, fields)
     if read.format == "jsonl":

@@ -24,6 +24,7 @@ from pipelines.data.tokens.tokenizer import (
     copy_pretrained,
     save_tokenizer,
     train_bpe,
+    train_extension,
 )
 from pipelines.recipe.data_section import Data
 from pipelines.run.records import uniform
@@ -188,6 +189,9 @@ def make_tokenizer(
             copy_pretrained(str(recipe.path), target)
         elif recipe.kind == "bpe":
             save_tokenizer(train_bpe(_sample(training, passes), recipe.vocab_size), target)
+        elif recipe.extension is not None:
+            texts = _sample(training, passes)
+            save_tokenizer(train_extension(recipe.extension, texts, recipe.vocab_size), target)
         elif recipe.kind == "byte":
             save_tokenizer(byte_tokenizer(), target)
         else:

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.core import extensions
 from pipelines.core.errors import UserError
 from pipelines.core.storage import md5, read_json, write_json
 from pipelines.data.tokens.fast_encoder import TiktokenBpe, UnsuitedError, byte_alphabet
 from pipelines.data.tokens.token_shards import Ids, token_dtype
 from pipelines.recipe.data_section import Tokenizer as TokenizerRecipe
+from pipelines.recipe.section import Extension
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -82,6 +84,25 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def train_extension(extension: Extension, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
+    """Return the tokenizer that a team's own package makes.
+
+    Raises:
+        UserError: The extension is not installed, refuses its settings, or gives no
+            `<|endoftext|>` or too many ids.
+    """
+    train = extensions.load("tokenizers", extension.name)
+    made: Tokenizer = extensions.call(
+        "tokenizers", extension.name, train, texts, vocab_size, **extension.settings
+    )
+    if made.token_to_id(END_OF_TEXT) is None or made.get_vocab_size() > vocab_size:
+        raise UserError(
+            f"the extension {extension.name} made a tokenizer of {made.get_vocab_size()} ids; it "
+            f"must have at most data.tokenizer.vocab_size = {vocab_size}, {END_OF_TEXT} among them"
+        )
+    return made
 
 
 def save_tokenizer(tokenizer: "Tokenizer", folder: Path) -> None:

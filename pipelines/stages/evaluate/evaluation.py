@@ -15,9 +15,11 @@ from operator import call
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipelines.core import extensions
 from pipelines.core.storage import fresh_folder, write_json
 from pipelines.data.passes import MapOrdered, map_in_process
 from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.section import Extension
 from pipelines.run.progress import ProgressWriter
 from pipelines.run.records import (
     TRAIN,
@@ -84,6 +86,7 @@ class _Measured(NamedTuple):
     behaviours: tuple[BehaviourScore, ...]
     harness: tuple[HarnessScore, ...]
     answers: "list[Answer]"
+    metrics: dict[str, float]
     probes: Probes
     probed: dict[str, Any]  # the documents behind the probes' figures, for a user
 
@@ -119,6 +122,7 @@ def publish(workspace: Path) -> None:
     if record.exact_match:
         named["exact_match"] = record.exact_match.share.value
     named |= record.probes.figures() | _harness_metrics(record)
+    named |= {f"metric/{name}": value for name, value in record.metrics.items()}
     named |= size_metrics(workspace, record.right_size)
     with open_run(workspace) as tracked:
         tracked.log_results(named | datasets | baselines | _slice_metrics(record))
@@ -174,11 +178,16 @@ def _measure(
         partial(_run_tests, model, recipe),
         partial(_run_harness, model, recipe),
     ]
+    texts = held_out.documents["text"].to_pylist() if recipe.evaluate.extensions else []
+    own: list[_Task] = [
+        partial(_own_metric, each, model, texts) for each in recipe.evaluate.extensions
+    ]
     answering = _answer_tasks(recipe, model, held_out.documents)
     probing = probe_tasks(recipe, model, held_out.folder, held_out.dataset, BOUND_CONFIDENCE)
     unscored = [] if sized.scores else scoring.tasks(model)
-    results = map_ordered(call, [*single, *probing, *answering, *unscored])
+    results = map_ordered(call, [*single, *own, *probing, *answering, *unscored])
     (baselines, fitted_bytes), samples, behaviours, harness = (next(results) for _ in single)
+    metrics = dict(figure for _ in own for figure in next(results))
     probes, probed = gather_probes(results)
     answers = [answer for _ in answering for answer in next(results)]
     return _Measured(
@@ -189,6 +198,7 @@ def _measure(
         behaviours=behaviours,
         harness=harness,
         answers=answers,
+        metrics=metrics,
         probes=probes,
         probed=probed,
     )
@@ -240,6 +250,13 @@ def _run_harness(model: Path, recipe: Recipe) -> tuple[HarnessScore, ...]:
     return run_harness(model, recipe.evaluate.harness, chat=chat)
 
 
+def _own_metric(metric: Extension, model: Path, texts: list[str]) -> list[tuple[str, float]]:
+    """Return the figures of a metric of a team's own package, each named after it."""
+    measure = extensions.load("metrics", metric.name)
+    found = extensions.call("metrics", metric.name, measure, model, texts, **metric.settings)
+    return [(f"{metric.name}/{_UNNAMED.sub('_', key)}", float(found[key])) for key in found]
+
+
 def _baselines(preprocess: Path, shares: dict[str, dict[str, int]]) -> tuple[dict[str, float], int]:
     """Return each baseline's bits per byte on the documents that the model is scored on.
 
@@ -289,6 +306,7 @@ def _record(
         probes=measured.probes,
         harness=measured.harness,
         right_size=sized,
+        metrics=measured.metrics,
     )
     _log.info("%.4f bits per byte on %d documents", record.bits_per_byte, record.documents)
     return record

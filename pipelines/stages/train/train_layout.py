@@ -16,7 +16,7 @@ from pipelines.core.storage import read_json, write_json
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.process_group import one_for_all, rank
 from pipelines.planning.hardware import Hardware
-from pipelines.planning.hardware_table import DATASHEETS
+from pipelines.planning.hardware_table import of_driver
 from pipelines.planning.layout_rule import choose, is_left_to_the_rule
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import get_dotted, override_values
@@ -136,4 +136,4 @@ def _datasheet(device: torch.device) -> Hardware | None:
     """Return the datasheet of the first process's GPU, if the hardware table has it."""
     if device.type != "cuda":
         return None
-    return DATASHEETS.get(torch.cuda.get_device_name(device))
+    return of_driver(torch.cuda.get_device_name(device))

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from pipelines.models.config import DecoderConfig
-from pipelines.models.families import write_config
+from pipelines.models.config_json import write_config
 from tests.benchmarks.contender import Round, serve
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from pipelines.core.errors import UserError
 from pipelines.models import pretrained
 from pipelines.models.config import DecoderConfig, RopeScaling
-from pipelines.models.families import flags, write_config
+from pipelines.models.config_json import write_config
+from pipelines.models.families import flags
 from pipelines.models.model_folder import load_config
 from pipelines.models.pretrained import load_pretrained, load_weights, save_pretrained
 from pipelines.models.transformer import Transformer

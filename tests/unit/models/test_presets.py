@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.models.families import write_config
+from pipelines.models.config_json import write_config
 from pipelines.models.presets import PRESETS, preset
 from pipelines.models.transformer import Transformer
 

@@ -14,7 +14,7 @@ import pytest
 from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 from pipelines.orchestration.cluster_plan import VARIABLE, training_machine
-from pipelines.planning.hardware_table import DATASHEETS, named
+from pipelines.planning.hardware_table import named, of_driver
 from pipelines.recipe.recipe_files import parse_recipe
 
 H100 = {"index": 0, "name": "NVIDIA H100 80GB HBM3", "memoryTotal": 81_559, "memoryUsed": 4}
@@ -69,7 +69,7 @@ def machine(
 def test_gpus_are_known_by_their_driver_s_name(tmp_path, monkeypatch) -> None:
     nodes = [node(8), node(8, memoryTotal=81_000), node(0), node(8, state="DEAD", name="?")]
     found = machine(nodes, tmp_path, monkeypatch, workers=16, price_per_gpu_hour=2.5)
-    assert found.hardware.flops == DATASHEETS["NVIDIA H100 80GB HBM3"].flops
+    assert found.hardware.flops == of_driver("NVIDIA H100 80GB HBM3").flops
     assert found.hardware.memory_bytes == 81_000 * 2**20
     assert (found.gpus, found.nodes, found.price_per_hour) == (16, 2, 40.0)
 

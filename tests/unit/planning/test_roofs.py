@@ -4,7 +4,7 @@ import pytest
 
 from pipelines.models.presets import preset
 from pipelines.planning.hardware import Hardware
-from pipelines.planning.hardware_table import DATASHEETS
+from pipelines.planning.hardware_table import ENTRIES, of_driver
 from pipelines.planning.roofs import (
     Share,
     flops_per_token,
@@ -30,7 +30,7 @@ def test_frozen_weights_need_two_thirds() -> None:
 
 
 def test_mfu_of_an_h100_that_does_400_teraflops() -> None:
-    h100 = DATASHEETS["NVIDIA H100 80GB HBM3"]
+    h100 = of_driver("NVIDIA H100 80GB HBM3")
     work = step_work(SHAPE, Share(tokens=4096, length=512, micro_batches=1), "bf16")
     used = utilisation(work, h100, "bf16", seconds=work.flops / 400e12)
     assert used.mfu == pytest.approx(400 / 989.4)
@@ -76,25 +76,25 @@ def test_the_greatest_share_binds(shares: dict[str, float], binds: str) -> None:
 def test_few_tokens_are_bound_by_memory_which_a_cpu_calls_by_its_name() -> None:
     work = step_work(SHAPE, Share(tokens=1, length=512, micro_batches=1), "fp32")
     assert utilisation(work, CPU, "fp32", seconds=1.0).bound_by()[0] == "CPU memory"
-    gpu = DATASHEETS["NVIDIA L4"]
+    gpu = of_driver("NVIDIA L4")
     assert utilisation(work, gpu, "fp32", seconds=1.0).bound_by()[0] == "device-memory bandwidth"
 
 
 def test_offloaded_weights_bind_at_pcie() -> None:
     share = Share(tokens=1, length=512, micro_batches=8, offloaded=True)
     used = utilisation(
-        step_work(SHAPE, share, "bf16"), DATASHEETS["NVIDIA H200"], "bf16", seconds=1.0
+        step_work(SHAPE, share, "bf16"), of_driver("NVIDIA H200"), "bf16", seconds=1.0
     )
     assert used.bound_by()[0] == "PCIe"
 
 
 def test_datasheets_are_dense_and_in_order() -> None:
-    for hardware in DATASHEETS.values():
+    for hardware in ENTRIES.values():
         rates = [hardware.flops[kind] for kind in ("fp32", "bf16", "fp8") if kind in hardware.flops]
         assert rates == sorted(rates)
         assert hardware.memory_bandwidth > (hardware.pcie_bandwidth or 0)
-    assert DATASHEETS["NVIDIA H200"].peak("bf16") == 989.4e12
-    assert DATASHEETS["Tesla T4"].peak("bf16") == 8.1e12  # it has none
+    assert of_driver("NVIDIA H200").peak("bf16") == 989.4e12
+    assert of_driver("Tesla T4").peak("bf16") == 8.1e12  # it has none
 
 
 def test_frozen_weights_are_read_as_they_lie_and_not_written():

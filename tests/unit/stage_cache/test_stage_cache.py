@@ -180,5 +180,5 @@ def test_outside_git_is_one_clear_line(tmp_path):
 
 def test_the_environment_names_what_decides_a_result(project):
     values = read_json(open_run(project, "one") / "environment.json")
-    files = {"lock", "init_from", "adapter", "bias_templates", "tasks"}
+    files = {"lock", "init_from", "adapter", "bias_templates", "tasks", "extensions"}
     assert set(values) == {*files, "python", "machine", "device", "world_size"}

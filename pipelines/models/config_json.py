@@ -1,0 +1,128 @@
+"""Reads and writes `config.json`, by the family of the model; no torch here."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import UserError
+from pipelines.models.config import DecoderConfig, RopeScaling
+from pipelines.models.families import ACTIVATIONS, OPENAI_SHAPE, Family, find_family
+
+
+def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
+    """Return the decoder that a `config.json` describes.
+
+    Raises:
+        UserError: the family is unknown, or a key has a value that this decoder doesn't support.
+    """
+    family = values.get("model_type")
+    try:
+        chosen = find_family(family)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    for key in chosen.shape.values():
+        if not isinstance(values.get(key), int | float) or values[key] <= 0:
+            raise UserError(f"{path}: {key} = {values.get(key)!r}; it must be a number above 0")
+    for key, wanted in chosen.fixed.items():
+        _demand(path, key, values.get(key, wanted), (wanted,))
+    fields = {"family": family, **chosen.flags}
+    fields |= {name: values[key] for name, key in chosen.shape.items()}
+    for key, (names, default) in chosen.options.items():
+        fields |= dict.fromkeys(names, values.get(key, default))
+    key, default = chosen.activation
+    activation = values.get(key, default)
+    _demand(path, key, activation, ACTIVATIONS)
+    fields |= {"activation": ACTIVATIONS[activation]}
+    fields["kv_heads"] = fields.get("kv_heads") or fields["heads"]
+    fields["hidden"] = fields["hidden"] or 4 * fields["width"]
+    if fields.get("head_dim") == fields["width"] / fields["heads"]:
+        fields["head_dim"] = None  # the default, which width and heads already give
+    return DecoderConfig(**fields, **_read_rope(values, chosen, path))
+
+
+def write_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
+    """Return the content of a decoder's `config.json`, without its special tokens.
+
+    Raises:
+        UserError: the family's file can't describe the decoder.
+    """
+    chosen = find_family(config.family)
+    values: dict[str, Any] = {
+        "architectures": [chosen.architecture],
+        "model_type": config.family,
+        "dtype": dtype,
+        "use_cache": True,
+    }
+    values |= {key: getattr(config, name) for name, key in chosen.shape.items()}
+    values |= {key: getattr(config, names[0]) for key, (names, _) in chosen.options.items()}
+    if "head_dim" in values:
+        values["head_dim"] = config.head_width
+    values |= chosen.fixed
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    values[chosen.activation[0]] = names[config.activation]
+    values |= _write_rope(config, chosen)
+    _check_round_trip(config, values)
+    if chosen.shape is OPENAI_SHAPE:
+        return values | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return values | {"attention_dropout": 0.0}
+
+
+def _read_rope(values: Mapping[str, Any], chosen: Family, path: Path) -> dict[str, Any]:
+    """Return the rotary fields, from the keys of `transformers` 5 or of older files."""
+    if values["model_type"] == "gptj":
+        head = values["n_embd"] // values["n_head"]
+        return {"rotary_fraction": (values.get("rotary_dim") or head) / head}
+    if not chosen.has_rope:
+        return {}
+    rope: dict[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    _demand(path, "rope_type", kind, ("default", "llama3"))
+    fields: dict[str, Any] = {
+        "rope_theta": float(
+            rope.get("rope_theta")
+            or values.get("rope_theta")
+            or values.get("rotary_emb_base", 10_000.0)
+        )
+    }
+    if values["model_type"] == "gpt_neox":
+        fraction = rope.get("partial_rotary_factor") or values.get("rotary_pct", 0.25)
+        fields["rotary_fraction"] = float(fraction)
+    if kind == "llama3":
+        fields["rope_scaling"] = RopeScaling(
+            factor=rope["factor"],
+            low_freq_factor=rope["low_freq_factor"],
+            high_freq_factor=rope["high_freq_factor"],
+            original_max_position_embeddings=rope["original_max_position_embeddings"],
+        )
+    return fields
+
+
+def _write_rope(config: DecoderConfig, chosen: Family) -> dict[str, Any]:
+    if config.family == "gptj":
+        return {"rotary_dim": config.rotary_width}
+    if not chosen.has_rope:
+        return {}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.family == "gpt_neox":
+        rope["partial_rotary_factor"] = config.rotary_fraction
+    if config.rope_scaling is not None:
+        rope |= {"rope_type": "llama3", **asdict(config.rope_scaling)}
+    return {"rope_parameters": rope}
+
+
+def _check_round_trip(config: DecoderConfig, values: dict[str, Any]) -> None:
+    """Refuse a shape that the family's file can't express, instead of losing part of it."""
+    again, ours = asdict(read_config(values, Path("config.json"))), asdict(config)
+    for name, value in ours.items():
+        if again[name] != value and not (name == "head_dim" and value == config.head_width):
+            raise UserError(
+                f"{name} = {value!r} can't be saved: models of family {config.family} have "
+                f"{again[name]!r}"
+            )
+
+
+def _demand(path: Path, key: str, found: Any, wanted: Mapping[str, Any] | tuple[Any, ...]) -> None:
+    if found not in wanted:
+        names = " and ".join(map(repr, wanted))
+        raise UserError(f"{path}: {key} = {found!r}; only {names} is supported")

@@ -22,6 +22,7 @@ import pytest
 from pipelines.core.machine import free_port
 from pipelines.platform.parts import AIRFLOW
 from pipelines.platform.supervisor import GROUP, Supervisor
+from pipelines.run.workspace import workspace_path
 from tests.conftest import FOREIGN, PORT_VARIABLES
 from tests.project_copy import copy_project
 from tests.team_package import write_package
@@ -300,7 +301,7 @@ def test_a_package_of_the_teams_own_is_trained_with(shell, project):
     penstock = "../environment/bin/penstock"
     done = json.loads(shell(f"{penstock} run --recipe tickets --json", project))
     assert done["model"] == {"name": "tickets", "version": 1, "aliases": ["champion"]}
-    (outputs,) = (project / ".penstock" / "runs").glob("tickets__*/outputs")
+    outputs = workspace_path(project / ".penstock" / "runs", done["dag_run_id"]) / "outputs"
     stats = json.loads((outputs / "preprocess" / "stats.json").read_text())
     assert stats["documents"]["dropped"] == {"quiet:too_loud": 1}
     validated = json.loads((outputs / "validate" / "record.json").read_text())

@@ -311,7 +311,7 @@ def test_a_package_of_the_teams_own_is_trained_with(shell, project):
     evaluated = json.loads((outputs / "evaluate" / "record.json").read_text())
     assert set(evaluated["metrics"]) == {"brevity/words"}
     assert "colours" in {each["task"] for each in evaluated["harness"]}
-    assert "Acme X1" in shell(f"{penstock} plan --recipe tickets --gpu acme-x1", project)
+    assert "2 x acme-x1" in shell(f"{penstock} plan --recipe tickets --gpu acme-x1", project)
     shell(f"{penstock} models export tickets --format numpy --to ../arrays", project)
     assert {path.name for path in (project.parent / "arrays").iterdir()} == {
         "weights.npz",

@@ -22,6 +22,7 @@ import pytest
 from pipelines.core.machine import free_port
 from pipelines.platform.parts import AIRFLOW
 from pipelines.platform.supervisor import GROUP, Supervisor
+from pipelines.run.records import PATCH_FILE
 from pipelines.run.workspace import workspace_path
 from tests.conftest import FOREIGN, PORT_VARIABLES
 from tests.project_copy import copy_project
@@ -93,9 +94,9 @@ TRIGGER = """
 from pipelines.core.settings import load_settings
 from pipelines.platform.airflow_api import AirflowApi
 airflow = AirflowApi(load_settings())
-airflow.wait_for_dag("own")
-airflow.unpause("own")
-airflow.trigger("own", "RUN", {})
+airflow.wait_for_dag("{dag}")
+airflow.unpause("{dag}")
+airflow.trigger("{dag}", "{run}", dict())
 """
 RUN_LIMIT_S = 400
 
@@ -289,12 +290,42 @@ def test_a_promotion_and_a_rollback_by_hand_start_it_too(shell, project, run):
     (project.parent / "again.py").write_text(AGAIN)
     shell("../environment/bin/python ../again.py", project)
     shell(f"{penstock} models promote {NAME}@2 --why 'a test'", project)
-    _, second = ended(shell, project, CHILD, 2)
+    preprocessed(project, 2)
+    shell(f"{penstock} models rollback {NAME} --why 'a test'", project)  # while the child trains
+    _, second, third = ended(shell, project, CHILD, 3)
     assert f"init_from: models:/{NAME}@2" in second["parameters"]
     assert second["verdict"] == "unchanged"  # by content, the parent is the same
-    shell(f"{penstock} models rollback {NAME} --why 'a test'", project)
-    *_, third = ended(shell, project, CHILD, 3)
     assert f"init_from: models:/{NAME}@1" in third["parameters"]
+
+
+def test_a_run_goes_on_when_its_recipe_is_renamed_in_a_dirty_project(shell, project, run):
+    ended(shell, project, CHILD, 3)
+    recipes, note = project / "recipes", "# A note that nobody has committed.\n"
+    (recipes / f"{NAME}.yaml").write_text((recipes / f"{NAME}.yaml").read_text() + note)
+    trigger(shell, project, CHILD, f"{CHILD}__renamed")
+    preprocessed(project, 4)
+    renamed = (recipes / f"{CHILD}.yaml").read_text().replace(CHILD, "team-pupil")
+    (recipes / "team-pupil.yaml").write_text(renamed)
+    (recipes / f"{CHILD}.yaml").unlink()
+    try:
+        *_, last = ended(shell, project, CHILD, 4)
+    finally:
+        shell("git checkout -q recipes && rm recipes/team-pupil.yaml", project)
+    assert last["verdict"] == "unchanged"
+    assert last["run"]["dirty"]
+    workspace = workspace_path(project / ".penstock" / "runs", last["run"]["dag_run_id"])
+    assert note in (workspace / PATCH_FILE).read_text()
+    models = json.loads(shell("../environment/bin/penstock models list --json", project))
+    assert "team-pupil" not in {model["name"] for model in models}
+
+
+def preprocessed(project: Path, count: int) -> None:
+    """Wait until so many runs of the child have ended their first stage."""
+    end = time.monotonic() + RUN_LIMIT_S
+    pattern = f"{CHILD}__*/outputs/preprocess/record.json"
+    while len(list((project / ".penstock" / "runs").glob(pattern))) < count:
+        assert time.monotonic() < end
+        time.sleep(0.2)
 
 
 def test_a_package_of_the_teams_own_is_trained_with(shell, project):
@@ -329,6 +360,12 @@ def test_a_changed_extension_runs_the_stages_that_use_it(shell, project):
     assert "extensions.evaluate.metrics/brevity" in told
 
 
+def trigger(shell: Shell, project: Path, dag: str, run: str) -> None:
+    """Start a run by hand, as Airflow's form does."""
+    code = TRIGGER.format(dag=dag, run=run)
+    shell(f"../environment/bin/python -c '{code}'", project)
+
+
 class OwnRun:
     """A run of the DAG of the team's own, which writes down what it does."""
 
@@ -337,8 +374,7 @@ class OwnRun:
         self.out.unlink(missing_ok=True)
         status = json.loads(shell("../environment/bin/penstock status --json", project))
         self.pids = {each["name"]: each["pid"] for each in status["parts"]}
-        trigger = TRIGGER.replace("RUN", name)
-        shell(f"../environment/bin/python -c '{trigger}'", project)
+        trigger(shell, project, "own", name)
         self.state = project / ".penstock" / "runs" / f"own__{name}__count" / "jobs"
 
     def wait_for(self, text: str) -> None:

@@ -17,6 +17,7 @@ from pipelines.commands import (
     models,
     plan_command,
     recipes,
+    report,
     run,
     serve,
     up_and_down,
@@ -37,6 +38,7 @@ app.command()(init.init)
 app.command()(run.run)
 app.command()(run.stage)
 app.command()(run.explain)
+app.command()(report.report)
 app.command()(plan_command.plan)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")

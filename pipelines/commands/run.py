@@ -134,15 +134,11 @@ def explain(run: Annotated[str, typer.Argument(help="The id of a run.", metavar=
     The reason is the difference from the newest earlier run: the changed function with its diff,
     the parameter with both values, the file or the package.
     """
-    from pipelines.run.records import RUN_FILE
-    from pipelines.run.workspace import workspace_path
+    from pipelines.run.workspace import find_workspace
     from pipelines.stage_cache.explanation import explain_past
 
     runs = load_settings().runs
-    workspace = workspace_path(runs, run)
-    if not (workspace / RUN_FILE).is_file():
-        raise UserError(f"there is no run {run!r} in {runs}; `penstock status` lists some runs")
-    for forecast in explain_past(workspace, runs):
+    for forecast in explain_past(find_workspace(runs, run), runs):
         for line in forecast.lines():
             typer.echo(line)
 

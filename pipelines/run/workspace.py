@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.errors import UserError
 from pipelines.core.storage import read_json, write_json
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import parse_recipe
@@ -37,6 +38,23 @@ class Run(BaseModel):
     def write(self, workspace: Path) -> None:
         """Write `run.json`."""
         write_json(workspace / RUN_FILE, self.model_dump())
+
+
+def find_workspace(runs: Path, run_id: str | None) -> Path:
+    """Return the folder of a run; of the newest one if no id is given.
+
+    Raises:
+        UserError: There is no such run.
+    """
+    if run_id is not None:
+        workspace = workspace_path(runs, run_id)
+        if not (workspace / RUN_FILE).is_file():
+            raise UserError(f"there is no run {run_id!r} in {runs}; `penstock status` lists some")
+        return workspace
+    found = sorted(runs.glob(f"*/{RUN_FILE}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UserError(f"there is no run in {runs} yet; `penstock run` starts one")
+    return found[-1].parent
 
 
 def workspace_path(runs: Path, run_id: str) -> Path:

@@ -148,7 +148,7 @@ def _work(config: dict[str, Any]) -> str | None:
     set_up_logging()
     recipe, workspace = Recipe.model_validate(config["recipe"]), Path(config["workspace"])
     try:
-        with process_group():
+        with process_group(recipe.train.stall_seconds):
             with one_for_all():
                 if line := user_error(workspace, STAGE):
                     raise UserError(line)

@@ -125,6 +125,11 @@ def attend(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask) -> Tensor
     """Return the attention output: each query's weighted sum of visible values, [B, N, S, H]."""
     grouped = q_BNSH.shape[1] != k_BKSH.shape[1]
     if mask is None or isinstance(mask, Tensor):
+        if grouped and q_BNSH.device.type == "cuda" and q_BNSH.dtype == torch.float32:
+            # No kernel takes groups in fp32: PyTorch would write out all weights of attention.
+            group = q_BNSH.shape[1] // k_BKSH.shape[1]
+            k_BKSH, v_BKSH = (x.repeat_interleave(group, dim=1) for x in (k_BKSH, v_BKSH))
+            grouped = False
         return F.scaled_dot_product_attention(
             q_BNSH, k_BKSH, v_BKSH, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
         )

@@ -1,11 +1,14 @@
 """Processes as a mesh of named dimensions, the same with one process as with thousands."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from pipelines.core.errors import UserError
 from pipelines.parallel.layout import Layout
@@ -18,11 +21,13 @@ class Mesh:
     Attributes:
         device: Of this process.
         devices: All dimensions of the layout by their names; None without a process group.
+        stall_seconds: The time after which the watchdog names a stalled process.
     """
 
     layout: Layout
     device: torch.device
     devices: DeviceMesh | None = None
+    stall_seconds: float = 0.0
 
     @property
     def connected(self) -> DeviceMesh:
@@ -68,7 +73,9 @@ class Mesh:
         several = tuple(name for name in names if getattr(self.layout, name) > 1) or names[:1]
         if len(several) == 1:  # a new communicator only where no dimension has one
             return self.connected[several[0]]
-        return self.connected[several]._flatten("_".join(several))
+        flat = self.connected[several]._flatten("_".join(several))
+        set_timeout(self.stall_seconds, flat.get_group())
+        return flat
 
     def sum(self, tensor: Tensor, *names: str) -> None:
         """Add it up, in place, over the processes that differ in these dimensions."""
@@ -77,8 +84,30 @@ class Mesh:
                 dist.all_reduce(tensor, group=along.get_group())
 
 
-def build_mesh(layout: Layout, device: torch.device) -> Mesh:
+def group_timeout(stall_seconds: float) -> timedelta:
+    """Return how long a collective may wait: twice as long as until the watchdog names who stalls.
+
+    NCCL would else end all processes at the same moment, and nobody would know why.
+    """
+    return max(timedelta(seconds=2 * stall_seconds), default_pg_timeout)
+
+
+def set_timeout(stall_seconds: float, group: dist.ProcessGroup | None = None) -> None:
+    """Let a group, by default that of all processes, wait for `group_timeout`.
+
+    PyTorch gives a group of some processes the timeout of its backend, not that of the whole group.
+    """
+    if dist.get_backend(group) in ("nccl", "gloo"):
+        _set_pg_timeout(group_timeout(stall_seconds), group)
+
+
+def build_mesh(layout: Layout, device: torch.device, stall_seconds: float = 0.0) -> Mesh:
     """Connect the processes by dimension; every process calls it.
+
+    Args:
+        layout: The number of processes along each dimension.
+        device: Of this process.
+        stall_seconds: The time after which the watchdog names a stalled process.
 
     Raises:
         UserError: the layout is not that of the processes there are.
@@ -89,4 +118,7 @@ def build_mesh(layout: Layout, device: torch.device) -> Mesh:
     if not dist.is_initialized():
         return Mesh(layout, device)
     names, sizes = zip(*vars(layout).items(), strict=True)
-    return Mesh(layout, device, init_device_mesh(device.type, sizes, mesh_dim_names=names))
+    devices = init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    for group in (None, *devices.get_all_groups()):
+        set_timeout(stall_seconds, group)
+    return Mesh(layout, device, devices, stall_seconds)

@@ -40,10 +40,10 @@ from pipelines.models.weights import COMPUTE_DTYPES, canonical_name
 from pipelines.parallel.data_parallel import ShardedUpdate, is_fully_sharded, replicate, shard
 from pipelines.parallel.mesh import Mesh
 from pipelines.recipe.recipe import Recipe
-from pipelines.recipe.training_section import Parallel, Train
+from pipelines.recipe.training_section import Parallel
 
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
-# Dear to compute again: matrix products, attention, sums over processes and their exchanges.
+# Expensive to compute again: matrix products, attention, sums over processes and their exchanges.
 _KEPT = {
     _aten.mm.default,
     _aten.addmm.default,
@@ -62,7 +62,9 @@ _KEPT = {
 
 
 def checkpoint_activations(
-    blocks: Iterable[nn.Module], mode: Literal["none", "selective", "full"]
+    blocks: Iterable[nn.Module],
+    mode: Literal["none", "selective", "full"],
+    adapter_rank: int | None = None,
 ) -> None:
     """Make each block keep less between its forward and its backward pass.
 
@@ -74,10 +76,14 @@ def checkpoint_activations(
         mode: `full` keeps a block's inputs; `selective` also the outputs of matrix products,
             attention, sums over processes and their exchanges, so that only what is cheap is
             computed again.
+        adapter_rank: Of LoRA, whose second product is cheap and as large as the one beside it: it
+            is computed again, too.
     """
     if mode == "none":
         return
-    further = {"context_fn": _keep_dear} if mode == "selective" else {}
+    policy = partial(_policy, adapter_rank)
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    further = {"context_fn": contexts} if mode == "selective" else {}
     for block in blocks:
         block.forward = _checkpointed(block.forward, further)
 
@@ -89,13 +95,13 @@ def _checkpointed(forward: Any, further: dict[str, Any]) -> Any:
     return recomputed
 
 
-def _policy(_context: Any, operator: Any, *_arguments: Any, **_named: Any) -> CheckpointPolicy:
-    if operator in _KEPT:
+def _policy(
+    adapter_rank: int | None, _context: Any, operator: Any, *arguments: Any, **_named: Any
+) -> CheckpointPolicy:
+    is_second_of_adapter = operator is _aten.mm.default and arguments[0].shape[1] == adapter_rank
+    if operator in _KEPT and not is_second_of_adapter:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
-
-
-_keep_dear = partial(create_selective_checkpoint_contexts, _policy)
 
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -244,7 +250,7 @@ def _lay(
         from pipelines.parallel.context_parallel import context_parallel
 
         context_parallel(part, cp)
-    _compute_again(part, train, divided=tp is not None)
+    _compute_again(part, recipe, divided=tp is not None)
     sharded = is_fully_sharded(mesh, parallel)
     if sharded:
         shard(part, part.layers.values(), mesh, parallel, COMPUTE_DTYPES.get(train.precision))
@@ -254,20 +260,26 @@ def _lay(
     return part if sharded else replicate(part, mesh)
 
 
-def _compute_again(part: Transformer, train: Train, *, divided: bool) -> None:
+def _compute_again(part: Transformer, recipe: Recipe, *, divided: bool) -> None:
     """Activation checkpointing, then compile, which so decides together what is computed again.
 
     Whole blocks that are divided are compiled first: torch 2.13 can't keep a mesh, which a DTensor
     has, between the two halves of a graph that is computed again.
     """
-    blocks, mode = part.layers.values(), train.activation_checkpoint
-    compiled_first = divided and mode == "full"
+    train, adapter = recipe.train, recipe.adapter
+    again = partial(
+        checkpoint_activations,
+        part.layers.values(),
+        train.activation_checkpoint,
+        None if adapter.kind == "none" else adapter.rank,
+    )
+    compiled_first = divided and train.activation_checkpoint == "full"
     if not compiled_first:
-        checkpoint_activations(blocks, mode)
+        again()
     if train.compile:
         compile_blocks(part)
     if compiled_first:
-        checkpoint_activations(blocks, mode)
+        again()
 
 
 def _make_room(model: nn.Module, device: torch.device, *, on_cpu: bool) -> None:

@@ -15,16 +15,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
-from pipelines.parallel.mesh import Mesh
+from pipelines.parallel.mesh import Mesh, set_timeout
 
 T = TypeVar("T")
 
 
 @contextmanager
-def process_group(*, even_alone: bool = False) -> Iterator[torch.device]:
+def process_group(
+    stall_seconds: float | None = None, *, even_alone: bool = False
+) -> Iterator[torch.device]:
     """Connect the processes by the variables that torchrun sets, and yield this one's device.
 
     Args:
+        stall_seconds: The time after which the watchdog names a stalled process; see `set_timeout`.
         even_alone: Make a group of one process, too, as `fully_shard` needs one.
     """
     device = _device()
@@ -33,10 +36,14 @@ def process_group(*, even_alone: bool = False) -> Iterator[torch.device]:
     if ours:
         backend = dist.get_default_backend_for_device(device)
         if world > 1:
-            dist.init_process_group(backend)
+            # A group that knows its device needs no first collective to guess it.
+            known = None if device.type == "cpu" else device
+            dist.init_process_group(backend, device_id=known)
         else:
             store = torch._C._distributed_c10d.HashStore()
             dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    if stall_seconds is not None and dist.is_initialized():
+        set_timeout(stall_seconds)
     ended = device.type == "cpu"  # a GPU's group ends as one: after a failure not all would come
     try:
         yield device

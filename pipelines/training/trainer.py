@@ -4,10 +4,9 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
-import torch.distributed as dist
 
 from pipelines.core.errors import SharedError
 from pipelines.loading.dataloader import Batch, TokenLoader
@@ -17,7 +16,7 @@ from pipelines.parallel.parallelize import Parallelized
 from pipelines.parallel.process_group import StepConsensus, from_all
 from pipelines.recipe.recipe import Recipe
 from pipelines.training import preemption, profiling
-from pipelines.training.checkpoint.checkpointer import Checkpoints, Position
+from pipelines.training.checkpoint.checkpointer import Checkpoints, Position, SaveRequest
 from pipelines.training.checkpoint.patience import Patience
 from pipelines.training.checkpoint.store import CheckpointStore
 from pipelines.training.forward_backward import StepBatches, forward_backward
@@ -33,6 +32,14 @@ from pipelines.training.profiling import StepProfiler
 from pipelines.training.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
+
+
+class _Requests(NamedTuple):
+    """What the processes want after a step."""
+
+    notices: list[Notice]  # why the run has to end early
+    saves: set[SaveRequest]
+    time_is_over: bool
 
 
 class Trainer:
@@ -130,20 +137,24 @@ class Trainer:
         for part in self.model.parts:
             part.train()
         hooks.begin_window()
-        finished = self._finished(position)
+        # The time may have been over before, when the run was stopped while it wrote its model.
+        finished = self._finished(position) or self._hear_requests(position).time_is_over
         while not finished:
-            self._step(position.step)
+            self._step(position)
             position = Position(position.step + 1, position.seconds)
             finished = self._finished(position)
+            requests = None
+            if self.consensus.is_wanted() and not finished:
+                requests = self._hear_requests(position)
+                finished = requests.time_is_over
             hooks.after_step(position.step - 1, last=finished)
-            wanted = self.consensus.is_wanted()
             saves = finished or position.step % self.train.checkpoint_every == 0
             if saves or position.step % self.train.log_every == 0:
                 position, finished = self._report_and_save(position, since, saves, finished)
                 since = position
                 hooks.begin_window()
-            if wanted and not finished:
-                self._answer_requests(position)
+            if requests and not finished:
+                self._answer(requests, position)
         self.checkpoints.finish(position)
         return position
 
@@ -164,13 +175,20 @@ class Trainer:
             self.checkpoints.save(position)
         return position, finished
 
-    def _answer_requests(self, position: Position) -> None:
-        """Answer the processes that want the run to end or a failed save to be checked."""
-        told = from_all((preemption.asked(), self.checkpoints.request))
-        if notices := [notice for notice, _ in told if notice]:
-            self._end_early(position, notices)
+    def _hear_requests(self, position: Position) -> "_Requests":
+        """Return what the processes want; all call it after the same step."""
+        mine = preemption.asked(), self.checkpoints.request, self._time_is_over(position)
+        notices, saves, over = zip(*from_all(mine), strict=True)
+        return _Requests(
+            [notice for notice in notices if notice], set(filter(None, saves)), over[0]
+        )
+
+    def _answer(self, requests: "_Requests", position: Position) -> None:
+        """End the run early, or look at a failed save."""
+        if requests.notices:
+            self._end_early(position, requests.notices)
         now = Position(position.step, position.seconds + self.meter.elapsed)
-        self.checkpoints.answer({request for _, request in told if request}, now)
+        self.checkpoints.answer(requests.saves, now)
 
     def _end_early(self, position: Position, notices: list[Notice]) -> NoReturn:
         """Save the weights, unless the last steps are to be undone, and end the run."""
@@ -189,9 +207,9 @@ class Trainer:
             self.events.note("preemption", key, reason, done, step=position.step)
         raise PreemptedError(f"step {position.step}: {reason}: {done}")
 
-    def _step(self, step: int) -> None:
+    def _step(self, position: Position) -> None:
         """Run one optimizer step on this process's share of the batch."""
-        hooks = self.hooks
+        hooks, step = self.hooks, position.step
         hooks.before_step(step)
         # Seeding each step makes random numbers resume correctly on any number of processes.
         torch.manual_seed(hash((self.recipe.seed, step, self.mesh.token_rank)))
@@ -207,6 +225,7 @@ class Trainer:
         factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
         scale_gradients(self.parameters, factor)
         wants = preemption.asked() is not None or self.checkpoints.request is not None
+        wants = wants or self._time_is_over(position)
         nats = self.consensus.sum(nats, "pp", "dp_replicate", "dp_shard", "cp", wanted=wants)
         hooks.enter_phase(step, "optimizer")
         self.checkpoints.before_update()
@@ -293,16 +312,15 @@ class Trainer:
         )
 
     def _finished(self, position: Position) -> bool:
-        """Return whether to stop; rank 0's clock decides, so that all stop at the same step."""
+        """Return whether to stop; several processes agree on the end of the time by their votes."""
+        alone = self.mesh.layout.world == 1
+        return position.step >= self.last_step or (alone and self._time_is_over(position))
+
+    def _time_is_over(self, position: Position) -> bool:
+        """Return whether the time limit is reached, by rank 0's clock; False on other ranks."""
         limit = self.train.max_seconds
-        finished = position.step >= self.last_step
-        if limit is not None:
-            finished = finished or position.seconds + self.meter.elapsed >= limit
-        if limit is None or self.mesh.layout.world == 1:
-            return finished
-        flag = torch.tensor(finished, device=self.device)
-        dist.broadcast(flag, src=0)
-        return bool(flag.item())  # a time limit costs this wait for the device
+        is_over = limit is not None and position.seconds + self.meter.elapsed >= limit
+        return is_over and self.mesh.rank == 0
 
 
 def _in_phases(

@@ -43,7 +43,7 @@ class PinnedReader(ThreadedReader):
     """Reads with O_DIRECT where the filesystem supports it, and copies on its own stream."""
 
     def __init__(self, paths: Sequence[Path], device: torch.device) -> None:
-        super().__init__(_THREADS)
+        super().__init__(_THREADS, device)
         self._paths = list(paths)
         self._direct = all(_takes_direct(path) for path in paths)
         self._files = [_open(path, self._direct) for path in paths]
@@ -137,6 +137,12 @@ CONFIG = Path("/etc/cufile.json")
 _CONFIG_VARIABLE = "CUFILE_ENV_PATH_JSON"
 _ALLOW = "CUFILE_ALLOW_COMPAT_MODE"
 _FORCE = "CUFILE_FORCE_COMPAT_MODE"
+# KvikIO has a compatibility mode of its own, and reads less than 1 MiB through the host.
+_NEVER_THROUGH_THE_HOST = {
+    _ALLOW: "false",
+    "KVIKIO_COMPAT_MODE": "OFF",
+    "KVIKIO_GDS_THRESHOLD": "0",
+}
 
 Load = Callable[[int, Tensor], None]  # fills a tensor with the bytes at an offset
 
@@ -145,7 +151,7 @@ class GdsReader(ThreadedReader):
     """Reads straight into device memory; make one only if `why_not` returned None."""
 
     def __init__(self, paths: Sequence[Path], device: torch.device) -> None:
-        super().__init__(_THREADS)
+        super().__init__(_THREADS, device)
         self._device = device
         self._paths = list(paths)
         opened, library = _library()
@@ -193,7 +199,7 @@ def why_not(
         return "compatibility mode: it is forced by cuFile's configuration"
     if _true(environ.get(_ALLOW)):
         return f"compatibility mode: {_ALLOW} is set, so that a read would prove nothing"
-    os.environ[_ALLOW] = "false"  # read when the library is first used
+    os.environ.update(_NEVER_THROUGH_THE_HOST)  # read when the libraries are first used
     try:
         (try_read or _read_a_page)(path, device)
     except (RuntimeError, OSError, UserError) as error:

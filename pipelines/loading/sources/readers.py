@@ -122,8 +122,14 @@ class ThreadedReader:
     name: str
     ahead = 8
 
-    def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="reader")
+    def __init__(self, threads: int, device: torch.device | None = None) -> None:
+        """Start no thread yet.
+
+        Args:
+            threads: How many pieces are filled at a time.
+            device: The accelerator that `fill` uses; None if it only uses the host's memory.
+        """
+        self._pool = device_threads(threads, "reader", device or torch.device("cpu"))
 
     def read(self, ranges: Ranges, out: Tensor) -> Wait:
         """See `Reader`."""
@@ -137,6 +143,18 @@ class ThreadedReader:
             The event that the caller's stream must wait for, if any.
         """
         raise NotImplementedError
+
+
+def device_threads(count: int, name: str, device: torch.device) -> ThreadPoolExecutor:
+    """Return a pool of threads that each are on this process's device.
+
+    A new thread is on device 0, where the first use of CUDA would take half a GiB for a context, in
+    each process of a node.
+    """
+    if device.type == "cpu":
+        return ThreadPoolExecutor(count, name)
+    enter = partial(torch.accelerator.set_device_index, device.index or 0)
+    return ThreadPoolExecutor(count, name, initializer=enter)
 
 
 def pieces(ranges: Ranges, out: Tensor) -> Iterator[tuple[int, int, Tensor]]:

@@ -76,7 +76,8 @@ def run(
     Returns:
         The record on rank 0, and None on the others.
     """
-    with process_group(even_alone=recipe.parallel.cpu_offload) as device:
+    stall, alone = recipe.train.stall_seconds, recipe.parallel.cpu_offload
+    with process_group(stall, even_alone=alone) as device:
         with one_for_all():
             check_recipe(recipe)
             set_precision(recipe.train.precision, device)
@@ -84,7 +85,7 @@ def run(
             shape = model_shape(recipe, dataset.vocab_size)
         settled = SettledLayout(recipe, shape, device, workspace)
         recipe = settled.recipe
-        mesh = build_mesh(settled.choice.layout, device)
+        mesh = build_mesh(settled.choice.layout, device, recipe.train.stall_seconds)
         with one_for_all():
             history = prepare(recipe, dataset, workspace, mesh)
             events = Events() if history is None else logbook(settled, workspace)

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
+from pipelines.parallel.mesh import group_timeout
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.parallel.process_group import one_for_all
 from pipelines.training.checkpoint.dcp_files import (
@@ -114,7 +115,10 @@ class Checkpoints:
         self._patience = patience or Patience(1, Events())
         # A separate group: the saving thread must not interfere with the training's collectives,
         # and NCCL can't send the Python objects that are exchanged here.
-        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._group = None
+        if dist.is_initialized():
+            timeout = group_timeout(model.mesh.stall_seconds)
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._is_first = self._group is None or dist.get_rank() == 0
         self._stager = HostStager(model.mesh.device)
         self._writing: _Writing | None = None
@@ -156,7 +160,7 @@ class Checkpoints:
         Raises:
             UserError: it can't be written, and waiting did not help.
         """
-        while not self._settle(position.step):
+        while not self._settle(position.step, last=True):
             time.sleep(RETRY_S)
             self._begin(position)
 
@@ -225,7 +229,7 @@ class Checkpoints:
         )
         self._writing = _Writing(position.step, begun.upload_completion, losses)
 
-    def _settle(self, step: int) -> bool:
+    def _settle(self, step: int, *, last: bool = False) -> bool:
         """Wait for the last save, and return whether it is complete.
 
         Raises:
@@ -235,7 +239,7 @@ class Checkpoints:
             self.wait()
         except UnsavedError as error:
             self._patience.failed(step, error)
-            if self._from_first(lambda: self._patience.is_spent(step)):
+            if self._from_first(lambda: self._patience.is_spent(step, last=last)):
                 raise
             return False
         return True

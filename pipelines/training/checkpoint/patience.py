@@ -82,11 +82,14 @@ class Patience:
             )
         self._retry_at = now + RETRY_S
 
-    def is_spent(self, step: int) -> bool:
-        """Return whether saving failed for too long, by this process's clock."""
+    def is_spent(self, step: int, *, last: bool = False) -> bool:
+        """Return whether saving failed for too long, by this process's clock.
+
+        After the last step nothing is computed any more, so only the time counts.
+        """
         if self._since is None:
             return False
-        late = step - self._saved >= MISSED * self._every
+        late = last or step - self._saved >= MISSED * self._every
         return late and time.monotonic() - self._since >= LONGEST_S
 
     @property

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from pipelines.loading.sources.readers import device_threads
 from pipelines.models.model_folder import fingerprint
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.recipe.recipe import Recipe
@@ -58,7 +59,7 @@ class HostStager(AsyncStager):
 
     def __init__(self, device: torch.device) -> None:
         self._stream = None if device.type == "cpu" else torch.Stream(device)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-staging")
+        self._pool = device_threads(1, "checkpoint-staging", device)
         self._buffers: State = {}
         self._copied: Future[State] | None = None
 

@@ -1,5 +1,8 @@
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipelines.models import attention
 from pipelines.models.attention import attend, attention_mask, positions
@@ -71,3 +74,23 @@ def test_positions_begin_anew_in_each_document() -> None:
         [0, 0, 1, 2, 3, 4, 5, 0],
     ]
     assert positions(tokens, None).tolist() == [list(range(8))]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_no_attention_on_a_gpu_writes_out_its_weights(
+    monkeypatch: pytest.MonkeyPatch, kind: torch.dtype
+) -> None:
+    """Groups in fp32 have no kernel, so that keys and values are repeated for it."""
+    asked: list[tuple[int, bool]] = []
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, enable_gqa: bool, **_: object) -> Tensor:
+        assert k.shape == v.shape
+        asked.append((k.shape[1], enable_gqa))
+        return q
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+    with FakeTensorMode():
+        q = torch.empty(1, 8, 5, 16, dtype=kind, device="cuda")
+        k = torch.empty(1, 2, 5, 16, dtype=kind, device="cuda")
+        attend(q, k, k, None)
+    assert asked == [(8, False) if kind == torch.float32 else (2, True)]

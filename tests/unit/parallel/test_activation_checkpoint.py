@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from pipelines.models.lora import LoRALinear, Size
 from pipelines.parallel.parallelize import checkpoint_activations
 
-BLOCKS, ROWS, WIDTH = 3, 8, 16
+BLOCKS, ROWS, WIDTH, RANK = 3, 8, 16, 4
 Mode = Literal["none", "selective", "full"]
 
 
@@ -33,7 +34,12 @@ def build(mode: Mode) -> nn.Sequential:
 
 def run(mode: Mode) -> tuple[int, Tensor, list[Tensor]]:
     """Bytes that the forward pass left behind, its result, the gradients."""
-    model = build(mode)
+    return measure(build(mode))
+
+
+def measure(model: nn.Module) -> tuple[int, Tensor, list[Tensor]]:
+    """Run a model forward and back once; see `run`."""
+    torch.manual_seed(0)
     x = torch.randn(ROWS, WIDTH)
     gc.collect()  # what other tests left would else be given back while this one counts
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -41,7 +47,8 @@ def run(mode: Mode) -> tuple[int, Tensor, list[Tensor]]:
     events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
     kept = sum(event.nbytes() for event in events if event.name() == "[memory]")
     out.square().sum().backward()
-    return kept, out.detach(), [each.grad for each in model.parameters()]
+    grads = [each.grad for each in model.parameters() if each.requires_grad]
+    return kept, out.detach(), grads
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
@@ -63,6 +70,23 @@ def test_what_is_kept() -> None:
     assert kept["selective"] - kept["full"] == products
     # What SiLU, the sine and the second product read; the dropout's mask and the result.
     assert kept["none"] == BLOCKS * (3 * hidden + 2 * stream)
+
+
+def test_an_adapters_large_product_is_not_kept_beside_that_of_the_frozen_weights() -> None:
+    def adapted(mode: Mode) -> tuple[int, list[Tensor]]:
+        torch.manual_seed(0)
+        size = Size(RANK, 2.0)
+        blocks = [nn.Sequential(LoRALinear(nn.Linear(WIDTH, WIDTH), size)) for _ in range(BLOCKS)]
+        for block in blocks:
+            nn.init.normal_(block[0].lora_b.weight)
+        checkpoint_activations(blocks, mode, RANK)
+        kept, _, gradients = measure(nn.Sequential(*blocks))
+        return kept, gradients
+
+    kept = {mode: adapted(mode)[0] for mode in ("selective", "full")}
+    whole, thin = ROWS * WIDTH * 4, ROWS * RANK * 4
+    assert kept["selective"] - kept["full"] == BLOCKS * (whole + thin)
+    assert all(map(torch.equal, adapted("none")[1], adapted("selective")[1]))
 
 
 def test_names_stay() -> None:

@@ -170,14 +170,14 @@ def test_a_workspace_at_another_commit_has_its_code_and_diff(tmp_path):
 
 
 def test_over_two_processes_to_the_step_at_which_the_clock_had_stopped_it(prepare, add):
-    limited = ("resources.workers=2", "parallel.sharding=full", "train.max_seconds=0.01")
+    limited = ("resources.workers=2", "parallel.sharding=full", "train.max_seconds=0.001")
     recipe, folder = prepare("two", *limited)
     run = read_json(folder / "run.json")
     two = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     engine = ["pipelines.training", "--recipe=params.yaml", "--workspace=."]
     subprocess.run([sys.executable, "-m", *two, *engine], cwd=folder, check=True)
     trained = TrainRecord.read(folder)
-    assert (trained.steps, trained.layout["parallel.dp_shard"]) == (1, 2)
+    assert (trained.steps, trained.layout["parallel.dp_shard"]) == (2, 2)
     version = add(recipe, folder, **run)  # the engine alone knows of no commit
     made = reproduction.reproduce(reproduction.find_origin(version))
     assert (made.equal, made.model_hash) == (True, trained.model_hash)

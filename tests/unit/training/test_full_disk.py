@@ -100,6 +100,17 @@ def test_a_disk_that_stays_full_ends_the_run_with_one_line(
     assert run.points[-1].step >= 2 * patience.MISSED
 
 
+@pytest.mark.timeout(60)
+def test_a_disk_that_is_full_at_the_end_holds_the_gpus_for_a_limited_time(
+    start: Callable, full: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LONGEST_S", 0.5)
+    run = start(steps=10, checkpoint_every=100)
+    full.set()
+    with pytest.raises(SharedError, match=r"step-000010: the checkpoint can't be written"):
+        run.trainer.fit()
+
+
 def test_what_waiting_does_not_fix_ends_it_at_once(
     start: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

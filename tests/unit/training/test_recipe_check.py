@@ -29,6 +29,7 @@ def test_shipped_recipes_run(name: str) -> None:
         ("parallel.cp=4", r"cp\(4\) \* tp\(1\) = 4 processes, but there are 2"),
         ("parallel.cpu_offload=true", r"cpu_offload: not with parallel\.sharding = none"),
         ("adapter.kind=lora", r"adapter\.kind = 'lora'"),
+        ("train.precision=fp8", r"without train\.compile = true it is slower than bf16"),
         ("resources.workers=99", r"99 data-parallel processes"),
         ("resources.workers=[1, 99]", r"99 data-parallel processes"),
         ("model.preset=lama-1m", "did you mean llama-1m"),

@@ -1,11 +1,13 @@
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import MARKER
+from pipelines.training.checkpoint.checkpointer import Position
 from pipelines.training.checkpoint.store import CheckpointStore
 
 
@@ -96,6 +98,15 @@ def test_the_time_limit_counts_over_a_resumption(start: Callable) -> None:
     assert position.seconds >= 0.3
     assert first.points[-1].last
     assert start(steps=100_000, max_seconds=0.3).trainer.fit() == position
+
+
+def test_the_time_limit_of_several_processes_is_no_collective_in_each_step(start: Callable) -> None:
+    trainer = start(max_seconds=1.0).trainer
+    for rank in (0, 1):
+        trainer.mesh = SimpleNamespace(rank=rank, layout=SimpleNamespace(world=2))
+        late = Position(3, 5.0)
+        assert not trainer._finished(late)  # there is no process group, so nothing was asked
+        assert trainer._time_is_over(late) == (rank == 0)
 
 
 def test_bf16_trains(start: Callable) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from pipelines.core.errors import UserError
 from pipelines.loading.sources import gpu_readers
+from pipelines.loading.sources.readers import device_threads
 
 GPU = torch.device("cuda", 0)  # only named: nothing is put there
 
@@ -17,7 +19,8 @@ GPU = torch.device("cuda", 0)  # only named: nothing is put there
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
     """`why_not`, of a machine that is made of files."""
-    monkeypatch.setenv(gpu_readers._ALLOW, "")  # put back after the test
+    for variable in gpu_readers._NEVER_THROUGH_THE_HOST:
+        monkeypatch.setenv(variable, "")  # put back after the test
 
     def why_not(
         driver: bool = True,
@@ -38,11 +41,10 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | 
 
 
 def test_a_read_that_may_not_fall_back_proves_it(ask: Callable[..., str | None]) -> None:
-    allowed: list[str | None] = []
-    assert (
-        ask(read=lambda _path, _device: allowed.append(os.environ.get(gpu_readers._ALLOW))) is None
-    )
-    assert allowed == ["false"]  # cuFile was told so before it was used
+    names = ("CUFILE_ALLOW_COMPAT_MODE", "KVIKIO_COMPAT_MODE", "KVIKIO_GDS_THRESHOLD")
+    told: list[list[str | None]] = []
+    assert ask(read=lambda _path, _device: told.append([*map(os.environ.get, names)])) is None
+    assert told == [["false", "OFF", "0"]]  # before cuFile and KvikIO were used
 
 
 def test_the_kernels_own_way_needs_no_driver(ask: Callable[..., str | None]) -> None:
@@ -88,6 +90,22 @@ def test_a_broken_configuration_is_one_line(tmp_path: Path) -> None:
     environ = {gpu_readers._CONFIG_VARIABLE: str(tmp_path / "cufile.json")}
     with pytest.raises(UserError, match=r"cufile\.json: .* not valid JSON"):
         gpu_readers.why_not(tmp_path, GPU, tmp_path, environ)
+
+
+def test_each_thread_is_on_the_device_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = threading.local()
+    monkeypatch.setattr(
+        torch.accelerator, "set_device_index", lambda index: setattr(on, "index", index)
+    )
+    pool = device_threads(2, "reader", torch.device("cuda", 5))
+    gate = threading.Barrier(2)  # two threads at once
+
+    def index() -> int:
+        gate.wait(10)
+        return int(on.index)
+
+    assert [each.result() for each in [pool.submit(index), pool.submit(index)]] == [5, 5]
+    pool.shutdown()
 
 
 def test_a_part_of_a_storage_is_that_part() -> None:

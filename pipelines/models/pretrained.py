@@ -1,11 +1,13 @@
 """Reading and writing a decoder as a Hugging Face folder: safetensors and JSON, never a pickle.
 
 This needs no `transformers`, whose `AutoModelForCausalLM` loads what `save_pretrained` writes.
-Only one tensor at a time is whole in memory, however many processes share the model.
+On a device only one tensor at a time is whole, however many processes share the model; a process
+that writes has at most two files' tensors on the host.
 """
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -19,9 +21,17 @@ from pipelines.models.config_json import write_config
 from pipelines.models.family_weights import NO_WEIGHT, Shapes, Stored, base_prefix, stored_tensors
 from pipelines.models.lora import adapted_layers
 from pipelines.models.model_folder import CONFIG, INDEX, WEIGHTS, load_config, weight_files
-from pipelines.models.safetensors_files import SafetensorsFiles
+from pipelines.models.safetensors_files import Rows, SafetensorsFiles
 from pipelines.models.transformer import Transformer
-from pipelines.models.weights import Place, canonical_name, fill, is_sharded, whole, writes
+from pipelines.models.weights import (
+    Place,
+    canonical_name,
+    fill,
+    is_sharded,
+    rows_here,
+    whole,
+    writes,
+)
 
 FILE_BYTES = 5 * 10**9  # largest size of one file, unless a single tensor is larger
 _EMBEDDINGS, _HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -70,7 +80,8 @@ def read_weights(
         folder: A folder in Hugging Face's format.
         config: The config of the whole model.
         places: The wanted parameters, on one device. A tensor with the type and layout of its file
-            is read directly into its place, which is yielded; others are yielded whole.
+            is read directly into its place, which is yielded; so is one that is sharded by rows,
+            when this process's rows are read and no others. Others are yielded whole.
 
     Raises:
         UserError: see `load_weights`.
@@ -78,16 +89,23 @@ def read_weights(
     files = SafetensorsFiles(weight_files(folder))
     found = _check(folder, config, files)
     wanted = {name: each for name, each in found.items() if each.parameters[0] in places}
-    into = {
-        name: place
-        for name, each in wanted.items()
-        if isinstance(place := places[each.parameters[0]], Tensor)
-        and each.split is None
-        and not is_sharded(place)
-    }
+    into: dict[str, Tensor] = {}
+    rows: dict[str, Rows] = {}
+    for name, each in wanted.items():
+        place = places[each.parameters[0]]
+        if isinstance(place, Tensor) and each.split is None:
+            if not is_sharded(place):
+                into[name] = place
+            elif (mine := rows_here(place)) is not None:
+                into[name], rows[name] = place.to_local(), mine
     device = next(iter(places.values())).device
-    for name, tensor in files.read(device, wanted, into):
+    for name, tensor in files.read(device, wanted, into, rows):
         stored = wanted[name]
+        if name in rows:
+            if tensor is not into[name]:
+                into[name].copy_(tensor)  # from another type
+            yield stored.parameters[0], places[stored.parameters[0]]  # type: ignore[misc]
+            continue
         parts = [tensor] if stored.split is None else stored.split(tensor)
         yield from zip(stored.parameters, parts, strict=True)
 
@@ -116,7 +134,8 @@ def save_pretrained(
     """Write a folder that `AutoModelForCausalLM.from_pretrained` loads.
 
     If the model is sharded or split into stages, all processes call this together: tensors are
-    gathered one at a time, and rank 0 writes them.
+    gathered one at a time, and the processes take turns with the files, so that they write at the
+    same time, to a folder that they share.
 
     Args:
         model: The model or this process's stages of it, on any device; the type is kept.
@@ -129,9 +148,9 @@ def save_pretrained(
     shapes = _whole_shapes(config)
     groups = _grouped(stored_tensors(config, shapes), dtype.itemsize)
     gather = _Gather(shapes, places)
+    folder.mkdir(parents=True, exist_ok=True)
     values = write_config(config, str(dtype).removeprefix("torch."))
     if writes():
-        folder.mkdir(parents=True, exist_ok=True)
         special = {} if end_of_text is None else dict.fromkeys(_SPECIAL_TOKENS, end_of_text)
         write_json(folder / CONFIG, values | special)
         write_json(folder / "generation_config.json", special)
@@ -139,8 +158,18 @@ def save_pretrained(
     if len(groups) > 1:
         names = [f"model-{n:05}-of-{len(groups):05}.safetensors" for n in range(1, len(groups) + 1)]
         _write_index(folder, dict(zip(names, groups, strict=True)), dtype.itemsize)
-    for name, group in zip(names, groups, strict=True):
-        _write(folder / name, group, gather)
+    with ThreadPoolExecutor(1, "export") as thread:
+        written: Future[None] | None = None
+        for number, (name, group) in enumerate(zip(names, groups, strict=True)):
+            tensors = _gathered(group, gather, number % gather.world)
+            if tensors:  # this process writes them, while all gather the next file's
+                if written is not None:
+                    written.result()  # no more than two files are in its memory
+                written = thread.submit(_write, folder / name, tensors)
+        if written is not None:
+            written.result()
+    if gather.world > 1:
+        dist.barrier()  # the folder is complete for every process
 
 
 def _check(folder: Path, config: DecoderConfig, files: SafetensorsFiles) -> dict[str, Stored]:
@@ -191,40 +220,48 @@ def _write_index(folder: Path, files: Mapping[str, list[Stored]], itemsize: int)
         write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
 
 
-def _write(path: Path, group: list[Stored], gather: "_Gather") -> None:
-    from safetensors.torch import save_file
-
+def _gathered(group: list[Stored], gather: "_Gather", writer: int) -> dict[str, Tensor]:
+    """Return a file's tensors on the process that writes it, and none on the others."""
     tensors = {}
     for stored in group:
-        parts = [gather(name) for name in stored.parameters]
-        if writes():
+        parts = [gather(name, writer) for name in stored.parameters]
+        if gather.rank == writer:
             tensor = parts[0] if stored.join is None else stored.join(parts)
             tensors[stored.name] = tensor.cpu().contiguous()
-    if tensors:
-        save_file(tensors, path, metadata={"format": "pt"})
+    return tensors
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 class _Gather:
-    """Brings whole parameters to rank 0 from the processes that hold them."""
+    """Brings whole parameters to one process from those that hold them."""
 
     def __init__(self, shapes: Shapes, places: Mapping[str, Place]) -> None:
         """Learn which process holds which parameters, asking others only if some are not here."""
+        self.rank, self.world = 0, 1
+        if dist.is_initialized():
+            self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self._shapes = shapes
         self._places = places
-        self._holders: list[Collection[str]] = [places.keys()]
+        self._holders: list[Collection[str]] = [places.keys()] * self.world
         if shapes.keys() != places.keys():
-            self._holders = [()] * dist.get_world_size()
             dist.all_gather_object(self._holders, list(places))
 
-    def __call__(self, name: str) -> Tensor:
-        """Return a whole parameter on rank 0; the result on other ranks is meaningless."""
+    def __call__(self, name: str, to: int) -> Tensor:
+        """Return a whole parameter on the rank `to`; what other ranks get is meaningless."""
         mine = self._places.get(name)
         # All processes that share the parameter call `whole`, as it is a collective operation.
         tensor = torch.empty(0) if mine is None else whole(mine)
+        if name in self._holders[to]:
+            return tensor
         holder = next(number for number, names in enumerate(self._holders) if name in names)
-        if holder and dist.get_rank() == holder:
-            dist.send(tensor.contiguous(), 0)
-        elif holder and writes():
+        if self.rank == holder:
+            dist.send(tensor.contiguous(), to)
+        elif self.rank == to:
             like = next(iter(self._places.values()))
             device = like.device_mesh.device_type if is_sharded(like) else like.device
             tensor = torch.empty(self._shapes[name], dtype=like.dtype, device=device)

@@ -48,6 +48,13 @@ class TensorPlace(NamedTuple):
     dtype: torch.dtype
 
 
+class Rows(NamedTuple):
+    """Consecutive rows of a tensor, from `first` to before `stop`."""
+
+    first: int
+    stop: int
+
+
 class SafetensorsFiles:
     """The tensors of one or several files.
 
@@ -74,6 +81,7 @@ class SafetensorsFiles:
         device: torch.device,
         names: Collection[str] | None = None,
         into: Mapping[str, Tensor] = MappingProxyType({}),
+        rows: Mapping[str, Rows] = MappingProxyType({}),
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield tensors in the order of the files, while the next ones are already being read.
 
@@ -81,11 +89,13 @@ class SafetensorsFiles:
             device: The device to read to.
             names: The wanted tensors; all by default.
             into: Destinations by name; each is used if its type and layout are the file's.
+            rows: The wanted rows, of tensors of which not all are wanted.
         """
         reader = open_for_bulk(self._paths, device)
         wanted = self.places if names is None else {name: self.places[name] for name in names}
         begun: deque[tuple[str, Tensor, Wait]] = deque()
-        for name, place in sorted(wanted.items(), key=lambda each: each[1][:2]):
+        for name, whole in sorted(wanted.items(), key=lambda each: each[1][:2]):
+            place = whole if name not in rows else _of_rows(whole, rows[name])
             tensor = into.get(name)
             if tensor is None or tensor.dtype != place.dtype or not tensor.is_contiguous():
                 tensor = torch.empty(place.shape, dtype=place.dtype, device=device)
@@ -95,6 +105,12 @@ class SafetensorsFiles:
                 yield _finish(begun)
         while begun:
             yield _finish(begun)
+
+
+def _of_rows(whole: TensorPlace, rows: Rows) -> TensorPlace:
+    row_bytes = math.prod(whole.shape[1:]) * whole.dtype.itemsize
+    shape = (rows.stop - rows.first, *whole.shape[1:])
+    return whole._replace(offset=whole.offset + rows.first * row_bytes, shape=shape)
 
 
 def weight_bytes(paths: Sequence[Path]) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
+from pipelines.models.safetensors_files import Rows
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -92,6 +93,24 @@ def whole(parameter: Place) -> Tensor:
 def is_sharded(tensor: Place) -> "TypeGuard[DTensor]":
     """Return whether a parameter is a DTensor, of which this process holds only a part."""
     return hasattr(tensor, "placements")
+
+
+def rows_here(parameter: "DTensor") -> Rows | None:
+    """Return which rows of a sharded parameter this process holds; None if it holds parts of rows.
+
+    A process without a row has the rows from 0 to 0.
+    """
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    local = parameter.to_local()
+    if not (local.is_contiguous() and tuple(shape) == tuple(local.shape)):
+        return None
+    if tuple(shape[1:]) != tuple(parameter.shape[1:]):
+        return None
+    return Rows(offset[0], offset[0] + shape[0]) if shape[0] else Rows(0, 0)
 
 
 def draw(module: nn.Module, config: DecoderConfig, seed: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from pipelines.models import pretrained, safetensors_files
 from pipelines.models.config import DecoderConfig
 from pipelines.models.families import flags
 from pipelines.models.pretrained import load_weights, save_pretrained
@@ -75,3 +76,47 @@ def test_every_layout_writes_the_folder_of_one_process(
         expected = (tmp_path / "alone" / file).read_bytes()
         assert (tmp_path / "drawn" / file).read_bytes() == expected
         assert (tmp_path / "loaded" / file).read_bytes() == expected
+
+
+def shares(config: DecoderConfig, read: Path, folder: Path) -> tuple[int, list[str]]:
+    """What each process reads, in bytes, and which files it writes; it writes several."""
+    seen, written = 0, []
+    read_whole, write = safetensors_files.read_whole, pretrained._write
+
+    def count(reader: Any, file: int, offset: int, out: torch.Tensor) -> Any:
+        nonlocal seen
+        seen += out.nbytes
+        return read_whole(reader, file, offset, out)
+
+    def note(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        written.append(path.name)
+        write(path, tensors)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(safetensors_files, "read_whole", count)
+        patch.setattr(pretrained, "_write", note)
+        patch.setattr(pretrained, "FILE_BYTES", 10_000)
+        lay_and_save(config, {"sharding": "full", "dp_shard": 2}, read, folder)
+    return seen, written
+
+
+def test_each_process_reads_its_own_rows_and_writes_its_share_of_the_files(
+    pool: Callable[[int], Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = Transformer(LLAMA)
+    alone.init_weights(3)
+    save_pretrained(alone, tmp_path / "alone")
+    (first, mine), (second, others) = pool(2).run(shares, LLAMA, tmp_path / "alone", tmp_path)
+    whole = sum(parameter.nbytes for parameter in alone.parameters())
+    assert first == second == whole // 2
+    monkeypatch.setattr(pretrained, "FILE_BYTES", 10_000)
+    save_pretrained(alone, tmp_path / "again")
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    for name in ("drawn", "loaded"):
+        found = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        assert found == expected
+    files = sorted(name for name in expected if name.endswith(".safetensors"))
+    assert len(files) > 4
+    # Both models, file after file.
+    assert mine == files[::2] * 2
+    assert others == files[1::2] * 2

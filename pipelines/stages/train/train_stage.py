@@ -264,7 +264,7 @@ def export(
     output = output_folder(workspace, STAGE)
     tokenizer = output_folder(workspace, PreprocessRecord.stage) / "tokenizer"
     if history is not None:
-        shutil.copytree(tokenizer, output / MODEL)
+        shutil.copytree(tokenizer, output / MODEL, dirs_exist_ok=True)  # others write there, too
     save_pretrained(model.modules, output / MODEL, end_of_text=Encoder(tokenizer).end_id)
     has_adapter = settled.recipe.adapter.kind != "none"
     if has_adapter:

@@ -2,7 +2,7 @@
 # Half of the time of an import is its compilation, which tests would repeat in each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env bench-env demo down check audit dist test-fast test test-parity test-faults test-infra clean
+.PHONY: help env bench-env demo down check audit dist test-fast test test-install test-parity test-faults test-infra clean
 
 help:
 	@echo "make env    the virtual environment .venv, from requirements.lock"
@@ -14,6 +14,7 @@ help:
 	@echo "make dist   Penstock as a wheel, in dist/, for projects that \`penstock init\` made"
 	@echo "make test-fast  the tests that need no service and little time: two of three, in a minute and a half"
 	@echo "make test   the tests"
+	@echo "make test-install  Penstock as a wheel: a team's project with a platform of its own, each extra alone"
 	@echo "make test-parity  check that many processes train the same model as a single one"
 	@echo "make test-faults  kills, full disks and outages on a real platform; ROW=row_04 runs one of them"
 	@echo "make test-infra  real images, Compose, Slurm, Kubernetes and object stores; as root on Debian; PART=slurm runs one"
@@ -54,8 +55,12 @@ SHARED = tests/distributed tests/integration tests/e2e tests/platform tests/faul
 # Unit tests on two processes, a thread each; of the rest one has the platform, and what hurts that
 # comes last, and the other all that needs none.
 test: env bench-env
-	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 $(SHARED:%=--ignore=%)
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 $(SHARED:%=--ignore=%) --ignore=tests/install
 	.venv/bin/pytest -n 2 $(SHARED)
+
+# Installs hundreds of packages several times and starts a second platform.
+test-install: env
+	.venv/bin/pytest -n 2 tests/install
 
 test-parity: env
 	OMP_NUM_THREADS=1 .venv/bin/pytest -m parity $(SHARED)
@@ -63,7 +68,7 @@ test-parity: env
 # Some two minutes a row. Each is a command of its own: make test-faults ROW=row_04
 ROW =
 test-faults: env
-	.venv/bin/pytest -m faults $(SHARED) -k "$(ROW)"
+	.venv/bin/pytest -m faults $(SHARED) tests/install -k "$(ROW)"
 
 # Installs Debian's packages, builds what Debian only has as source and keeps that in
 # $$PENSTOCK_INFRA_CACHE. What can't run here is skipped with its reason.

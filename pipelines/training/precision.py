@@ -42,7 +42,8 @@ def set_precision(precision: str, device: torch.device) -> None:
         _need(device, _FP8_CAPABILITY, precision, "set bf16")
     if device.type == "cpu":
         _let_onednn_multiply()
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    else:  # not by a backend's own setting: torch.compile asks for this one, and refuses both
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
 
 
 def _let_onednn_multiply() -> None:

@@ -321,8 +321,8 @@ def _write_outputs(
 ) -> None:
     import pyarrow.parquet as pq
 
+    from pipelines.evaluation.evaluation_page import Evaluation, write_report
     from pipelines.evaluation.loss_curve import CURVE, draw_loss_curve, read_history, write_curve
-    from pipelines.evaluation.report import Evaluation, write_report
     from pipelines.evaluation.slices import write_slices
 
     write_json(folder / "answers.json", [answer._asdict() for answer in measured.answers])

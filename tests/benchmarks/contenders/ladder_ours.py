@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pipelines.models.config import DecoderConfig
 from pipelines.run.records import Split
+from pipelines.training.checkpoint.checkpointer import Position
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.contenders.our_trainer import Built, build_trainer
 
@@ -67,7 +68,7 @@ def _peak(folder: Path, options: dict[str, Any]) -> int:
         trainer = _build(folder, options, MEASURED_STEPS).trainer
         with trainer.watchdog:
             for step in range(MEASURED_STEPS):
-                trainer._step(step)  # a whole run would count its checkpoint too
+                trainer._step(Position(step))  # a whole run would count its checkpoint too
 
     work()
     gc.collect()

@@ -24,6 +24,7 @@ from pipelines.parallel.parallelize import parallelize
 from pipelines.planning.memory_training import Training
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import Split
+from pipelines.training.checkpoint.checkpointer import Position
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.profiling import StepProfiler
 from pipelines.training.trainer import Trainer
@@ -96,7 +97,7 @@ def training_of(recipe: Recipe, *, on_cpu: bool, layout: Layout = ALONE) -> Trai
 def _trained(trainer: Trainer) -> None:
     with trainer.watchdog, _one_thread():
         for step in range(STEPS):
-            trainer._step(step)
+            trainer._step(Position(step))
 
 
 def _trainer(

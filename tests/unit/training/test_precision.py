@@ -6,6 +6,7 @@ import torch
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
 from pipelines.models.transformer import Transformer
+from pipelines.training.checkpoint.checkpointer import Position
 from pipelines.training.precision import LossScale, set_precision, to_fp8
 
 CPU = torch.device("cpu")
@@ -58,7 +59,7 @@ def test_a_step_that_overflows_is_left_out(start: Callable) -> None:
     run.trainer.scale.scale.fill_(2.0**40)
     before = {name: each.clone() for name, each in run.model.state_dict().items()}
     with run.trainer.watchdog:
-        run.trainer._step(0)
+        run.trainer._step(Position())
     assert float(run.trainer.scale.scale) == 2.0**39
     assert all(torch.equal(each, before[name]) for name, each in run.model.state_dict().items())
 

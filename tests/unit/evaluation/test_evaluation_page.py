@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from pipelines.evaluation.evaluation_page import Evaluation, write_report
 from pipelines.evaluation.loss_curve import CurvePoint, draw_loss_curve
-from pipelines.evaluation.report import Evaluation, write_report
 from pipelines.run.records import (
     DatasetRef,
     EvaluateRecord,

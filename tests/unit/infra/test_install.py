@@ -22,7 +22,7 @@ from tests.unit.infra.test_kubernetes_values import DIGEST, OTHERS, changed
 INSTALL = FOLDER / "install.py"
 PREREQUISITES = yaml.safe_load((FOLDER / "prerequisites.yaml").read_text())
 # A kubectl that renders as ever, notes what it is told, and answers from a file.
-KUBECTL = """#!{python}
+KUBECTL = """#!/usr/bin/env python3
 import json, os, pathlib, sys
 folder = pathlib.Path(__file__).parent
 if sys.argv[1] == "kustomize":
@@ -89,7 +89,7 @@ def install(command: str, site: Path, cluster: dict[str, Any]) -> tuple[int, str
     """The exit code, what it said, and what kubectl was told."""
     folder = site.parents[2] / "bin"
     folder.mkdir()
-    text = KUBECTL.format(python=sys.executable, kubectl=shutil.which("kubectl"))
+    text = KUBECTL.format(kubectl=shutil.which("kubectl"))
     (folder / "kubectl").write_text(text)
     (folder / "kubectl").chmod(0o755)
     (folder / "cluster.json").write_text(json.dumps(cluster))

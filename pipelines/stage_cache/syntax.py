@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from pipelines.core.product import CODE
@@ -60,7 +60,7 @@ class Definition:
         Imports inside it are ignored: they say where something is, and not what it is.
         """
         node: ast.AST = self.node
-        if any(isinstance(each, _IMPORTS) for each in ast.walk(node)):
+        if any(isinstance(each, _IMPORTS) for each in self._nodes):
             node = _WithoutImports().generic_visit(deepcopy(node))
         return hashlib.sha256(ast.dump(node).encode()).hexdigest()
 
@@ -72,20 +72,23 @@ class Definition:
     @cached_property
     def words(self) -> frozenset[str]:
         """The attribute names and the strings in it."""
-        nodes = list(ast.walk(self.node))
-        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        values = {node.value for node in nodes if isinstance(node, ast.Constant)}
+        attributes = {node.attr for node in self._nodes if isinstance(node, ast.Attribute)}
+        values = {node.value for node in self._nodes if isinstance(node, ast.Constant)}
         return frozenset(attributes | {value for value in values if isinstance(value, str)})
 
     @cached_property
     def imports(self) -> dict[str, Imported]:
         """The imports inside it, by local name."""
-        return dict(_imports(ast.walk(self.node)))
+        return dict(_imports(self._nodes))
 
     @cached_property
     def imported_modules(self) -> frozenset[str]:
         """The modules that imports inside it may load: `from a import b` may load two."""
-        return frozenset(_imported_modules(ast.walk(self.node)))
+        return frozenset(_imported_modules(self._nodes))
+
+    @cached_property
+    def _nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.node))
 
     @property
     def lines(self) -> list[str]:
@@ -176,7 +179,7 @@ class Sources:
         """Return the module with a dotted name, or None if the project has no such module."""
         if name not in self._modules:
             file = self.path(name)
-            self._modules[name] = Module(name, file.read_text(encoding="utf-8")) if file else None
+            self._modules[name] = _module(name, file.read_text(encoding="utf-8")) if file else None
         return self._modules[name]
 
     def of_values(self) -> list[Module]:
@@ -190,6 +193,10 @@ class Sources:
         place = self._folder.joinpath(*name.split("."))
         files = (place.with_suffix(".py"), place / "__init__.py")
         return next((file for file in files if file.is_file()), None)
+
+
+# A checkout and the workspaces that it is compared with have nearly all their texts in common.
+_module = lru_cache(maxsize=1024)(Module)
 
 
 def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Imported]]:

@@ -121,7 +121,7 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
         errors: Mapping[int, Exception] = worker_group_status.errors
         ends = notice.asked(self._workspace)
         if not errors:
-            if ends:  # told at each look, as a run that does not train yet pays no heed
+            if ends:  # told each time, as a run that does not train yet ignores it
                 self._workers[0].execute_async(preemption.ask, "the job's time ends")
             return
         if ends and (saved := _preempted(errors)):

@@ -82,13 +82,13 @@ class RayJobTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield one event: success, or the job's `Job.model_dump`, perhaps LOST or UNREACHABLE."""
         workspace, stage = Path(self.workspace), Path(self.state_path).stem
-        presence = TriggererProcess(Path(self.state_path), self.submission_id)
+        process = TriggererProcess(Path(self.state_path), self.submission_id)
         progress = ProgressReader(workspace, self.offset)
-        if await asyncio.to_thread(presence.arrive, workspace, stage):
+        if await asyncio.to_thread(process.arrive, workspace, stage):
             progress = ProgressReader.at_end(workspace)  # the log has the earlier lines
             self.log.info("the triggerer was replaced; %s continues", self.submission_id)
         job = await self._follow(progress)
-        presence.leave()
+        process.leave()
         if job.status == "SUCCEEDED" and has_result(self.workspace, self.result):
             self.log.info("Ray job %s succeeded", self.submission_id)
             yield TaskSuccessEvent(xcoms={RETURN_VALUE: self.returns})

@@ -1,7 +1,7 @@
-"""MLflow's login by OpenID Connect: people bring the ID token that the gateway got for them.
+"""MLflow's login by OpenID Connect: each request brings the ID token that the gateway got.
 
-A person is a user of MLflow's from the first visit on. Programs go on with a user and a password of
-MLflow's own.
+Who visits for the first time becomes a user of MLflow. Programs still log in with a user and a
+password of MLflow's own.
 """
 
 import json
@@ -23,7 +23,7 @@ ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")  # nobody but the provider can
 
 
 def authenticate() -> Authorization | Response:
-    """Who asks: MLflow's `authorization_function`."""
+    """Return who sent the request; MLflow calls this as its `authorization_function`."""
     shown = request.authorization
     if shown is None or shown.type != "bearer":
         return authenticate_request_basic_auth()
@@ -35,7 +35,7 @@ def authenticate() -> Authorization | Response:
     is_admin = os.environ["PENSTOCK_OIDC_ADMINS"] in groups
     if not is_admin and os.environ["PENSTOCK_OIDC_USERS"] not in groups:
         return Response("none of your groups has access", 403)
-    name = f"oidc_{who['sub']}"  # what no provider gives to another person
+    name = f"oidc_{who['sub']}"  # the provider gives no other user the same
     remember(name, is_admin)
     return Authorization("bearer", {"username": name})
 

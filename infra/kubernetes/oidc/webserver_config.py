@@ -17,10 +17,10 @@ class Login(FabAirflowSecurityManagerOverride):
     """What the ID token says, whose signature, audience and nonce Authlib has checked."""
 
     def get_oauth_user_info(self, provider: str, resp: dict[str, Any]) -> dict[str, Any]:
-        """Return the person who logs in, and the groups that have a role here."""
+        """Return the user who logs in, and the groups that have a role here."""
         who = resp["userinfo"]
         return {
-            "username": f"{provider}_{who['sub']}",  # what no provider gives to another person
+            "username": f"{provider}_{who['sub']}",  # the provider gives no other user the same
             "email": who.get("email", f"{who['sub']}@{provider}"),
             "first_name": who.get("given_name") or who.get("name") or who["sub"],
             "last_name": who.get("family_name", "-"),

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from pipelines.core.settings import Settings
 from pipelines.platform.dag_runs import Summary, page
-from pipelines.platform.secrets import AIRFLOW_USER
 from pipelines.run.progress import Progress
 from pipelines.run.records import EvaluateRecord, RegisterRecord
 from pipelines.run.workspace import workspace_path
@@ -67,7 +66,7 @@ def print_summary(summary: Summary, settings: Settings) -> None:
         console.print(f"cached    {', '.join(cached)}")
     console.print(
         f"Airflow   {page(settings, summary.dag_run_id)}\n"
-        f"          user {AIRFLOW_USER}, password in {settings.airflow_password_path}\n"
+        f"          user {settings.airflow_user}, password in {settings.airflow_password_path}\n"
         f"MLflow    {settings.mlflow_url}",
         soft_wrap=True,
     )

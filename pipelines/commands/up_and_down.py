@@ -49,13 +49,15 @@ def status(as_json: Json = False) -> None:
     import json
 
     from pipelines.platform import platform
-    from pipelines.platform.secrets import AIRFLOW_USER
 
     settings = load_settings()
     parts = platform.status(settings)
     ready = all(part.state == "ready" for part in parts)
     if as_json:
-        login = {"user": AIRFLOW_USER, "password_file": str(settings.airflow_password_path)}
+        login = {
+            "user": settings.airflow_user,
+            "password_file": str(settings.airflow_password_path),
+        }
         values = [dataclasses.asdict(part) for part in parts]
         typer.echo(json.dumps({"ready": ready, "parts": values, "airflow_login": login}, indent=2))
     else:
@@ -92,11 +94,9 @@ def logs(
 
 
 def _show_addresses() -> None:
-    from pipelines.platform.secrets import AIRFLOW_USER
-
     settings = load_settings()
     typer.echo(
-        f"Airflow  {settings.airflow_url}  user {AIRFLOW_USER}, "
+        f"Airflow  {settings.airflow_url}  user {settings.airflow_user}, "
         f"password in {settings.airflow_password_path}\n"
         f"MLflow   {settings.mlflow_url}\n"
         f"Ray      {settings.ray_url}  token in {settings.ray_token_path}"

@@ -29,6 +29,7 @@ class Settings:
     ray_port: int  # PENSTOCK_RAY_PORT: the dashboard and the Jobs API
     ray_gcs_port: int  # PENSTOCK_RAY_GCS_PORT
     airflow_url: str  # PENSTOCK_AIRFLOW_URL
+    airflow_user: str  # PENSTOCK_AIRFLOW_USER: as whom Penstock logs in there
     mlflow_url: str  # MLFLOW_TRACKING_URI
     ray_url: str  # RAY_API_SERVER_ADDRESS
     datasets_url: str  # PENSTOCK_DATASETS_URL: the git repository of dataset versions, path or URL
@@ -59,7 +60,7 @@ class Settings:
 
     @property
     def airflow_password_path(self) -> Path:
-        """The file with the password of Airflow's user `admin`."""
+        """The file with the password of `airflow_user`."""
         return self.secrets / "airflow-password"
 
     @property
@@ -92,6 +93,7 @@ def load_settings() -> Settings:
         ray_port=ray_port,
         ray_gcs_port=_port("PENSTOCK_RAY_GCS_PORT", 6379, running),
         airflow_url=env.get("PENSTOCK_AIRFLOW_URL", f"http://127.0.0.1:{airflow_port}"),
+        airflow_user=env.get("PENSTOCK_AIRFLOW_USER") or "admin",
         mlflow_url=env.get("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{mlflow_port}"),
         ray_url=env.get("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{ray_port}"),
         datasets_url=_place("PENSTOCK_DATASETS_URL", home / "datasets.git"),

@@ -20,15 +20,6 @@ class RayJobsHook(BaseHook):
         super().__init__(**kwargs)
         self.ray_conn_id = ray_conn_id
 
-    @classmethod
-    def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """Return what Airflow's form of a connection shows."""
-        return {
-            "hidden_fields": ["schema", "login", "extra"],
-            "relabeling": {"host": "Dashboard's address", "password": "Token"},
-            "placeholders": {"host": "https://ray.example.org", "port": "8265"},
-        }
-
     def place(self) -> tuple[str, str | None]:
         """Return the address of the Jobs API, and the token if the cluster requires one."""
         found = self.get_connection(self.ray_conn_id)

@@ -19,7 +19,6 @@ from tenacity import RetryCallState, retry, retry_if_exception, stop_after_delay
 from pipelines.core.errors import UnreachableError, UserError, one_line
 from pipelines.core.settings import GPU_POOL, Settings
 from pipelines.orchestration.jobs_api import TokenFile
-from pipelines.platform.secrets import AIRFLOW_USER
 
 _API = "/api/v2"
 _TIMEOUT_S = 30.0
@@ -63,7 +62,7 @@ class AirflowApi:
     """A client that logs in, and logs in again when its token has expired.
 
     Raises:
-        UserError: Airflow does not answer because the platform is not up.
+        UserError: Airflow does not answer because the platform is not up, or has no password.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -72,7 +71,12 @@ class AirflowApi:
         )
         try:
             self._client.get(f"{_API}/version").raise_for_status()
-        except (FileNotFoundError, httpx.ConnectError):
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{error.filename}: there is no password of {settings.airflow_user} for Airflow; "
+                "`penstock up` makes it, or write it there for an Airflow of your own"
+            ) from None
+        except httpx.ConnectError:
             raise UserError(
                 f"Airflow does not answer at {settings.airflow_url}: start it with `penstock up`"
             ) from None
@@ -204,12 +208,13 @@ class AirflowApi:
 
 
 class _Login(httpx.Auth):
-    """A bearer token from the user's password, fetched again when it is not accepted."""
+    """A bearer token from a user's password, fetched again when it is not accepted."""
 
     requires_response_body = True
 
     def __init__(self, settings: Settings) -> None:
         self._url = f"{settings.airflow_url}/auth/token"
+        self._user = settings.airflow_user
         self._password_path = settings.airflow_password_path
         self._token: str | None = None
 
@@ -221,7 +226,7 @@ class _Login(httpx.Auth):
             if response.status_code not in _NOT_ACCEPTED:
                 return
         password = self._password_path.read_text(encoding="utf-8").strip()
-        login = {"username": AIRFLOW_USER, "password": password}
+        login = {"username": self._user, "password": password}
         response = yield httpx.Request("POST", self._url, json=login)
         response.raise_for_status()
         self._token = response.json()["access_token"]

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pipelines.core.product import DAGS, PRODUCT
 from pipelines.core.settings import BROKEN_RECIPES, PROJECT, Settings, load_settings
 from pipelines.core.storage import write_text
-from pipelines.platform.secrets import AIRFLOW_USER, airflow_users_path
+from pipelines.platform.secrets import airflow_users_path
 
 _LOCAL = "airflow.dag_processing.bundles.local.LocalDagBundle"
 _DRIVER = "postgresql+psycopg"  # both synchronous and asynchronous, as Airflow requires
@@ -61,7 +61,7 @@ def airflow_config(settings: Settings) -> str:
             "parallelism": 4,
             "load_examples": False,
             "fernet_key": _secret(settings, "airflow-fernet"),
-            "simple_auth_manager_users": f"{AIRFLOW_USER}:admin",
+            "simple_auth_manager_users": f"{settings.airflow_user}:admin",
             "simple_auth_manager_passwords_file": airflow_users_path(settings),
             "execution_api_server_url": f"{url}/execution/",
         },

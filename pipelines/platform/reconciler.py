@@ -20,7 +20,14 @@ from pipelines.core.errors import UserError
 from pipelines.core.log import set_up_logging
 from pipelines.core.settings import Settings, bypass_proxy_on_loopback, load_settings
 from pipelines.orchestration.job_state import JobState
-from pipelines.orchestration.jobs_api import ADDRESS_FILE, Job, JobsApi, jobs_api
+from pipelines.orchestration.jobs_api import (
+    ADDRESS_FILE,
+    TOKEN_FILE,
+    Job,
+    JobsApi,
+    jobs_api,
+    ray_address,
+)
 from pipelines.orchestration.task_liveness import OVER
 from pipelines.platform.airflow_api import AirflowApi
 from pipelines.platform.parts import reconciled_path
@@ -71,15 +78,25 @@ def reconcile_once(
 
 async def _reconcile(settings: Settings, open_airflow: Callable[[], AirflowApi]) -> list[str]:
     stopped = []
-    for file in settings.runs.glob(f"*/{ADDRESS_FILE}"):
+    for workspace in _with_clusters(settings):
         try:
-            stopped += await _reconcile_cluster(jobs_api(file.parent), settings, open_airflow)
+            stopped += await _reconcile_cluster(jobs_api(workspace), settings, open_airflow)
         except (httpx.HTTPError, httpx.InvalidURL) as error:  # a problem of this run only
             _tell_once(
-                f"the cluster of {file.parent.name} could not be checked: {type(error).__name__}"
+                f"the cluster of {workspace.name} could not be checked: {type(error).__name__}"
             )
     platform = JobsApi(settings.ray_url, settings.ray_token_path)
     return stopped + await _reconcile_cluster(platform, settings, open_airflow)
+
+
+def _with_clusters(settings: Settings) -> list[Path]:
+    """Return a workspace for each cluster that a run or a connection names; many may name one."""
+    found = {}
+    for file in settings.runs.glob(f"*/{ADDRESS_FILE}"):
+        token = file.with_name(TOKEN_FILE)
+        login = ray_address(file.parent), token.read_bytes() if token.is_file() else b""
+        found[login] = file.parent
+    return [*found.values()]
 
 
 @cache
@@ -154,6 +171,7 @@ def main() -> None:
     set_up_logging()
     bypass_proxy_on_loopback()
     settings = load_settings()
+    reconciled_path(settings).parent.mkdir(parents=True, exist_ok=True)
     watch = Watch(settings)
     airflow = cache(partial(AirflowApi, settings))  # one login, once Airflow has answered
     looks: list[Callable[[], object]] = [

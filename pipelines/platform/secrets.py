@@ -9,8 +9,6 @@ from pipelines.core.settings import Settings
 from pipelines.core.storage import write_text
 from pipelines.registry.signing import ensure_key_pair
 
-AIRFLOW_USER = "admin"
-
 
 def ensure_secrets(settings: Settings) -> None:
     """Make only the missing secrets, so that a password lasts as long as the home."""
@@ -18,7 +16,7 @@ def ensure_secrets(settings: Settings) -> None:
     settings.secrets.chmod(0o700)
     password = _ensure(settings.airflow_password_path, secrets.token_urlsafe(18))
     # Airflow's simple auth manager prints passwords that it generates, but not a given one.
-    _write(airflow_users_path(settings), json.dumps({AIRFLOW_USER: password}))
+    _write(airflow_users_path(settings), json.dumps({settings.airflow_user: password}))
     _ensure(settings.secrets / "ray-token", secrets.token_hex(32))
     _ensure(settings.secrets / "airflow-jwt", secrets.token_hex(64))
     _ensure(settings.secrets / "airflow-session", secrets.token_hex(32))

@@ -8,6 +8,7 @@ import grimp
 import pytest
 
 from pipelines.core.settings import PROJECT
+from tests.own_dag import OWN_DAG
 
 # What a container of the extra runs: Airflow's parts and the stages beside them; Ray's jobs.
 ENTRIES = {
@@ -56,6 +57,16 @@ LEFT_OUT = {
         "model_signing": "models are signed and verified by register, beside Airflow",
     },
 }
+# What a DAG of another team and the reconciler import, and what they do without.
+OPERATORS = (
+    "pipelines.orchestration.links",
+    "pipelines.orchestration.provider",
+    "pipelines.orchestration.ray_job",
+    "pipelines.orchestration.ray_job_trigger",
+    "pipelines.orchestration.ray_jobs_hook",
+    "pipelines.platform.reconciler",
+)
+NOT_NEEDED = ("dvc", "great_expectations", "mlflow", "ray", "torch")
 IMPORT_ALL = """
 import importlib, sys
 for name in sys.stdin.read().split():
@@ -122,3 +133,10 @@ def test_an_extra_alone_has_all_that_its_containers_import(extra, python, import
     lacking = set().union(*map(imports.find_modules_that_directly_import, missing))
     modules = sorted(own - lacking) + list(PROGRAMS[extra])
     assert printed_by(python, IMPORT_ALL, modules, tmp_path) == ""
+
+
+@pytest.mark.parametrize("extra", ["operators"], indirect=True)
+def test_the_operator_is_there_without_the_large_libraries(python, tmp_path):
+    assert printed_by(python, FIND_ALL, NOT_NEEDED, tmp_path).split() == list(NOT_NEEDED)
+    assert printed_by(python, IMPORT_ALL, OPERATORS, tmp_path) == ""
+    assert printed_by(python, OWN_DAG, (), tmp_path) == ""

@@ -3,21 +3,19 @@
 import re
 import secrets
 import subprocess
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from oidc_provider_mock import User, run_server_in_thread
 
 from pipelines.core.machine import free_port
 from pipelines.core.settings import PROJECT, load_settings
 from pipelines.platform.airflow_config import write_airflow_config
-from pipelines.platform.environment import BIN, platform_environment
+from pipelines.platform.environment import platform_environment
 from pipelines.platform.secrets import ensure_secrets
+from tests.airflow_server import api_server
 
 CONFIG = PROJECT / "infra" / "kubernetes" / "oidc" / "webserver_config.py"
 FAB = "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"
@@ -54,29 +52,8 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         }
         run = {"env": environment, "check": True, "capture_output": True}
         subprocess.run([PROJECT / "infra" / "images" / "prepare-airflow.sh"], **run)
-        yield from _served(settings.airflow_url, environment, home)
-
-
-def _served(url: str, environment: dict[str, str], home: Path) -> Iterator[str]:
-    log = home / "api-server.log"
-    with log.open("w") as output:
-        command = [BIN / "airflow", "api-server"]
-        server = psutil.Popen(command, env=environment, stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + 240
-        while True:
-            try:
-                httpx.get(f"{url}/api/v2/monitor/health", timeout=5, trust_env=False)
-                break
-            except httpx.TransportError:
-                in_time = server.is_running() and time.monotonic() < deadline
-                assert in_time, log.read_text()[-3000:]
-                time.sleep(0.5)
-        yield url
-    finally:
-        for each in (*server.children(recursive=True), server):
-            each.kill()
-        server.wait()
+        with api_server(settings.airflow_url, environment, home):
+            yield settings.airflow_url
 
 
 def log_in(airflow: str, name: str) -> httpx.Client:

@@ -2,11 +2,12 @@
 
 Tasks are forked from the scheduler, and readers of DAG files from the DAG processor, so they find
 these modules loaded. It loads only third-party packages, which do not change while Airflow runs;
-each task imports our own code again.
+each task imports our own code again. It passes over what an Airflow without our stages lacks.
 """
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 
 PARENTS = ("scheduler", "dag-processor")
 MODULES = (
@@ -21,4 +22,5 @@ MODULES = (
 
 if any(parent in sys.argv for parent in PARENTS):
     for module in MODULES:
-        import_module(module)
+        if find_spec(module.partition(".")[0]):
+            import_module(module)

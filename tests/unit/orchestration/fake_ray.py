@@ -30,8 +30,13 @@ class FakeRay:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                known = ray.jobs.get(self.path.rpartition("/")[2])
-                self._answer(200 if known else 404, known)
+                name = self.path.rpartition("/")[2]
+                known = ray.jobs.get(name) if name else [*ray.jobs.values()]
+                self._answer(404 if known is None else 200, known)
+
+            def do_PUT(self) -> None:  # a package of code
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self._answer(200, {})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
@@ -42,7 +47,8 @@ class FakeRay:
                     return
                 else:
                     ray.submitted.append(body)
-                    ray.jobs[name] = {"submission_id": name, "status": "RUNNING"}
+                    said = {"status": "RUNNING", "metadata": body["metadata"]}
+                    ray.jobs[name] = {"submission_id": name, **said}
                 self._answer(200, {})
 
             def _answer(self, status: int, body: Any) -> None:

@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from pipelines.core.errors import UnreachableError
+from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.settings import load_settings
 from pipelines.platform import airflow_api
 from pipelines.platform.airflow_api import AirflowApi
@@ -54,3 +54,10 @@ def test_one_that_stays_away_is_told_in_one_line(airflow, monkeypatch):
     monkeypatch.setattr(airflow_api.AirflowApi._get.retry, "stop", airflow_api.stop_after_delay(1))
     with pytest.raises(UnreachableError, match=r"Airflow has not answered .*500.* runs continue"):
         airflow.run_state("a_dag", "a-run")
+
+
+def test_a_missing_password_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_SECRETS", str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_AIRFLOW_USER", "watcher")
+    with pytest.raises(UserError, match=r"/airflow-password: there is no password of watcher for"):
+        AirflowApi(load_settings())

@@ -20,11 +20,13 @@ import psutil
 import pytest
 
 from pipelines.core.machine import free_port
+from pipelines.orchestration.jobs_api import ADDRESS_FILE, TOKEN_FILE
 from pipelines.platform.parts import AIRFLOW
 from pipelines.platform.supervisor import GROUP, Supervisor
 from pipelines.run.records import PATCH_FILE
 from pipelines.run.workspace import workspace_path
 from tests.conftest import FOREIGN, PORT_VARIABLES
+from tests.own_dag import OWN_DAG
 from tests.project_copy import copy_project
 from tests.team_package import write_package
 
@@ -80,9 +82,18 @@ left_out = shutil.ignore_patterns("MLmodel", "model.sig")
 shutil.copytree(registry.verified_folder(first), folder, ignore=left_out)
 register([folder], first.name, first.run_id, first.tags | {{MODEL_HASH_TAG: "again"}}, "again")
 """
-# A DAG that knows nothing of Penstock but the operator.
-_DOCS = Path(__file__).parents[2] / "docs" / "orchestration.md"
-OWN_DAG = _DOCS.read_text().partition("```python\n")[2].partition("```")[0]
+# The same task on the cluster that a connection of Airflow names.
+CONNECTED_DAG = OWN_DAG.replace('"own"', '"connected"').replace(
+    'task_id="count",', 'task_id="count",\n        ray_conn_id="team_ray",'
+)
+CONNECT = """
+from pipelines.core.settings import load_settings
+from pipelines.platform.airflow_api import AirflowApi
+settings = load_settings()
+token = settings.ray_token_path.read_text()
+body = dict(connection_id="team_ray", conn_type="ray_jobs", host=settings.ray_url, password=token)
+AirflowApi(settings)._client.post("/api/v2/connections", json=body).raise_for_status()
+"""
 COUNT = """import os, time
 def say(text):
     open(os.environ["OUT"], "a").write(text)
@@ -97,6 +108,27 @@ airflow = AirflowApi(load_settings())
 airflow.wait_for_dag("{dag}")
 airflow.unpause("{dag}")
 airflow.trigger("{dag}", "{run}", dict())
+"""
+# As a user does on the task's page, once no process of the task waits for the job.
+MARK_FAILED = """
+import time
+from pipelines.core.settings import load_settings
+from pipelines.platform.airflow_api import AirflowApi
+airflow = AirflowApi(load_settings())
+while airflow.task("own", "{run}", "count", -1)["state"] != "deferred":
+    time.sleep(0.2)
+path = "/api/v2/dags/own/dagRuns/{run}/taskInstances/count"
+airflow._client.patch(path, json=dict(new_state="failed")).raise_for_status()
+"""
+END_OF_JOB = """
+import asyncio
+from pipelines.orchestration.jobs_api import jobs_api
+async def end():
+    async with jobs_api() as jobs:
+        while (job := await jobs.get("{job}")).live:
+            await asyncio.sleep(0.5)
+        return job.status
+print(asyncio.run(end()))
 """
 RUN_LIMIT_S = 400
 
@@ -168,9 +200,9 @@ def project(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     for name in ("jobs", "dags"):
         (folder / name).mkdir()
     (code / "count.py").write_text(COUNT)
-    (folder / "dags" / "own.py").write_text(
-        OWN_DAG.replace("/srv/jobs", str(code)).replace("/srv/told", str(out))
-    )
+    for name, dag in (("own", OWN_DAG), ("connected", CONNECTED_DAG)):
+        text = dag.replace("/srv/jobs", str(code)).replace("/srv/told", str(out))
+        (folder / "dags" / f"{name}.py").write_text(text)
     shell("git add -A && git -c user.name=ada -c user.email=ada@x commit -qm 'Our model'", folder)
     try:
         shell("../environment/bin/penstock up", folder)
@@ -362,20 +394,24 @@ def test_a_changed_extension_runs_the_stages_that_use_it(shell, project):
 
 def trigger(shell: Shell, project: Path, dag: str, run: str) -> None:
     """Start a run by hand, as Airflow's form does."""
-    code = TRIGGER.format(dag=dag, run=run)
-    shell(f"../environment/bin/python -c '{code}'", project)
+    python(shell, project, TRIGGER.format(dag=dag, run=run))
+
+
+def python(shell: Shell, project: Path, code: str) -> str:
+    """What a piece of Python, without single quotes, prints in the team's environment."""
+    return shell(f"../environment/bin/python -c '{code}'", project)
 
 
 class OwnRun:
-    """A run of the DAG of the team's own, which writes down what it does."""
+    """A run of a DAG of the team's own, which writes down what it does."""
 
-    def __init__(self, shell: Shell, project: Path, name: str) -> None:
+    def __init__(self, shell: Shell, project: Path, name: str, dag: str = "own") -> None:
         self.out = project / "data" / "told"
         self.out.unlink(missing_ok=True)
         status = json.loads(shell("../environment/bin/penstock status --json", project))
         self.pids = {each["name"]: each["pid"] for each in status["parts"]}
-        trigger(shell, project, "own", name)
-        self.state = project / ".penstock" / "runs" / f"own__{name}__count" / "jobs"
+        trigger(shell, project, dag, name)
+        self.folder = project / ".penstock" / "runs" / f"{dag}__{name}__count"
 
     def wait_for(self, text: str) -> None:
         end = time.monotonic() + 240
@@ -397,6 +433,37 @@ def test_the_operator_survives_kills_in_a_dag_that_knows_nothing_of_penstock(she
     assert run.told == "began ended told "
 
 
+def test_a_job_ends_with_its_task_while_the_triggerer_is_down(shell, project):
+    supervisor = supervisor_of(project)
+    with supervisor._rpc() as rpc:
+        rpc.stopProcess(f"{GROUP}:triggerer", True)
+    try:
+        run = OwnRun(shell, project, "marked")
+        run.wait_for("began")
+        python(shell, project, MARK_FAILED.format(run="marked"))
+        job = json.loads((run.folder / "jobs" / "count.json").read_text())["submissions"][-1]
+        status = python(shell, project, END_OF_JOB.format(job=job)).strip()
+    finally:
+        supervisor.start("triggerer")
+    assert (status, run.told) == ("STOPPED", "began ")
+
+
+def test_a_task_runs_on_the_cluster_of_its_connection(shell, project):
+    python(shell, project, CONNECT)
+    run = OwnRun(shell, project, "by-connection", "connected")
+    run.wait_for("told")
+    assert run.told == "began ended told "
+    status = json.loads(shell("../environment/bin/penstock status --json", project))
+    (address,) = (part["url"] for part in status["parts"] if part["name"] == "ray")
+    assert (run.folder / ADDRESS_FILE).read_text() == address
+    assert (run.folder / TOKEN_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def supervisor_of(project: Path) -> Supervisor:
+    """What starts and stops the parts of the team's platform."""
+    return Supervisor(Path((project / ".penstock" / "services" / "runtime").read_text()))
+
+
 @pytest.mark.faults
 def test_row_08_the_ray_head_and_its_job(shell, project):
     run = OwnRun(shell, project, "row-8")
@@ -412,7 +479,7 @@ def test_row_08_the_ray_head_and_its_job(shell, project):
 @pytest.mark.faults
 def test_row_09_the_process_of_the_task(shell, project):
     run = OwnRun(shell, project, "row-9")
-    presence = run.state / "count.process.json"
+    presence = run.folder / "jobs" / "count.process.json"
     end = time.monotonic() + 60
     while not presence.is_file():
         assert time.monotonic() < end
@@ -425,8 +492,7 @@ def test_row_09_the_process_of_the_task(shell, project):
 def test_row_12_all_of_airflow_for_20_s(shell, project):
     run = OwnRun(shell, project, "row-12")
     run.wait_for("began")
-    runtime = (project / ".penstock" / "services" / "runtime").read_text()
-    supervisor = Supervisor(Path(runtime))
+    supervisor = supervisor_of(project)
     for part in AIRFLOW:
         with supervisor._rpc() as rpc:
             rpc.stopProcess(f"{GROUP}:{part}", True)

@@ -1,8 +1,15 @@
 """The package of extensions in docs/extensions.md, as files."""
 
 import re
+import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+
+from pipelines.core import extensions
 
 PAGE = Path(__file__).parents[1] / "docs" / "extensions.md"
 _BLOCK = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -32,3 +39,22 @@ def install(folder: Path) -> None:
         for line in (f"[{group}]", *(f"{name} = {value}" for name, value in entries.items()))
     ]
     (metadata / "entry_points.txt").write_text("\n".join(lines))
+
+
+@contextmanager
+def installed_package(folder: Path) -> Iterator[None]:
+    """Have the package of the page, from a folder, as if it were installed."""
+    write_package(folder)
+    install(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        extensions._installed.cache_clear()
+        yield
+    extensions._installed.cache_clear()
+    forget_modules()
+
+
+def forget_modules() -> None:
+    """Have the package imported anew, because its files are others."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == NAME]:
+        del sys.modules[name]

@@ -15,7 +15,7 @@ from pipelines.commands.options import Json
 from pipelines.core.errors import UserError
 from pipelines.core.formatting import size
 from pipelines.core.settings import load_settings
-from pipelines.core.storage import folder_bytes
+from pipelines.core.storage import folder_bytes, write_json
 
 if TYPE_CHECKING:
     from pipelines.export.program import Kind
@@ -39,6 +39,7 @@ class Format(StrEnum):
 
 _TRITON: dict[str, "Backend"] = {Format.TRITON: "python", Format.TRITON_VLLM: "vllm"}
 _PROGRAM: dict[str, "Kind"] = {Format.ONNX: "onnx", Format.TORCH_EXPORT: "torch-export"}
+_MADE_BY = "penstock-export.json"  # beside what a package of a team's own wrote
 _VLLM_LOADS = (Format.HUGGINGFACE, Format.BF16, Format.INT8, Format.INT4)
 
 
@@ -54,13 +55,16 @@ class Exported:
     bits_per_byte: float | None = None  # of the written model, if its weights were rounded
     registered_bits_per_byte: float | None = None
     logit_difference: float | None = None  # the graph's largest difference from the model
+    package: str | None = None  # name and version, if a package of a team's own wrote the format
+    fingerprint: str | None = None  # of that package's code and the packages it requires
     variants: tuple[dict[str, Any], ...] = ()  # measured for a memory budget
 
 
 @dataclass(frozen=True)
 class _Request:
-    """A version's folder, and the options of the command."""
+    """A version and its folder, and the options of the command."""
 
+    model: str  # name@version
     source: Path
     to: Path
     group_size: int
@@ -125,7 +129,7 @@ def export(
 
     version = registry.named(model)
     source = registry.verified_folder(version)
-    request = _Request(source, to, group_size, workspace)
+    request = _Request(version.label, source, to, group_size, workspace)
     if budget_gb is not None:
         chosen, made = _write_fitting(request, budget_gb, max_loss, sequences)
     elif backend := _TRITON.get(chosen):
@@ -158,7 +162,6 @@ def _find_format(name: str) -> str:
 
 def _write(request: _Request, form: str) -> dict[str, Any]:
     """Write one format; return the measurements by the field names of `Exported`."""
-    from pipelines.core import extensions
     from pipelines.export import hf_folder
     from pipelines.export.source import new_folder
 
@@ -178,8 +181,21 @@ def _write(request: _Request, form: str) -> dict[str, Any]:
                 difference = export_program(request.source, folder, _PROGRAM[form])
                 return {"logit_difference": difference}
             case own:
-                extensions.load("exports", own)(request.source, folder)
+                return _write_own(request, folder, own)
     return {}
+
+
+def _write_own(request: _Request, folder: Path, name: str) -> dict[str, str]:
+    """Write the format of a package of a team's own, and beside it which code made it."""
+    from pipelines.core import extensions
+
+    made_by = {
+        "package": extensions.package("exports", name),
+        "fingerprint": extensions.fingerprint("exports", name),
+    }
+    extensions.load("exports", name)(request.source, folder)
+    write_json(folder / _MADE_BY, {"model": request.model, "format": name, **made_by})
+    return made_by
 
 
 def _write_quantized(request: _Request, folder: Path, form: str) -> dict[str, Any]:
@@ -255,6 +271,8 @@ def _describe(result: Exported) -> str:
         )
     if result.logit_difference is not None:
         lines.append(f"  check  run from the file, logits within {result.logit_difference:.1e}")
+    if result.package is not None:
+        lines.append(f"  code   {result.package}, fingerprint {result.fingerprint}")
     if result.format in _TRITON:
         repository = Path(result.folder).parent.parent
         lines.append(f"  serve  tritonserver --model-repository {shlex.quote(str(repository))}")

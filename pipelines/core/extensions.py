@@ -11,25 +11,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# What an entry point of the group `penstock.KIND` is.
-KINDS = {
-    "sources": "a class as `Source`",
-    "filters": "a class as `Filter`",
-    "tokenizers": "a function as `TokenizerTrainer`",
-    "expectations": "a class of Great Expectations, about the texts",
-    "metrics": "a function as `Metric`",
-    "tasks": "the path of a task file of lm-evaluation-harness",
-    "families": "a `Family` of pipelines.models.families",
-    "accelerators": "a `Hardware` of pipelines.planning.hardware",
-    "exports": "a function as `Export`",
-}
 _OURS = "penstock"
 
 
@@ -95,6 +83,52 @@ class Export(Protocol):
         """Write the model in a folder of Hugging Face's format to a new, empty folder."""
 
 
+class Kind(NamedTuple):
+    """What the extensions of a kind are.
+
+    Attributes:
+        what: In words, for the error about one that is something else.
+        fits: Whether an imported object is that.
+    """
+
+    what: str
+    fits: Callable[[Any], bool]
+
+
+def _is_class(*methods: str) -> Callable[[Any], bool]:
+    return lambda made: (
+        isinstance(made, type) and all(callable(getattr(made, name, None)) for name in methods)
+    )
+
+
+def _comes_from(made: type, base: str) -> bool:
+    """Return whether a class is, or inherits from, one by its full name; nothing is imported."""
+    return base in (f"{each.__module__}.{each.__qualname__}" for each in made.__mro__)
+
+
+_EXPECTATION = "great_expectations.expectations.expectation.Expectation"
+_FAMILY = "pipelines.models.families.Family"
+_HARDWARE = "pipelines.planning.hardware.Hardware"
+# What an entry point of the group `penstock.KIND` is.
+KINDS = {
+    "sources": Kind("a class with the methods shards and read", _is_class("shards", "read")),
+    "filters": Kind("a class with the method reject", _is_class("reject")),
+    "tokenizers": Kind("a function that returns a tokenizer", callable),
+    "expectations": Kind(
+        "a subclass of Great Expectations' Expectation",
+        lambda made: isinstance(made, type) and _comes_from(made, _EXPECTATION),
+    ),
+    "metrics": Kind("a function that returns figures by name", callable),
+    "tasks": Kind(
+        "the Path of an existing task file of lm-evaluation-harness",
+        lambda made: isinstance(made, Path) and made.is_file(),
+    ),
+    "families": Kind(f"a {_FAMILY}", lambda made: _comes_from(type(made), _FAMILY)),
+    "accelerators": Kind(f"a {_HARDWARE}", lambda made: _comes_from(type(made), _HARDWARE)),
+    "exports": Kind("a function that writes a model to a folder", callable),
+}
+
+
 def names(kind: str) -> list[str]:
     """Return the names of the installed extensions of a kind; nothing is imported."""
     return sorted(_installed(kind))
@@ -104,16 +138,22 @@ def load(kind: str, name: str) -> Any:
     """Import an extension.
 
     Raises:
-        UserError: No installed package has it, or it can't be imported.
+        UserError: No installed package has it, it can't be imported, or it is not what its kind is.
     """
     entry = _entry(kind, name)
     try:
-        return entry.load()
-    except (ImportError, AttributeError) as error:
+        made = entry.load()
+    except Exception as error:  # whatever the package's own code raises
         raise UserError(
             f"the extension {name} of {_package(entry)} can't be imported from {entry.value}: "
-            f"{error}"
+            f"{type(error).__name__}: {one_line(error)}"
         ) from error
+    if not KINDS[kind].fits(made):
+        raise UserError(
+            f"the entry point {name} = {entry.value} of {_package(entry)} in the group "
+            f"penstock.{kind} is {_described(made)}; it must be {KINDS[kind].what}: fix the package"
+        )
+    return made
 
 
 def call(kind: str, name: str, made: Callable[..., Any], *given: Any, **settings: Any) -> Any:
@@ -163,8 +203,23 @@ def _entry(kind: str, name: str) -> EntryPoint:
     return found[name]
 
 
+def _described(made: Any) -> str:
+    if isinstance(made, type):
+        return f"the class {made.__name__}"
+    return f"the path {made}" if isinstance(made, Path) else f"of the type {type(made).__name__}"
+
+
+def package(kind: str, name: str) -> str:
+    """Return the name and version of the package that has an extension.
+
+    Raises:
+        UserError: No installed package has it.
+    """
+    return _package(_entry(kind, name))
+
+
 def _package(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist else "an unknown package"
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown package"
 
 
 def _files(entry: EntryPoint) -> Iterator[tuple[Path, str]]:

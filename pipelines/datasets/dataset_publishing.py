@@ -133,6 +133,7 @@ def _describe(
         stats=PreprocessRecord.read(workspace).stats,
         recipe=read_recipe(workspace).to_dict(),
         source=source_summary(read_json(workspace / "source.json")),
+        extensions=read_json(workspace / "environment.json")["extensions"][PreprocessRecord.stage],
         validation=ValidateRecord.read(workspace).model_dump(mode="json"),
         run=run.model_dump(include={"dag_run_id", "git_commit", "dirty"}),
     )

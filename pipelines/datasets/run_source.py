@@ -18,6 +18,7 @@ from pipelines.datasets.versions import STREAMED, DatasetVersion, find
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import get_dotted, parse_recipe
 from pipelines.run.records import PreprocessRecord
+from pipelines.stage_cache.used_extensions import extension_fingerprints
 
 _OF_TRAINING = ("document_mask", "reader")  # how a dataset is read, whatever it was made with
 
@@ -81,9 +82,11 @@ def _with_data(recipe: Recipe, version: DatasetVersion, source: dict[str, Any]) 
 def unchanged(version: DatasetVersion, recipe: Recipe, source: dict[str, Any], dvc: Path) -> bool:
     """Return whether a version holds just this source, made just so.
 
-    What makes data differ are the parameters of *preprocess*, which `dvc` (dvc.yaml) lists.
+    What makes data differ are the code of a team's own extensions, and the parameters of
+    *preprocess*, which `dvc` (dvc.yaml) lists.
     """
-    if version.source != source_summary(source):
+    made_by = extension_fingerprints(recipe)[PreprocessRecord.stage]
+    if (version.source, version.extensions) != (source_summary(source), made_by):
         return False
     stage = yaml.safe_load(dvc.read_text(encoding="utf-8"))["stages"][PreprocessRecord.stage]
     keys = stage["params"][0]["params.yaml"]

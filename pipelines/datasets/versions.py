@@ -39,6 +39,7 @@ class DatasetVersion(BaseModel):
     stats: dict[str, Any]
     recipe: dict[str, Any]  # whole: what a run that this version starts does
     source: dict[str, Any]  # the fingerprint of what it was made of, in short
+    extensions: dict[str, str] = {}  # and of each extension that made it
     validation: dict[str, Any]  # the record of the data gate
     run: dict[str, Any]  # which run made it, from which commit of the project
     git_revision: str = ""  # of the datasets repository; with `created`, known once it is there

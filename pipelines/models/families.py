@@ -211,9 +211,7 @@ def find_family(name: Any) -> Family:
     own = extensions.names("families")
     if name not in own:
         raise UserError(f"model_type = {name!r}; supported are {', '.join((*FAMILIES, *own))}")
-    family = extensions.load("families", name)
-    if not isinstance(family, Family):
-        raise UserError(f"the extension {name} of penstock.families is no Family: {family!r}")
+    family: Family = extensions.load("families", name)
     return family
 
 

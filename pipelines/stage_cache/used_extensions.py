@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipelines.core.extensions import fingerprint, names
+from pipelines.core.extensions import fingerprint, load, names
 from pipelines.core.storage import read_json
 from pipelines.recipe.recipe import Model, Recipe
 from pipelines.recipe.section import Extension
@@ -33,6 +33,17 @@ def used_extensions(recipe: Recipe) -> dict[str, list[Used]]:
             *(("tasks", name) for name in evaluate.harness.extensions),
         ],
     }
+
+
+def load_extensions(recipe: Recipe) -> None:
+    """Import each extension that a stage uses.
+
+    Raises:
+        UserError: One is not installed, can't be imported, or is not what its kind is.
+    """
+    for used in used_extensions(recipe).values():
+        for kind, name in used:
+            load(kind, name)
 
 
 def extension_fingerprints(recipe: Recipe) -> dict[str, dict[str, str]]:

@@ -31,7 +31,7 @@ from pipelines.recipe.bias_templates import load_bias_templates
 from pipelines.recipe.recipe import Recipe
 from pipelines.registry.signing import check_key
 from pipelines.stage_cache.open_workspace import project_state
-from pipelines.stage_cache.used_extensions import extension_fingerprints
+from pipelines.stage_cache.used_extensions import load_extensions
 from pipelines.stages.run_plan import shape_beforehand
 from pipelines.training.checkpoint.store import CheckpointStore, place_of_run
 from pipelines.training.recipe_check import check_recipe
@@ -99,8 +99,8 @@ def check_cleaning(recipe: Recipe) -> None:
 
 
 def check_extensions(recipe: Recipe) -> None:
-    """Find the extensions that the recipe names, and make its filters."""
-    extension_fingerprints(recipe)
+    """Load the extensions that the recipe names, and make its filters."""
+    load_extensions(recipe)
     for each in recipe.data.filters.extensions:
         ExtensionFilter(each)
 

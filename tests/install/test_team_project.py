@@ -379,6 +379,7 @@ def test_a_package_of_the_teams_own_is_trained_with(shell, project):
     assert {path.name for path in (project.parent / "arrays").iterdir()} == {
         "weights.npz",
         "config.json",
+        "penstock-export.json",
     }
 
 

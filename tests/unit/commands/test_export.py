@@ -10,6 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pipelines.cli import app
+from pipelines.core import extensions
 from pipelines.core.errors import UserError
 from pipelines.core.storage import read_json, write_json
 from pipelines.data.documents import DocumentWriter
@@ -29,6 +30,7 @@ from pipelines.run.records import (
 from pipelines.run.workspace import Run, workspace_path
 from pipelines.stages.held_out import read_held_out
 from pipelines.tracking.tracked_run import MODEL_HASH_TAG
+from tests.team_package import installed_package
 from tests.unit.export.models import small, write_registered
 
 TEXTS = [f"def f{number}(x):\n    return x * {number}\n" for number in range(8)]
@@ -113,6 +115,21 @@ def test_a_plain_copy_needs_no_held_out_documents(form, model, tmp_path):
     )
     assert said["bits_per_byte"] is None
     assert (tmp_path / "to" / "lineage.json").is_file()
+
+
+def test_what_a_teams_package_writes_says_which_code_made_it(model, tmp_path):
+    to = tmp_path / "to"
+    with installed_package(tmp_path / "package"):
+        said = json.loads(penstock(model, "--format", "numpy", "--to", str(to), "--json").stdout)
+        code = extensions.fingerprint("exports", "numpy")
+    assert (said["package"], said["fingerprint"]) == ("team-nlp 1.0", code)
+    assert read_json(to / "penstock-export.json") == {
+        "model": f"{model}@1",
+        "format": "numpy",
+        "package": "team-nlp 1.0",
+        "fingerprint": code,
+    }
+    assert (to / "weights.npz").is_file()
 
 
 @pytest.mark.parametrize("form", ["triton", "triton-vllm"])

@@ -1,7 +1,6 @@
 """Each example of docs/extensions.md, in the place where Penstock calls it."""
 
 import sqlite3
-import sys
 
 import pytest
 import torch
@@ -19,20 +18,13 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.section import Extension
 from pipelines.stage_cache.used_extensions import extension_fingerprints
 from pipelines.stages.beforehand import check_extensions
-from tests.team_package import NAME, PAGE, install, write_package
+from tests.team_package import NAME, PAGE, forget_modules, installed_package
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
-    folder = tmp_path / "package"
-    write_package(folder)
-    install(folder)
-    monkeypatch.syspath_prepend(folder)
-    extensions._installed.cache_clear()
-    yield folder
-    extensions._installed.cache_clear()
-    for name in [name for name in sys.modules if name.partition(".")[0] == NAME]:
-        del sys.modules[name]
+def package(tmp_path):
+    with installed_package(tmp_path / "package"):
+        yield tmp_path / "package"
 
 
 @pytest.fixture
@@ -224,10 +216,53 @@ def test_a_recipe_names_it_in_one_way(source, told):
         Recipe.model_validate({"name": "wrong", "data": {"source": source}})
 
 
-def test_an_extension_that_cannot_be_imported_is_named(package):
-    (package / NAME / "filters.py").write_text("import nowhere\n")
-    with pytest.raises(UserError, match=r"quiet of team-nlp can't be imported .* 'nowhere'"):
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [("import nowhere", "ModuleNotFoundError: .* 'nowhere'"), ("1 / 0", "ZeroDivisionError: div")],
+)
+def test_an_extension_that_cannot_be_imported_is_named(package, code, told):
+    (package / NAME / "filters.py").write_text(code)
+    with pytest.raises(UserError, match=f"quiet of team-nlp 1.0 can't be imported .*: {told}"):
         extensions.load("filters", "quiet")
+
+
+WRONG = {
+    "sources": ("class Tickets:\n    shards = []", "the class Tickets", "a class with the methods"),
+    "filters": ("def Quiet(): ...", "of the type function", "a class with the method reject"),
+    "tokenizers": ("single_digits = 'bpe'", "of the type str", "a function that returns a token"),
+    "expectations": ("class ExpectNoTodo: ...", "the class ExpectNoTodo", "a subclass of Great"),
+    "metrics": ("brevity = 0.5", "of the type float", "a function that returns figures"),
+    "tasks": (
+        "from pathlib import Path\nCOLOURS = Path('none')",
+        "the path none",
+        "the Path of an",
+    ),
+    "families": ("STARCODER2 = {}", "of the type dict", "a pipelines.models.families.Family"),
+    "accelerators": ("class ACME_X1: ...", "the class ACME_X1", "a pipelines.planning.hardware"),
+    "exports": ("numpy_arrays = None", "of the type NoneType", "a function that writes a model"),
+}
+
+
+@pytest.mark.parametrize("kind", extensions.KINDS)
+def test_what_an_entry_point_must_be_is_told_in_one_line(package, kind):
+    code, found, must = WRONG[kind]
+    (package / NAME / f"{kind}.py").write_text(code)
+    (name,) = extensions.names(kind)
+    with pytest.raises(UserError) as refused:
+        extensions.load(kind, name)
+    told = str(refused.value)
+    assert told.startswith(f"the entry point {name} = {NAME}.{kind}:")
+    assert f" of team-nlp 1.0 in the group penstock.{kind} is {found}; it must be {must}" in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize("kind", [kind for kind in extensions.KINDS if kind != "exports"])
+def test_each_kind_that_a_recipe_names_is_checked_before_a_run(recipe, package, kind):
+    check_extensions(recipe)
+    forget_modules()
+    (package / NAME / f"{kind}.py").write_text(WRONG[kind][0])
+    with pytest.raises(UserError, match=f"in the group penstock.{kind} is "):
+        check_extensions(recipe)
 
 
 def test_settings_are_arguments():

@@ -37,6 +37,7 @@ def make_workspace(
         "inputs": [{"path": "a", "bytes": len(text), "md5": hashlib.md5(text.encode()).hexdigest()}]
     }
     write_json(folder / "source.json", {"source": facts, "tokenizer": None})
+    write_json(folder / "environment.json", {"extensions": {"preprocess": {}}})
     run = Run(dag_run_id=folder.name, git_commit="c" * 40, dirty=False, recipe_fingerprint="f" * 12)
     run.write(folder)
     validate(folder)

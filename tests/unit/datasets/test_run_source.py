@@ -12,6 +12,8 @@ from pipelines.datasets.versions import find
 from pipelines.recipe.recipe_files import load_recipe, override_values
 from pipelines.run.records import PreprocessRecord, output_folder
 from pipelines.run.workspace import read_recipe
+from pipelines.stage_cache.used_extensions import extension_fingerprints
+from tests.team_package import NAME, installed_package
 from tests.unit.datasets.dataset_workspace import make_workspace
 
 TEXT = "some text\n" * 40
@@ -112,6 +114,20 @@ def test_a_byte_of_the_source_is_news(workspace):
     source = read_json(workspace / "source.json")
     source["source"]["inputs"][0]["md5"] = "0" * 32
     assert not unchanged(find("small@1"), read_recipe(workspace), source, DVC)
+
+
+def test_a_changed_extension_is_news(tmp_path):
+    package = tmp_path / "package"
+    with installed_package(package):
+        named = 'data.filters.extensions=[{"name": "quiet"}]'
+        workspace = make_workspace(tmp_path / "run", TEXT, named)
+        recipe, source = read_recipe(workspace), read_json(workspace / "source.json")
+        write_json(workspace / "environment.json", {"extensions": extension_fingerprints(recipe)})
+        make(workspace)
+        assert unchanged(find("small@1"), recipe, source, DVC)
+        with (package / NAME / "filters.py").open("a") as file:
+            file.write("\n")
+        assert not unchanged(find("small@1"), recipe, source, DVC)
 
 
 def test_the_stage_fetches_instead_of_making(workspace, tmp_path, home):

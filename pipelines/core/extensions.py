@@ -6,6 +6,7 @@ it. Only installed code runs: a recipe can't bring code. docs/extensions.md has 
 
 import hashlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -101,6 +102,17 @@ def _is_class(*methods: str) -> Callable[[Any], bool]:
     )
 
 
+def _takes_two(made: Any) -> bool:
+    """Return whether an object can be called with two arguments, or does not say."""
+    try:
+        inspect.signature(made).bind_partial(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a function of another language
+        return True
+    return True
+
+
 def _comes_from(made: type, base: str) -> bool:
     """Return whether a class is, or inherits from, one by its full name; nothing is imported."""
     return base in (f"{each.__module__}.{each.__qualname__}" for each in made.__mro__)
@@ -113,19 +125,19 @@ _HARDWARE = "pipelines.planning.hardware.Hardware"
 KINDS = {
     "sources": Kind("a class with the methods shards and read", _is_class("shards", "read")),
     "filters": Kind("a class with the method reject", _is_class("reject")),
-    "tokenizers": Kind("a function that returns a tokenizer", callable),
+    "tokenizers": Kind("a function of texts and a vocabulary's size", _takes_two),
     "expectations": Kind(
         "a subclass of Great Expectations' Expectation",
         lambda made: isinstance(made, type) and _comes_from(made, _EXPECTATION),
     ),
-    "metrics": Kind("a function that returns figures by name", callable),
+    "metrics": Kind("a function of a model's folder and texts", _takes_two),
     "tasks": Kind(
         "the Path of an existing task file of lm-evaluation-harness",
         lambda made: isinstance(made, Path) and made.is_file(),
     ),
     "families": Kind(f"a {_FAMILY}", lambda made: _comes_from(type(made), _FAMILY)),
     "accelerators": Kind(f"a {_HARDWARE}", lambda made: _comes_from(type(made), _HARDWARE)),
-    "exports": Kind("a function that writes a model to a folder", callable),
+    "exports": Kind("a function of a model's folder and an empty one", _takes_two),
 }
 
 
@@ -206,6 +218,8 @@ def _entry(kind: str, name: str) -> EntryPoint:
 def _described(made: Any) -> str:
     if isinstance(made, type):
         return f"the class {made.__name__}"
+    if inspect.isfunction(made):
+        return f"the function {made.__name__}{inspect.signature(made)}"
     return f"the path {made}" if isinstance(made, Path) else f"of the type {type(made).__name__}"
 
 

@@ -228,10 +228,10 @@ def test_an_extension_that_cannot_be_imported_is_named(package, code, told):
 
 WRONG = {
     "sources": ("class Tickets:\n    shards = []", "the class Tickets", "a class with the methods"),
-    "filters": ("def Quiet(): ...", "of the type function", "a class with the method reject"),
-    "tokenizers": ("single_digits = 'bpe'", "of the type str", "a function that returns a token"),
+    "filters": ("def Quiet(): ...", "the function Quiet()", "a class with the method reject"),
+    "tokenizers": ("single_digits = 'bpe'", "of the type str", "a function of texts and a vocab"),
     "expectations": ("class ExpectNoTodo: ...", "the class ExpectNoTodo", "a subclass of Great"),
-    "metrics": ("brevity = 0.5", "of the type float", "a function that returns figures"),
+    "metrics": ("brevity = 0.5", "of the type float", "a function of a model's folder and texts"),
     "tasks": (
         "from pathlib import Path\nCOLOURS = Path('none')",
         "the path none",
@@ -239,7 +239,11 @@ WRONG = {
     ),
     "families": ("STARCODER2 = {}", "of the type dict", "a pipelines.models.families.Family"),
     "accelerators": ("class ACME_X1: ...", "the class ACME_X1", "a pipelines.planning.hardware"),
-    "exports": ("numpy_arrays = None", "of the type NoneType", "a function that writes a model"),
+    "exports": (
+        "def numpy_arrays(source): ...",
+        "the function numpy_arrays(source)",
+        "a function of a model's folder and an empty one",
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """airflow.cfg: read back with interpolation, as Airflow reads it."""
 
 import configparser
+import json
 import stat
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "100% of it"
     monkeypatch.setenv("PENSTOCK_HOME", str(home))
     monkeypatch.setenv("PENSTOCK_AIRFLOW_PORT", "18081")
+    monkeypatch.setenv("PENSTOCK_AIRFLOW_USER", "ada")
     settings = load_settings()
     ensure_secrets(settings)
     write_airflow_config(settings)
@@ -32,6 +34,14 @@ def test_every_value_comes_back(path: Path) -> None:
     assert parser["api"]["base_url"] == "http://127.0.0.1:18081"
     database = parser["database"]["sql_alchemy_conn"]
     assert database == f"sqlite:///{path.parent / 'airflow.db'}?timeout=60"
+
+
+def test_the_one_user_is_who_penstock_logs_in_as(path: Path) -> None:
+    parser = configparser.ConfigParser()
+    parser.read(path)
+    assert parser["core"]["simple_auth_manager_users"] == "ada:admin"
+    users = json.loads(Path(parser["core"]["simple_auth_manager_passwords_file"]).read_text())
+    assert users == {"ada": load_settings().airflow_password_path.read_text()}
 
 
 def test_it_is_the_owners_and_its_keys_last(path: Path) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from datetime import datetime, timedelta
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -409,10 +410,14 @@ class OwnRun:
     def __init__(self, shell: Shell, project: Path, name: str, dag: str = "own") -> None:
         self.out = project / "data" / "told"
         self.out.unlink(missing_ok=True)
-        status = json.loads(shell("../environment/bin/penstock status --json", project))
-        self.pids = {each["name"]: each["pid"] for each in status["parts"]}
+        self._status = partial(shell, "../environment/bin/penstock status --json", project)
         trigger(shell, project, dag, name)
         self.folder = project / ".penstock" / "runs" / f"{dag}__{name}__count"
+
+    @cached_property
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """What the platform says of each part, all of which must be ready."""
+        return {each["name"]: each for each in json.loads(self._status())["parts"]}
 
     def wait_for(self, text: str) -> None:
         end = time.monotonic() + 240
@@ -429,14 +434,13 @@ def test_the_operator_survives_kills_in_a_dag_that_knows_nothing_of_penstock(she
     run = OwnRun(shell, project, "rows-10-and-11")
     run.wait_for("began")
     for part in ("scheduler", "triggerer"):
-        os.kill(run.pids[part], signal.SIGKILL)
+        os.kill(run.parts[part]["pid"], signal.SIGKILL)
     run.wait_for("told")
     assert run.told == "began ended told "
 
 
 def test_a_job_ends_with_its_task_while_the_triggerer_is_down(shell, project):
-    supervisor = supervisor_of(project)
-    with supervisor._rpc() as rpc:
+    with supervisor_of(project)._rpc() as rpc:
         rpc.stopProcess(f"{GROUP}:triggerer", True)
     try:
         run = OwnRun(shell, project, "marked")
@@ -445,7 +449,7 @@ def test_a_job_ends_with_its_task_while_the_triggerer_is_down(shell, project):
         job = json.loads((run.folder / "jobs" / "count.json").read_text())["submissions"][-1]
         status = python(shell, project, END_OF_JOB.format(job=job)).strip()
     finally:
-        supervisor.start("triggerer")
+        shell("../environment/bin/penstock up", project)
     assert (status, run.told) == ("STOPPED", "began ")
 
 
@@ -454,9 +458,7 @@ def test_a_task_runs_on_the_cluster_of_its_connection(shell, project):
     run = OwnRun(shell, project, "by-connection", "connected")
     run.wait_for("told")
     assert run.told == "began ended told "
-    status = json.loads(shell("../environment/bin/penstock status --json", project))
-    (address,) = (part["url"] for part in status["parts"] if part["name"] == "ray")
-    assert (run.folder / ADDRESS_FILE).read_text() == address
+    assert (run.folder / ADDRESS_FILE).read_text() == run.parts["ray"]["url"]
     assert (run.folder / TOKEN_FILE).stat().st_mode & 0o777 == 0o600
 
 
@@ -469,7 +471,7 @@ def supervisor_of(project: Path) -> Supervisor:
 def test_row_08_the_ray_head_and_its_job(shell, project):
     run = OwnRun(shell, project, "row-8")
     run.wait_for("began")
-    head = psutil.Process(run.pids["ray"])
+    head = psutil.Process(run.parts["ray"]["pid"])
     for process in [*head.children(recursive=True), head]:
         with suppress(psutil.NoSuchProcess):
             process.kill()

@@ -21,7 +21,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import ray
 from ray._private.state import available_resources_per_node
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train import BackendConfig, ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train._internal.utils import get_address_and_port
 from ray.train.backend import Backend
@@ -30,6 +30,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util import placement_group_table
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
+from pipelines.core.machine import oom_kills
 from pipelines.recipe.recipe import Recipe
 from pipelines.stages.stage_process import (
     forget_error,
@@ -41,7 +42,14 @@ from pipelines.stages.train.train_logbook import job
 from pipelines.training.preemption import PreemptedError
 from pipelines.training.recipe_check import check_recipe
 from ray_jobs.connection import connect
-from ray_jobs.train_overseer import FruitlessError, Overseer, Progress, controller_lost
+from ray_jobs.memory_shortage import MemoryShortage
+from ray_jobs.train_overseer import (
+    FruitlessError,
+    HostOutOfMemoryError,
+    Overseer,
+    Progress,
+    controller_lost,
+)
 
 STAGE = "train"
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
@@ -56,6 +64,8 @@ RAY_TRAIN = {
 # With any number of workers, those of a node whose death is not known yet aren't waited for long.
 ELASTIC = RAY_TRAIN | {START_TIMEOUT: "60"}
 RESIZE_INTERVAL_S = 60.0  # at the least, from one look for more workers to the next
+# What ends a controller, and says so by its type.
+_OF_THE_DRIVER = FruitlessError | HostOutOfMemoryError | OutOfMemoryError | PreemptedError
 
 
 def train_on_ray(recipe: Recipe, workspace: Path) -> None:
@@ -63,7 +73,8 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
 
     Of [min, max] workers there are as many as the cluster has room for. Where that changes, they
     start anew from the last checkpoint, with the same global batches in the same order. A run that
-    gets on between its failures may have any number of them.
+    gets on between its failures may have any number of them. Where a machine's memory runs out, the
+    next try takes less or waits.
 
     Raises:
         UserError: the stage's, on any worker; it is not tried again.
@@ -76,23 +87,40 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
     forget_error(workspace)
     connect()
     progress = Progress(recipe, workspace)
+    on_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    shortage = MemoryShortage(recipe, workspace, on_gpus=on_gpus)
     for number in itertools.count():
         life = f"{job()}, driver {os.getpid()}, controller {number}"
+        kills = oom_kills()
         try:
-            message = _fit(recipe, workspace, Overseer(recipe, workspace, life))
+            overseer = Overseer(recipe, workspace, life)
+            message = _fit(recipe, workspace, overseer, shortage.workers, on_gpus)
             break
         except RayActorError:
+            if oom_kills() > kills:  # on the controller's node, which is this one
+                shortage.met(life, HostOutOfMemoryError("the kernel ended Ray Train's controller"))
+                continue
             controller_lost(workspace, life)
             progress.failed("Ray Train's controller died")
+        except (HostOutOfMemoryError, OutOfMemoryError) as error:
+            shortage.met(life, error)
     if message is not None:
         raise UserError(message)
 
 
-def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
+def _fit(
+    recipe: Recipe,
+    workspace: Path,
+    overseer: Overseer,
+    workers: int | tuple[int, int],
+    on_gpus: bool,
+) -> str | None:
     """Train under one controller; returns a user's error.
 
     Raises:
         RayActorError: the controller died, and its workers with it.
+        HostOutOfMemoryError: the memory of a machine ran out.
+        OutOfMemoryError: the same, of the controller's or as the workers started.
     """
     trainer = _Trainer(
         _work,
@@ -103,8 +131,8 @@ def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
             "environment": stage_variables(workspace),
         },
         scaling_config=ScalingConfig(
-            num_workers=recipe.resources.workers,
-            use_gpu=ray.cluster_resources().get("GPU", 0) > 0,
+            num_workers=workers,
+            use_gpu=on_gpus,
             elastic_resize_monitor_interval_s=RESIZE_INTERVAL_S,
         ),
         run_config=RunConfig(
@@ -117,7 +145,7 @@ def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
     try:
         message: str | None = trainer.fit().return_value
     except ControllerError as error:
-        if isinstance(error.controller_failure, FruitlessError | PreemptedError):
+        if isinstance(error.controller_failure, _OF_THE_DRIVER):
             raise error.controller_failure from error
         raise
     return message

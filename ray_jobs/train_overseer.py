@@ -1,17 +1,18 @@
 """What Ray Train's controller does for a run beside polling its workers.
 
 It lets workers take SIGTERM as a preemption's notice, notes each failure in the logbook, gives up
-on a run that fails again and again without getting on, and lets workers save before their number
-changes.
+on a run that fails again and again without getting on, lets workers save before their number
+changes, and tells the driver where a machine's memory ran out.
 """
 
 import logging
+import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError
 from ray.train.v2._internal.exceptions import (
     WorkerGroupStartupFailedError,
     WorkerHealthCheckFailedError,
@@ -27,8 +28,10 @@ from ray.train.v2._internal.execution.worker_group import (
     WorkerGroup,
     WorkerGroupPollStatus,
 )
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipelines.core.errors import UnreachableError, UserError
+from pipelines.core.machine import oom_kills
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.logbook import Entry, Kind, note
 from pipelines.training import preemption
@@ -40,12 +43,19 @@ STAGE = "train"
 FRUITLESS = 3  # failures in a row without a new checkpoint
 RESIZE_GRACE_S = 120.0  # for a save before the number of workers changes
 _LOOK_S = 2.0  # for an answer from a worker or a node that lives
+_COUNT_S = 20.0  # for an answer from a process that must start first
+_SHORT = re.compile(r"Memory on the node \(IP: ([^,]+), .*?\) was (\S+) used / (\S+) limit")
+_REFUSED = "DefaultCPUAllocator: can't allocate memory"  # PyTorch's RuntimeError
 
 _log = logging.getLogger(__name__)
 
 
 class FruitlessError(Exception):
     """A run failed again and again and did not get on between."""
+
+
+class HostOutOfMemoryError(Exception):
+    """The memory of a machine ran out, and a worker with it; the driver says what comes next."""
 
 
 class Progress:
@@ -63,15 +73,19 @@ class Progress:
         Raises:
             FruitlessError: it is one too many.
         """
-        newest = self._newest_checkpoint()
-        if newest > self._newest:
-            self._newest, self._failures = newest, 0
+        if self.got_on():
+            self._failures = 0
         self._failures += 1
         if self._failures >= FRUITLESS:
             raise FruitlessError(
-                f"{self._failures} failures without a new checkpoint since step {newest}; the "
-                f"last: {cause}"
+                f"{self._failures} failures without a new checkpoint since step {self._newest}; "
+                f"the last: {cause}"
             )
+
+    def got_on(self) -> bool:
+        """Return whether there is a checkpoint that is newer than those of the last call."""
+        before, self._newest = self._newest, self._newest_checkpoint()
+        return self._newest > before
 
     def _newest_checkpoint(self) -> int:
         try:
@@ -99,12 +113,16 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
         self._workers: list[Worker] = []
         self._trains = False
         self._nodes: dict[str, tuple[str, int]] = {}  # of the workers: address by id
+        # Processes that the kernel ended, by node; the controller is on the node of the driver.
+        self._kills = {ray.get_runtime_context().get_node_id(): oom_kills()}
 
     def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
         """SIGTERM is from now on a notice to each worker."""
         self._workers, self._trains = worker_group.get_workers(), True
         ray.get([worker.execute_async(preemption.listen) for worker in self._workers])
-        ours = {worker.metadata.node_id for worker in self._workers}
+        ours = [worker.metadata.node_id for worker in self._workers]
+        counts = ray.get([worker.execute_async(oom_kills) for worker in self._workers])
+        self._kills = dict(zip(ours, counts, strict=True))
         self._nodes = {
             node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"])
             for node in ray.nodes()
@@ -116,6 +134,7 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
 
         Raises:
             FruitlessError: the run fails without getting on.
+            HostOutOfMemoryError: the memory of a machine ran out.
             PreemptedError: the job was asked to end, and the workers have saved.
         """
         errors: Mapping[int, Exception] = worker_group_status.errors
@@ -149,6 +168,8 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
         if isinstance(error, WorkerGroupStartupFailedError):
             self._failures += 1
             cause = "a worker died as it started"
+            if self._kernel_ran_out(self._kills):
+                raise HostOutOfMemoryError(f"{cause}: the kernel ended it for want of memory")
             _note(self._workspace, "worker lost", f"{self._life}, failure {self._failures}", cause)
             self._progress.failed(cause)
 
@@ -167,19 +188,41 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
             _log.warning("no checkpoint before the number of workers changes: %s", error)
 
     def _fault(self, errors: Mapping[int, Exception]) -> tuple[Kind, str]:
-        """Return what happened; a dead process shows first as broken connections of the others."""
+        """Return what happened; a dead process shows first as broken connections of the others.
+
+        Raises:
+            HostOutOfMemoryError: the memory of a machine ran out.
+        """
         if lost := [address for address in self._nodes.values() if not _answers(*address)]:
             return "node lost", f"{', '.join(host for host, _ in lost)} does not answer"
         ends = enumerate(_ends(self._workers))
         gone = {rank: error for rank, error in ends if error is not None}
-        if any(_is_out_of_memory(error) for error in (*gone.values(), *errors.values())):
-            return "out of memory", _first_line(next(iter((gone or errors).values())))
+        for error in (*gone.values(), *errors.values()):
+            if is_out_of_memory(error):
+                raise HostOutOfMemoryError(shortage_of(error))
         if gone:
-            return "worker lost", ", ".join(
-                _name(rank, self._workers[rank]) for rank in gone
-            ) + " died"
+            who = ", ".join(_name(rank, self._workers[rank]) for rank in gone)
+            if self._kernel_ran_out(self._workers[rank].metadata.node_id for rank in gone):
+                raise HostOutOfMemoryError(f"the kernel ended {who} for want of memory")
+            return "worker lost", f"{who} died"
         rank, error = next(iter(errors.items()))
         return "worker lost", f"{_name(rank, self._workers[rank])} failed: {_first_line(error)}"
+
+    def _kernel_ran_out(self, nodes: Iterable[str]) -> bool:
+        """Return whether a node's kernel has ended more processes than when the workers began.
+
+        Ray itself does not know which signal ended a worker.
+        """
+        before = {node: self._kills[node] for node in nodes}
+        places = (NodeAffinitySchedulingStrategy(node, soft=False) for node in before)
+        count = ray.remote(num_cpus=0)(oom_kills)
+        asked = [count.options(scheduling_strategy=place).remote() for place in places]
+        try:
+            counts = ray.get(asked, timeout=_COUNT_S)
+        except RayError as error:  # a death whose reason nobody knows is a lost worker
+            _log.warning("a node does not tell whom its kernel ended: %s", _first_line(error))
+            return False
+        return any(now > then for now, then in zip(counts, before.values(), strict=True))
 
 
 def controller_lost(workspace: Path, life: str) -> None:
@@ -228,10 +271,17 @@ def _is_out_of_device_memory(error: Exception) -> bool:
     return f"{type(error).__module__}.{type(error).__name__}" == "torch.OutOfMemoryError"
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """Tell whether the host is out of memory, where Ray ends a worker before the kernel does."""
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether the host is out of memory: Ray ended a worker, or the worker got no more."""
     cause = error.health_check_failure if isinstance(error, WorkerHealthCheckFailedError) else error
-    return isinstance(cause, ray.exceptions.OutOfMemoryError)
+    return isinstance(cause, OutOfMemoryError | MemoryError) or _REFUSED in str(cause)
+
+
+def shortage_of(error: Exception) -> str:
+    """Return in one line which machine was short of memory; Ray's message has a page about it."""
+    if found := _SHORT.search(str(error)):
+        return "{} had {} of {} in use, and Ray ended workers".format(*found.groups())
+    return _first_line(error)
 
 
 def _name(rank: int, worker: Worker) -> str:

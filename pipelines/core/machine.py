@@ -1,4 +1,4 @@
-"""What this machine has available: free ports and memory."""
+"""What this machine has available, free ports and memory, and what it ran out of."""
 
 import re
 import socket
@@ -31,3 +31,15 @@ def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
         left = int(limit) - int(used) + int(kept[1] if kept else 0)
         total, free = min(total, int(limit)), min(free, max(0, left))
     return total, free
+
+
+def oom_kills(
+    container: Path = Path("/sys/fs/cgroup/memory.events"), machine: Path = Path("/proc/vmstat")
+) -> int:
+    """Return how many processes the kernel has ended for want of memory, so that more show later.
+
+    Of this container, where cgroup v2 counts its own, and else of the machine.
+    """
+    counts = next((path.read_text() for path in (container, machine) if path.is_file()), "")
+    found = re.search(r"^oom_kill (\d+)$", counts, re.MULTILINE)
+    return int(found[1]) if found else 0

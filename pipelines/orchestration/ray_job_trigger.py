@@ -181,7 +181,8 @@ class _Silence:
         return due
 
 
-_OUT_OF_MEMORY = "OutOfMemoryError"  # Ray's error of a node; a device's is the stage's user error
+# Ray's error of a node, by its name and by its text; a device's is the stage's user error.
+_OUT_OF_MEMORY = ("OutOfMemoryError", "the node running low on memory")
 _NODE_DIED = "node has died"
 _COMMAND_FAILED = "JOB_ENTRYPOINT_COMMAND_ERROR"  # any other type: its runner failed
 
@@ -202,7 +203,7 @@ def failure_of(job: Job) -> Failure:
         return Failure("human decision", f"{name} was stopped, but not by Airflow")
     if job.status == "SUCCEEDED":
         return Failure("failure", f"{name} succeeded, but left no valid record")
-    if _OUT_OF_MEMORY in message:
+    if any(sign in message for sign in _OUT_OF_MEMORY):
         return Failure(
             "out of memory",
             f"{name}: a node ran out of memory; give it more, or use a smaller "

@@ -28,6 +28,7 @@ class Progress(BaseModel):
     eta: float | None = None  # seconds
     loss: float | None = None  # nats per token
     tokens_per_second: float | None = None  # over all processes
+    note: str | None = None  # what the stage does instead of getting on
 
     def line(self) -> str:
         """Return a line such as `train 12/40 steps, 4.1 steps/s, loss 2.3102, 7 s left`."""
@@ -41,6 +42,8 @@ class Progress(BaseModel):
             parts.append(f"{self.tokens_per_second:,.0f} tokens/s")
         if self.eta is not None:
             parts.append(f"{self.eta:.0f} s left")
+        if self.note:
+            parts.append(self.note)
         return ", ".join(parts)
 
 
@@ -83,10 +86,21 @@ class ProgressWriter:
             loss=loss,
             tokens_per_second=tokens_per_second,
         )
-        try:
-            append_line(self._path, progress.model_dump_json(exclude_none=True))
-        except OSError as error:  # progress must not stop the stage that it reports
-            _log.warning("could not write %s: %s", self._path, error)
+        _append(self._path, progress)
+
+
+def add_note(workspace: Path, stage: str, text: str) -> None:
+    """Write a stage's last progress again with a note, unless it has made none."""
+    if last := last_progress(workspace, stage):
+        noted = last.model_copy(update={"note": text, "eta": None})
+        _append(workspace / PROGRESS_FILE, noted)
+
+
+def _append(path: Path, progress: Progress) -> None:
+    try:
+        append_line(path, progress.model_dump_json(exclude_none=True))
+    except OSError as error:  # progress must not stop the stage that it reports
+        _log.warning("could not write %s: %s", path, error)
 
 
 def last_progress(workspace: Path, stage: str) -> Progress | None:

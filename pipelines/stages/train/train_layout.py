@@ -12,17 +12,21 @@ import torch
 import torch.distributed as dist
 
 from pipelines.core.errors import UserError
-from pipelines.core.storage import read_json, write_json
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.process_group import one_for_all, rank
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import of_driver
-from pipelines.planning.layout_rule import choose, is_left_to_the_rule
+from pipelines.planning.layout_rule import Choice, choose, is_left_to_the_rule
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import get_dotted, override_values
+from pipelines.stages.train.layout_file import (
+    LAYOUT,
+    MICRO_BATCH,
+    MOST_SAMPLES,
+    TOO_MUCH,
+    LayoutFile,
+)
 from pipelines.stages.train.train_logbook import Facts, out_of_memory
-
-FILE = "layout.json"  # the layout used, and the computed bytes of layouts that ran out of memory
 
 _log = logging.getLogger(__name__)
 
@@ -44,22 +48,24 @@ class SettledLayout:
             UserError: No layout fits the smallest device.
         """
         self._recipe, self._config = recipe, config
-        self._workspace, self._file = workspace, workspace / FILE
+        self._workspace, self._file = workspace, LayoutFile(workspace, recipe)
         world = dist.get_world_size() if dist.is_initialized() else 1
-        mine = device_bytes(device), self._too_much(world), _datasheet(device)
+        mine = device_bytes(device), self._file.read(), _datasheet(device)
         known: list[Any] = [mine]
         if world > 1:
             known = [None] * world
             dist.all_gather_object(known, mine)
-        self._bytes, (_, below, self._hardware) = min(each[0] for each in known), known[0]
+        self._bytes, (_, before, self._hardware) = min(each[0] for each in known), known[0]
         with one_for_all():
-            self.choice = choose(
-                recipe, config, world, self._bytes, below=below, hardware=self._hardware
-            )
-        self.before: Facts | None = self._known().get("layout")
+            below = before.get(TOO_MUCH, {}).get(str(world), math.inf)
+            self.choice = self._choose(recipe, world, below)
+            if self.choice.training.micro_batch > (most := before.get(MOST_SAMPLES, math.inf)):
+                smaller = override_values(recipe, {MICRO_BATCH: most})
+                self.choice = self._choose(smaller, world, below)
+        self.before: Facts | None = before.get(LAYOUT)
         if rank() == 0:
             _log.info("layout: %s", self.choice)
-            self._write(below)
+            self._file.write(**{LAYOUT: self.facts()})
 
     @property
     def recipe(self) -> Recipe:
@@ -69,7 +75,7 @@ class SettledLayout:
     def facts(self) -> Facts:
         """Return the layout under the recipe's keys."""
         keys = [f"parallel.{name}" for name in vars(self.choice.layout)]
-        keys += ["parallel.sharding", "train.micro_batch_size"]
+        keys += ["parallel.sharding", MICRO_BATCH]
         return {key: get_dotted(self.recipe.to_dict(), key) for key in keys}
 
     @contextmanager
@@ -84,7 +90,7 @@ class SettledLayout:
         except torch.OutOfMemoryError as error:
             if is_left_to_the_rule(self._recipe):
                 _log.warning("out of memory with %s; the next try takes less", self.choice)
-                self._write(self.choice.memory.total)  # every process writes the same content
+                self._write_too_much()  # every process writes the same content
                 out_of_memory(self._workspace, str(self.choice), "the next try takes less")
                 raise
             advice = self._advice()
@@ -92,36 +98,23 @@ class SettledLayout:
             raise UserError(f"out of memory with {self.choice}; {advice}") from error
 
     def _advice(self) -> str:
-        free = override_values(self._recipe, {"parallel": "auto", "train.micro_batch_size": "auto"})
+        free = override_values(self._recipe, {"parallel": "auto", MICRO_BATCH: "auto"})
         world, tried = self.choice.layout.world, self.choice.memory.total
         try:
-            fits = choose(
-                free, self._config, world, self._bytes, below=tried, hardware=self._hardware
-            )
+            fits = self._choose(free, world, tried)
         except UserError as nothing:
             return str(nothing)
         return f"parallel: auto and train.micro_batch_size: auto would take {fits}"
 
-    def _write(self, too_much: float) -> None:
-        world, known = self.choice.layout.world, self._too_much_before()
-        if too_much < math.inf:
-            known[str(world)] = too_much
-        content = {"layout": self.facts(), "recipe": self._recipe.fingerprint(), "too_much": known}
-        write_json(self._file, content)
+    def _choose(self, recipe: Recipe, world: int, below: float) -> Choice:
+        return choose(
+            recipe, self._config, world, self._bytes, below=below, hardware=self._hardware
+        )
 
-    def _too_much(self, world: int) -> float:
-        """Return the bytes that were too much before, on this number of processes."""
-        return self._too_much_before().get(str(world), math.inf)
-
-    def _too_much_before(self) -> dict[str, float]:
-        """Return the bytes that were too much, by the number of processes."""
-        too_much: dict[str, float] = self._known().get("too_much", {})
-        return too_much
-
-    def _known(self) -> dict[str, Any]:
-        """Return what the try before this one wrote; nothing if its recipe was different."""
-        known: dict[str, Any] = read_json(self._file) if self._file.is_file() else {}
-        return known if known.get("recipe") == self._recipe.fingerprint() else {}
+    def _write_too_much(self) -> None:
+        known = self._file.read().get(TOO_MUCH, {})
+        this = {str(self.choice.layout.world): self.choice.memory.total}
+        self._file.write(**{TOO_MUCH: known | this})
 
 
 def device_bytes(device: torch.device) -> int:

@@ -33,6 +33,14 @@ def job(status="FAILED", **said):
         ),
         (
             job(
+                message="Unexpected error occurred: 8 worker(s) were killed due to the node "
+                "running low on memory.\nMemory on the node (IP: 192.0.2.2, ID: a1) was ...",
+            ),
+            "out of memory",
+            "a node ran out of memory",
+        ),
+        (
+            job(
                 error_type="JOB_SUPERVISOR_ACTOR_DIED",
                 message="Job supervisor actor died: The actor died because its node has died.\nID",
             ),

@@ -1,12 +1,24 @@
-"""How many failures are forgiven."""
+"""How many failures are forgiven, and which are a shortage of memory."""
 
+import pickle
 from pathlib import Path
 
 import pytest
+import torch
+from ray.exceptions import ActorDiedError, OutOfMemoryError, WorkerCrashedError
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from pipelines.recipe.recipe_files import load_recipe
 from pipelines.training.checkpoint.store import CheckpointStore
-from ray_jobs.train_overseer import FRUITLESS, FruitlessError, Progress, _answers
+from ray_jobs.train_overseer import (
+    FRUITLESS,
+    FruitlessError,
+    HostOutOfMemoryError,
+    Progress,
+    _answers,
+    is_out_of_memory,
+    shortage_of,
+)
 
 
 def save(workspace: Path, step: int) -> None:
@@ -38,3 +50,53 @@ def test_one_that_does_not_is_given_up(tmp_path: Path) -> None:
 
 def test_a_node_that_refuses_or_is_not_there_does_not_answer() -> None:
     assert not _answers("127.0.0.1", 9)
+
+
+# What Ray 2.60 says; a page about policies and the largest processes follows.
+RAN_LOW = (
+    "7 worker(s) were killed due to the node running low on memory.\nMemory on the node (IP: "
+    "192.0.2.2, ID: a1c3a583ba91) was 9.45GB used / 23.54GB limit (0.401224)\nOOM kill reason: "
+    "Memory usage 10026336256B exceeded threshold of 10024666112B"
+)
+
+
+def refused_by_the_host() -> Exception:
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**55, dtype=torch.uint8)
+    return refused.value
+
+
+def health_check(failure: Exception) -> WorkerHealthCheckFailedError:
+    """As Ray Train's controller wraps it."""
+    return WorkerHealthCheckFailedError("A worker health check failed.", failure)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        health_check(OutOfMemoryError(RAN_LOW)),
+        OutOfMemoryError(RAN_LOW),
+        MemoryError(),
+        refused_by_the_host(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_shortage_of_memory_is_recognised(error: Exception) -> None:
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [health_check(ActorDiedError()), WorkerCrashedError(), RuntimeError("a bug")],
+    ids=lambda error: type(error).__name__,
+)
+def test_another_death_is_no_shortage(error: Exception) -> None:
+    """Ray's text for any death names the kernel's killer among the causes that there may be."""
+    assert not is_out_of_memory(error)
+
+
+def test_a_shortage_is_told_in_a_line_and_reaches_the_driver() -> None:
+    line = "192.0.2.2 had 9.45GB of 23.54GB in use, and Ray ended workers"
+    assert shortage_of(health_check(OutOfMemoryError(RAN_LOW))) == line
+    error = pickle.loads(pickle.dumps(HostOutOfMemoryError(line)))
+    assert (type(error), shortage_of(error)) == (HostOutOfMemoryError, line)

@@ -12,6 +12,7 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import override_values
 from pipelines.run.logbook import read_logbook
 from pipelines.run.records import output_folder
+from pipelines.stages.train.layout_file import LayoutFile
 from tests.unit.stages.train.test_train_stage import RECIPE, history, make_workspace
 
 ONE = {"resources.workers": 1}
@@ -55,6 +56,33 @@ def test_memory_that_ran_out_means_the_next_layout_from_the_last_checkpoint(tmp_
         train(anew(cut), recipe(**FREE), fails_at=3)
     with pytest.raises(UserError, match="no layout of 1 processes fits"):
         train(cut, recipe(**FREE))
+
+
+@pytest.mark.parametrize("by_rule", [{}, FREE], ids=["by hand", "auto"])
+def test_a_machine_that_ran_out_of_memory_gets_half_the_micro_batch(
+    tmp_path: Path, by_rule: dict[str, str]
+) -> None:
+    """The driver of the Ray job says so, as the process that trained was ended."""
+    cut, whole = make_workspace(tmp_path / "cut"), make_workspace(tmp_path / "whole")
+    with pytest.raises(torch.OutOfMemoryError if by_rule else UserError):
+        train(cut, recipe(**by_rule), fails_at=3)
+    forget_device(cut)
+    assert LayoutFile(cut, recipe(**by_rule)).halve_micro_batch() == 1
+    assert train(cut, recipe(**by_rule)).layout["train.micro_batch_size"] == 1
+    changes = [each.done for each in read_logbook(cut) if each.kind == "layout change"]
+    assert changes == ["train.micro_batch_size: 2 → 1"]
+    assert train(whole, recipe(**by_rule)).layout["train.micro_batch_size"] == 2
+    mine, theirs = history(cut), history(whole)
+    assert [point["samples"] for point in mine] == [point["samples"] for point in theirs]
+    losses = [[point["loss"] for point in points] for points in (mine, theirs)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert LayoutFile(cut, recipe(**by_rule)).halve_micro_batch() is None
+
+
+def forget_device(workspace: Path) -> None:
+    """What the test took for a death was a shortage of a device's own memory."""
+    path = workspace / "layout.json"
+    path.write_text(json.dumps(read_json(path) | {"too_much": {}}))
 
 
 def anew(workspace: Path) -> Path:

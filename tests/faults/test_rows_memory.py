@@ -1,0 +1,126 @@
+"""Row 22: another program takes the machine's memory while a run trains, and later gives it back."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelines.core.settings import PROJECT
+from pipelines.run.logbook import read_logbook
+from pipelines.stages.train.train_stage import HISTORY
+from pipelines.training.checkpoint.store import CHECKPOINTS
+from tests.faults.pipeline_run import START_LIMIT_S, until
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(" " in sys.executable, reason="Ray's own commands take no such path"),
+]
+
+# A Ray of its own, which ends workers where the machine has less memory than it was told to leave.
+JOB = """
+import sys
+import ray
+from pipelines.stages.preprocess import preprocessing
+from pipelines.stages.standalone import open_workspace, parse_job
+from ray_jobs.train_on_ray import train_on_ray
+
+job = parse_job("test", sys.argv[1:])
+with open_workspace(job) as workspace:
+    preprocessing.run(job.recipe, workspace)
+    ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1")
+    train_on_ray(job.recipe, workspace)
+"""
+STEPS, LOG_EVERY = 600, 10
+RECIPE = {
+    "data.source.max_documents": 12,
+    "train.steps": STEPS,
+    "train.log_every": LOG_EVERY,
+    "train.checkpoint_every": 20,
+    "train.micro_batch_size": 2,
+}
+_GIB = 2**30
+ROOM = 2.5 * _GIB  # that the run and the other program have together before Ray ends a worker
+BEYOND = 1.0 * _GIB  # what the other program takes more than is left of that
+MOST = 4 * _GIB
+
+
+@contextmanager
+def job(workspace, used):
+    """The training as a process, in a Ray that may use so much of the machine's memory."""
+    sets = [part for key, value in RECIPE.items() for part in ("--set", f"{key}={value}")]
+    options = ["--recipe", "debug", "--workspace", str(workspace), *sets]
+    with workspace.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", JOB, *options],
+            cwd=PROJECT,
+            env=os.environ
+            | {
+                "OMP_NUM_THREADS": "1",
+                "PENSTOCK_HOME": str(workspace.with_suffix(".home")),
+                "RAY_memory_usage_threshold": f"{used / psutil.virtual_memory().total:.4f}",
+                "RAY_memory_monitor_refresh_ms": "100",
+                "RAY_USAGE_STATS_ENABLED": "0",
+            },
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def memory_taken(size):
+    """Another program holds so many bytes in the block."""
+    code = "import sys; held = b'x' * int(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(int(size))], stdin=pipe, stdout=pipe
+    ) as program:
+        assert program.stdout.readline()
+        yield
+        program.kill()
+
+
+def used() -> float:
+    memory = psutil.virtual_memory()
+    return memory.total - memory.available
+
+
+def points(folder: Path) -> list[dict]:
+    path = folder / HISTORY
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def shortages(workspace: Path) -> list[str]:
+    return [each.done for each in read_logbook(workspace) if each.kind == "out of memory"]
+
+
+def test_row_22_another_program_takes_the_memory(tmp_path, record_property):
+    hurt, whole = tmp_path / "hurt", tmp_path / "whole"
+    limit = used() + ROOM
+    with job(hurt, limit) as process:
+
+        def going() -> None:
+            assert process.poll() in (None, 0), hurt.with_suffix(".log").read_text()[-5000:]
+
+        def reached(step: int):
+            going()
+            return [each for each in points(hurt / CHECKPOINTS) if each["step"] >= step]
+
+        until(lambda: reached(60), "training", START_LIMIT_S)
+        size = limit - used() + BEYOND
+        assert size < MOST
+        with memory_taken(size):
+            until(lambda: going() or len(shortages(hurt)) >= 2, "two tries too few", 200)
+        assert process.wait(400) == 0, hurt.with_suffix(".log").read_text()[-5000:]
+    print(read_logbook(hurt))

@@ -9,8 +9,7 @@ from pathlib import Path
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.logbook import Entry, note
 from pipelines.run.progress import add_note
-from pipelines.stages.train.layout_file import LAYOUT, LayoutFile
-from pipelines.stages.train.train_logbook import workers_of
+from pipelines.stages.train.layout_file import LayoutFile
 from pipelines.training.preemption import PreemptedError
 from ray_jobs import notice
 from ray_jobs.train_overseer import STAGE, FruitlessError, Progress, shortage_of
@@ -20,32 +19,17 @@ LONGEST_S = 600.0  # all pauses since the last new checkpoint
 
 
 class MemoryShortage:
-    """Says what the next try takes, and when it begins.
-
-    Attributes:
-        workers: The workers of the next try: n, or [least, most].
-    """
+    """Says what the next try takes, and when it begins."""
 
     def __init__(self, recipe: Recipe, workspace: Path, *, on_gpus: bool) -> None:
-        """Begin with what the recipe asks for.
-
-        Args:
-            recipe: Of the run.
-            workspace: Of the run.
-            on_gpus: Whether activations lie in the memory of GPUs, and not in the machine's.
-        """
-        self.workers = recipe.resources.workers
+        """Begin without one; on GPUs a micro-batch takes none of the machine's memory."""
         self._workspace, self._on_gpus = workspace, on_gpus
         self._layout = LayoutFile(workspace, recipe)
         self._progress = Progress(recipe, workspace)
         self._tries, self._waited = 0, 0.0  # since the last new checkpoint
 
     def met(self, life: str, error: Exception) -> None:
-        """Note the shortage, and return when the next try may begin.
-
-        Args:
-            life: Of the controller that ended with this shortage.
-            error: What it ended with.
+        """Note the shortage that ended a controller's life; return when the next try may begin.
 
         Raises:
             FruitlessError: the memory stays short for too long.
@@ -61,24 +45,13 @@ class MemoryShortage:
                 f"out of memory {self._tries} times without a new checkpoint, {LONGEST_S:.0f} s of "
                 f"waiting included; free memory on the machine; the last: {cause}"
             )
-        done = f"the next try takes {self._less() or 'as much as this one'}"
-        if pause:
-            done += f", {pause:.0f} s later"
-        key = f"{STAGE}: out of memory: {life}"
+        most = None if self._on_gpus else self._layout.halve_micro_batch()
+        takes = f"micro-batches of {most}" if most else "as much as this one"
+        later = f", {pause:.0f} s later" if pause else ""
+        key, done = f"{STAGE}: out of memory: {life}", f"the next try takes {takes}{later}"
         entry = Entry(kind="out of memory", key=key, stage=STAGE, cause=cause, done=done)
         note(self._workspace, entry)
         self._wait(pause)
-
-    def _less(self) -> str | None:
-        """Take half of a micro-batch, or else a worker fewer, and say so; None: neither can be."""
-        if not self._on_gpus and (most := self._layout.halve_micro_batch()):
-            return f"micro-batches of {most}"
-        if isinstance(self.workers, tuple) and (used := self._layout.read().get(LAYOUT)):
-            least, had = self.workers[0], workers_of(used)
-            if least < had:
-                self.workers = (least, had - 1)
-                return f"{had - 1} workers at most"
-        return None
 
     def _wait(self, seconds: float) -> None:
         if seconds:

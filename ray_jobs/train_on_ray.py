@@ -87,14 +87,12 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
     forget_error(workspace)
     connect()
     progress = Progress(recipe, workspace)
-    on_gpus = ray.cluster_resources().get("GPU", 0) > 0
-    shortage = MemoryShortage(recipe, workspace, on_gpus=on_gpus)
+    shortage = MemoryShortage(recipe, workspace, on_gpus=_has_gpus())
     for number in itertools.count():
         life = f"{job()}, driver {os.getpid()}, controller {number}"
         kills = oom_kills()
         try:
-            overseer = Overseer(recipe, workspace, life)
-            message = _fit(recipe, workspace, overseer, shortage.workers, on_gpus)
+            message = _fit(recipe, workspace, Overseer(recipe, workspace, life))
             break
         except RayActorError:
             if oom_kills() > kills:  # on the controller's node, which is this one
@@ -108,13 +106,7 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
         raise UserError(message)
 
 
-def _fit(
-    recipe: Recipe,
-    workspace: Path,
-    overseer: Overseer,
-    workers: int | tuple[int, int],
-    on_gpus: bool,
-) -> str | None:
+def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
     """Train under one controller; returns a user's error.
 
     Raises:
@@ -131,8 +123,8 @@ def _fit(
             "environment": stage_variables(workspace),
         },
         scaling_config=ScalingConfig(
-            num_workers=workers,
-            use_gpu=on_gpus,
+            num_workers=recipe.resources.workers,
+            use_gpu=_has_gpus(),
             elastic_resize_monitor_interval_s=RESIZE_INTERVAL_S,
         ),
         run_config=RunConfig(
@@ -149,6 +141,11 @@ def _fit(
             raise error.controller_failure from error
         raise
     return message
+
+
+def _has_gpus() -> bool:
+    has_any: bool = ray.cluster_resources().get("GPU", 0) > 0
+    return has_any
 
 
 class _Trainer(DataParallelTrainer):  # type: ignore[misc]  # Ray has no types

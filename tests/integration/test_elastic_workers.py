@@ -102,7 +102,7 @@ def test_a_lost_node_costs_a_worker_and_no_sample_and_another_gives_one(tmp_path
     # The batch is the same, whatever the number of workers.
     assert {point["tokens"] / point["step"] for point in found} == {8 * 64}
     assert found[-1]["loss"] < found[2]["loss"]
-    assert [point["samples"] for point in found] == samples_of(workspace)
+    assert [point["samples"] for point in found] == samples_of(workspace, 4000)
     entries = read_logbook(workspace)
     assert Counter(entry.kind for entry in entries) == {
         "start": 1,
@@ -118,7 +118,7 @@ def test_a_lost_node_costs_a_worker_and_no_sample_and_another_gives_one(tmp_path
     assert more.worker_hours_lost == 0
 
 
-def samples_of(workspace: Path) -> list[str]:
+def samples_of(workspace: Path, steps: int) -> list[str]:
     """What one process alone would have trained on, step by step."""
     recipe = override_values(load_recipe("debug"), {"data.source.max_documents": 12})
     dataset = PreprocessRecord.read(workspace).dataset
@@ -136,4 +136,4 @@ def samples_of(workspace: Path) -> list[str]:
         dp_world=1,
         device=torch.device("cpu"),
     )
-    return [loader.digest(range(first, first + 10)) for first in range(0, 4000, 10)]
+    return [loader.digest(range(first, first + 10)) for first in range(0, steps, 10)]

@@ -1,6 +1,8 @@
-"""`layout.json` in a run's workspace: the layout in use, and what was too much for the memory.
+"""`layout.json` in a run's workspace: what the tries of a run tell the ones after them.
 
-No torch here: the driver of a Ray job reads and writes the file, too.
+No torch here: the driver of a Ray job reads and writes the file, too. Its keys are `layout`, the
+one used; `too_much`, the computed bytes that were too much for a device, by number of processes;
+and `most_samples` of a micro-batch, after the memory of a machine ran out.
 """
 
 from pathlib import Path
@@ -9,19 +11,14 @@ from typing import Any
 from pipelines.core.storage import read_json, write_json
 from pipelines.recipe.recipe import Recipe
 
-FILE = "layout.json"
-LAYOUT = "layout"  # the layout used, as `SettledLayout.facts` returns it
-TOO_MUCH = "too_much"  # the computed bytes that were too much for a device, by number of processes
-MOST_SAMPLES = "most_samples"  # of a micro-batch, after the memory of a machine ran out
 MICRO_BATCH = "train.micro_batch_size"
 
 
 class LayoutFile:
-    """What the tries of a run tell the ones after them."""
+    """The file of a run, by its recipe before any `auto` is replaced."""
 
     def __init__(self, workspace: Path, recipe: Recipe) -> None:
-        """Name the file; the recipe is the run's, whose `auto` values are not replaced yet."""
-        self._path = workspace / FILE
+        self._path = workspace / "layout.json"
         self._recipe = recipe.fingerprint()
 
     def read(self) -> dict[str, Any]:
@@ -31,19 +28,17 @@ class LayoutFile:
 
     def write(self, **changes: Any) -> None:
         """Change some of what is known."""
-        write_json(self._path, {"recipe": self._recipe} | self.read() | changes)
+        write_json(self._path, self.read() | {"recipe": self._recipe} | changes)
 
     def halve_micro_batch(self) -> int | None:
-        """Let the next tries take half of the last one's micro-batch, or less if it is odd.
+        """Return how much the next tries may take, or None if that stays as it is.
 
-        Returns:
-            The samples of a micro-batch from now on; None if they stay as they are: the last try
-            had only one, or did not come so far as to take what this allowed it.
+        It stays if the last try took one sample, or ended before it took as much as it may.
         """
         known = self.read()
-        took = known.get(LAYOUT, {}).get(MICRO_BATCH, 1)
-        if took == 1 or took > known.get(MOST_SAMPLES, took):
+        took = known.get("layout", {}).get(MICRO_BATCH, 1)
+        if took == 1 or took > known.get("most_samples", took):
             return None
         most = max(size for size in range(1, took // 2 + 1) if not took % size)
-        self.write(**{MOST_SAMPLES: most})
+        self.write(most_samples=most)
         return most

@@ -19,13 +19,7 @@ from pipelines.planning.hardware_table import of_driver
 from pipelines.planning.layout_rule import Choice, choose, is_left_to_the_rule
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import get_dotted, override_values
-from pipelines.stages.train.layout_file import (
-    LAYOUT,
-    MICRO_BATCH,
-    MOST_SAMPLES,
-    TOO_MUCH,
-    LayoutFile,
-)
+from pipelines.stages.train.layout_file import MICRO_BATCH, LayoutFile
 from pipelines.stages.train.train_logbook import Facts, out_of_memory
 
 _log = logging.getLogger(__name__)
@@ -57,15 +51,15 @@ class SettledLayout:
             dist.all_gather_object(known, mine)
         self._bytes, (_, before, self._hardware) = min(each[0] for each in known), known[0]
         with one_for_all():
-            below = before.get(TOO_MUCH, {}).get(str(world), math.inf)
+            below = before.get("too_much", {}).get(str(world), math.inf)
             self.choice = self._choose(recipe, world, below)
-            if self.choice.training.micro_batch > (most := before.get(MOST_SAMPLES, math.inf)):
+            if self.choice.training.micro_batch > (most := before.get("most_samples", math.inf)):
                 smaller = override_values(recipe, {MICRO_BATCH: most})
                 self.choice = self._choose(smaller, world, below)
-        self.before: Facts | None = before.get(LAYOUT)
+        self.before: Facts | None = before.get("layout")
         if rank() == 0:
             _log.info("layout: %s", self.choice)
-            self._file.write(**{LAYOUT: self.facts()})
+            self._file.write(layout=self.facts())
 
     @property
     def recipe(self) -> Recipe:
@@ -112,9 +106,9 @@ class SettledLayout:
         )
 
     def _write_too_much(self) -> None:
-        known = self._file.read().get(TOO_MUCH, {})
+        known = self._file.read().get("too_much", {})
         this = {str(self.choice.layout.world): self.choice.memory.total}
-        self._file.write(**{TOO_MUCH: known | this})
+        self._file.write(too_much=known | this)
 
 
 def device_bytes(device: torch.device) -> int:

@@ -39,7 +39,7 @@ class TrainLogbook(Events):
         self._workspace = workspace
         self._layout, self._before = layout, before
         self._steps = steps
-        self._workers = workers_of(layout)
+        self._workers = _workers(layout)
         self._last = last_progress(workspace, STAGE)
         self._life = f"{job()}, {socket.gethostname()}:{os.getpid()}"
 
@@ -60,7 +60,7 @@ class TrainLogbook(Events):
             return
         now, then = ({**each} for each in (self._layout, self._before))
         changed = ", ".join(f"{k}: {then.get(k)} → {v}" for k, v in now.items() if then.get(k) != v)
-        workers = workers_of(then)
+        workers = _workers(then)
         cause, kind = f"{workers} → {self._workers} workers", _WORKERS_CHANGED
         if workers == self._workers:
             cause, kind = "the layout has changed", _LAYOUT_CHANGE
@@ -90,7 +90,7 @@ class TrainLogbook(Events):
         if self._last is None or not self._last.rate:
             return None
         again = max(0.0, self._last.done - step)
-        workers = workers_of(self._before) if self._before else self._workers
+        workers = _workers(self._before) if self._before else self._workers
         return again / self._last.rate * workers / _HOUR
 
     def _write(
@@ -122,7 +122,6 @@ def out_of_memory(workspace: Path, tried: str, done: str) -> None:
     note(workspace, Entry(kind="out of memory", key=key, stage=STAGE, cause=cause, done=done))
 
 
-def workers_of(layout: Facts) -> int:
-    """Return the number of workers of a layout."""
+def _workers(layout: Facts) -> int:
     sizes = (size for key, size in layout.items() if key.startswith("parallel."))
     return prod(size for size in sizes if isinstance(size, int))

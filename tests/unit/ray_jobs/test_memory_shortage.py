@@ -25,14 +25,13 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_shortage, "LONGEST_S", 0.6)
 
 
-def recipe(workers: str = "2") -> Recipe:
-    return load_recipe("debug", [f"resources.workers={workers}"])
+def recipe() -> Recipe:
+    return load_recipe("debug")
 
 
-def tried(workspace: Path, run: Recipe, micro_batch: int, workers: int = 2) -> None:
+def tried(workspace: Path, run: Recipe, micro_batch: int) -> None:
     """A try takes this much, as the train stage writes it."""
-    layout = {"parallel.dp_replicate": workers, "train.micro_batch_size": micro_batch}
-    LayoutFile(workspace, run).write(layout=layout)
+    LayoutFile(workspace, run).write(layout={"train.micro_batch_size": micro_batch})
 
 
 def met(shortage: MemoryShortage, workspace: Path) -> str:
@@ -61,19 +60,11 @@ def test_each_try_takes_half_of_what_the_last_one_took(tmp_path: Path) -> None:
     assert LayoutFile(tmp_path, load_recipe("debug", ["seed=9"])).read() == {}
 
 
-def test_on_gpus_only_workers_can_be_fewer(tmp_path: Path) -> None:
-    run = recipe("[1, 3]")
-    shortage = MemoryShortage(run, tmp_path, on_gpus=True)
-    tried(tmp_path, run, 8, workers=3)
-    assert met(shortage, tmp_path) == "the next try takes 2 workers at most"
-    assert shortage.workers == (1, 2)
-    for workers, then in ((2, (1, 1)), (1, (1, 1))):
-        save(tmp_path, 10 - workers)
-        tried(tmp_path, run, 8, workers)
-        done = met(shortage, tmp_path)
-        assert shortage.workers == then
-    assert done == "the next try takes as much as this one"
-    assert "most_samples" not in LayoutFile(tmp_path, run).read()
+def test_on_gpus_a_micro_batch_takes_none_of_the_machines_memory(tmp_path: Path) -> None:
+    tried(tmp_path, recipe(), 8)
+    shortage = MemoryShortage(recipe(), tmp_path, on_gpus=True)
+    assert met(shortage, tmp_path) == "the next try takes as much as this one"
+    assert "most_samples" not in LayoutFile(tmp_path, recipe()).read()
 
 
 def test_it_waits_longer_each_time_and_gives_up_unless_the_run_gets_on(tmp_path: Path) -> None:

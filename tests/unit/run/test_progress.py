@@ -1,6 +1,6 @@
 """Progress travels through a file that one process appends and others tail."""
 
-from pipelines.run.progress import PROGRESS_FILE, Progress, ProgressReader, ProgressWriter
+from pipelines.run.progress import PROGRESS_FILE, Progress, ProgressReader, ProgressWriter, add_note
 
 
 def test_a_reader_goes_on_where_it_stopped_and_ignores_half_a_line(tmp_path):
@@ -30,6 +30,16 @@ def test_frequent_writes_are_thinned_but_the_last_is_kept(tmp_path):
     for step in range(1, 101):
         writer.write(step, 100, "steps", force=step == 100)
     assert [event.done for event in ProgressReader(tmp_path).read()] == [1, 100]
+
+
+def test_a_note_repeats_how_far_the_stage_is(tmp_path):
+    add_note(tmp_path, "train", "waits for memory")  # of a stage that has not begun
+    writer = ProgressWriter(tmp_path, "train", interval=0)
+    writer.write(7, 9, "steps", loss=2.0)
+    add_note(tmp_path, "train", "waits for memory")
+    said, noted = ProgressReader(tmp_path).read()
+    assert noted == said.model_copy(update={"note": "waits for memory"})
+    assert noted.line() == "train 7/9 steps, loss 2.0000, waits for memory"
 
 
 def test_the_line_for_people():

@@ -9,7 +9,6 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pipelines.core.settings import PROJECT
@@ -18,6 +17,7 @@ from pipelines.run.records import TrainRecord
 from pipelines.stages.train.train_stage import HISTORY
 from pipelines.training.checkpoint.store import CHECKPOINTS
 from tests.faults.pipeline_run import until
+from tests.faults.small_memory import small_memory
 from tests.integration.test_elastic_workers import samples_of
 
 pytestmark = [
@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.skipif(" " in sys.executable, reason="Ray's own commands take no such path"),
 ]
 
-# A Ray of its own, which ends workers where the machine has less memory than it was told to leave.
 JOB = """
 import sys
 import ray
@@ -50,26 +49,25 @@ RECIPE = {
     "train.micro_batch_size": 2,
     "resources.workers": 1,
 }
-_GIB = 2**30
-ROOM = 2.0 * _GIB  # that the run and the other program have together before Ray ends a worker
-BEYOND = 1.0 * _GIB  # what the other program takes more than is left of that
-MOST = 4 * _GIB
+GIB = 2**30
+MEMORY, THRESHOLD = 6 * GIB, 0.5  # Ray ends workers beyond 3 GiB, so that the kernel need not
+OTHERS = int(2.75 * GIB)  # with Ray's own processes that is too much for any worker
 
 
 @contextmanager
-def job(workspace, used):
-    """The training as a process, in a Ray that may use so much of the machine's memory."""
+def job(start, workspace):
+    """The training as a process, with a Ray of its own."""
     sets = [part for key, value in RECIPE.items() for part in ("--set", f"{key}={value}")]
     options = ["--recipe", "debug", "--workspace", str(workspace), *sets]
     with workspace.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", JOB, *options],
+            [*start, sys.executable, "-c", JOB, *options],
             cwd=PROJECT,
             env=os.environ
             | {
                 "OMP_NUM_THREADS": "1",
                 "PENSTOCK_HOME": str(workspace.with_suffix(".home")),
-                "RAY_memory_usage_threshold": f"{used / psutil.virtual_memory().total:.4f}",
+                "RAY_memory_usage_threshold": str(THRESHOLD),
                 "RAY_memory_monitor_refresh_ms": "100",
                 "RAY_USAGE_STATS_ENABLED": "0",
             },
@@ -84,21 +82,15 @@ def job(workspace, used):
 
 
 @contextmanager
-def memory_taken(size):
-    """Another program holds so many bytes in the block."""
+def memory_taken(start):
+    """Another program has it in the block."""
     code = "import sys; held = b'x' * int(sys.argv[1]); print(flush=True); sys.stdin.read()"
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(int(size))], stdin=pipe, stdout=pipe
-    ) as program:
+    command = [*start, sys.executable, "-c", code, str(OTHERS)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as program:
         assert program.stdout.readline()
         yield
         program.kill()
-
-
-def used() -> float:
-    memory = psutil.virtual_memory()
-    return memory.total - memory.available
 
 
 def points(folder: Path) -> list[dict]:
@@ -113,8 +105,7 @@ def shortages(workspace: Path) -> list[str]:
 
 def test_row_22_another_program_takes_the_memory(tmp_path, record_property):
     workspace = tmp_path / "run"
-    limit = used() + ROOM
-    with job(workspace, limit) as process:
+    with small_memory(MEMORY) as start, job(start, workspace) as process:
 
         def said() -> str:
             return workspace.with_suffix(".log").read_text()[-5000:]
@@ -124,9 +115,7 @@ def test_row_22_another_program_takes_the_memory(tmp_path, record_property):
             return any(each["step"] > step for each in points(workspace / CHECKPOINTS))
 
         until(lambda: goes_beyond(50), "training", LIMIT_S)
-        size = limit - used() + BEYOND
-        assert 0 < size < MOST
-        with memory_taken(size):
+        with memory_taken(start):
             until(lambda: len(shortages(workspace)) >= 2, "two tries that ran short", LIMIT_S)
             assert process.poll() is None, said()
         began, step = time.monotonic(), points(workspace / CHECKPOINTS)[-1]["step"]

@@ -60,7 +60,7 @@ def _branches(facts: _Facts) -> Iterator[tuple[str, _Facts]]:
     yield "code", _code(run, hashes)
     yield "recipe", {"name": recipe, "fingerprint": run.get("recipe_fingerprint")}
     yield "data", _data(facts, records, hashes)
-    yield "parent", facts.get("parent") or {}
+    yield "parent", _parent(facts)
     yield "environment", _environment(facts)
     yield "runs", _runs(facts, run)
     yield "training", _training(facts, records.get("train") or {})
@@ -68,6 +68,12 @@ def _branches(facts: _Facts) -> Iterator[tuple[str, _Facts]]:
     found = {"bits per byte": evaluate.get("bits_per_byte"), "held-out documents": documents}
     yield "result", found
     yield "cost", _cost(facts.get("cost") or {})
+
+
+def _parent(facts: _Facts) -> _Facts:
+    parent = dict(facts.get("parent") or {})
+    adapter = parent.pop("adapter", None) or {}
+    return parent | {f"adapter {name}": value for name, value in adapter.items()}
 
 
 def _environment(facts: _Facts) -> _Facts:
@@ -104,10 +110,13 @@ def _training(facts: _Facts, train: _Facts) -> _Facts:
 
 def _code(run: _Facts, hashes: _Facts) -> _Facts:
     dirty = "changes of tracked files, in uncommitted.diff" if run.get("dirty") else None
+    product = run.get("product") or {}
     return {
         "git commit": run.get("git_commit"),
         "uncommitted": dirty,
         "diff sha256": hashes.get("uncommitted.diff"),
+        "Penstock": product.get("version"),
+        "Penstock's code sha256": product.get("code"),
     }
 
 

@@ -36,19 +36,24 @@ def show(recipe: str, overrides: Overrides = None, as_json: Json = False) -> Non
 
 @app.command()
 def check() -> None:
-    """Check each recipe of the project, and end with exit code 2 if one is wrong."""
+    """Check each recipe of the project, and end with exit code 2 if one is wrong.
+
+    What only services know, such as registered models, a run checks when it begins.
+    """
     from pipelines.core.settings import PROJECT
     from pipelines.recipe.recipe_files import (
         load_recipe,
         project_recipes,
         with_absolute_paths,
     )
-    from pipelines.training.recipe_check import check_recipe
+    from pipelines.registry.parents import Settled, with_own_tokenizer
+    from pipelines.stages.beforehand import ALONE, check_beforehand
 
     wrong = 0
     for path in project_recipes():
         try:
-            check_recipe(with_absolute_paths(load_recipe(path), PROJECT))
+            recipe = with_absolute_paths(load_recipe(path), PROJECT)
+            check_beforehand(Settled(recipe, with_own_tokenizer(recipe), {}), ALONE)
         except UserError as error:
             typer.echo(f"error: {error}", err=True)
             wrong += 1

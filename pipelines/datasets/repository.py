@@ -34,6 +34,8 @@ _IDENTITY = {
 _ELSEWHERE = ("GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX",
               "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES")  # fmt: skip
 _NETWORK_TRIES = 3
+_PROBE_S = 10.0
+_URL = "see PENSTOCK_DATASETS_URL, and the rights of this machine's key or token"
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,25 @@ class DatasetRepository:
             return None
         return Tag(name, version, commit, datetime.fromtimestamp(now, UTC))
 
+    def check_push(self) -> None:
+        """Check that a version could be pushed, without pushing anything.
+
+        Raises:
+            UserError: git can't write to a repository on this machine.
+            UnreachableError: The server does not answer in time, or does not take a push.
+        """
+        self._make()
+        commit = self._commit("", {}, "probe")  # no ref names it, so that git deletes it one day
+        options = ("--dry-run", "--no-verify", "--no-signed", "--no-follow-tags")
+        refs = f"{commit}:refs/heads/penstock-probe"
+        try:
+            done = _run(self._folder, "push", *options, self.url, refs, seconds=_PROBE_S)
+        except subprocess.TimeoutExpired as error:
+            raise UnreachableError(f"{self.url}: no answer in {_PROBE_S:g} s; {_URL}") from error
+        if done.returncode:
+            reason = _reason(done)
+            raise UnreachableError(f"{self.url}: no version can be pushed: {reason}; {_URL}")
+
     def _commit(self, tip: str, files: Mapping[str, bytes], message: str) -> str:
         """Return a commit that no ref names yet; its index is a temporary file."""
         with tempfile.TemporaryDirectory() as scratch:
@@ -195,6 +216,7 @@ def _run(
     *arguments: str,
     given: bytes | None = None,
     variables: Mapping[str, str] | None = None,
+    seconds: float | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     environment = {key: value for key, value in os.environ.items() if key not in _ELSEWHERE}
     return subprocess.run(
@@ -203,6 +225,7 @@ def _run(
         env=environment | _IDENTITY | dict(variables or {}),
         capture_output=True,
         check=False,
+        timeout=seconds,
     )
 
 

@@ -20,6 +20,7 @@ from pipelines.run.records import DatasetRef, PreprocessRecord
 MIRROR = "datasets-mirror.git"  # under the home: a copy of a repository that is elsewhere
 VERSION_FILE = "version.json"
 RECORD_FILE = "record.json"  # of preprocess, in a version's tree
+TOKENIZER_FILE = "tokenizer/tokenizer.json"  # likewise
 STREAMED = "object_store"  # the reader that needs no token shards on disk
 _STREAMABLE = (".bin", ".mask")  # token shards and their loss masks
 _LABEL = re.compile(rf"(?P<name>{DATASET_NAME})(@(?P<version>[0-9]+))?")
@@ -134,6 +135,18 @@ def verify(version: DatasetVersion) -> Iterator[tuple[File, str]]:
     """
     store = ObjectStore(load_settings().datasets_remote)
     yield from store.damaged(store.listing(version.directory_hash))
+
+
+def read_tokenizer(version: DatasetVersion) -> str:
+    """Return the text of the tokenizer.json of a version's data.
+
+    Raises:
+        UserError: it, or the listing of the version's files, is missing or damaged.
+    """
+    store = ObjectStore(load_settings().datasets_remote)
+    files = store.listing(version.directory_hash)
+    (found,) = (file for file in files if file.path == TOKENIZER_FILE)
+    return store.read(found).decode()
 
 
 def fetch(

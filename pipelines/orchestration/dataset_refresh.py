@@ -20,7 +20,6 @@ from pipelines.recipe.recipe_files import load_recipe, project_recipes
 from pipelines.registry.parents import settle_run
 from pipelines.run.workspace import Run
 from pipelines.stage_cache.open_workspace import open_workspace
-from pipelines.training.recipe_check import check_recipe
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -54,8 +53,11 @@ class LookOperator(BaseOperator):
                 f"data.source: {recipe.data.source.published_label} is published already; "
                 "data_refresh makes versions from text: stdlib, files or huggingface"
             )
+        # Do not import these when the DAG file is parsed.
+        from pipelines.stages.beforehand import PUBLISHING, check_beforehand
+
         run = settle_run(recipe)
-        check_recipe(run.ready)
+        check_beforehand(run, PUBLISHING)
         recipe, source = run.recipe, run.source
         newest = versions.newest(dataset_name(recipe))
         if newest and unchanged(newest, recipe, source, PRODUCT_FILES / "dvc.yaml"):

@@ -85,11 +85,11 @@ class PrepareOperator(BaseOperator):
         # Do not import these when the DAG file is parsed.
         from pipelines.orchestration.cluster_plan import plan_on_cluster
         from pipelines.registry.parents import settle_run
-        from pipelines.stages.beforehand import check_beforehand
+        from pipelines.stages.beforehand import CHECKS, check_beforehand
 
         with mistakes_fail_the_task(self.task_id, run_id):
             run = settle_run(_recipe(context))
-            check_beforehand(run.ready)
+            check_beforehand(run, CHECKS)
             settings = load_settings()
             planned = plan_on_cluster(settings, run.ready, run.source)
             workspace = open_workspace(

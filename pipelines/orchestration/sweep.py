@@ -12,18 +12,18 @@ from airflow.sdk import BaseOperator, Param
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import PROJECT, load_settings
+from pipelines.core.storage import read_json
 from pipelines.orchestration.links import MlflowRunLink
 from pipelines.orchestration.naming import keep_members, member_name, members
 from pipelines.orchestration.task_liveness import map_index_of
 from pipelines.orchestration.trigger_form import PREPARED, mistakes_fail_the_task
 from pipelines.recipe.recipe_files import override_values, parse_overrides, with_absolute_paths
-from pipelines.registry.parents import settle_run, with_folders
+from pipelines.registry.parents import Settled, settle_run, with_folders
 from pipelines.run.records import EvaluateRecord, record_path
 from pipelines.run.workspace import Run, read_recipe
 from pipelines.stage_cache.open_workspace import open_workspace
 from pipelines.stages.run_tracking import open_tracking
 from pipelines.tracking.rest import set_tags
-from pipelines.training.recipe_check import check_recipe
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -69,8 +69,10 @@ class PlanOperator(BaseOperator):
             lines = list(dict.fromkeys(filter(None, map(str.strip, _text(context).splitlines()))))
             if not lines:
                 raise UserError(f"{SWEEP}: there is no member; give one set of overrides per line")
+            from pipelines.stages.beforehand import CHECKS, check_beforehand
+
             for line in lines:
-                check_recipe(with_folders(_recipe(workspace, line)))
+                check_beforehand(_settled(workspace, line), CHECKS)
         keep_members(workspace, lines)
         return lines
 
@@ -92,7 +94,11 @@ class MemberOperator(BaseOperator):
         sweep = Path(self.workspace)
         name = member_name(sweep, map_index_of(context))
         with mistakes_fail_the_task(self.task_id, name):
+            # Do not import these when the DAG file is parsed.
+            from pipelines.stages.beforehand import CHECKS, check_beforehand
+
             run = settle_run(_recipe(sweep, self.overrides))
+            check_beforehand(run, CHECKS)
             workspace = open_workspace(
                 PROJECT, load_settings().home, name, run.recipe, run.source, ready=run.ready
             )
@@ -126,6 +132,14 @@ class BestOperator(BaseOperator):
         best = min(scores, key=scores.__getitem__)
         _show_best(sweep, best)
         return str(best)
+
+
+def _settled(sweep: Path, overrides: str) -> Settled:
+    """Return what a member starts from; data that are the sweep's are not read once more."""
+    recipe = _recipe(sweep, overrides)
+    if recipe.data != read_recipe(sweep).data:
+        return settle_run(recipe)
+    return Settled(recipe, with_folders(recipe), read_json(sweep / "source.json"))
 
 
 def _recipe(sweep: Path, overrides: str) -> "Recipe":

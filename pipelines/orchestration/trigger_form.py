@@ -6,6 +6,7 @@ dotted name, and an empty field means the recipe's value.
 The first task of each DAG shares the rest: reading the requested recipe, and failing on mistakes.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from pipelines.recipe.recipe import Recipe
 
+_log = logging.getLogger(__name__)
 _KEPT = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
@@ -142,7 +144,10 @@ def mistakes_fail_the_task(task_id: str, run_id: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        keep_error(workspace_path(load_settings().runs, run_id), task_id, error)
+        try:
+            keep_error(workspace_path(load_settings().runs, run_id), task_id, error)
+        except OSError as full:  # the home can't be written, which may be what is told
+            _log.warning("the error is only here: %s", full)
         if isinstance(error, UnreachableError):
             raise
         raise AirflowFailException(str(error)) from None

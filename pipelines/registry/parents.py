@@ -41,7 +41,11 @@ def settle_run(recipe: Recipe) -> Settled:
             can't be mixed, or a model's files are not the registered ones.
     """
     named = name_versions(recipe)
-    ready, source = settle(with_folders(named))
+    try:
+        ready, source = settle(with_folders(named))
+    except PermissionError as error:
+        told = f"{error.filename}: cannot be read ({error.strerror}); fix its owner or rights"
+        raise UserError(told) from error
     # Of a dataset version, the version says how its data were made.
     data = ready.data if named.data.source.is_published else named.data
     kept = {"model": named.model, "adapter": named.adapter, "data": data}
@@ -89,11 +93,16 @@ def with_folders(recipe: Recipe) -> Recipe:
     if label := registered_label(recipe.adapter.init_from):
         adapter = _adapter(label)
         changed["adapter"] = recipe.adapter.model_copy(update={"init_from": str(adapter)})
-    if recipe.data.tokenizer.kind == "model":
-        base = changed.get("model", recipe.model).init_from
-        tokenizer = recipe.data.tokenizer.model_copy(update={"path": base})
-        changed["data"] = recipe.data.model_copy(update={"tokenizer": tokenizer})
-    return recipe.model_copy(update=changed)
+    return with_own_tokenizer(recipe.model_copy(update=changed))
+
+
+def with_own_tokenizer(recipe: Recipe) -> Recipe:
+    """Return the recipe whose tokenizer of kind `model` has the folder of `model.init_from`."""
+    if recipe.data.tokenizer.kind != "model":
+        return recipe
+    tokenizer = recipe.data.tokenizer.model_copy(update={"path": recipe.model.init_from})
+    data = recipe.data.model_copy(update={"tokenizer": tokenizer})
+    return recipe.model_copy(update={"data": data})
 
 
 def _adapter(label: str) -> Path:

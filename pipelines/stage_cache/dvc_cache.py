@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,20 @@ def forecast(workspace: Path) -> dict[str, bool | None]:
                 found[name] = cached is not None
                 outputs |= {out.def_path: out for out in cached.outs} if cached else {}
     return found
+
+
+def shares_blocks(workspaces: Path, cache: Path) -> bool:
+    """Return whether outputs lie in the cache without taking room again, as clones of files."""
+    from dvc.fs import localfs
+
+    try:
+        with TemporaryDirectory(dir=workspaces) as ours, TemporaryDirectory(dir=cache) as theirs:
+            file = Path(ours) / "file"
+            file.write_bytes(b"\0")
+            localfs.reflink(str(file), str(Path(theirs) / "file"))
+    except OSError:  # the disk can't, or they are two disks
+        return False
+    return True
 
 
 def stages(workspace: Path) -> dict[str, dict[str, Any]]:

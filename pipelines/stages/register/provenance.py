@@ -52,11 +52,18 @@ def _checkpoints(recipe: Recipe, workspace: Path) -> dict[str, Any]:
 
 
 def _parent(recipe: Recipe, environment: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the weights that training started from: a registered model, or a folder."""
-    start = recipe.model.init_from
-    if start is None:
+    """Return the weights that training started from, and the adapters that it went on from."""
+    if recipe.model.init_from is None:
         return None
-    facts: dict[str, Any] = {"content": environment.get("init_from")}
+    facts = _start(recipe.model.init_from, environment.get("init_from"))
+    if recipe.adapter.init_from is None:
+        return facts
+    return facts | {"adapter": _start(recipe.adapter.init_from, environment.get("adapter"))}
+
+
+def _start(start: str, content: str | None) -> dict[str, Any]:
+    """Return a registered model, or a folder."""
+    facts: dict[str, Any] = {"content": content}
     if label := registered_label(start):
         folder = registry.verified_folder(registry.named(label))
         return facts | {"model": label, "model_id": registry.logged_model_id(folder)}

@@ -247,7 +247,7 @@ def _bill_of_materials(
     recipe: Recipe, preprocess: PreprocessRecord, model_hash: str, facts: dict[str, Any]
 ) -> dict[str, Any]:
     made_of = dict([_data(recipe, preprocess.dataset, facts)])
-    if parent := facts["parent"]:
+    for parent in _parents(facts["parent"]):
         name = parent.get("model") or Path(parent["folder"]).name
         made_of[name] = str(parent["content"])
     return bill_of_materials(
@@ -264,9 +264,18 @@ def _dataset_tag(dataset: DatasetRef) -> dict[str, str]:
     return {DATASET_TAG: dataset.label} if dataset.label else {}
 
 
+def _parents(parent: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the base that training started from, and then the model whose adapters went on."""
+    return [each for each in (parent, (parent or {}).get("adapter")) if each]
+
+
 def _parent_tag(parent: dict[str, Any] | None) -> dict[str, str]:
-    """Return the tag by which `penstock models list --tree` draws which model came from which."""
-    return {registry.PARENT_TAG: parent["model"]} if parent and "model" in parent else {}
+    """Return the tag by which `penstock models list --tree` draws which model came from which.
+
+    Adapters that went on are the nearer parent: the base is theirs, too.
+    """
+    labels = [each["model"] for each in _parents(parent) if "model" in each]
+    return {registry.PARENT_TAG: labels[-1]} if labels else {}
 
 
 def _report(tracked: TrackedRun, verdict: Verdict, champion: registry.ModelVersion | None) -> None:

@@ -135,7 +135,7 @@ def bypass_proxy_on_loopback() -> None:
 def _running_ports(home: Path) -> dict[str, int]:
     try:
         ports: dict[str, int] = json.loads((home / PORTS_FILE).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     return ports
 

@@ -69,6 +69,7 @@ class PlanOperator(BaseOperator):
             lines = list(dict.fromkeys(filter(None, map(str.strip, _text(context).splitlines()))))
             if not lines:
                 raise UserError(f"{SWEEP}: there is no member; give one set of overrides per line")
+            # Do not import these when the DAG file is parsed.
             from pipelines.stages.beforehand import CHECKS, check_beforehand
 
             for line in lines:
@@ -94,7 +95,6 @@ class MemberOperator(BaseOperator):
         sweep = Path(self.workspace)
         name = member_name(sweep, map_index_of(context))
         with mistakes_fail_the_task(self.task_id, name):
-            # Do not import these when the DAG file is parsed.
             from pipelines.stages.beforehand import CHECKS, check_beforehand
 
             run = settle_run(_recipe(sweep, self.overrides))

@@ -12,7 +12,7 @@ from pipelines.core.writable_place import PROBE, check_writable
 from pipelines.tracking.mlflow_client import call, call_unless_missing, open_client
 from pipelines.tracking.tracked_run import local_folder
 
-_DEFAULT_EXPERIMENT = "0"  # every server has it; a new experiment's files lie beside its own
+_DEFAULT_EXPERIMENT = "0"  # the files of a new experiment will lie beside those of this one
 _FIX = "MLFLOW_TRACKING_URI says where MLflow is, and `penstock up` starts it on this machine"
 _LOGIN = "fix MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 _NAME = "MLflow's artifact store"
@@ -32,8 +32,9 @@ def check_mlflow(experiment: str) -> None:
     with _one_line():
         _ask_registry()
         address = _artifact_location(experiment)
-    folder = local_folder(address)
-    if folder is not None:
+    if address is None:
+        return
+    if (folder := local_folder(address)) is not None:
         check_writable(str(folder), _NAME, _STORE)
     elif address.startswith("s3://"):
         check_writable(address, _NAME, _STORE, os.environ.get("MLFLOW_S3_ENDPOINT_URL"))
@@ -50,7 +51,8 @@ def _one_line() -> Iterator[None]:
         yield
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
-        kind, fix = (UnreachableError, "see its log") if status >= 500 else (UserError, _LOGIN)
+        passes = status >= 500 or status == httpx.codes.TOO_MANY_REQUESTS
+        kind, fix = (UnreachableError, "see its log") if passes else (UserError, _LOGIN)
         raise kind(f"MLflow at {url} answers {status}: {one_line(error)}; {fix}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UnreachableError(f"no MLflow at {url}: {one_line(error)}; {_FIX}") from error
@@ -67,10 +69,17 @@ def _ask_registry() -> None:
             raise
 
 
-def _artifact_location(experiment: str) -> str:
+def _artifact_location(experiment: str) -> str | None:
+    """Return where the files of an experiment lie, or None if that is not known before its run."""
+    import httpx
+
     found = call_unless_missing("experiments/get-by-name", {"experiment_name": experiment})
-    if found is None:
-        found = call("GET", "experiments/get", {"experiment_id": _DEFAULT_EXPERIMENT})
+    try:
+        found = found or call("GET", "experiments/get", {"experiment_id": _DEFAULT_EXPERIMENT})
+    except httpx.HTTPStatusError as error:  # somebody deleted it, or keeps it from this user
+        if error.response.status_code not in (httpx.codes.NOT_FOUND, httpx.codes.FORBIDDEN):
+            raise
+        return None
     return str(found["experiment"]["artifact_location"])
 
 
@@ -84,7 +93,8 @@ def _log_artifact(address: str) -> None:
         file = Path(scratch) / PROBE
         file.touch()
         try:
-            get_artifact_repository(address).log_artifact(str(file))
+            store = get_artifact_repository(address, tracking_uri=load_settings().mlflow_url)
+            store.log_artifact(str(file))
         except (MlflowException, OSError) as error:
             told = f"{_NAME}: {address} can't be written: {one_line(error)}; {_STORE}"
             raise UnreachableError(told) from error

@@ -119,6 +119,8 @@ def shares_blocks(workspaces: Path, cache: Path) -> bool:
     from dvc.fs import localfs
 
     try:
+        for folder in (workspaces, cache):
+            folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=workspaces) as ours, TemporaryDirectory(dir=cache) as theirs:
             file = Path(ours) / "file"
             file.write_bytes(b"\0")

@@ -4,6 +4,7 @@ Each check is the stage's own code, called early. All that is wrong is told at o
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -65,10 +66,12 @@ def check_beforehand(run: Settled, checks: Sequence[Check]) -> None:
         UserError: One line with each mistake and what to do.
         UnreachableError: Nothing is wrong but that a service does not answer.
     """
-    # They ask at the same time, and one that hangs holds nothing up.
+    # They ask at the same time, so that all that hang together take no longer than one.
     asked = {check: _ask(check, run) for check in checks if not check.alone}
+    end = time.monotonic() + _PATIENCE_S
     found = [
-        _answer(check, asked[check]) if check in asked else _refusal(check, run) for check in checks
+        _answer(check, asked[check], end) if check in asked else _refusal(check, run)
+        for check in checks
     ]
     wrong = {str(error): error for error in found if error is not None}
     if wrong:
@@ -99,9 +102,9 @@ def _ask(check: Check, run: Settled) -> "Future[UserError | None]":
     return future
 
 
-def _answer(check: Check, asked: "Future[UserError | None]") -> UserError | None:
+def _answer(check: Check, asked: "Future[UserError | None]", end: float) -> UserError | None:
     try:
-        return asked.result(_PATIENCE_S)
+        return asked.result(max(0.0, end - time.monotonic()))
     except TimeoutError:
         return UnreachableError(
             f"no answer in {_PATIENCE_S:g} s, so that this can't be ruled out: {check.mistake}"

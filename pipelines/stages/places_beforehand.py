@@ -94,7 +94,9 @@ def _needs(run: Settled, settings: Settings) -> Iterator[Need]:
     data, parameters = _data_bytes(run), shape_beforehand(recipe).parameters
     yield Need(settings.runs, "the data", data)
     cache = settings.home / STAGE_CACHE
-    if not (_seen_before(run.source, settings.runs) or shares_blocks(settings.runs, cache)):
+    if data and not (
+        _seen_before(run.source, settings.runs) or shares_blocks(settings.runs, cache)
+    ):
         yield Need(cache, "their copy in the stage cache", data)
     place = recipe.train.checkpoints
     if recipe.adapter.kind == "none" and not (place and "://" in place):

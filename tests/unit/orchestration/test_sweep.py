@@ -9,7 +9,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from pipelines.core.settings import GPU_POOL, PROJECT
 from pipelines.core.storage import write_json, write_text
 from pipelines.orchestration.naming import members, workspace_name
-from pipelines.orchestration.sweep import BestOperator, PlanOperator
+from pipelines.orchestration.sweep import BestOperator, MemberOperator, PlanOperator
 from pipelines.recipe.recipe_files import dump_yaml, load_recipe
 from pipelines.run.records import EvaluateRecord
 
@@ -20,12 +20,14 @@ def dag():
 
 
 @pytest.fixture
-def sweep(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
-    workspace = tmp_path / "runs" / workspace_name("llm_sweep", "s1")
+def sweep(home, tmp_path):
+    (tmp_path / "text.txt").write_text("some text\n")
+    files = ("data.source.kind=files", f"data.source.path={tmp_path / 'text.txt'}")
+    workspace = home / "runs" / workspace_name("llm_sweep", "s1")
     facts = {"dag_run_id": workspace.name, "git_commit": "c0ffee", "dirty": False}
     write_json(workspace / "run.json", facts | {"recipe_fingerprint": "f"})
-    write_text(workspace / "params.yaml", dump_yaml(load_recipe("debug")))
+    write_text(workspace / "params.yaml", dump_yaml(load_recipe("debug", files)))
+    write_json(workspace / "source.json", {})
     return workspace
 
 
@@ -56,11 +58,28 @@ def test_one_member_a_line_and_none_twice(sweep):
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("train.stepz=3", "did you mean train.steps"), ("\n \n", "no member")],
+    [
+        ("train.stepz=3", "did you mean train.steps"),
+        ("\n \n", "no member"),
+        ("train.lr=1\ntrain.checkpoints=/dev/null/there", "cannot be written"),
+        ("data.pii.phone_region=XX", "no country has this code"),
+    ],
 )
 def test_a_wrong_member_fails_before_anything_is_run(sweep, text, line):
     with pytest.raises(AirflowFailException, match=line):
         plan(sweep, text)
+
+
+def test_a_member_is_checked_again_when_it_begins(sweep):
+    plan(sweep, "train.lr=1")
+    member = MemberOperator(
+        task_id="prepare",
+        overrides="train.checkpoints=/dev/null/there",
+        workspace=str(sweep),
+    )
+    begins = {"ti": SimpleNamespace(map_index=0)}
+    with pytest.raises(AirflowFailException, match=r"train\.checkpoints: .* cannot be written"):
+        member.execute(begins)
 
 
 def test_the_best_is_the_one_with_the_fewest_bits_of_those_that_got_there(sweep):

@@ -8,8 +8,9 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -72,7 +73,7 @@ class Mistake(NamedTuple):
     by: Callable[[Settled], None]
     overrides: tuple[str, ...]
     told: str
-    variables: dict[str, str] = {}
+    variables: Mapping[str, str] = MappingProxyType({})
 
 
 def of_dataset(label: str) -> tuple[str, ...]:
@@ -485,7 +486,7 @@ def test_an_outage_alone_is_tried_again_and_a_mistake_beside_it_is_not(home, mon
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(UnreachableError, match="no MLflow at"):
         check_beforehand(settled([]), CHECKS)
-    with pytest.raises(UserError, match="no country has this code.*no MLflow at") as refused:
+    with pytest.raises(UserError, match=r"no country has this code.*no MLflow at") as refused:
         check_beforehand(settled(["data.pii.phone_region=XX"]), CHECKS)
     assert not isinstance(refused.value, UnreachableError)
 
@@ -536,12 +537,14 @@ def test_data_that_the_disk_has_no_room_for_are_refused(home, monkeypatch):
     source = {"source": {"inputs": [{"path": "a", "bytes": 2**60}]}}
     run = Settled(debug, debug, source)
     monkeypatch.setattr(places_beforehand, "shares_blocks", lambda *_: False)
-    told = r"the data, their copy in the stage cache, 3 checkpoints and the model take at least 51"
-    with pytest.raises(UserError, match=told):
+    all_of_it = "the data, their copy in the stage cache, 3 checkpoints and the model take at least"
+    with pytest.raises(UserError, match=f"{all_of_it} 576,461 TB"):
         places_beforehand.check_disk(run)
     # An earlier run had the same text: its data may be in the stage cache.
     write_json(load_settings().runs / "before/source.json", source)
-    with pytest.raises(UserError, match="the data, 3 checkpoints and the model take at least 25"):
+    with pytest.raises(
+        UserError, match="the data, 3 checkpoints and the model take at least 288,230 TB"
+    ):
         places_beforehand.check_disk(run)
     # Of how much of it will be read nothing is known.
     few = load_recipe("debug", ["data.source.max_documents=9"])

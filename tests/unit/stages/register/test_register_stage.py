@@ -536,11 +536,15 @@ def test_the_lineage_names_all_that_the_model_came_from(
     models, trained, recipe, mlflow_client, home
 ):
     workspace = trained(models[0], dirty=True)
+    product = {"version": "9.8.7", "code": "c0de"}
     run = {"dag_run_id": "small-1", "mlflow_address": "http://mlflow/#/runs/1", "dirty": True}
+    run |= {"product": product}
     write_json(workspace / "run.json", read_json(workspace / "run.json") | run)
     (workspace / "uncommitted.diff").write_text("diff --git a/x b/x\n")
     write_json(workspace / "source.json", {"files": 1})
-    write_json(workspace / "environment.json", {"lock": "10c4", "init_from": "5eed"})
+    write_json(
+        workspace / "environment.json", {"lock": "10c4", "init_from": "5eed", "adapter": "ada9"}
+    )
     write_json(workspace / "jobs/train.json", {"submissions": ["penstock-1-0", "penstock-1-1"]})
     write_json(workspace / "jobs/train.process.json", {"pid": 1})
     write_json(workspace / "diagnostics/machine.json", {"cpu": {"cores": 2, "architecture": "x"}})
@@ -551,7 +555,9 @@ def test_the_lineage_names_all_that_the_model_came_from(
     parent.mkdir()
     (parent / "MLmodel").write_text("model_id: m-1\n")
     started = recipe.model.model_copy(update={"init_from": str(parent)})
-    register_stage.run(recipe.model_copy(update={"model": started}), workspace)
+    went_on = recipe.adapter.model_copy(update={"init_from": str(parent / "adapter")})
+    starts = {"model": started, "adapter": went_on}
+    register_stage.run(recipe.model_copy(update=starts), workspace)
 
     name = recipe.registration.model_name
     facts = read_json(registry.download(name) / "lineage.json")
@@ -559,15 +565,42 @@ def test_the_lineage_names_all_that_the_model_came_from(
     assert facts["ray_jobs"] == {"train": "penstock-1-1"}
     assert facts["trained_on"]["cpu"]["cores"] == 2
     assert facts["checkpoints"]["steps"] == [10]
-    assert facts["parent"] == {"folder": str(parent), "content": "5eed", "model_id": "m-1"}
+    adapter = {"folder": str(parent / "adapter"), "content": "ada9", "model_id": None}
+    assert facts["parent"] == {
+        "folder": str(parent),
+        "content": "5eed",
+        "model_id": "m-1",
+        "adapter": adapter,
+    }
+    assert facts["run"]["product"] == product
     assert facts["cost"]["train"]["seconds"] >= 0
     assert facts["sha256"]["uncommitted.diff"]
     shown = CliRunner().invoke(app, ["models", "show", f"{name}@1", "--lineage"])
     words = ("c0ffee", "in uncommitted.diff", "small-1", "penstock-1-1", "2 cores", "m-1", "10c4")
+    words += ("9.8.7", "c0de", "ada9", "adapter folder")
     assert [word for word in words if word not in shown.stdout] == []
     inputs = mlflow_client.get_run(workspace.name).inputs.dataset_inputs
     assert [each.tags[0].value for each in inputs] == ["training", "validation"]
     assert {each.dataset.digest for each in inputs} == {facts["sha256"]["source.json"][:36]}
+
+
+def test_the_model_whose_adapters_went_on_is_the_nearer_parent(models, trained, recipe):
+    name = recipe.registration.model_name
+    for model in (models[2], models[1]):
+        register_stage.run(recipe, trained(model))
+    base, adapter = (f"models:/{name}@{number}" for number in (1, 2))
+    starts = {
+        "model": recipe.model.model_copy(update={"init_from": base}),
+        "adapter": recipe.adapter.model_copy(update={"init_from": adapter}),
+    }
+    register_stage.run(recipe.model_copy(update=starts), trained(models[0]))
+    child = registry.find(name, "3")
+    assert child.parent == f"{name}@2"
+    folder = registry.verified_folder(child)
+    facts = read_json(folder / "lineage.json")["parent"]
+    assert (facts["model"], facts["adapter"]["model"]) == (f"{name}@1", f"{name}@2")
+    bill = read_json(folder / "sbom.cdx.json")
+    assert {f"{name}@1", f"{name}@2"} <= {each["name"] for each in bill["components"]}
 
 
 def test_a_crash_behind_the_alias_is_completed_by_the_runs_retry(

@@ -7,6 +7,7 @@ refused that could end well.
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,11 +115,11 @@ def _kept(recipe: Recipe) -> int:
 def _data_bytes(run: Settled) -> float:
     """Return the least that the data take: what is published is known, text is not yet read."""
     data = run.ready.data
+    if data.reader == STREAMED:
+        return 0
     if data.source.is_published:
-        versions = [find(label) for label in data.source.mixture or [str(data.source.path)]]
-        if data.reader == STREAMED:
-            return 0
-        return sum(version.bytes for version in versions)
+        labels = data.source.mixture or [str(data.source.path)]
+        return sum(find(label).bytes for label in labels)
     if data.source.max_documents is not None:
         return 0
     inputs = run.source.get("source", {}).get("inputs", ())
@@ -129,8 +130,11 @@ def _seen_before(source: Mapping[str, Any], runs: Path) -> bool:
     """Return whether a run had this source before, so that the stage cache may have its data."""
     text = json.dumps(source, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     length = len(text.encode())
-    paths = (path for path in runs.glob("*/source.json") if path.stat().st_size == length)
-    return any(path.read_text(encoding="utf-8") == text for path in paths)
+    for path in runs.glob("*/source.json"):
+        with suppress(FileNotFoundError):  # `penstock gc` may delete a run meanwhile
+            if path.stat().st_size == length and path.read_text(encoding="utf-8") == text:
+                return True
+    return False
 
 
 def _existing(folder: Path) -> Path:

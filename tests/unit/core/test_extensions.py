@@ -16,6 +16,7 @@ from pipelines.data.reading.text_readers import plan_reads, read_batch
 from pipelines.data.tokens.tokenizer import train_extension
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.section import Extension
+from pipelines.registry.parents import Settled
 from pipelines.stage_cache.used_extensions import extension_fingerprints
 from pipelines.stages.beforehand import check_extensions
 from tests.team_package import NAME, PAGE, forget_modules, installed_package
@@ -196,8 +197,9 @@ def test_what_the_package_requires_counts_too(recipe, package):
     ],
 )
 def test_a_mistake_is_told_before_a_run(package, change, told):
+    wrong = Recipe.model_validate({"name": "wrong", **change})
     with pytest.raises(UserError, match=told):
-        check_extensions(Recipe.model_validate({"name": "wrong", **change}))
+        check_extensions(Settled(wrong, wrong, {}))
 
 
 @pytest.mark.parametrize(
@@ -262,11 +264,11 @@ def test_what_an_entry_point_must_be_is_told_in_one_line(package, kind):
 
 @pytest.mark.parametrize("kind", [kind for kind in extensions.KINDS if kind != "exports"])
 def test_each_kind_that_a_recipe_names_is_checked_before_a_run(recipe, package, kind):
-    check_extensions(recipe)
+    check_extensions(Settled(recipe, recipe, {}))
     forget_modules()
     (package / NAME / f"{kind}.py").write_text(WRONG[kind][0])
     with pytest.raises(UserError, match=f"in the group penstock.{kind} is "):
-        check_extensions(recipe)
+        check_extensions(Settled(recipe, recipe, {}))
 
 
 def test_settings_are_arguments():

@@ -17,16 +17,13 @@ from pipelines.core.log import set_up_logging
 from pipelines.core.settings import load_settings
 from pipelines.orchestration.naming import (
     forget_running,
-    is_refresh,
     members,
     note_running,
     workspace_name,
 )
 from pipelines.orchestration.webhook import Notice, alerts_of, failure_line, post
-from pipelines.run.records import RUN_FILE, EvaluateRecord, record_path, stage_names
-from pipelines.run.workspace import Run, read_recipe, workspace_path
-from pipelines.stages.stage import find_stage
-from pipelines.tracking import lineage_events
+from pipelines.run.records import RUN_FILE, EvaluateRecord, record_path
+from pipelines.run.workspace import Run, workspace_path
 from pipelines.tracking.rest import RUNNING, run_status, set_run_status
 
 _PATIENCE_S = 300  # seconds to wait for an MLflow server that is down
@@ -58,27 +55,9 @@ def main(argument: str) -> None:
         return
     if event.state == "running":
         note_running(workspace, event.dag)
-    elif lineage_events.configured():
-        _send_lineage(event, workspace)
     _follow(workspace, event.state, is_member=False)
     for member in members(workspace):
         _follow(member, event.state, is_member=True)
-
-
-def _send_lineage(event: DagRunEvent, workspace: Path) -> None:
-    """Send what the run did to the company's catalogue of data."""
-    from pipelines.datasets import versions
-    from pipelines.datasets.dataset_publishing import dataset_name
-
-    state: lineage_events.State = "COMPLETE" if event.state == "success" else "FAIL"
-    error = failure_line(workspace, event.task) if event.state == "failed" else None
-    inputs = {name: find_stage(name).inputs for name in stage_names()}
-    events = lineage_events.run_events(workspace, event.dag, state, error, inputs)
-    if is_refresh(event.dag) and event.state == "success":
-        newest = versions.newest(dataset_name(read_recipe(workspace)))
-        if newest and newest.run["dag_run_id"] == Run.read(workspace).dag_run_id:
-            events += lineage_events.publication_events(newest.label, workspace, event.dag)
-    lineage_events.send(events)
 
 
 def _notice(event: DagRunEvent, workspace: Path) -> Notice:

@@ -15,13 +15,17 @@ from pipelines.datasets import versions
 from pipelines.datasets.dataset_publishing import dataset_name, make
 from pipelines.datasets.run_source import unchanged
 from pipelines.orchestration.naming import workspace_name
+from pipelines.orchestration.task_lineage import lineage
 from pipelines.orchestration.trigger_form import PREPARED, asked_recipe, mistakes_fail_the_task
 from pipelines.recipe.recipe_files import load_recipe, project_recipes
 from pipelines.registry.parents import settle_run
+from pipelines.run.records import PreprocessRecord
 from pipelines.run.workspace import Run
 from pipelines.stage_cache.open_workspace import open_workspace
+from pipelines.tracking.lineage_events import published, stage_outputs
 
 if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
 
     from pipelines.recipe.recipe import Recipe
@@ -78,6 +82,7 @@ class PublishOperator(BaseOperator):
     def __init__(self, *, workspace: str = PREPARED, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.workspace = workspace
+        self._label = ""  # of the version that this task made
 
     def execute(self, context: "Context") -> dict[str, str]:
         """Push the files, commit and tag; Airflow sends the event when this task has succeeded."""
@@ -94,7 +99,16 @@ class PublishOperator(BaseOperator):
             context["outlet_events"][PUBLISHED].add(dataset_asset(version.name), extra=extra)
         else:
             context["outlet_events"][PUBLISHED].add(DATASET_VERSION, extra=extra)
+        self._label = version.label
         return {"dataset": version.label}
+
+    def get_openlineage_facets_on_complete(self, ti: Any) -> "OperatorLineage[Any, Any]":  # noqa: ARG002
+        """Tell OpenLineage's provider of the version, which is made of what *preprocess* made.
+
+        It asks here after a failure, too, when there is no version.
+        """
+        read = stage_outputs(Path(self.workspace), PreprocessRecord.stage)
+        return lineage(read, [published(self._label)] if self._label else [])
 
 
 def awaited_datasets() -> set[str]:

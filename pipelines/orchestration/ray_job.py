@@ -5,7 +5,8 @@ n = 0, 1, …: absent → submit; pending or running → attach; succeeded with 
 over without a result, or gone with its cluster → the next n. Ray refuses a known id, so two
 processes cannot make two jobs. A user's Clear begins a new generation: see `job_state`.
 
-A job that succeeded ends its task from the triggerer, without another process of the task. After a
+A job that succeeded ends its task from the triggerer, without another process of the task, unless
+OpenLineage's listener waits there for the task's end. After a
 failed job that made progress, the next job starts in the same try, however often; only a job
 without progress costs one of Airflow's retries. The end of an Airflow process neither stops nor
 doubles a job. A job is stopped when a user acts on the task: by the trigger or the operator that
@@ -44,6 +45,7 @@ from pipelines.orchestration.ray_job_trigger import (
     failure_of,
     has_result,
 )
+from pipelines.orchestration.task_lineage import is_sent
 from pipelines.orchestration.task_liveness import OVER, map_index_of, state_of, task_process
 from pipelines.run.logbook import Entry, note
 from pipelines.run.progress import ProgressReader
@@ -292,6 +294,7 @@ class RayJobOperator(BaseOperator):
                 self.patience_seconds,
                 self.result,
                 self.returns,
+                calls_back=is_sent(),
             ),
             method_name="resume",
         )

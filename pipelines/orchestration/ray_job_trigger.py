@@ -30,8 +30,8 @@ _TELL_EVERY_S = 60.0  # ... but at most this long
 class RayJobTrigger(BaseTrigger):
     """Fires once: when the job is over, or when its cluster is gone or silent for too long.
 
-    A successful job ends the task; the operator handles every other event. A restart of the
-    triggerer starts the trigger again and does not affect the job.
+    A successful job ends the task, unless `calls_back`; the operator handles every other event. A
+    restart of the triggerer starts the trigger again and does not affect the job.
 
     Args:
         submission_id: The job's id.
@@ -42,6 +42,8 @@ class RayJobTrigger(BaseTrigger):
         patience_seconds: How long Ray may not answer before the trigger fires.
         result: The file of the workspace that a successful job has left.
         returns: The task's return value after a successful job.
+        calls_back: Whether the operator handles a success, too: Airflow tells its listeners of a
+            task's end only where the task's own process ends it.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class RayJobTrigger(BaseTrigger):
         patience_seconds: float,
         result: str | None = None,
         returns: Any = None,
+        calls_back: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.submission_id = submission_id
@@ -64,6 +67,7 @@ class RayJobTrigger(BaseTrigger):
         self.patience_seconds = patience_seconds
         self.result = result
         self.returns = returns
+        self.calls_back = calls_back
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and arguments with which the triggerer creates this trigger again."""
@@ -76,6 +80,7 @@ class RayJobTrigger(BaseTrigger):
             "patience_seconds": self.patience_seconds,
             "result": self.result,
             "returns": self.returns,
+            "calls_back": self.calls_back,
         }
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
@@ -89,8 +94,10 @@ class RayJobTrigger(BaseTrigger):
             self.log.info("the triggerer was replaced; %s continues", self.submission_id)
         job = await self._follow(progress)
         process.leave()
-        if job.status == "SUCCEEDED" and has_result(self.workspace, self.result):
+        succeeded = job.status == "SUCCEEDED" and has_result(self.workspace, self.result)
+        if succeeded:
             self.log.info("Ray job %s succeeded", self.submission_id)
+        if succeeded and not self.calls_back:
             yield TaskSuccessEvent(xcoms={RETURN_VALUE: self.returns})
         else:
             yield TriggerEvent(job.model_dump(exclude={"metadata"}))

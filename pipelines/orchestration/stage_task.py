@@ -23,6 +23,7 @@ from pipelines.orchestration.dataset_refresh import triggering_version
 from pipelines.orchestration.links import DataDocsLink, MlflowRunLink, RayJobLink, RayJobLogLink
 from pipelines.orchestration.naming import MAIN_DAG, note_running, workspace_name
 from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
+from pipelines.orchestration.task_lineage import StageLineage, parent_variables
 from pipelines.orchestration.task_liveness import task_process
 from pipelines.orchestration.trigger_form import PREPARED, asked_recipe, mistakes_fail_the_task
 from pipelines.orchestration.webhook import keep_failure
@@ -111,7 +112,7 @@ class PrepareOperator(BaseOperator):
         return str(workspace)
 
 
-class StageOperator(BaseOperator):
+class StageOperator(StageLineage, BaseOperator):
     """A light stage: a child process of the Airflow worker, in the workspace."""
 
     template_fields: Collection[str] = ("workspace",)
@@ -123,6 +124,7 @@ class StageOperator(BaseOperator):
         self.workspace = workspace
         self.links: dict[str, str] = {}
         self._hook = SubprocessHook()
+        self._parents: dict[str, str] = {}  # for a promotion in the child process
 
     def execute(self, context: "Context") -> dict[str, Any]:
         """Restore the stage's result, or run the stage and record it."""
@@ -135,6 +137,7 @@ class StageOperator(BaseOperator):
         workspace = Path(self.workspace)
         with task_process(workspace, context):
             _show_mlflow_run(self, context)
+            self._parents = parent_variables(context)
             yield workspace
 
     def run_stage(self, workspace: Path) -> bool:
@@ -144,7 +147,7 @@ class StageOperator(BaseOperator):
             return True
         result = self._hook.run_command(
             [sys.executable, "-m", "pipelines.stages", self.stage],
-            env=stage_environment(workspace),
+            env=stage_environment(workspace) | self._parents,
             cwd=self.workspace,
         )
         if message := user_error(workspace, self.stage):
@@ -161,7 +164,7 @@ class StageOperator(BaseOperator):
         raise TaskKilledError("Airflow ends this process of the task")
 
 
-class RayStageOperator(RayJobOperator):
+class RayStageOperator(StageLineage, RayJobOperator):
     """A heavy stage: a Ray job that runs and records it, with the workspace's code."""
 
     operator_extra_links = (RayJobLink(), RayJobLogLink(), MlflowRunLink())

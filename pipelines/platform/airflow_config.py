@@ -18,6 +18,7 @@ from pipelines.core.product import DAGS, PRODUCT
 from pipelines.core.settings import BROKEN_RECIPES, PROJECT, Settings, load_settings
 from pipelines.core.storage import write_text
 from pipelines.platform.secrets import airflow_users_path
+from pipelines.tracking.lineage_events import NAMESPACE
 
 _LOCAL = "airflow.dag_processing.bundles.local.LocalDagBundle"
 _DRIVER = "postgresql+psycopg"  # both synchronous and asynchronous, as Airflow requires
@@ -84,6 +85,7 @@ def airflow_config(settings: Settings) -> str:
             "parsing_processes": 1,
             "dag_processor_log_target": "stdout",
         },
+        "openlineage": {"namespace": NAMESPACE},  # of tasks, as of data and models
         "usage_data_collection": {"enabled": False},
     }
     if settings.database_url:  # the same driver; Airflow would look for asyncpg

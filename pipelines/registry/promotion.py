@@ -22,7 +22,6 @@ from pipelines.core.storage import one_at_a_time
 from pipelines.registry import audit, registry
 from pipelines.registry.audit import Action, Entry, Trail
 from pipelines.registry.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion
-from pipelines.run.records import ModelRef
 from pipelines.tracking import lineage_events, rest
 
 _log = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ def promote(version: ModelVersion, over: int | None, who: str, why: str) -> Mode
         if state.champion != version.version:
             state.check_champion(over)
             _move(state, "promote", version.version, who, why)
-            _announce(version.ref, "promote")
+            lineage_events.announce(version.ref, "promote")
     return registry.find(version.name, str(version.version))
 
 
@@ -84,13 +83,8 @@ def rollback(name: str, over: int | None, who: str, why: str) -> ModelVersion:
             registry.verified_folder(registry.find(name, str(target)))
             _move(state, "rollback", target, who, why)
     now = registry.find(name)
-    _announce(now.ref, "rollback")
+    lineage_events.announce(now.ref, "rollback")
     return now
-
-
-def _announce(champion: ModelRef, action: Action) -> None:
-    if lineage_events.configured():
-        lineage_events.send(lineage_events.promotion_events(champion, action))
 
 
 def challenge(version: ModelVersion) -> ModelVersion:

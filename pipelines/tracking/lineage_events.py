@@ -1,6 +1,8 @@
-"""OpenLineage events: which run made which data and which model, for a catalogue of the company.
+"""OpenLineage: what a stage read and made and who became champion, for a catalogue of the company.
 
-They are sent where OpenLineage's own variables say how (OPENLINEAGE_URL, OPENLINEAGE_CONFIG or
+Airflow's provider for OpenLineage sends the events of tasks, and asks a stage's task for the data
+and the models. A promotion may happen outside of a task, so its events are sent here, where
+OpenLineage's own variables say how (OPENLINEAGE_URL, OPENLINEAGE_CONFIG or
 OPENLINEAGE__TRANSPORT__...). A catalogue that is down costs a warning, never a run.
 
 All names are in one namespace. The chain source → dataset/NAME version N → model/NAME version M →
@@ -11,29 +13,29 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from uuid import NAMESPACE_URL, uuid5
 
 from pipelines.core.product import product_state
 from pipelines.recipe.data_section import Source
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.section import registered_label
 from pipelines.run.records import ModelRef, RegisterRecord, record_path
-from pipelines.run.usage import span
-from pipelines.run.workspace import Run, read_recipe
+from pipelines.run.workspace import read_recipe
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import Dataset, RunEvent
 
+# OpenLineage's names for a parent, as NAMESPACE/JOB/RUN, and for the parent of all.
+PARENT, ROOT = "OPENLINEAGE_PARENT_ID", "OPENLINEAGE_ROOT_PARENT_ID"
 NAMESPACE = os.environ.get("OPENLINEAGE_NAMESPACE", "penstock")
 _ON = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
 _TRANSPORT = "OPENLINEAGE__TRANSPORT"
 _TRAIN = "train"
 
-State = Literal["COMPLETE", "FAIL"]
 _log = logging.getLogger(__name__)
 
 
@@ -44,126 +46,87 @@ def configured() -> bool:
     )
 
 
-def send(events: Sequence["RunEvent"]) -> None:
-    """Send events in order; if the catalogue refuses one, warn and leave out the rest."""
+def announce(model: ModelRef, action: str) -> None:
+    """Send the events of a version that became champion by a promotion or a rollback.
+
+    If there is no catalogue, nothing is sent; if it refuses an event, that is a warning.
+    """
+    if not configured():
+        return
     from openlineage.client import OpenLineageClient
 
-    client = OpenLineageClient()
     try:
-        for event in events:
-            client.emit(event)
+        with closing(OpenLineageClient()) as client:
+            for event in _promotion_events(model, action):
+                client.emit(event)
     except Exception as error:  # each transport raises errors of its own
         _log.warning("OpenLineage did not take an event: %s: %s", type(error).__name__, error)
-    finally:
-        client.close()
 
 
-def run_events(
-    workspace: Path, dag: str, state: State, error: str | None, inputs: dict[str, tuple[str, ...]]
-) -> list["RunEvent"]:
-    """Return the events of a run that is over: its own, and those of each stage that it had.
+def stage_inputs(workspace: Path, stage: str, earlier: Sequence[str]) -> list["Dataset"]:
+    """Return what a stage reads: the outputs of earlier stages, and what is from outside the run.
 
     Args:
         workspace: The run's workspace.
-        dag: The DAG, whose run is the parent of the stages' runs.
-        state: How the run ended.
-        error: The line of the error that ended it.
-        inputs: The stages in their order, and the stages whose outputs each reads.
+        stage: The stage's name.
+        earlier: The stages whose outputs it reads.
     """
-    run, recipe = Run.read(workspace), read_recipe(workspace)
-    spans = {stage: found for stage in inputs if (found := span(workspace, stage))}
-    if not spans:
-        return []
-    begin, end = min(s for s, _ in spans.values()), max(e for _, e in spans.values())
-    events = _pair(dag, run.dag_run_id, None, (begin, end), state, error)
-    for stage, (began, ended) in spans.items():
-        done = record_path(workspace, stage).is_file()
-        events += _pair(
-            f"{dag}.{stage}",
-            f"{run.dag_run_id}/{stage}",
-            (dag, run.dag_run_id),
-            (began, ended),
-            "COMPLETE" if done else "FAIL",
-            None if done else error,
-            [each for name in inputs[stage] for each in _output(workspace, recipe, name)]
-            + _started_from(workspace, recipe, stage, is_first=not inputs[stage]),
-            _output(workspace, recipe, stage) + _registered(workspace, stage) if done else [],
-        )
-    return events
+    recipe = read_recipe(workspace)
+    found = [each for name in earlier for each in _output(workspace, recipe, name)]
+    return found + _started_from(workspace, recipe, stage, is_first=not earlier)
 
 
-def publication_events(label: str, workspace: Path, dag: str) -> list["RunEvent"]:
-    """Return the events of a dataset version that a run published."""
-    run, recipe = Run.read(workspace), read_recipe(workspace)
-    now = datetime.now(UTC).timestamp()
-    key, parent = f"{run.dag_run_id}/publish", (dag, run.dag_run_id)
-    made = [_versioned("dataset", label)]
-    inputs = _output(workspace, recipe, "preprocess")
-    return _pair(f"{dag}.publish", key, parent, (now, now), "COMPLETE", None, inputs, made)
+def stage_outputs(workspace: Path, stage: str) -> list["Dataset"]:
+    """Return what a finished stage made: its output, and the version that *register* added."""
+    return _output(workspace, read_recipe(workspace), stage) + _registered(workspace, stage)
 
 
-def promotion_events(model: ModelRef, action: str) -> list["RunEvent"]:
-    """Return the events of a version that became champion by a promotion or a rollback."""
-    now = datetime.now(UTC).timestamp()
+def published(label: str) -> "Dataset":
+    """Return a dataset version, `name@N`."""
+    return _versioned("dataset", label)
+
+
+def _promotion_events(model: ModelRef, action: str) -> list["RunEvent"]:
+    from openlineage.client import event_v2 as spec
+    from openlineage.client.uuid import generate_new_uuid
+
     version = _versioned("model", f"{model.name}@{model.version}")
     alias = _dataset(f"model/{model.name}@champion", str(model.version))
-    key = f"{action}/{model.name}/{model.version}/{now}"
-    return _pair(
-        f"{action}.{model.name}", key, None, (now, now), "COMPLETE", None, [version], [alias]
-    )
+    now = datetime.now(UTC).isoformat()
+    run = spec.Run(runId=str(generate_new_uuid()), facets=_run_facets())
+    return [
+        spec.RunEvent(
+            eventType=state,
+            eventTime=now,
+            run=run,
+            job=spec.Job(namespace=NAMESPACE, name=f"{action}.{model.name}"),
+            inputs=[spec.InputDataset(version.namespace, version.name, facets=version.facets)],
+            outputs=[spec.OutputDataset(alias.namespace, alias.name, facets=alias.facets)],
+            producer="https://pypi.org/project/penstock/",
+        )
+        for state in (spec.RunState.START, spec.RunState.COMPLETE)
+    ]
 
 
-def _pair(
-    job: str,
-    key: str,
-    parent: tuple[str, str] | None,
-    times: tuple[float, float],
-    state: State,
-    error: str | None,
-    inputs: "Sequence[Dataset]" = (),
-    outputs: "Sequence[Dataset]" = (),
-) -> list["RunEvent"]:
-    """Return the event of a run's start, and of its end."""
-    from openlineage.client import event_v2 as spec
-    from openlineage.client.facet_v2 import error_message_run, parent_run, processing_engine_run
+def _run_facets() -> dict[str, Any]:
+    """Return the facets of a promotion's run: Penstock's version and, in a task, its parents."""
+    from openlineage.client.facet_v2 import parent_run, processing_engine_run
 
     version = product_state()["version"]
     engine = processing_engine_run.ProcessingEngineRunFacet(version=version, name="penstock")
     facets: dict[str, Any] = {"processing_engine": engine}
-    if parent:
+    if parent := os.environ.get(PARENT):
+        space, name, run = parent.rsplit("/", 2)
+        root_space, root_name, root_run = os.environ.get(ROOT, parent).rsplit("/", 2)
         facets["parent"] = parent_run.ParentRunFacet(
-            run=parent_run.Run(runId=_id(parent[1])),
-            job=parent_run.Job(namespace=NAMESPACE, name=parent[0]),
+            run=parent_run.Run(runId=run),
+            job=parent_run.Job(namespace=space, name=name),
+            root=parent_run.Root(
+                run=parent_run.RootRun(runId=root_run),
+                job=parent_run.RootJob(namespace=root_space, name=root_name),
+            ),
         )
-    ended = dict(facets)
-    if error is not None:
-        ended["errorMessage"] = error_message_run.ErrorMessageRunFacet(
-            message=error, programmingLanguage="PYTHON"
-        )
-    begin, end = (datetime.fromtimestamp(each, UTC).isoformat() for each in times)
-    named = spec.Job(namespace=NAMESPACE, name=job)
-    read = [spec.InputDataset(each.namespace, each.name, facets=each.facets) for each in inputs]
-    made = [spec.OutputDataset(each.namespace, each.name, facets=each.facets) for each in outputs]
-    producer = "https://pypi.org/project/penstock/"
-    return [
-        spec.RunEvent(
-            eventType=kind,
-            eventTime=time,
-            run=spec.Run(runId=_id(key), facets=each),
-            job=named,
-            inputs=read,
-            outputs=made if kind is not spec.RunState.START else [],
-            producer=producer,
-        )
-        for kind, time, each in (
-            (spec.RunState.START, begin, facets),
-            (spec.RunState[state], end, ended),
-        )
-    ]
-
-
-def _id(key: str) -> str:
-    return str(uuid5(NAMESPACE_URL, f"penstock:{key}"))
+    return facets
 
 
 def _dataset(name: str, version: str, namespace: str = NAMESPACE) -> "Dataset":

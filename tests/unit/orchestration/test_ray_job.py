@@ -14,6 +14,7 @@ from airflow.triggers.base import BaseTaskEndEvent, TaskSuccessEvent
 from pipelines.orchestration import ray_job
 from pipelines.orchestration.job_state import JobState
 from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
+from pipelines.orchestration.ray_job_trigger import RayJobTrigger
 from pipelines.run.logbook import read_logbook
 from tests.unit.orchestration.fake_ray import FakeRay
 
@@ -158,6 +159,17 @@ def test_the_end_of_a_job_that_succeeded_is_the_end_of_the_task(ray, process, tm
     success = fired(trigger)
     assert isinstance(success, TaskSuccessEvent)
     assert success.xcoms == {"return_value": "finished"}
+
+
+def test_where_openlineage_listens_the_tasks_own_process_ends_it(
+    ray, process, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
+    handed_over = deferred(process())
+    (tmp_path / "result").touch()
+    ray.end(handed_over.submission_id, "SUCCEEDED")
+    _, arguments = handed_over.serialize()  # as the triggerer gets it
+    assert resumed(process(), event(RayJobTrigger(**arguments))) == "finished"
 
 
 def test_a_job_that_succeeded_and_left_no_result_has_failed(ray, process, tmp_path):

@@ -13,6 +13,8 @@ from pipelines.registry.registration import register
 from pipelines.tracking import rest
 from pipelines.tracking.tracked_run import MODEL_HASH_TAG
 from tests.forked import exit_codes, forkserver, start
+from tests.unit.tracking.openlineage_schema import file_transport, read_valid
+from tests.unit.tracking.openlineage_schema import versions as versions_of
 
 
 @pytest.fixture
@@ -69,6 +71,26 @@ def test_a_promotion_over_a_champion_that_is_no_more_is_told_by_whom(name, versi
     assert "the champion is version 2 now, not version 1 (promote by bob, " in str(error.value)
     assert "the better one" in str(error.value)
     assert state(name) == (2, 1, None)
+
+
+def test_each_move_of_the_alias_is_told_to_the_companys_catalogue(
+    name, versions, tmp_path, monkeypatch
+):
+    file = tmp_path / "events.jsonl"
+    for variable, value in file_transport(file).items():
+        monkeypatch.setenv(variable, value)
+    promote(versions[0], None, "ada", "")
+    promote(versions[1], 1, "ada", "")
+    promote(versions[1], 1, "ada", "")  # which changes nothing
+    rollback(name, 2, "ada", "it rambles")
+    ends = [each for each in read_valid(file) if each["eventType"] == "COMPLETE"]
+    told = [(each["job"]["name"], *versions_of(each["outputs"]).items()) for each in ends]
+    alias = f"model/{name}@champion"
+    assert told == [
+        (f"promote.{name}", (alias, "1")),
+        (f"promote.{name}", (alias, "2")),
+        (f"rollback.{name}", (alias, "1")),
+    ]
 
 
 def test_one_rollback_after_another_goes_further_back(name, versions):

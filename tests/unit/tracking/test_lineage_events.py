@@ -1,42 +1,26 @@
-"""OpenLineage's events of a run, as its own client writes them, against its published schema.
+"""What stages read and made and who became champion, in the names that join them."""
 
-The schemas in openlineage/ are OpenLineage's own (github.com/OpenLineage/OpenLineage, Apache 2.0).
-"""
-
-import json
+import subprocess
+import sys
 import time
-from pathlib import Path
 
 import pytest
-from jsonschema import Draft202012Validator, FormatChecker
-from referencing import Registry, Resource
 
 from pipelines.core.storage import write_json, write_text
 from pipelines.recipe.recipe_files import dump_yaml, load_recipe
 from pipelines.run.records import DatasetRef, ModelRef, PreprocessRecord, RegisterRecord, Split
-from pipelines.run.usage import metered
 from pipelines.run.verdict import Verdict
-from pipelines.stages.stage import find_stage
 from pipelines.tracking import lineage_events
-
-SCHEMAS = [json.loads(path.read_text()) for path in Path(__file__).parent.glob("openlineage/*")]
-FACETS = {  # as events name them, and the definitions of their schemas
-    "version": "DatasetVersionDatasetFacet",
-    "parent": "ParentRunFacet",
-    "errorMessage": "ErrorMessageRunFacet",
-    "processing_engine": "ProcessingEngineRunFacet",
-    "tags": "TagsRunFacet",  # the client's own version
-}
-STAGES = ("preprocess", "validate", "register")
+from tests.unit.tracking.openlineage_schema import file_transport, read_valid, versions
 
 
 @pytest.fixture
 def sent(tmp_path, monkeypatch):
     """Reads what was sent."""
     file = tmp_path / "events.jsonl"
-    for name, value in {"TYPE": "file", "LOG_FILE_PATH": str(file), "APPEND": "true"}.items():
-        monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__{name}", value)
-    return lambda: [json.loads(line) for line in file.read_text().splitlines()]
+    for name, value in file_transport(file).items():
+        monkeypatch.setenv(name, value)
+    return lambda: read_valid(file)
 
 
 @pytest.fixture
@@ -52,85 +36,42 @@ def workspace(tmp_path):
     facts = {"dag_run_id": "r1", "git_commit": "c0ffee", "dirty": False}
     write_json(folder / "run.json", facts | {"recipe_fingerprint": "f"})
     split = Split(documents=3, bytes=50, tokens=53, shards=())
-    with metered(folder, "preprocess"):
-        dataset = DatasetRef(vocab_size=257, train=split, validation=split)
-        PreprocessRecord(dataset=dataset, stats={}).write(folder)
+    dataset = DatasetRef(vocab_size=257, train=split, validation=split)
+    PreprocessRecord(dataset=dataset, stats={}).write(folder)
     return folder
 
 
-def register(folder, decision="promoted"):
-    with metered(folder, "register"):
-        verdict = Verdict(decision=decision, reason="better", candidate_bits_per_byte=2.0)
-        RegisterRecord(verdict=verdict, model=ModelRef(name="m", version=4)).write(folder)
-
-
-def stages(*names):
-    return {name: find_stage(name).inputs for name in names}
-
-
-def validated(events):
-    registry = Registry().with_resources(
-        (schema["$id"], Resource.from_contents(schema)) for schema in SCHEMAS
-    )
-    by_definition = {name: schema["$id"] for schema in SCHEMAS for name in schema["$defs"]}
-    main = by_definition["RunEvent"]
-    for event in events:
-        form = {"registry": registry, "format_checker": FormatChecker()}
-        Draft202012Validator({"$ref": main}, **form).validate(event)
-        datasets = [*event["inputs"], *event["outputs"]]
-        for facets in (event["run"]["facets"], *(each["facets"] for each in datasets)):
-            for name, facet in facets.items():
-                reference = f"{by_definition[FACETS[name]]}#/$defs/{FACETS[name]}"
-                Draft202012Validator({"$ref": reference}, **form).validate(facet)
-    return events
-
-
-def versions(datasets):
-    return {each["name"]: each["facets"]["version"]["datasetVersion"] for each in datasets}
+def named(datasets):
+    return {each.name: each.facets["version"].datasetVersion for each in datasets}
 
 
 def test_a_dataset_version_a_model_version_and_its_alias_are_one_chain(workspace, sent):
-    with metered(workspace, "train"):
-        pass
-    register(workspace)
-    order = stages("preprocess", "train", "register")
-    lineage_events.send(lineage_events.run_events(workspace, "ours", "COMPLETE", None, order))
-    promotion = ModelRef(name="m", version=4)
-    lineage_events.send(lineage_events.promotion_events(promotion, "promote"))
-    events = validated(sent())
-    ends = {event["job"]["name"]: event for event in events if event["eventType"] != "START"}
-    assert versions(ends["ours.preprocess"]["inputs"]) == {"dataset/web": "3"}
-    (made,) = versions(ends["ours.preprocess"]["outputs"]).items()
-    read = versions(ends["ours.train"]["inputs"])
-    assert (made[0], read["model/base"]) == ("debug/preprocess", "7")
-    assert read[made[0]] == made[1]
-    assert versions(ends["ours.register"]["outputs"])["model/m"] == "4"
-    assert versions(ends["promote.m"]["inputs"]) == {"model/m": "4"}
-    assert versions(ends["promote.m"]["outputs"]) == {"model/m@champion": "4"}
-    parent = ends["ours.train"]["run"]["facets"]["parent"]
-    assert parent["run"]["runId"] == ends["ours"]["run"]["runId"]
-    assert parent["job"] == {"namespace": "penstock", "name": "ours", "facets": {}}
+    verdict = Verdict(decision="promoted", reason="better", candidate_bits_per_byte=2.0)
+    added = ModelRef(name="m", version=4)
+    RegisterRecord(verdict=verdict, model=added).write(workspace)
+    assert named(lineage_events.stage_inputs(workspace, "preprocess", ())) == {"dataset/web": "3"}
+    (made,) = named(lineage_events.stage_outputs(workspace, "preprocess")).items()
+    read = named(lineage_events.stage_inputs(workspace, "train", ("preprocess",)))
+    assert read == {made[0]: made[1], "model/base": "7"}
+    assert made[0] == "debug/preprocess"
+    assert named(lineage_events.stage_outputs(workspace, "register"))["model/m"] == "4"
+    lineage_events.announce(added, "promote")
+    start, end = sent()
+    assert start["run"]["runId"] == end["run"]["runId"]
+    assert "parent" not in end["run"]["facets"]
+    assert versions(end["inputs"]) == {"model/m": "4"}
+    assert versions(end["outputs"]) == {"model/m@champion": "4"}
 
 
-def test_a_stage_that_failed_says_why_and_made_nothing(workspace, sent):
-    with pytest.raises(KeyError), metered(workspace, "validate"):
-        raise KeyError
-    order = stages("preprocess", "validate", "train")
-    lineage_events.send(lineage_events.run_events(workspace, "ours", "FAIL", "too short", order))
-    events = validated(sent())
-    ends = {event["job"]["name"]: event for event in events if event["eventType"] != "START"}
-    kinds = {name: event["eventType"] for name, event in ends.items()}
-    assert kinds == {"ours": "FAIL", "ours.preprocess": "COMPLETE", "ours.validate": "FAIL"}
-    failed = ends["ours.validate"]
-    assert failed["run"]["facets"]["errorMessage"]["message"] == "too short"
-    assert not failed["outputs"]
+def test_a_candidate_that_was_refused_is_registered_all_the_same(workspace):
+    verdict = Verdict(decision="refused", reason="worse", candidate_bits_per_byte=2.0)
+    champion, candidate = ModelRef(name="m", version=3), ModelRef(name="m", version=4)
+    RegisterRecord(verdict=verdict, model=champion, candidate=candidate).write(workspace)
+    assert named(lineage_events.stage_outputs(workspace, "register"))["model/m"] == "4"
 
 
-def test_a_published_version_is_made_of_what_preprocess_made(workspace, sent):
-    lineage_events.send(lineage_events.publication_events("web@4", workspace, "ours.refresh"))
-    _, end = validated(sent())
-    assert versions(end["outputs"]) == {"dataset/web": "4"}
-    assert list(versions(end["inputs"])) == ["debug/preprocess"]
+def test_a_stage_that_is_not_over_made_nothing(workspace):
+    assert lineage_events.stage_outputs(workspace, "train") == []
 
 
 @pytest.mark.parametrize(
@@ -149,11 +90,26 @@ def test_a_source_has_the_name_that_other_tools_give_it(tmp_path, overrides, nam
     assert (found.namespace, found.name) == (namespace, name)
 
 
-def test_a_catalogue_that_is_down_costs_a_warning(workspace, monkeypatch, caplog):
-    assert not lineage_events.configured()
-    monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
-    assert lineage_events.configured()
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OPENLINEAGE_URL", "http://127.0.0.1:9"), ("OPENLINEAGE_PARENT_ID", "not a parent")],
+)
+def test_a_catalogue_that_is_down_or_set_wrongly_costs_a_warning(
+    sent, monkeypatch, caplog, variable, value
+):
+    if variable == "OPENLINEAGE_URL":
+        monkeypatch.delenv("OPENLINEAGE__TRANSPORT__TYPE")
+    monkeypatch.setenv(variable, value)
     began = time.monotonic()
-    lineage_events.send(lineage_events.publication_events("web@4", workspace, "ours"))
+    lineage_events.announce(ModelRef(name="m", version=4), "promote")
     assert "OpenLineage did not take an event" in caplog.text
     assert time.monotonic() - began < 60
+
+
+def test_without_a_transport_nothing_is_sent_and_the_client_is_not_imported():
+    code = "import sys; from pipelines.run.records import ModelRef; "
+    code += "from pipelines.tracking import lineage_events; "
+    code += "lineage_events.announce(ModelRef(name='m', version=4), 'promote'); "
+    code += "print('openlineage' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert done.stdout.strip() == b"False"

@@ -91,19 +91,34 @@ def test_a_source_has_the_name_that_other_tools_give_it(tmp_path, overrides, nam
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"),
-    [("OPENLINEAGE_URL", "http://127.0.0.1:9"), ("OPENLINEAGE_PARENT_ID", "not a parent")],
+    "variables",
+    [
+        {
+            "OPENLINEAGE__TRANSPORT__TYPE": "http",
+            "OPENLINEAGE__TRANSPORT__URL": "http://127.0.0.1:9",
+        },
+        {"OPENLINEAGE_PARENT_ID": "not a parent"},
+    ],
+    ids=["down", "set wrongly"],
 )
 def test_a_catalogue_that_is_down_or_set_wrongly_costs_a_warning(
-    sent, monkeypatch, caplog, variable, value
+    sent, monkeypatch, caplog, variables
 ):
-    if variable == "OPENLINEAGE_URL":
-        monkeypatch.delenv("OPENLINEAGE__TRANSPORT__TYPE")
-    monkeypatch.setenv(variable, value)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     began = time.monotonic()
     lineage_events.announce(ModelRef(name="m", version=4), "promote")
     assert "OpenLineage did not take an event" in caplog.text
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    "variable", ["OPENLINEAGE_URL", "OPENLINEAGE_CONFIG", "OPENLINEAGE__TRANSPORT__TYPE"]
+)
+def test_each_of_openlineages_own_variables_names_a_catalogue(monkeypatch, variable):
+    assert not lineage_events.configured()
+    monkeypatch.setenv(variable, "any")
+    assert lineage_events.configured()
 
 
 def test_without_a_transport_nothing_is_sent_and_the_client_is_not_imported():

@@ -10,8 +10,9 @@ import pytest
 from pipelines.core.settings import PROJECT
 from pipelines.core.storage import write_text
 from pipelines.data.reading.source_fingerprint import fingerprint_inputs
+from pipelines.orchestration.stage_task import stage_task
 from pipelines.orchestration.task_lineage import is_sent
-from pipelines.recipe.recipe_files import load_recipe
+from pipelines.recipe.recipe_files import dump_yaml, load_recipe
 from pipelines.stage_cache.open_workspace import open_workspace
 from tests.unit.datasets.dataset_workspace import make_workspace
 from tests.unit.tracking.openlineage_schema import file_transport, read_valid, versions
@@ -143,6 +144,18 @@ def test_a_published_version_is_made_of_what_preprocess_made(events):
     (end,) = ends(events, "ours.publish")
     assert versions(end["outputs"]) == {"dataset/small": "1"}
     assert list(versions(end["inputs"])) == ["debug/preprocess"]
+
+
+def test_a_stage_on_ray_tells_the_provider_the_same(tmp_path):
+    from airflow.providers.openlineage.extractors.base import DefaultExtractor
+
+    workspace = make_workspace(tmp_path, "a text of some words " * 20)
+    overrides = ["data.name=small", "model.init_from=models:/base@7"]
+    write_text(workspace / "params.yaml", dump_yaml(load_recipe("debug", overrides)))
+    extractor = DefaultExtractor(stage_task("train", workspace=str(workspace)))
+    read = {each.name for each in extractor.extract().inputs}
+    assert {"debug/preprocess", "model/base"} <= read
+    assert not extractor.extract_on_failure(None).outputs
 
 
 def test_without_a_transport_airflow_gets_no_listener(monkeypatch):

@@ -1,6 +1,7 @@
 """`penstock recipes list | show | check | schema`."""
 
 import json
+from pathlib import Path
 
 import typer
 
@@ -12,16 +13,25 @@ app = typer.Typer(help="Show and check recipes.", no_args_is_help=True)
 
 @app.command("list")
 def list_recipes(as_json: Json = False) -> None:
-    """List the project's recipes, then those that come with Penstock, and their purpose."""
-    from pipelines.recipe.recipe_files import known_recipes, load_recipe
+    """List the project's recipes, then those that come with Penstock, and their purpose.
 
-    recipes = {name: load_recipe(name).description for name in known_recipes()}
+    A recipe that cannot be read is named too, and the exit code is then 2.
+    """
+    from pipelines.recipe.recipe_files import load_own_recipe, recipe_files
+
+    recipes, wrong = {}, []
+    for path in recipe_files():
+        try:
+            recipes[path.stem] = load_own_recipe(path).description
+        except UserError as error:
+            wrong.append(error)
     if as_json:
         typer.echo(json.dumps(recipes, indent=2))
-        return
-    width = max(map(len, recipes))
-    for name, description in recipes.items():
-        typer.echo(f"{name:<{width}}  {description}")
+    else:
+        width = max(map(len, recipes))
+        for name, description in recipes.items():
+            typer.echo(f"{name:<{width}}  {description}")
+    _end_with(wrong)
 
 
 @app.command()
@@ -40,25 +50,36 @@ def check() -> None:
 
     What only services know, such as registered models, a run checks when it begins.
     """
+    from pipelines.recipe.recipe_files import project_recipes
+
+    wrong = []
+    for path in project_recipes():
+        try:
+            _check(path)
+        except UserError as error:
+            wrong.append(error)
+        else:
+            typer.echo(f"ok     {path.stem}")
+    _end_with(wrong)
+
+
+def _check(path: Path) -> None:
     from pipelines.core.settings import PROJECT
-    from pipelines.recipe.recipe_files import (
-        load_recipe,
-        project_recipes,
-        with_absolute_paths,
-    )
+    from pipelines.recipe.recipe_files import load_own_recipe, with_absolute_paths
     from pipelines.registry.parents import Settled, with_own_tokenizer
     from pipelines.stages.beforehand import ALONE, check_beforehand
 
-    wrong = 0
-    for path in project_recipes():
-        try:
-            recipe = with_absolute_paths(load_recipe(path), PROJECT)
-            check_beforehand(Settled(recipe, with_own_tokenizer(recipe), {}), ALONE)
-        except UserError as error:
-            typer.echo(f"error: {error}", err=True)
-            wrong += 1
-        else:
-            typer.echo(f"ok     {path.stem}")
+    recipe = with_absolute_paths(load_own_recipe(path), PROJECT)
+    try:
+        check_beforehand(Settled(recipe, with_own_tokenizer(recipe), {}), ALONE)
+    except UserError as error:
+        raise UserError(f"recipes/{path.name}: {error}") from None
+
+
+def _end_with(wrong: list[UserError]) -> None:
+    """Print the errors; end with exit code 2 if there are any."""
+    for error in wrong:
+        typer.echo(f"error: {error}", err=True)
     if wrong:
         raise typer.Exit(EXIT_USER_ERROR)
 

@@ -15,12 +15,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from pipelines.core.log import set_up_logging
 from pipelines.core.settings import load_settings
-from pipelines.orchestration.naming import (
-    forget_running,
-    members,
-    note_running,
-    workspace_name,
-)
+from pipelines.orchestration.naming import members, workspace_name
 from pipelines.orchestration.webhook import Notice, alerts_of, failure_line, post
 from pipelines.run.records import RUN_FILE, EvaluateRecord, record_path
 from pipelines.run.workspace import Run, workspace_path
@@ -49,12 +44,8 @@ def main(argument: str) -> None:
     workspace = workspace_path(load_settings().runs, workspace_name(event.dag, event.run))
     if event.state == "failed":
         post(_notice(event, workspace))
-    if event.state != "running":
-        forget_running(workspace)
     if not (workspace / RUN_FILE).is_file():
         return
-    if event.state == "running":
-        note_running(workspace, event.dag)
     _follow(workspace, event.state, is_member=False)
     for member in members(workspace):
         _follow(member, event.state, is_member=True)

@@ -17,7 +17,7 @@ from pipelines.datasets.run_source import unchanged
 from pipelines.orchestration.naming import workspace_name
 from pipelines.orchestration.task_lineage import lineage
 from pipelines.orchestration.trigger_form import PREPARED, asked_recipe, mistakes_fail_the_task
-from pipelines.recipe.recipe_files import load_recipe, project_recipes
+from pipelines.recipe.recipe_files import load_own_recipe, project_recipes
 from pipelines.registry.parents import settle_run
 from pipelines.run.records import PreprocessRecord
 from pipelines.run.workspace import Run
@@ -116,7 +116,7 @@ def awaited_datasets() -> set[str]:
     found = set()
     for path in project_recipes():
         try:
-            found.add(load_recipe(path).schedule.dataset)
+            found.add(load_own_recipe(path).schedule.dataset)
         except UserError as error:
             _log.warning("%s", error)
     return {name for name in found if name}

@@ -1,22 +1,22 @@
-"""The names of the workspaces of DAG runs and of a sweep's members."""
+"""The names of DAGs, of the workspaces of their runs and of a sweep's members."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import read_json, write_json
-from pipelines.run.workspace import Run, read_recipe, workspace_path
+from pipelines.recipe.schedule_section import MAIN_DAG, REFRESH, REFRESH_DAG
+from pipelines.run.workspace import Run, workspace_path
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-MAIN_DAG, REFRESH_DAG, SWEEP_DAG = "llm_pipeline", "data_refresh", "llm_sweep"
 _SWEEP_FILE = "sweep.json"  # in a sweep's workspace: one line of overrides per member
 
 
 def is_refresh(dag_id: str) -> bool:
     """Return whether the runs of a DAG publish dataset versions."""
-    return dag_id == REFRESH_DAG or dag_id.endswith(".refresh")
+    return dag_id == REFRESH_DAG or dag_id.endswith(REFRESH)
 
 
 def champion_asset(model: str) -> str:
@@ -35,27 +35,24 @@ def dag_run_workspace(context: "Context") -> Path:
     return workspace_path(load_settings().runs, workspace_name(dag_run.dag_id, dag_run.run_id))
 
 
-def _running() -> Path:
-    return load_settings().home / "airflow" / "running-recipes"
+def _live() -> Path:
+    return load_settings().home / "airflow" / "live-recipes.json"
 
 
-def note_running(workspace: Path, dag_id: str) -> None:
-    """Note that a run of a recipe's DAG has begun: the DAG stays until it is over."""
-    recipe = read_recipe(workspace)
-    if recipe.name == dag_id:
-        values = {"dag": dag_id, "recipe": recipe.to_dict()}
-        write_json(_running() / f"{workspace.name}.json", values)
+def note_live(files: dict[str, str]) -> None:
+    """Note the DAGs of recipes with runs that are queued or running; they stay until these end.
+
+    Args:
+        files: The DAG file of each DAG, by its name without `.py`.
+    """
+    if files != live_recipes():
+        write_json(_live(), files)
 
 
-def forget_running(workspace: Path) -> None:
-    """Note that a run is over."""
-    (_running() / f"{workspace.name}.json").unlink(missing_ok=True)
-
-
-def running_recipes() -> dict[str, Any]:
-    """Return the recipes, as plain values, of the runs that are not over, by their DAG."""
-    noted = (read_json(path) for path in sorted(_running().glob("*.json")))
-    return {each["dag"]: each["recipe"] for each in noted}
+def live_recipes() -> dict[str, str]:
+    """Return the DAG file of each DAG of a recipe whose runs are not over."""
+    noted: dict[str, str] = read_json(_live()) if _live().is_file() else {}
+    return noted
 
 
 def member_name(workspace: Path, index: int) -> str:

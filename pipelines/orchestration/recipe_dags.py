@@ -2,7 +2,8 @@
 
 A recipe that cannot be read has no DAG and shows as an import error of its own, for which a file
 that raises it lies in a DAG folder of its own; the other recipes go on. A recipe that was deleted,
-renamed or broken while it runs keeps its DAG until that run is over.
+renamed or broken keeps its DAG while Airflow has a queued or running run of it, as Airflow starts
+nothing of a DAG that is gone: a run that had begun goes on, and in another *prepare* fails.
 """
 
 from collections.abc import Iterator
@@ -19,27 +20,19 @@ from airflow.sdk import (
     get_parsing_context,
 )
 
-from pipelines.core.errors import UserError, one_line
-from pipelines.core.product import recipes_folder
-from pipelines.core.settings import BROKEN_RECIPES, PROJECT, load_settings
+from pipelines.core.errors import UserError
+from pipelines.core.settings import BROKEN_RECIPES, load_settings
 from pipelines.core.storage import write_text
 from pipelines.datasets.dataset_publishing import dataset_name
 from pipelines.orchestration.dataset_refresh import DATASET_VERSION, dataset_asset
 from pipelines.orchestration.deadline import deadline
-from pipelines.orchestration.naming import (
-    MAIN_DAG,
-    REFRESH_DAG,
-    SWEEP_DAG,
-    champion_asset,
-    running_recipes,
-)
+from pipelines.orchestration.naming import champion_asset, live_recipes
 from pipelines.orchestration.stage_task import RETRIES
 from pipelines.orchestration.trigger_form import trigger_form
 from pipelines.recipe.recipe import Recipe
-from pipelines.recipe.recipe_files import load_recipe, parse_recipe, project_recipes
-from pipelines.recipe.schedule_section import Schedule
+from pipelines.recipe.recipe_files import load_own_recipe, project_recipes
+from pipelines.recipe.schedule_section import MAIN_DAG, REFRESH, REFRESH_DAG, Schedule
 
-_RESERVED = (MAIN_DAG, REFRESH_DAG, SWEEP_DAG)
 # Airflow reads a file only if it holds the words "airflow" and "dag".
 _BROKEN = '''"""Written for Airflow's DAG processor while the recipe below cannot be read."""
 
@@ -66,12 +59,12 @@ def recipe_dags(about: str | None) -> Iterator[DAG]:
             deadline=deadline(),
             doc_md=about,
         )
-    for name, recipe in _recipes(MAIN_DAG):
+    for dag_id, recipe in _recipes(MAIN_DAG):
         yield from _with_form(
             recipe,
-            dag_id=name,
+            dag_id=dag_id,
             description=recipe.description,
-            schedule=_timetable(name, recipe),
+            schedule=_timetable(recipe.schedule),
             deadline=deadline(recipe.schedule.deadline_hours),
         )
 
@@ -90,15 +83,15 @@ def refresh_dags(about: str | None) -> Iterator[DAG]:
             schedule=None,
             doc_md=about,
         )
-    for name, recipe in _recipes(REFRESH_DAG):
-        if cron := recipe.schedule.refresh:
-            times = _cron(f"recipes/{name}.yaml: schedule.refresh", cron, recipe.schedule.timezone)
-            yield from _with_form(
-                recipe,
-                dag_id=f"{name}.refresh",
-                description=f"Look for new data of {dataset_name(recipe)}; publish a version",
-                schedule=times,
-            )
+    for dag_id, recipe in _recipes(REFRESH_DAG):
+        looks = f"Look for new data of {dataset_name(recipe)}; publish a version"
+        cron = recipe.schedule.refresh
+        yield from _with_form(
+            recipe,
+            dag_id=dag_id,
+            description=looks if cron else recipe.description,
+            schedule=_times(cron, recipe.schedule) if cron else None,
+        )
 
 
 def _with_form(recipe: Recipe | None, **arguments: Any) -> Iterator[DAG]:
@@ -119,13 +112,12 @@ def _with_form(recipe: Recipe | None, **arguments: Any) -> Iterator[DAG]:
     dag.params.update(trigger_form(recipe))
 
 
-def _timetable(name: str, recipe: Recipe) -> Any:
+def _timetable(schedule: Schedule) -> Any:
     """Return what starts the recipe: times, assets, either of them, or None."""
-    schedule = recipe.schedule
     assets = _assets(schedule)
     if schedule.cron is None:
         return AssetAny(*assets) if assets else None
-    times = _cron(f"recipes/{name}.yaml: schedule.cron", schedule.cron, schedule.timezone)
+    times = _times(schedule.cron, schedule)
     return AssetOrTimeSchedule(timetable=times, assets=AssetAny(*assets)) if assets else times
 
 
@@ -136,14 +128,9 @@ def _assets(schedule: Schedule) -> list[Asset]:
     )
 
 
-def _cron(where: str, cron: str, timezone: str) -> CronTriggerTimetable:
+def _times(cron: str, schedule: Schedule) -> CronTriggerTimetable:
     # Without it the time that is past when the DAG is switched on would also be run.
-    times = CronTriggerTimetable(cron, timezone=timezone, run_immediately=timedelta(0))
-    try:
-        times.validate()
-    except Exception as error:
-        raise UserError(f"{where} = {cron!r}: {one_line(error)}") from error
-    return times
+    return CronTriggerTimetable(cron, timezone=schedule.timezone, run_immediately=timedelta(0))
 
 
 def _wanted(dag_id: str) -> bool:
@@ -151,52 +138,34 @@ def _wanted(dag_id: str) -> bool:
     return get_parsing_context().dag_id in (None, dag_id)
 
 
-def _recipes(of: str) -> Iterator[tuple[str, Recipe]]:
-    """Yield the recipes that a DAG file needs by name; write the errors of those it cannot read."""
-    wanted = get_parsing_context().dag_id
+def _recipes(file: str) -> Iterator[tuple[str, Recipe]]:
+    """Yield the recipes of a DAG file by their DAGs; write the errors of those it cannot read."""
+    ending = REFRESH if file == REFRESH_DAG else ""
     errors: dict[str, str] = {}
-    read: set[str] = set()
+    made: set[str] = set()
     for path in project_recipes():
-        name = path.stem
-        if wanted not in (None, name, f"{name}.refresh"):
+        dag_id = path.stem + ending
+        if not _wanted(dag_id):
             continue
         try:
-            recipe = _checked(path)
+            recipe = load_own_recipe(path)
         except UserError as error:
-            errors[name] = str(error)
+            errors[path.stem] = str(error)
             continue
-        read.add(name)
-        yield name, recipe
-    if of == MAIN_DAG:
-        for dag_id, values in running_recipes().items():
-            if dag_id not in read and wanted in (None, dag_id):
-                yield dag_id, _last_of(parse_recipe(values, where=dag_id))
-        if wanted is None:
-            _show_errors(errors)
+        if recipe.schedule.refresh or not ending:
+            made.add(dag_id)
+            yield dag_id, recipe
+    for dag_id, its_file in live_recipes().items():
+        if its_file == file and dag_id not in made and _wanted(dag_id):
+            yield dag_id, _gone(dag_id.removesuffix(REFRESH))
+    if file == MAIN_DAG and get_parsing_context().dag_id is None:
+        _show_errors(errors)
 
 
-def _checked(path: Path) -> Recipe:
-    where = f"{recipes_folder(PROJECT).name}/{path.name}"
-    try:
-        recipe = load_recipe(path)
-    except UserError as error:
-        raise UserError(str(error).replace(str(path), where, 1)) from None
-    if recipe.name != path.stem:
-        raise UserError(
-            f"{where}: name = {recipe.name!r}, but the file is {path.name}; "
-            "a recipe's file has its name"
-        )
-    if recipe.name in _RESERVED:
-        raise UserError(f"{where}: a DAG of Penstock has the name {recipe.name}; choose another")
-    _timetable(recipe.name, recipe)
-    return recipe
-
-
-def _last_of(recipe: Recipe) -> Recipe:
-    """Return the recipe of a run that goes on although its file is gone, without a schedule."""
-    told = "Its file was deleted, renamed or broken; the run that had begun goes on."
-    schedule = Schedule(owner=recipe.schedule.owner, tags=("deleted",))
-    return recipe.model_copy(update={"description": told, "schedule": schedule})
+def _gone(name: str) -> Recipe:
+    """Return what stands for a recipe that is gone while a run of its DAG is not over."""
+    told = "Its recipe was deleted, renamed or broken; a run that had begun goes on."
+    return Recipe(name=name, description=told, schedule=Schedule(tags=("deleted",)))
 
 
 def broken_recipes() -> Path:

@@ -21,12 +21,13 @@ from pipelines.datasets.run_source import recipe_of, with_dataset
 from pipelines.datasets.versions import find
 from pipelines.orchestration.dataset_refresh import triggering_version
 from pipelines.orchestration.links import DataDocsLink, MlflowRunLink, RayJobLink, RayJobLogLink
-from pipelines.orchestration.naming import MAIN_DAG, note_running, workspace_name
+from pipelines.orchestration.naming import workspace_name
 from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
 from pipelines.orchestration.task_lineage import StageLineage, parent_variables
 from pipelines.orchestration.task_liveness import task_process
 from pipelines.orchestration.trigger_form import PREPARED, asked_recipe, mistakes_fail_the_task
 from pipelines.orchestration.webhook import keep_failure
+from pipelines.recipe.schedule_section import MAIN_DAG
 from pipelines.run.records import ValidateRecord, record_path
 from pipelines.run.workspace import Run
 from pipelines.stage_cache.explanation import KEEP, explain, keep
@@ -100,7 +101,6 @@ class PrepareOperator(BaseOperator):
                 names, who, why = asked["names"], asked["who"], asked["why"]
                 for line in keep(workspace, settings.runs, names, who=who, why=why):
                     self.log.info("%s", line)
-            note_running(workspace, self.dag_id)
         if planned:
             keep_plan(workspace, planned)
         for forecast in explain(workspace, settings.runs, planned):

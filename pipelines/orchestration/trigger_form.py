@@ -16,6 +16,7 @@ from airflow.sdk import Param
 from airflow.sdk.exceptions import AirflowFailException
 
 from pipelines.core.errors import UnreachableError, UserError
+from pipelines.core.product import recipes_folder
 from pipelines.core.settings import DEFAULT_RECIPE, PROJECT, load_settings
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import (
@@ -24,12 +25,14 @@ from pipelines.recipe.recipe_files import (
     get_dotted,
     known_recipes,
     leaves,
+    load_own_recipe,
     load_recipe,
     override_values,
     parse_overrides,
     parse_recipe,
     with_absolute_paths,
 )
+from pipelines.recipe.schedule_section import MAIN_DAG, REFRESH
 from pipelines.run.workspace import workspace_path
 from pipelines.stages.stage_process import keep_error
 
@@ -80,15 +83,20 @@ def trigger_form(recipe: Recipe | None = None) -> dict[str, Param]:
     return form
 
 
-def recipe_from(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Recipe:
+def recipe_from(
+    params: Mapping[str, Any], conf: Mapping[str, Any], dag_id: str = MAIN_DAG
+) -> Recipe:
     """Return the recipe that a DAG run requests; raise UserError with one line."""
     if RESOLVED in conf:
         return parse_recipe(conf[RESOLVED], where="conf")
+    name = params["recipe"]
+    # A recipe's own DAG never runs one of the same name that comes with Penstock.
+    is_own = dag_id.removesuffix(REFRESH) == name
+    file = recipes_folder(PROJECT) / f"{name}.yaml"
+    recipe = load_own_recipe(file) if is_own else load_recipe(name)
     keys = [leaf.key for leaf in leaves() if leaf.in_trigger_form]
     filled = {key: params[key] for key in keys if params.get(key) is not None}
-    return override_values(
-        load_recipe(params["recipe"]), filled | parse_overrides(params.get("set") or "")
-    )
+    return override_values(recipe, filled | parse_overrides(params.get("set") or ""))
 
 
 @cache
@@ -132,7 +140,8 @@ PREPARED = "{{ ti.xcom_pull(task_ids='prepare') }}"
 def asked_recipe(context: "Context") -> "Recipe":
     """Return the recipe of the trigger form or of `conf`; raise UserError with one line."""
     conf: Mapping[str, Any] = context["dag_run"].conf or {}
-    return with_absolute_paths(recipe_from(context["params"], conf), PROJECT)
+    recipe = recipe_from(context["params"], conf, context["dag_run"].dag_id)
+    return with_absolute_paths(recipe, PROJECT)
 
 
 @contextmanager

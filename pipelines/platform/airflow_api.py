@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx
@@ -19,10 +20,12 @@ from tenacity import RetryCallState, retry, retry_if_exception, stop_after_delay
 from pipelines.core.errors import UnreachableError, UserError, one_line
 from pipelines.core.settings import GPU_POOL, Settings
 from pipelines.orchestration.jobs_api import TokenFile
+from pipelines.recipe.schedule_section import REFRESH
 
 _API = "/api/v2"
 _TIMEOUT_S = 30.0
 _PAGE = 100  # Airflow's largest page
+_POLL_S = 0.5
 _DAG_APPEARS_S = 60.0  # after a start, until the dag-processor first reads the files
 _NOT_ACCEPTED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)  # expired or another server's
 _PATIENCE_S = 120.0  # a restart of the api-server takes half a minute
@@ -85,15 +88,29 @@ class AirflowApi:
         """Wait until the dag-processor has read a DAG's file.
 
         Raises:
-            UserError: A DAG file cannot be imported, or the DAG does not appear.
+            UserError: The file of that name cannot be imported, or the DAG does not appear.
         """
         deadline = time.monotonic() + _DAG_APPEARS_S
-        while self._client.get(f"{_API}/dags/{dag_id}").status_code == httpx.codes.NOT_FOUND:
-            for file, reason in self.import_errors().items():
-                raise UserError(f"{file} cannot be imported: {reason}")
+        while self.dag_file(dag_id) is None:
+            errors = self.import_errors()
+            for file, reason in errors.items():
+                if Path(file).stem == dag_id.removesuffix(REFRESH):
+                    raise UserError(f"{file} cannot be imported: {reason}")
             if time.monotonic() > deadline:
-                raise UserError(f"Airflow has no DAG {dag_id}; see `penstock logs dag-processor`")
-            time.sleep(0.5)
+                others = "".join(f"; {file}: {reason}" for file, reason in errors.items())
+                raise UserError(
+                    f"Airflow has no DAG {dag_id}; see `penstock logs dag-processor`{others}"
+                )
+            time.sleep(_POLL_S)
+
+    def dag_file(self, dag_id: str) -> str | None:
+        """Return the name of the file of a DAG, without `.py`; None if Airflow has no such DAG."""
+        try:
+            return Path(self._get(f"{_API}/dags/{dag_id}").json()["fileloc"]).stem
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.NOT_FOUND:
+                return None
+            raise
 
     def import_errors(self) -> dict[str, str]:
         """Return the last line of the traceback of each DAG file that cannot be imported."""

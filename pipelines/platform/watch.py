@@ -2,6 +2,8 @@
 
 Each live run notes a part that another process replaced. What users cleared and marked comes from
 Airflow's own log of users' actions, which gives each decision its identity.
+
+It also notes which recipes have live runs, so that their DAGs stay until these are over.
 """
 
 import json
@@ -15,11 +17,12 @@ from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.settings import Settings
 from pipelines.core.storage import read_json, write_json
-from pipelines.orchestration.naming import members, workspace_name
+from pipelines.orchestration.naming import members, note_live, workspace_name
 from pipelines.orchestration.task_liveness import service_lost
 from pipelines.platform.airflow_api import AirflowApi
 from pipelines.platform.platform import runtime_folder
 from pipelines.platform.supervisor import Supervisor
+from pipelines.recipe.schedule_section import MAIN_DAG, REFRESH_DAG
 from pipelines.run.logbook import Entry, note
 from pipelines.run.records import RUN_FILE
 from pipelines.run.workspace import workspace_path
@@ -59,6 +62,7 @@ class Watch:
         self._path = settings.home / "services" / "watch.json"
         kept = read_json(self._path) if self._path.exists() else {}
         self._seen = _Seen.model_validate({"after": datetime.now(UTC).isoformat()} | kept)
+        self._files: dict[str, str] = {}  # of each DAG with a live run
         self._asked = time.time()  # when Airflow was last asked which runs are live
 
     def look(self, open_airflow: Callable[[], AirflowApi]) -> None:
@@ -74,10 +78,24 @@ class Watch:
             self._note_decisions(event)
             self._keep(after=event["when"])
         asked = time.time()
-        live = airflow.runs(live=True)
+        live = list(airflow.runs(live=True))
+        self._note_live(airflow, {run.dag_id for run in live})
         paths = (path for run in live for path in self._workspaces(run.dag_id, run.run_id))
         self._keep(workspaces=tuple(paths))
         self._asked = asked
+
+    def _note_live(self, airflow: AirflowApi, dag_ids: set[str]) -> None:
+        """Note the recipes' own DAGs among those with live runs."""
+        known = self._files
+        self._files = {each: known.get(each) or airflow.dag_file(each) or "" for each in dag_ids}
+        factories = (MAIN_DAG, REFRESH_DAG)
+        note_live(
+            {
+                dag_id: file
+                for dag_id, file in self._files.items()
+                if file in factories and dag_id not in factories
+            }
+        )
 
     def _note_replaced(self) -> None:
         runtime = runtime_folder(self._settings)

@@ -14,7 +14,13 @@ from pydantic import Field, field_validator, model_validator
 from pipelines.recipe.cleaning_section import Share
 from pipelines.recipe.data_section import Data
 from pipelines.recipe.evaluation_section import Behaviour, Bias, Safety
-from pipelines.recipe.schedule_section import Schedule
+from pipelines.recipe.schedule_section import (
+    MAIN_DAG,
+    REFRESH,
+    REFRESH_DAG,
+    SWEEP_DAG,
+    Schedule,
+)
 from pipelines.recipe.section import (
     MODEL_NAME,
     Count,
@@ -269,6 +275,18 @@ class Recipe(Section):
     registration: Register = Field(Register(), alias="register")
     resources: Resources = Resources()
     schedule: Schedule = Schedule()
+
+    @field_validator("name")
+    @classmethod
+    def _no_other_dag_has_the_name(cls, name: str) -> str:
+        if name in (MAIN_DAG, REFRESH_DAG, SWEEP_DAG):
+            raise ValueError("a DAG of Penstock has this name; choose another")
+        if name.endswith(REFRESH):
+            raise ValueError(
+                f"so the DAG is called that looks for new data of {name.removesuffix(REFRESH)}; "
+                "choose another"
+            )
+        return name
 
     @model_validator(mode="after")
     def _a_models_tokenizer_has_a_model(self) -> Self:

@@ -42,14 +42,44 @@ def shipped_recipes() -> list[str]:
 
 
 def project_recipes() -> list[Path]:
-    """Return the files of the project's own recipes; a file's name is its recipe's name."""
-    return sorted(recipes_folder(PROJECT).glob("*.yaml"))
+    """Return the files of the project's own recipes, those with a wrong ending among them."""
+    folder = recipes_folder(PROJECT)
+    return sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
+
+
+def recipe_files() -> list[Path]:
+    """Return the files of all recipes: the project's own, then those that come with Penstock."""
+    own = [path for path in project_recipes() if path.parent != RECIPES]
+    hidden = {path.name for path in own}
+    shipped = (RECIPES / f"{name}.yaml" for name in shipped_recipes())
+    return [*own, *(path for path in shipped if path.name not in hidden)]
 
 
 def known_recipes() -> list[str]:
     """Return the names of all recipes: the project's own, then those that come with Penstock."""
-    own = [path.stem for path in project_recipes() if path.parent != RECIPES]
-    return [*own, *(name for name in shipped_recipes() if name not in own)]
+    return [path.stem for path in recipe_files() if path.suffix == ".yaml"]
+
+
+def load_own_recipe(path: Path) -> Recipe:
+    """Read a recipe from its file in `recipes/`, whose name is the recipe's and its DAG's.
+
+    Raises:
+        UserError: As `load_recipe`, or the file has another name or ending.
+    """
+    where = f"recipes/{path.name}"
+    if path.suffix != ".yaml":
+        raise UserError(f"{where}: a recipe's file ends in .yaml; rename it to {path.stem}.yaml")
+    try:
+        recipe = load_recipe(path)
+    except UserError as error:
+        raise UserError(str(error).replace(str(path), where, 1)) from None
+    if recipe.name != path.stem:
+        line = _line(path.read_text(encoding="utf-8"), ["name"])
+        raise UserError(
+            f"{where}{line}: name = {recipe.name!r}, but the file is {path.name}; "
+            "a recipe's file has its name"
+        )
+    return recipe
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -66,10 +96,12 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     try:
         text = path.read_text(encoding="utf-8")
         values = yaml.load(text, _Loader)  # noqa: S506
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {one_line(error)}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text; a recipe is a YAML file") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+        raise UserError(f"{path}: not valid YAML: {one_line(error)}") from error
     if not isinstance(values, dict):
         raise UserError(f"{path}: a recipe is a mapping of sections; see `penstock recipes show`")
     for override in overrides:
@@ -77,7 +109,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        line = "" if overrides else _line(text, error)
+        line = "" if overrides else _line(text, error.errors(include_url=False)[0]["loc"])
         raise UserError(f"{name_or_path}{line}: {_explain(error)}") from None
 
 
@@ -173,10 +205,10 @@ def leaves(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[Leaf]:
             yield Leaf(key, field)
 
 
-def _line(text: str, error: ValidationError) -> str:
-    """Return `:line` of the mistake, or nothing if the file does not have its key."""
+def _line(text: str, key: Sequence[str | int]) -> str:
+    """Return `:line` of a key by its parts, or nothing if the file does not have it."""
     node, line = yaml.compose(text, _Loader), None
-    for part in error.errors(include_url=False)[0]["loc"]:
+    for part in key:
         pairs = node.value if isinstance(node, yaml.MappingNode) else ()
         found = next((pair for pair in pairs if pair[0].value == part), None)
         if found is None:

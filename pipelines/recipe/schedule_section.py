@@ -6,6 +6,9 @@ from pydantic import Field, field_validator
 
 from pipelines.recipe.section import MODEL_NAME, Section
 
+# The DAGs that run any recipe, and what ends the name of one that looks for a recipe's new data.
+MAIN_DAG, REFRESH_DAG, SWEEP_DAG = "llm_pipeline", "data_refresh", "llm_sweep"
+REFRESH = ".refresh"
 # Five fields of numbers, names, `*`, `,`, `-`, `/`, `#` and `L`, or a preset such as @daily.
 _CRON = re.compile(r"@(hourly|daily|weekly|monthly|quarterly|yearly)|[\w*,/#-]+( +[\w*,/#-]+){4}")
 _CHAMPION = rf"^{MODEL_NAME}@champion$"
@@ -49,11 +52,17 @@ class Schedule(Section):
     @field_validator("cron", "refresh")
     @classmethod
     def _is_cron(cls, text: str | None) -> str | None:
-        if text is not None and not _CRON.fullmatch(text.strip()):
+        if text is None:
+            return None
+        if not _CRON.fullmatch(text):
             raise ValueError(
                 "not a cron expression of five fields (minute, hour, day, month, weekday), "
                 "such as `0 3 * * *`"
             )
+        if not text.startswith("@"):
+            from croniter import croniter  # which Airflow asks too
+
+            croniter(text).get_next()  # raises ValueError, also for a day that never comes
         return text
 
     @field_validator("timezone")

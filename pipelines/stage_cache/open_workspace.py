@@ -6,13 +6,20 @@ Everything that affects a stage's result is a file in it, so that DVC can key th
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import UserError
-from pipelines.core.product import LOCK, PRODUCT_FILES, add_product, product_state
+from pipelines.core.product import (
+    LOCK,
+    PRODUCT_FILES,
+    add_product,
+    product_state,
+    recipes_folder,
+)
 from pipelines.core.storage import folder_hash, fresh_folder, md5, write_json, write_text
 from pipelines.recipe.bias_templates import load_bias_templates
 from pipelines.recipe.evaluation_section import Bias
@@ -40,8 +47,8 @@ def open_workspace(
     """Make the workspace of a run, or return the one that an earlier attempt made.
 
     Args:
-        project: a git checkout; its HEAD and the diff of its tracked files are run. Penstock's own
-            code is in it or is copied into the workspace.
+        project: a git checkout; its HEAD, the diff of its tracked files and its new recipes are
+            run. Penstock's own code is in it or is copied into the workspace.
         home: `PENSTOCK_HOME`, which holds the workspace and the shared stage cache.
         run_id: the DAG run's id.
         recipe: the resolved recipe, written as `params.yaml`.
@@ -91,7 +98,9 @@ def _check_commit(project: Path, commit: str) -> None:
 
 
 def project_state(project: Path) -> tuple[str, bytes]:
-    """Return the commit of a checkout, and the diff of its tracked files against it.
+    """Return the commit of a checkout, and what differs from it in tracked files and in recipes.
+
+    A recipe that git does not know yet runs as well, so the diff holds it.
 
     Raises:
         UserError: the project is not a git checkout with a commit.
@@ -106,7 +115,13 @@ def project_state(project: Path) -> tuple[str, bytes]:
         ) from error
     # Ignore the user's git settings for colours, prefixes and external tools.
     options = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
-    return commit, _git(project, "diff", *options, commit)
+    patch = _git(project, "diff", *options, commit)
+    folder = str(recipes_folder(project).relative_to(project))
+    new = _git(project, "ls-files", "-z", "--others", "--exclude-standard", folder)
+    for name in filter(None, os.fsdecode(new).split("\0")):
+        # With exit code 1 it says that the file differs from none.
+        patch += _git(project, "diff", *options, "--no-index", "/dev/null", name, success=1)
+    return commit, patch
 
 
 def environment(workspace: Path, recipe: Recipe) -> dict[str, Any]:
@@ -162,7 +177,10 @@ def _configure_dvc(folder: Path, *, site: Path, cache: Path) -> None:
     write_text(folder / ".dvc" / "config.local", text)
 
 
-def _git(folder: Path, *arguments: str) -> bytes:
+def _git(folder: Path, *arguments: str, success: int = 0) -> bytes:
     """Return a git command's output; raise CalledProcessError, whose stderr says what failed."""
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, check=True).stdout
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode != success:
+        done.check_returncode()
+    return done.stdout

@@ -26,6 +26,7 @@ from pipelines.platform.parts import AIRFLOW
 from pipelines.platform.supervisor import GROUP, Supervisor
 from pipelines.run.records import PATCH_FILE
 from pipelines.run.workspace import workspace_path
+from pipelines.stages.stage_process import user_error
 from tests.conftest import FOREIGN, PORT_VARIABLES
 from tests.own_dag import OWN_DAG
 from tests.project_copy import copy_project
@@ -49,7 +50,21 @@ evaluate:
   bias: {{enabled: false}}
   safety: {{documents: 0}}
 register: {{model_name: {name}}}
-schedule: {{cron: "{cron}", timezone: {timezone}, owner: ada, tags: [team-a]}}
+schedule: {{cron: "{cron}", timezone: {timezone}, refresh: "@yearly", owner: ada, tags: [team-a]}}
+"""
+READER = "team-reader"
+READER_RECIPE = f"""name: {READER}
+description: A tiny model, for each new version of the other's data.
+data: {{sequence_length: 64}}
+model: {{preset: llama-100k}}
+train: {{steps: 10, warmup_steps: 2, micro_batch_size: 4, global_batch_size: 8}}
+evaluate:
+  max_bytes: 100000
+  sample_tokens: 0
+  bias: {{enabled: false}}
+  safety: {{documents: 0}}
+register: {{model_name: {READER}}}
+schedule: {{dataset: {NAME}, owner: ada, tags: [team-a]}}
 """
 CHILD = "team-child"
 CHILD_RECIPE = f"""name: {CHILD}
@@ -131,6 +146,11 @@ async def end():
         return job.status
 print(asyncio.run(end()))
 """
+STATE = """
+from pipelines.core.settings import load_settings
+from pipelines.platform.airflow_api import AirflowApi
+print(AirflowApi(load_settings()).run_state("{dag}", "{run}"))
+"""
 RUN_LIMIT_S = 400
 
 Shell = Callable[..., str]
@@ -197,6 +217,7 @@ def project(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     recipe = RECIPE.format(name=NAME, cron=cron, timezone=local_zone())
     (folder / "recipes" / f"{NAME}.yaml").write_text(recipe)
     (folder / "recipes" / f"{CHILD}.yaml").write_text(CHILD_RECIPE)
+    (folder / "recipes" / f"{READER}.yaml").write_text(READER_RECIPE)
     code, out = folder / "jobs", folder / "data" / "told"
     for name in ("jobs", "dags"):
         (folder / name).mkdir()
@@ -335,21 +356,42 @@ def test_a_run_goes_on_when_its_recipe_is_renamed_in_a_dirty_project(shell, proj
     ended(shell, project, CHILD, 3)
     recipes, note = project / "recipes", "# A note that nobody has committed.\n"
     (recipes / f"{NAME}.yaml").write_text((recipes / f"{NAME}.yaml").read_text() + note)
-    trigger(shell, project, CHILD, f"{CHILD}__renamed")
+    for name in ("renamed", "queued"):  # one at a time
+        trigger(shell, project, CHILD, f"{CHILD}__{name}")
     preprocessed(project, 4)
     renamed = (recipes / f"{CHILD}.yaml").read_text().replace(CHILD, "team-pupil")
     (recipes / "team-pupil.yaml").write_text(renamed)
     (recipes / f"{CHILD}.yaml").unlink()
     try:
         *_, last = ended(shell, project, CHILD, 4)
+        why = failed_before_it_began(shell, project, CHILD, f"{CHILD}__queued")
     finally:
         shell("git checkout -q recipes && rm recipes/team-pupil.yaml", project)
+    assert why.startswith(f"recipe file recipes/{CHILD}.yaml does not exist")
     assert last["verdict"] == "unchanged"
     assert last["run"]["dirty"]
     workspace = workspace_path(project / ".penstock" / "runs", last["run"]["dag_run_id"])
     assert note in (workspace / PATCH_FILE).read_text()
     models = json.loads(shell("../environment/bin/penstock models list --json", project))
     assert "team-pupil" not in {model["name"] for model in models}
+
+
+def test_new_data_start_the_recipe_that_waits_for_them_on_their_version(shell, project, run):
+    trigger(shell, project, f"{NAME}.refresh", "look")
+    (reader,) = ended(shell, project, READER)
+    assert reader["run"]["dag_run_id"].startswith(f"{READER}__asset_triggered__")
+    assert f"path: {NAME}@1" in reader["parameters"]
+
+
+def failed_before_it_began(shell: Shell, project: Path, dag: str, run: str) -> str:
+    """Wait until a run has failed; return the line of its first task."""
+    code, end = STATE.format(dag=dag, run=run), time.monotonic() + RUN_LIMIT_S
+    while (state := shell(f"../environment/bin/python -c '{code}'", project).strip()) != "failed":
+        assert state in ("queued", "running")
+        assert time.monotonic() < end
+        time.sleep(2)
+    workspace = workspace_path(project / ".penstock" / "runs", f"{dag}__{run}")
+    return user_error(workspace, "prepare") or ""
 
 
 def preprocessed(project: Path, count: int) -> None:

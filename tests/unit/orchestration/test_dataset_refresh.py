@@ -1,4 +1,4 @@
-"""Which version a run of llm_pipeline trains on, by Airflow's own record of what started it."""
+"""From new data to the run that trains on them, by Airflow's own record of what started it."""
 
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -7,24 +7,32 @@ import pytest
 from airflow.sdk.api.datamodels._generated import AssetReferenceAssetEventDagRun
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.execution_time.comms import AssetEventDagRunReferenceResult
-from airflow.sdk.execution_time.context import TriggeringAssetEventsAccessor
+from airflow.sdk.execution_time.context import (
+    OutletEventAccessors,
+    TriggeringAssetEventsAccessor,
+)
 
 from pipelines.core.errors import UnreachableError, UserError
+from pipelines.orchestration import trigger_form
 from pipelines.orchestration.dataset_refresh import (
     DATASET_VERSION,
+    PUBLISHED,
     LookOperator,
+    PublishOperator,
+    dataset_asset,
     triggering_version,
 )
+from pipelines.orchestration.recipe_dags import recipe_dags, refresh_dags
+from pipelines.orchestration.stage_task import _recipe
 from pipelines.orchestration.trigger_form import mistakes_fail_the_task
+from pipelines.recipe import recipe_files
 from pipelines.recipe.recipe_files import RESOLVED, load_recipe
+from tests.unit.datasets.dataset_workspace import make_workspace
 
 
-def event(label: str, minute: int) -> AssetEventDagRunReferenceResult:
-    asset = AssetReferenceAssetEventDagRun(
-        name=DATASET_VERSION.name, uri=DATASET_VERSION.uri, extra={}
-    )
+def event(label: str, minute: int, asset=DATASET_VERSION) -> AssetEventDagRunReferenceResult:
     return AssetEventDagRunReferenceResult(
-        asset=asset,
+        asset=AssetReferenceAssetEventDagRun(name=asset.name, uri=asset.uri, extra={}),
         extra={"dataset": label},
         source_task_id="publish",
         source_dag_id="data_refresh",
@@ -97,3 +105,62 @@ def test_a_refresh_that_can_not_end_well_is_refused(
     context = {"dag_run": SimpleNamespace(conf=conf, run_id="r"), "params": {}}
     with pytest.raises(AirflowFailException, match=told):
         LookOperator(task_id="prepare").execute(context)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A recipe that looks for new data and one that waits for them, each with DAGs of its own."""
+    for module in (recipe_files, trigger_form):
+        monkeypatch.setattr(module, "PROJECT", tmp_path)
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    for variable in ("PENSTOCK_DATASETS_URL", "PENSTOCK_DATASETS_REMOTE"):
+        monkeypatch.delenv(variable, raising=False)
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    (recipes / "source.yaml").write_text(
+        "name: source\ndata: {name: small}\nschedule: {refresh: '@daily'}\n"
+    )
+    (recipes / "waiting.yaml").write_text(
+        "name: waiting\ntrain: {steps: 7, warmup_steps: 0}\nschedule: {dataset: small}\n"
+    )
+    return tmp_path
+
+
+def published(workspace):
+    """The event that a refresh sends when it has published what is in its workspace."""
+    outlets = OutletEventAccessors()
+    publish = PublishOperator(task_id="publish", workspace=str(workspace))
+    publish.execute({"outlet_events": outlets})
+    (sent,) = outlets[PUBLISHED].asset_alias_events
+    return sent
+
+
+def test_a_version_that_a_refresh_makes_starts_the_waiting_recipe_on_itself(project):
+    assert "source.refresh" in {dag.dag_id for dag in refresh_dags(None)}
+    sent = published(make_workspace(project / "source.refresh__r", "some text\n" * 40))
+    dags = {dag.dag_id: dag for dag in recipe_dags(None)}
+    waiting = dags["waiting"]
+    (awaited,) = waiting.timetable.asset_condition.objects
+    assert sent.dest_asset_key.to_asset() == awaited == dataset_asset("small")
+    started = [event(sent.extra["dataset"], 0, awaited)]
+    recipe = _recipe(
+        {
+            "triggering_asset_events": TriggeringAssetEventsAccessor.build(started),
+            "dag": waiting,
+            "dag_run": SimpleNamespace(dag_id="waiting", conf={}),
+            "params": waiting.params.dump(),
+        }
+    )
+    assert (recipe.name, recipe.train.steps) == ("waiting", 7)
+    assert (recipe.data.source.kind, recipe.data.source.path) == ("dataset", "small@1")
+
+
+@pytest.mark.parametrize("waiting", [None, "name: other\nschedule: {dataset: small}\n", "name: ["])
+def test_a_version_that_no_recipe_waits_for_starts_the_recipe_that_it_was_made_with(
+    project, waiting
+):
+    file = project / "recipes" / "waiting.yaml"
+    file.unlink() if waiting is None else file.write_text(waiting)
+    sent = published(make_workspace(project / "source.refresh__r", "some text\n" * 40))
+    assert sent.dest_asset_key.to_asset() == DATASET_VERSION
+    assert sent.extra == {"dataset": "small@1"}

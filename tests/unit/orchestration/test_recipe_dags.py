@@ -110,63 +110,94 @@ def test_new_data_are_looked_for_when_the_recipe_says(project):
     assert dag["tasks"] == ["prepare", "preprocess", "validate", "publish"]
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("name: bad\ntrain:\n  steps: 5\n  lr: fast\n", "recipes/bad.yaml:4: train.lr = 'fast'"),
-        ("name: bad\nschedule:\n  cron: daily\n", "recipes/bad.yaml:3: schedule.cron = 'daily'"),
-        ("name: bad\nschedule: {cron: '99 0 * * *'}\n", "recipes/bad.yaml: schedule.cron = '99 0"),
-        ("name: other\n", "recipes/bad.yaml: name = 'other', but the file is bad.yaml"),
-        ("name: [\n", "recipes/bad.yaml: not valid YAML"),
-    ],
-)
-def test_a_broken_recipe_is_one_import_error_and_the_others_go_on(project, text, line):
-    write(project, "good")
-    broken = project / "recipes" / "bad.yaml"
-    broken.write_text(text)
+BROKEN = {
+    "type.yaml": (
+        "name: type\ntrain:\n  steps: 5\n  lr: fast\n",
+        "recipes/type.yaml:4: train.lr = 'fast'",
+    ),
+    "daily.yaml": (
+        "name: daily\nschedule:\n  cron: daily\n",
+        "recipes/daily.yaml:3: schedule.cron = 'daily': not a cron expression",
+    ),
+    "minute.yaml": (
+        "name: minute\nschedule: {cron: '99 0 * * *'}\n",
+        "recipes/minute.yaml:2: schedule.cron = '99 0 * * *': [99 0 * * *] is not acceptable",
+    ),
+    "refresh.yaml": (
+        "name: refresh\nschedule:\n  owner: ada\n  refresh: 99 0 * * *\n",
+        "recipes/refresh.yaml:4: schedule.refresh = '99 0 * * *': [99 0 * * *] is not acceptable",
+    ),
+    "never.yaml": (
+        "name: never\nschedule: {cron: 0 0 30 2 *}\n",
+        "recipes/never.yaml:2: schedule.cron = '0 0 30 2 *': failed to find next date",
+    ),
+    "bad.yaml": (
+        "description: Of a copy\nname: other\n",
+        "recipes/bad.yaml:2: name = 'other', but the file is bad.yaml",
+    ),
+    "llm_sweep.yaml": (
+        "name: llm_sweep\n",
+        "recipes/llm_sweep.yaml:1: name = 'llm_sweep': a DAG of Penstock has this name",
+    ),
+    "good.refresh.yaml": (
+        "name: good.refresh\n",
+        "recipes/good.refresh.yaml:1: name = 'good.refresh': so the DAG is called that looks for",
+    ),
+    "list.yaml": ("name: [\n", "recipes/list.yaml: not valid YAML"),
+    "date.yaml": ("name: 2026-13-45\n", "recipes/date.yaml: not valid YAML: month must be in"),
+    "short.yml": ("name: short\n", "recipes/short.yml: a recipe's file ends in .yaml; rename it"),
+}
+
+
+def test_a_broken_recipe_is_one_import_error_and_the_others_go_on(project):
+    write(project, "good", '{refresh: "0 2 * * *"}')
+    for name, (text, _) in BROKEN.items():
+        (project / "recipes" / name).write_text(text)
     found = parsed(project)
     assert (set(found["dags"]), found["errors"]) == ({"llm_pipeline", "good"}, {})
+    refreshes = parsed(project, "data_refresh.py")
+    assert (set(refreshes["dags"]), refreshes["errors"]) == ({"data_refresh", "good.refresh"}, {})
     folder = project / "home" / "airflow" / "broken-recipes"
-    (error,) = parsed(project, "", folder)["errors"].values()
-    assert line in error
-    broken.unlink()
+    errors = parsed(project, "", folder)["errors"]
+    assert len(errors) == len(BROKEN)
+    for name, (_, line) in BROKEN.items():
+        (error,) = (each for file, each in errors.items() if Path(file).stem == Path(name).stem)
+        assert line in error
+        (project / "recipes" / name).unlink()
     parsed(project)
     assert list(folder.glob("*.py")) == []
 
 
-def test_a_recipe_may_not_have_the_name_of_a_dag_of_ours(project):
-    write(project, "llm_sweep")
-    assert set(parsed(project)["dags"]) == {"llm_pipeline"}
-    (error,) = (project / "home" / "airflow" / "broken-recipes").iterdir()
-    assert "a DAG of Penstock has the name llm_sweep" in error.read_text()
+SCHEDULE = '{cron: "0 3 * * *", dataset: d, refresh: "0 2 * * *"}'
 
 
-def test_two_hundred_recipes_cost_at_most_a_second_more_than_one(project):
-    write(project, "r0", '{cron: "0 3 * * *", dataset: d}')
-    one = parsed(project)["seconds"]
+@pytest.mark.parametrize("file", ["llm_pipeline.py", "data_refresh.py"])
+def test_two_hundred_recipes_cost_at_most_a_second_more_than_one(project, file):
+    write(project, "r0", SCHEDULE)
+    one = parsed(project, file)["seconds"]
     for number in range(1, 200):
-        write(project, f"r{number}", '{cron: "0 3 * * *", dataset: d}')
-    many = parsed(project)
+        write(project, f"r{number}", SCHEDULE)
+    many = parsed(project, file)
     assert len(many["dags"]) == 201
     assert many["seconds"] - one <= 1.0
 
 
-def test_a_recipe_that_is_gone_keeps_its_dag_while_a_run_of_it_goes_on(project):
-    write(project, "mine", '{cron: "0 3 * * *"}').unlink()
-    note = """
-from pathlib import Path
-from pipelines.orchestration.naming import forget_running, note_running
-from pipelines.recipe.recipe_files import dump_yaml, parse_recipe
-workspace = Path("mine__run-1")
-workspace.mkdir(exist_ok=True)
-(workspace / "params.yaml").write_text(dump_yaml(parse_recipe({"name": "mine"})))
-"""
-    run(project, note + "note_running(workspace, 'mine')")
-    dag = parsed(project)["dags"]["mine"]
-    assert (dag["cron"], dag["tags"]) == (None, ["deleted", "penstock"])
-    assert "the run that had begun goes on" in dag["description"]
-    run(project, note + "forget_running(workspace)")
-    assert set(parsed(project)["dags"]) == {"llm_pipeline"}
+NOTE = "from pipelines.orchestration.naming import note_live; note_live({})"
+
+
+def test_a_recipe_that_is_gone_keeps_its_dags_until_its_runs_are_over(project):
+    gone = write(project, "mine", '{cron: "0 3 * * *", refresh: "0 2 * * *"}')
+    live = {"mine": "llm_pipeline", "mine.refresh": "data_refresh"}
+    run(project, NOTE.format(live))
+    assert parsed(project)["dags"]["mine"]["cron"] == "0 3 * * *"
+    gone.unlink()
+    for dag_id, file in live.items():
+        dag = parsed(project, f"{file}.py")["dags"][dag_id]
+        assert (dag["cron"], dag["tags"]) == (None, ["deleted", "penstock"])
+        assert "a run that had begun goes on" in dag["description"]
+    run(project, NOTE.format({}))
+    for file in live.values():
+        assert set(parsed(project, f"{file}.py")["dags"]) == {file}
 
 
 def run(project: Path, code: str) -> None:

@@ -4,8 +4,12 @@ import pytest
 from airflow.sdk.exceptions import ParamValidationError
 
 from pipelines.core.errors import UserError
+from pipelines.orchestration import trigger_form as form
 from pipelines.orchestration.trigger_form import recipe_from, trigger_form
 from pipelines.recipe.recipe_files import RESOLVED, load_recipe
+from pipelines.run.workspace import Run, read_recipe
+from pipelines.stage_cache.open_workspace import open_workspace, project_state
+from tests.unit.stage_cache.cached_project import git, make_project
 
 UNTOUCHED = {name: param.value for name, param in trigger_form().items()}
 
@@ -45,3 +49,35 @@ def test_the_form_refuses_a_bad_value(field, value):
 def test_a_bad_key_in_the_set_field_is_one_line():
     with pytest.raises(UserError, match=r"did you mean train\.steps"):
         recipe_from({**UNTOUCHED, "set": "train.stepz=1"}, {})
+
+
+def test_a_recipe_changed_in_git_is_what_the_next_run_uses(tmp_path, monkeypatch):
+    project = make_project(tmp_path)
+    monkeypatch.setattr(form, "PROJECT", project)
+    file = project / "recipes" / "mine.yaml"
+    file.parent.mkdir()
+
+    def run_after_commit(run_id, steps):
+        file.write_text(f"name: mine\ntrain: {{steps: {steps}, warmup_steps: 0}}\n")
+        git(project, "add", "--all")
+        git(project, "commit", "--quiet", "--message", run_id)
+        recipe = recipe_from({**UNTOUCHED, "recipe": "mine"}, {}, "mine")
+        return open_workspace(project, tmp_path / "home", run_id, recipe, {}), project_state(
+            project
+        )
+
+    (first, before), (second, after) = run_after_commit("one", 5), run_after_commit("two", 7)
+    assert before[0] != after[0]
+    for workspace, (commit, _), steps in ((first, before, 5), (second, after, 7)):
+        assert (Run.read(workspace).git_commit, Run.read(workspace).dirty) == (commit, False)
+        assert read_recipe(workspace).train.steps == steps
+        assert f"steps: {steps}" in (workspace / "recipes" / "mine.yaml").read_text()
+
+
+@pytest.mark.parametrize("dag_id", ["debug", "debug.refresh"])
+def test_the_dag_of_a_recipe_that_was_deleted_runs_none_of_the_same_name(
+    tmp_path, monkeypatch, dag_id
+):
+    monkeypatch.setattr(form, "PROJECT", tmp_path)
+    with pytest.raises(UserError, match=r"^recipe file recipes/debug\.yaml does not exist"):
+        recipe_from({**UNTOUCHED, "recipe": "debug"}, {}, dag_id)

@@ -3,11 +3,14 @@
 import json
 import os
 import time
+from typing import ClassVar
 
 import pytest
 
 from pipelines.core.settings import load_settings
+from pipelines.orchestration.naming import live_recipes
 from pipelines.platform import watch
+from pipelines.platform.airflow_api import DagRun
 from pipelines.platform.supervisor import Process
 from pipelines.platform.watch import Decision, Watch, decisions, is_cleared_by
 from pipelines.run.logbook import read_logbook
@@ -127,3 +130,40 @@ def test_a_run_that_began_since_the_last_look_is_told_of_a_lost_part(tmp_path, m
     looks._note_replaced()
     assert [entry.kind for entry in read_logbook(new)] == ["service lost"]
     assert read_logbook(old) == []
+
+
+def test_the_dags_of_recipes_with_live_runs_are_noted_until_these_are_over(tmp_path, monkeypatch):
+    class Airflow:
+        """Knows the file of each DAG; one was deleted with its file."""
+
+        live = ("llm_pipeline", "mine", "mine.refresh", "sweep", "own", "deleted")
+        files: ClassVar = {
+            "llm_pipeline": "llm_pipeline",
+            "mine": "llm_pipeline",
+            "mine.refresh": "data_refresh",
+            "sweep": "llm_sweep",
+            "own": "own",
+        }
+        asked: ClassVar = []
+
+        def events(self, names, after):
+            return []
+
+        def runs(self, *, live):
+            return (DagRun(dag_id, "r", "queued") for dag_id in self.live)
+
+        def dag_file(self, dag_id):
+            self.asked.append(dag_id)
+            return self.files.get(dag_id)
+
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    looks, airflow = Watch(load_settings()), Airflow()
+    looks.look(lambda: airflow)
+    assert live_recipes() == {"mine": "llm_pipeline", "mine.refresh": "data_refresh"}
+    airflow.live = ("mine",)
+    looks.look(lambda: airflow)
+    assert live_recipes() == {"mine": "llm_pipeline"}
+    assert airflow.asked.count("mine") == 1
+    airflow.live = ()
+    looks.look(lambda: airflow)
+    assert live_recipes() == {}

@@ -9,7 +9,7 @@ from pipelines.core.storage import read_json
 from pipelines.recipe.recipe_files import load_recipe
 from pipelines.run.workspace import Run, read_recipe, workspace_path
 from pipelines.stage_cache import dvc_cache
-from pipelines.stage_cache.open_workspace import open_workspace
+from pipelines.stage_cache.open_workspace import open_workspace, project_state
 from tests.faults.small_disk import small_disk
 from tests.unit.stage_cache.cached_project import git, make_project, open_run, run_stage
 
@@ -128,6 +128,32 @@ def test_a_dirty_tree_runs_as_it_is_and_says_so(project):
     assert Run.read(workspace).dirty
     git(project, "checkout", "--quiet", "first.py")
     assert not Run.read(open_run(project, "two")).dirty
+
+
+def test_a_recipe_that_git_does_not_know_is_part_of_the_diff(project):
+    recipes = project / "recipes"
+    recipes.mkdir()
+    (project / ".gitignore").write_text("/outputs/\n/recipes/ignored.yaml\n")
+    git(project, "commit", "--quiet", "--all", "--message", "ignore one")
+    (recipes / "ignored.yaml").touch()
+    (project / "notes.txt").write_text("no recipe\n")
+    assert not Run.read(open_run(project, "clean")).dirty
+    texts = {"new.yaml": "name: new\n", "caf\xe9 2.yaml": "seed: 1", "empty.yaml": ""}
+    for name, text in texts.items():
+        (recipes / name).write_text(text)
+    git(project, "config", "diff.noprefix", "true")
+    (project / "first.py").write_text("print('changed')\n")
+    state = project_state(project)
+    workspace = open_run(project, "new")
+    assert Run.read(workspace).dirty
+    assert {path.name: path.read_text() for path in (workspace / "recipes").iterdir()} == texts
+    for name in texts:
+        (recipes / name).unlink()
+    git(project, "checkout", "--quiet", "first.py")
+    recipe, home = load_recipe("debug"), project.parent / "home"
+    again = open_workspace(project, home, "again", recipe, {}, state=state)
+    assert {path.name: path.read_text() for path in (again / "recipes").iterdir()} == texts
+    assert (again / "first.py").read_text() == "print('changed')\n"
 
 
 def test_a_dirty_tree_of_any_bytes_runs_whatever_git_is_configured_to_print(project):

@@ -84,14 +84,11 @@ def refresh_dags(about: str | None) -> Iterator[DAG]:
             doc_md=about,
         )
     for dag_id, recipe in _recipes(REFRESH_DAG):
-        looks = f"Look for new data of {dataset_name(recipe)}; publish a version"
-        cron = recipe.schedule.refresh
-        yield from _with_form(
-            recipe,
-            dag_id=dag_id,
-            description=looks if cron else recipe.description,
-            schedule=_times(cron, recipe.schedule) if cron else None,
-        )
+        told, times = recipe.description, None
+        if cron := recipe.schedule.refresh:
+            told = f"Look for new data of {dataset_name(recipe)}; publish a version"
+            times = _times(cron, recipe.schedule)
+        yield from _with_form(recipe, dag_id=dag_id, description=told, schedule=times)
 
 
 def _with_form(recipe: Recipe | None, **arguments: Any) -> Iterator[DAG]:
@@ -105,7 +102,8 @@ def _with_form(recipe: Recipe | None, **arguments: Any) -> Iterator[DAG]:
         schedule = recipe.schedule
         common["is_paused_upon_creation"] = schedule.paused
         common["tags"] = ["penstock", *schedule.tags]
-        common["doc_md"] = f"The recipe `{recipe.name}`. {recipe.description}"
+        # Airflow would read a text that ends in .md from a file of that name.
+        common["doc_md"] = f"The recipe `{recipe.name}`. {recipe.description}\n"
         defaults |= {"owner": schedule.owner, "priority_weight": schedule.priority}
     dag = DAG(**(common | arguments), default_args=defaults)
     yield dag

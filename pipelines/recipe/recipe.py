@@ -9,10 +9,10 @@ import json
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pipelines.recipe.cleaning_section import Share
-from pipelines.recipe.data_section import Data
+from pipelines.recipe.data_section import DATASET_NAME, Data
 from pipelines.recipe.evaluation_section import Behaviour, Bias, Safety
 from pipelines.recipe.schedule_section import (
     MAIN_DAG,
@@ -262,7 +262,7 @@ class Resources(Section):
 class Recipe(Section):
     """Everything about one run."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
     description: str = ""
     seed: int = form_field(42, "Seed of all randomness", ge=0, lt=2**63)
     data: Data = Data()
@@ -287,6 +287,18 @@ class Recipe(Section):
                 "choose another"
             )
         return name
+
+    @field_validator("schedule")
+    @classmethod
+    def _new_data_have_a_name(cls, schedule: Schedule, before: ValidationInfo) -> Schedule:
+        if schedule.refresh and {"name", "data"} <= before.data.keys():
+            name = before.data["data"].name or before.data["name"].lower()
+            if not re.fullmatch(DATASET_NAME, name):
+                raise ValueError(
+                    f"refresh publishes a dataset, and {name!r} can't be the name of one; "
+                    "set data.name"
+                )
+        return schedule
 
     @model_validator(mode="after")
     def _a_models_tokenizer_has_a_model(self) -> Self:

@@ -206,13 +206,13 @@ def leaves(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[Leaf]:
 
 
 def _line(text: str, key: Sequence[str | int]) -> str:
-    """Return `:line` of a key by its parts, or nothing if the file does not have it."""
+    """Return `:line` of a key by its parts, of what the file has of it, or nothing."""
     node, line = yaml.compose(text, _Loader), None
     for part in key:
         pairs = node.value if isinstance(node, yaml.MappingNode) else ()
         found = next((pair for pair in pairs if pair[0].value == part), None)
-        if found is None:
-            return ""
+        if found is None:  # an item of a list, or a key that is missing
+            break
         line, node = found[0].start_mark.line + 1, found[1]
     return f":{line}" if line else ""
 

@@ -1,9 +1,11 @@
 """The section `schedule` of a recipe: when its DAG runs, and for whom."""
 
 import re
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from pipelines.recipe.data_section import DATASET_NAME
 from pipelines.recipe.section import MODEL_NAME, Section
 
 # The DAGs that run any recipe, and what ends the name of one that looks for a recipe's new data.
@@ -11,6 +13,7 @@ MAIN_DAG, REFRESH_DAG, SWEEP_DAG = "llm_pipeline", "data_refresh", "llm_sweep"
 REFRESH = ".refresh"
 # Five fields of numbers, names, `*`, `,`, `-`, `/`, `#` and `L`, or a preset such as @daily.
 _CRON = re.compile(r"@(hourly|daily|weekly|monthly|quarterly|yearly)|[\w*,/#-]+( +[\w*,/#-]+){4}")
+_Tag = Annotated[str, Field(max_length=100)]  # Airflow takes no longer one
 _CHAMPION = rf"^{MODEL_NAME}@champion$"
 
 
@@ -21,7 +24,7 @@ class Schedule(Section):
     timezone: str = Field("UTC", description="Time zone of cron and refresh: Europe/Berlin")
     dataset: str | None = Field(
         None,
-        pattern=r"^[a-z0-9][a-z0-9-]*$",
+        pattern=f"^{DATASET_NAME}$",
         description="Start for each new version of this dataset, and train on it; null: never",
     )
     model: str | None = Field(
@@ -38,7 +41,7 @@ class Schedule(Section):
         False, description="Let the DAG begin paused, until somebody switches it on in Airflow"
     )
     owner: str = Field("penstock", min_length=1, description="Whom Airflow shows as its owner")
-    tags: tuple[str, ...] = Field((), description="Tags in Airflow besides `penstock`")
+    tags: tuple[_Tag, ...] = Field((), description="Tags in Airflow besides `penstock`")
     priority: int = Field(
         1, ge=1, le=100, description="Who waits for a slot: more goes before less"
     )
@@ -46,7 +49,10 @@ class Schedule(Section):
         (), description="Addresses that the notice of a failed or late run names"
     )
     deadline_hours: float | None = Field(
-        None, gt=0, description="Report a run that is not over by then; null: the platform's"
+        None,
+        gt=0,
+        le=8760,
+        description="Report a run that is not over by then; null: the platform's",
     )
 
     @field_validator("cron", "refresh")

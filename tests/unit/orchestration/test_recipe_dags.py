@@ -143,6 +143,18 @@ BROKEN = {
         "name: good.refresh\n",
         "recipes/good.refresh.yaml:1: name = 'good.refresh': so the DAG is called that looks for",
     ),
+    "tags.yaml": (
+        f"name: tags\nschedule: {{tags: [{'x' * 101}]}}\n",
+        "recipes/tags.yaml:2: schedule.tags = ",
+    ),
+    "late.yaml": (
+        "name: late\nschedule: {deadline_hours: 1.0e+12}\n",
+        "recipes/late.yaml:2: schedule.deadline_hours = ",
+    ),
+    "no..data.yaml": (
+        "name: no..data\nschedule: {refresh: '@daily'}\n",
+        "recipes/no..data.yaml:2: schedule: refresh publishes a dataset, and 'no..data' can't be",
+    ),
     "list.yaml": ("name: [\n", "recipes/list.yaml: not valid YAML"),
     "date.yaml": ("name: 2026-13-45\n", "recipes/date.yaml: not valid YAML: month must be in"),
     "short.yml": ("name: short\n", "recipes/short.yml: a recipe's file ends in .yaml; rename it"),
@@ -150,7 +162,9 @@ BROKEN = {
 
 
 def test_a_broken_recipe_is_one_import_error_and_the_others_go_on(project):
-    write(project, "good", '{refresh: "0 2 * * *"}')
+    good = write(project, "good", '{refresh: "0 2 * * *", dataset: my_data}')
+    told = f"For a test. {'See it. ' * 40}See README.md"
+    good.write_text(good.read_text().replace("For a test.", told))
     for name, (text, _) in BROKEN.items():
         (project / "recipes" / name).write_text(text)
     found = parsed(project)

@@ -16,6 +16,7 @@ from pipelines.core.settings import load_settings
 from pipelines.core.storage import read_json, write_json
 from pipelines.orchestration.naming import dag_run_workspace
 from pipelines.recipe.recipe_files import known_recipes, load_recipe
+from pipelines.recipe.schedule_section import REFRESH
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -66,9 +67,10 @@ def post(notice: Notice) -> bool:
 
 
 def alerts_of(dag: str) -> tuple[str, ...]:
-    """Return the addresses that a recipe's DAG names; empty for another DAG."""
+    """Return the addresses that the recipe of either of its DAGs names; empty for another DAG."""
+    name = dag.removesuffix(REFRESH)
     try:
-        return load_recipe(dag).schedule.alerts if dag in known_recipes() else ()
+        return load_recipe(name).schedule.alerts if name in known_recipes() else ()
     except UserError:  # a recipe that was broken since has an import error of its own
         return ()
 

@@ -86,5 +86,6 @@ def test_a_notice_names_the_addresses_of_the_recipe(tmp_path, monkeypatch):
     alerts = "{alerts: [ada@example.invalid, '#training']}"
     (tmp_path / "recipes/ours.yaml").write_text(f"name: ours\nschedule: {alerts}\n")
     (tmp_path / "recipes/broken.yaml").write_text("name: [")
-    assert alerts_of("ours") == ("ada@example.invalid", "#training")
+    for dag_id in ("ours", "ours.refresh"):
+        assert alerts_of(dag_id) == ("ada@example.invalid", "#training")
     assert alerts_of("llm_pipeline") == alerts_of("broken") == ()

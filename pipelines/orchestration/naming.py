@@ -5,18 +5,13 @@ from typing import TYPE_CHECKING
 
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import read_json, write_json
-from pipelines.recipe.schedule_section import MAIN_DAG, REFRESH, REFRESH_DAG
+from pipelines.recipe.schedule_section import MAIN_DAG
 from pipelines.run.workspace import Run, workspace_path
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _SWEEP_FILE = "sweep.json"  # in a sweep's workspace: one line of overrides per member
-
-
-def is_refresh(dag_id: str) -> bool:
-    """Return whether the runs of a DAG publish dataset versions."""
-    return dag_id == REFRESH_DAG or dag_id.endswith(REFRESH)
 
 
 def champion_asset(model: str) -> str:

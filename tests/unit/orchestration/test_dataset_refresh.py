@@ -102,7 +102,8 @@ def test_a_refresh_that_can_not_end_well_is_refused(
     monkeypatch.setenv("PENSTOCK_DATASETS_REMOTE", str(tmp_path / remote))
     files = ("data.source.kind=files", f"data.source.path={tmp_path / 'text.txt'}")
     conf = {RESOLVED: load_recipe("debug", [*files, override]).to_dict()}
-    context = {"dag_run": SimpleNamespace(conf=conf, run_id="r"), "params": {}}
+    dag_run = SimpleNamespace(dag_id="data_refresh", conf=conf, run_id="r")
+    context = {"dag_run": dag_run, "params": {}}
     with pytest.raises(AirflowFailException, match=told):
         LookOperator(task_id="prepare").execute(context)
 

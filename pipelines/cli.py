@@ -23,6 +23,7 @@ from pipelines.commands import (
     up_and_down,
 )
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
+from pipelines.core.product import CODE
 from pipelines.core.settings import bypass_proxy_on_loopback
 
 app = typer.Typer(
@@ -65,6 +66,16 @@ def main() -> None:
         app()
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
+        sys.exit(EXIT_USER_ERROR)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", *CODE):
+            raise
+        typer.echo(
+            f"error: this command needs the package {package}: install Penstock's wheel with its "
+            "extra `laptop`, as the README.md of your project says",
+            err=True,
+        )
         sys.exit(EXIT_USER_ERROR)
 
 

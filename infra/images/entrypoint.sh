@@ -21,6 +21,10 @@ if [ -f "$PENSTOCK_SECRETS/ca.crt" ]; then
     cat /etc/ssl/certs/ca-certificates.crt "$PENSTOCK_SECRETS/ca.crt" >"$HOME/ca-bundle.crt"
     export SSL_CERT_FILE="$HOME/ca-bundle.crt"
 fi
+# A team's own, by take-project.sh; without it the project is the image's checkout of Penstock.
+if [ -d "${PENSTOCK_HOME:-}/project" ]; then
+    export PENSTOCK_PROJECT="$PENSTOCK_HOME/project"
+fi
 
 case ${PENSTOCK_PART:-} in
 airflow)

@@ -7,11 +7,11 @@ import hashlib
 import os
 import shutil
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 from pipelines.core.errors import UserError
 
+VERSION = "0.1.0"  # here, as in an image Penstock is a checkout, which no installer knows of
 PRODUCT = Path(__file__).resolve().parents[2]  # the folder of the packages in CODE
 CODE = ("pipelines", "ray_jobs")  # what stages and Ray jobs import, from their workspace
 _INSTALLED = PRODUCT / "pipelines" / "product_files"  # a wheel has no folder but its packages
@@ -52,7 +52,7 @@ def recipes_folder(project: Path) -> Path:
 @cache
 def product_state() -> dict[str, str]:
     """Return the product's version, and a digest of its code that changes with any byte."""
-    return {"version": version("penstock"), "code": code_digest()}
+    return {"version": VERSION, "code": code_digest()}
 
 
 def code_digest() -> str:

@@ -1,36 +1,20 @@
 """One run of the DAG for the whole session; whoever needs a finished run shares it."""
 
 import json
-import os
-import re
 import secrets
-import shutil
 import subprocess
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import psutil
 import pytest
 
-from pipelines.core.settings import PROJECT
 from pipelines.orchestration.webhook import FILE
+from tests.browser import airflow_page, take_picture
 from tests.conftest import PENSTOCK
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-PATIENCE_MS = 60_000
-SCREENSHOTS = "PENSTOCK_SCREENSHOTS"  # set: the README's pictures are taken anew
-
 
 STEPS = 300  # half as many as the default recipe has
 # What a user's shell, from which a run is started, may hold.
@@ -120,33 +104,12 @@ def webhook(platform):
 @pytest.fixture(scope="module")
 def page(platform):
     """A page of headless Chromium, logged in to Airflow."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here; on Debian: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
     settings = platform.settings
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(settings.airflow_url)
-        page.fill("input[name=username]", "admin")
-        page.fill("input[name=password]", settings.airflow_password_path.read_text().strip())
-        page.keyboard.press("Enter")
-        page.wait_for_url(re.compile(r"^(?!.*login).*$"))
+    with airflow_page(settings.airflow_url, settings.airflow_password_path) as page:
         yield page
-        browser.close()
 
 
 @pytest.fixture
 def picture(page):
     """Takes a picture for the README, where the environment asks for it."""
-
-    def take(name):
-        if os.environ.get(SCREENSHOTS):
-            folder = PROJECT / "docs" / "screenshots"
-            folder.mkdir(exist_ok=True)
-            page.wait_for_timeout(1000)  # what moves comes to rest
-            page.screenshot(path=folder / f"{name}.png")
-
-    return take
+    return partial(take_picture, page)

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.commands.options import user_name
 from pipelines.core.errors import UserError
-from pipelines.core.product import LOCK, is_project
+from pipelines.core.product import LOCK, VERSION, is_project
 from pipelines.core.settings import PROJECT
+from tests.infra.runbook import PROJECTS, commands
 
 PENSTOCK = Path(sys.prefix) / "bin" / "penstock"
-VERSION = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
 WHEEL = f"wheels/penstock-{VERSION}-py3-none-any.whl"
 
 
@@ -88,10 +88,12 @@ def test_what_the_first_recipe_leaves_commented_out_is_right_too(project):
 
 def test_what_ci_runs_exists_and_passes(project):
     workflow = yaml.safe_load((project / ".github/workflows/check.yml").read_text())
-    install, check = (step["run"] for step in workflow["jobs"]["recipes"]["steps"] if "run" in step)
-    assert f"{WHEEL}[laptop]" in shlex.split(install)
-    assert (project / shlex.split(install.partition("--constraint ")[2])[0]).is_file()
-    penstock, *arguments = check.split()
+    steps = workflow["jobs"]["recipes"]["steps"]
+    *install, check = (shlex.split(step["run"]) for step in steps if "run" in step)
+    assert f"{WHEEL}[laptop]" in install[-1]
+    for command in install:
+        assert (project / command[command.index("--constraint") + 1]).is_file()
+    penstock, *arguments = check
     assert penstock == "penstock"
     done = subprocess.run([PENSTOCK, *arguments], cwd=project, capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "ok     first", "")
@@ -107,9 +109,12 @@ def test_a_recipe_with_a_mistake_stops_ci(project, tmp_path):
     assert "train.steps" in done.stderr
 
 
-def test_the_readme_names_only_commands_that_there_are(project):
+def test_the_readme_has_the_commands_of_the_docs_and_only_those_that_there_are(project):
     text = (project / "README.md").read_text()
-    assert f"{WHEEL}[laptop]" in text
+    install = commands("Begin", "Install", page=PROJECTS).partition("cd our-models\n")[2]
+    block = text.partition("\n\n    ")[2].partition("\n    eval")[0]
+    assert [line.strip() for line in block.splitlines()] == install.splitlines()
+    assert f"{WHEEL}[laptop]" in install
     named = re.findall(r"^    penstock (\w+)", text, re.MULTILINE)
     assert set(named) <= typer.main.get_command(app).commands.keys()
     assert {"up", "run", "recipes", "down"} <= set(named)

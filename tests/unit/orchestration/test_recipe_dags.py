@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,15 @@ from pipelines.core.product import DAGS, PRODUCT
 # What Airflow's DAG processor does with a file, and then with the folder of broken recipes.
 PARSE = """
 import json, sys, time
+from datetime import UTC, datetime
 from airflow.dag_processing.dagbag import DagBag
+from airflow.serialization.encoders import coerce_to_core_timetable
+from airflow.timetables.base import TimeRestriction
+whenever = TimeRestriction(earliest=None, latest=None, catchup=False)
+def due(dag):
+    next = coerce_to_core_timetable(dag.timetable).next_dagrun_info(
+        last_automated_data_interval=None, restriction=whenever)
+    return bool(next) and next.run_after <= datetime.now(UTC)
 condition = lambda dag: getattr(dag.timetable, "asset_condition", None)
 began = time.process_time()
 bag = DagBag(sys.argv[1])
@@ -22,6 +31,7 @@ print(json.dumps({
     "errors": {name: text.splitlines()[-1] for name, text in bag.import_errors.items()},
     "dags": {dag.dag_id: {
         "cron": getattr(getattr(dag.timetable, "timetable", dag.timetable), "expression", None),
+        "due": due(dag),
         "assets": [a.name for a in getattr(condition(dag), "objects", [])],
         "tags": sorted(dag.tags),
         "owner": dag.owner,
@@ -98,6 +108,15 @@ def test_a_recipe_is_a_dag_that_runs_when_and_for_whom_it_says(project):
     assert found["dags"]["by-hand"]["cron"] is None
     by_hand = found["dags"]["llm_pipeline"]
     assert {"nightly", "by-hand", "stdlib-code"} <= set(by_hand["choices"])
+
+
+def test_a_time_that_came_while_the_recipe_waited_to_be_read_is_run_and_no_older_one(project):
+    now, before = (datetime.now(UTC) - timedelta(minutes=minutes) for minutes in (0, 10))
+    for name, at in {"new": now, "old": before}.items():
+        write(project, name, f'{{cron: "{at.minute} {at.hour} * * *"}}')
+    write(project, "by-hand")
+    found = parsed(project)["dags"]
+    assert [found[name]["due"] for name in ("new", "old", "by-hand")] == [True, False, False]
 
 
 def test_new_data_are_looked_for_when_the_recipe_says(project):

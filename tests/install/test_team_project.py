@@ -20,7 +20,8 @@ from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -39,6 +40,9 @@ from tests.conftest import FOREIGN, PORT_VARIABLES
 from tests.infra.runbook import PROJECTS, commands
 from tests.own_dag import OWN_DAG
 from tests.team_package import write_package
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 LENGTH = 150
 NAME = "team-tiny"
@@ -611,20 +615,28 @@ def page(shell, project):
         yield page
 
 
+def airflow_at(page: "Page") -> str:
+    """Airflow's address, of which the page shows some part."""
+    return "http://" + urlsplit(page.url).netloc
+
+
 def test_the_list_of_dags_is_that_of_the_teams_recipes(page, project, run):
-    page.goto(f"{page.url.partition('/dags')[0].rstrip('/')}/dags?tags=penstock")
     recipes = {path.stem for path in (project / "recipes").glob("*.yaml")}
     assert len(recipes) == 8
+    page.set_viewport_size({"width": 1440, "height": 1060})
+    page.goto(f"{airflow_at(page)}/dags")
+    page.get_by_label("Show table view").click()
     for name in recipes:
         page.get_by_role("link", name=name, exact=True).first.wait_for()
     take_picture(page, "team_dags")
 
 
 def test_the_form_shows_the_recipes_own_values(page, run):
-    page.goto(f"{page.url.partition('/dags')[0]}/dags/{NAME}")
+    page.set_viewport_size({"width": 1280, "height": 1200})
+    page.goto(f"{airflow_at(page)}/dags/{NAME}")
     page.get_by_test_id("trigger-dag-button").click()
     page.get_by_role("button", name="Train").click()
-    page.get_by_text("Empty: 20").first.wait_for()
+    page.get_by_text("Optimizer steps. Empty: 20").wait_for()
     take_picture(page, "recipe_form")
     page.keyboard.press("Escape")
 

@@ -648,7 +648,7 @@ def test_the_line_of_descent_is_drawn(shell, project, page, run):
     assert re.search(rf"{NAME}@1.*\n.*└── {CHILD}@1", drawn)
     console = Console(record=True, width=60, file=io.StringIO())
     console.print(drawn.rstrip(), markup=False, highlight=False)
-    page.set_content(console.export_svg(title=command))
+    page.set_content(f"<style>svg {{ width: 640px }}</style>{console.export_svg(title=command)}")
     take_picture(page.locator("svg").first, "descent")
 
 

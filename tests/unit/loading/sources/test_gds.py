@@ -11,6 +11,7 @@ import torch
 
 from pipelines.core.errors import UserError
 from pipelines.loading.sources import gpu_readers
+from pipelines.loading.sources.gpu_readers import PinnedReader
 from pipelines.loading.sources.readers import device_threads
 
 GPU = torch.device("cuda", 0)  # only named: nothing is put there
@@ -106,6 +107,20 @@ def test_each_thread_is_on_the_device_of_its_process(monkeypatch: pytest.MonkeyP
 
     assert [each.result() for each in [pool.submit(index), pool.submit(index)]] == [5, 5]
     pool.shutdown()
+
+
+def test_a_readers_threads_are_on_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: device)
+    found: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", found.append)
+    (tmp_path / "weights").write_bytes(bytes(4096))
+    reader = PinnedReader([tmp_path / "weights"], torch.device("cuda", 5))
+    enter = reader._pool._initializer
+    assert enter is not None
+    enter()
+    assert found == [5]
 
 
 def test_a_part_of_a_storage_is_that_part() -> None:

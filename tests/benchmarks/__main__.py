@@ -6,21 +6,22 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import psutil
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import fresh_folder, read_json, write_json
 from tests.benchmarks.harness import Benchmark, kept_limits, ratios, run_case
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 OPTIONS = "options.json"  # written last: the data are whole
+_GPU_FACTS = ["name", "driver_version", "memory.total", "power.limit", "clocks.max.sm"]
 
 
 def main() -> int:
@@ -38,14 +39,13 @@ def main() -> int:
         code: int = module.main(RESULTS, device(), as_json=arguments.json)
         return code
     benchmark: Benchmark = module.BENCHMARK
-    console = Console(stderr=True)
-    result = measure(benchmark, arguments.pairs or benchmark.pairs, console)
+    result = measure(benchmark, arguments.pairs or benchmark.pairs)
     if result["pairs"] >= benchmark.pairs:
         write_json(RESULTS / f"{benchmark.name}.json", result)
     if arguments.json:
         sys.stdout.write(json.dumps(result) + "\n")
     else:
-        show(result, Console())
+        show(result)
     demands = [each for case in result["cases"] for each in (*case["ratios"], *case["limits"])]
     return 0 if all(each["reached"] for each in demands) else 1
 
@@ -56,16 +56,16 @@ def names() -> list[str]:
     return sorted(path.stem for path in HERE.glob("*.py") if path.stem not in inner)
 
 
-def measure(benchmark: Benchmark, pairs: int, console: Console) -> dict[str, Any]:
+def measure(benchmark: Benchmark, pairs: int) -> dict[str, Any]:
     """All cases, as the results file has them."""
     folder = load_settings().home / "bench" / benchmark.name
     options = data_options(benchmark, folder)
     cases = []
     with benchmark.service(folder) as served:
         for case, more in benchmark.cases.items():
-            console.rule(f"{benchmark.name} {case}")
+            _tell(f"{benchmark.name} {case}")
             given = options | served | more
-            figures = run_case(benchmark, folder, given, pairs, console.print)
+            figures = run_case(benchmark, folder, given, pairs, _tell)
             cases.append(
                 {
                     "case": case,
@@ -94,21 +94,42 @@ def data_options(benchmark: Benchmark, folder: Path) -> dict[str, Any]:
     return options
 
 
+def _tell(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
 def device() -> dict[str, Any]:
     """What the figures were taken on."""
+    import torch
+
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
     return {
         "cpu": model,
         "cores": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "gpus": _gpus(),
         "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
         "load_before": round(os.getloadavg()[0], 2),
     }
 
 
-def show(result: dict[str, Any], console: Console) -> None:
+def _gpus() -> list[dict[str, str]]:
+    """What NVIDIA's driver says of each GPU; empty without a driver."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", f"--query-gpu={','.join(_GPU_FACTS)}", "--format=csv,noheader"]
+    told = subprocess.run(query, check=True, capture_output=True, text=True).stdout
+    return [dict(zip(_GPU_FACTS, line.split(", "), strict=True)) for line in told.splitlines()]
+
+
+def show(result: dict[str, Any]) -> None:
     """The figures as tables."""
+    from rich.console import Console  # a bare machine may have no rich: `--json` does without
+
+    console = Console()
     for case in result["cases"]:
         console.print(_table(f"{result['benchmark']} {case['case']}", result["unit"], case))
         for ratio in case["ratios"]:
@@ -128,8 +149,10 @@ def _verdict(demand: dict[str, Any]) -> str:
     return "reached" if demand["reached"] else "NOT REACHED"
 
 
-def _table(title: str, unit: str, case: dict[str, Any]) -> Table:
+def _table(title: str, unit: str, case: dict[str, Any]) -> "Table":
     """A row a contender: its rate, and the further figures that any of them gave."""
+    from rich.table import Table
+
     columns = {"median": f"median {unit}", "min": "least", "max": "most"}
     for figures in case["contenders"].values():
         columns |= {key: key for key in figures if key not in columns and key != "setup_seconds"}

@@ -1,4 +1,6 @@
-"""What a precision gains on one GPU: bf16 over fp32 on a 1B Llama, fp8 over bf16 on wider layers.
+"""What a precision gains on one GPU.
+
+bf16 is compared with fp32 and TF32 on a 1B Llama, and fp8 with bf16 on wider layers.
 
 fp8 is measured on eight layers of Llama 3 8B's shape: so many can be trained in full on one GPU.
 """
@@ -23,12 +25,14 @@ BENCHMARK = Benchmark(
     unit="tokens",
     contenders=[
         contender("fp32", SMALL),
+        contender("tf32", SMALL),
         contender("bf16", SMALL),
         contender("bf16", WIDE),
         contender("fp8", WIDE),
     ],
     demands=[
         Demand(of="bf16 1b", over="fp32 1b", ratio=2),
+        Demand(of="bf16 1b", over="tf32 1b", ratio=1.3),
         Demand(of="fp8 wide", over="bf16 wide", ratio=1.15),
     ],
     make_data=make_data,

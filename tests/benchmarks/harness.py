@@ -10,6 +10,7 @@ import os
 import signal
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -181,13 +182,10 @@ class _Running:
     """A contender's process, stopped but for its rounds."""
 
     def __init__(self, contender: Contender, folder: Path, options: dict[str, Any]) -> None:
-        python = VENVS[contender.venv] / "bin" / "python"
-        if not python.exists():
-            raise SystemExit(f"{contender.name} needs {python.parent.parent.name}: make bench-env")
         module = f"tests.benchmarks.contenders.{contender.script}"
         self._name = contender.name
         self._process = subprocess.Popen(
-            [python, "-m", module, str(folder), json.dumps(options)],
+            [_python(contender), "-m", module, str(folder), json.dumps(options)],
             cwd=PROJECT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -222,6 +220,16 @@ class _Running:
         if self._process.poll() is None:
             self._signal(signal.SIGKILL)  # also ends what is stopped
         self._process.wait()
+
+
+def _python(contender: Contender) -> str:
+    """Return the interpreter of its environment; without `.venv`, the one that runs this."""
+    python = VENVS[contender.venv] / "bin" / "python"
+    if python.exists():
+        return str(python)
+    if contender.venv == "bench":
+        raise SystemExit(f"{contender.name} needs {python.parent.parent.name}: make bench-env")
+    return sys.executable
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""Training one small Llama on the CPU with two threads: tokens a second, checkpoint at the end.
+"""Training one small Llama on the CPU with two threads: tokens a second, without checkpoints.
 
 All do the same work on the same token shard: fp32, 8 samples of 256 tokens a step, AdamW (fused),
 the gradient clipped to norm 1, warm-up and cosine, a log line every 10 steps. Penstock's model
 predicts 256 tokens of a sample, Hugging Face's 255 of the same 256. A round is a run from new
 weights; what is compiled is kept from one round to the next, and compiled in the one that does not
-count. Only Penstock writes a checkpoint, after its last step.
+count.
 """
 
 from pathlib import Path

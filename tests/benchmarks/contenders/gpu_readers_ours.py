@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pipelines.loading.sources.gpu_readers import open_reader
+from pipelines.loading.sources.gpu_readers import open_reader, why_not
 from pipelines.loading.sources.readers import Wait, read_whole
 from tests.benchmarks.contender import Round, serve
 
@@ -16,6 +16,9 @@ _AHEAD = 4
 def prepare(folder: Path, options: dict[str, Any]) -> Round:
     device = torch.device("cuda", 0)
     size = options["tensor_bytes"]
+    # The reader would use pinned buffers instead, and these have a contender of their own.
+    if options["reader"] == "gds" and (reason := why_not(folder / options["file"], device)):
+        raise SystemExit(f"gds: {reason}")
     places = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_AHEAD)]
 
     def run_round() -> tuple[float, dict[str, Any]]:

@@ -68,7 +68,7 @@ def _peak(folder: Path, options: dict[str, Any]) -> int:
         trainer = _build(folder, options, MEASURED_STEPS).trainer
         with trainer.watchdog:
             for step in range(MEASURED_STEPS):
-                trainer._step(Position(step))  # a whole run would count its checkpoint too
+                trainer._step(Position(step))
 
     work()
     gc.collect()

@@ -1,9 +1,16 @@
 import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from pipelines.run.records import Split
 from tests.benchmarks import contender, harness
+from tests.benchmarks.__main__ import device
+from tests.benchmarks.contenders import gpu_readers_ours, train_ours
 from tests.benchmarks.harness import (
     Benchmark,
     Contender,
@@ -13,6 +20,7 @@ from tests.benchmarks.harness import (
     ratios,
     run_case,
 )
+from tests.benchmarks.loader import write_shard
 
 ROUND = """
 import threading, time
@@ -97,3 +105,62 @@ def test_a_contender_that_breaks_ends_the_benchmark_by_name(project):
     (project / "data").unlink()
     with pytest.raises(SystemExit, match="slow ended with code 1"):
         run_case(benchmark(), project, {}, pairs=1, told=lambda line: None)
+
+
+def test_without_our_environment_the_running_python_is_ours(project, monkeypatch):
+    gone = {"ours": project / ".venv", "bench": project / ".venv-bench"}
+    monkeypatch.setattr(harness, "VENVS", gone)
+    assert harness._python(Contender("penstock", "waiter")) == sys.executable
+    with pytest.raises(SystemExit, match=r"peer needs \.venv-bench: make bench-env"):
+        harness._python(Contender("peer", "waiter", venv="bench"))
+
+
+def test_a_round_of_training_saves_nothing(tmp_path):
+    shard = write_shard(tmp_path / "train-00000", np.arange(2000, dtype=np.uint16) % 64)
+    split = Split(documents=1, bytes=2000, tokens=2000, shards=(shard,))
+    sizes = {"layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "hidden": 16}
+    train = {"steps": 2, "warmup_steps": 1, "micro_batch_size": 1, "global_batch_size": 1}
+    run_round = train_ours.prepare(
+        tmp_path,
+        {
+            "split": split.model_dump(mode="json"),
+            "device": "cpu",
+            "threads": torch.get_num_threads(),
+            "shape": sizes | {"vocab_size": 64, "context_length": 16},
+            "train": train | {"log_every": 1, "checkpoint_every": 1},
+            "compile": False,
+            "name": "tiny",
+        },
+    )
+    tokens, _ = run_round()
+    assert tokens == 2 * 16
+    assert (tmp_path / "ours-tiny" / "heartbeats").is_dir()  # the run was there
+    assert not (tmp_path / "ours-tiny" / "checkpoints").exists()
+
+
+def test_the_results_name_the_gpu(tmp_path, monkeypatch):
+    told = "NVIDIA H100 80GB HBM3, 580.65.06, 81559 MiB, 700.00 W, 1980 MHz"
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text(f'#!/bin/sh\necho "{told}"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    found = device()
+    assert found["torch"] == torch.__version__
+    assert found["gpus"] == [
+        {
+            "name": "NVIDIA H100 80GB HBM3",
+            "driver_version": "580.65.06",
+            "memory.total": "81559 MiB",
+            "power.limit": "700.00 W",
+            "clocks.max.sm": "1980 MHz",
+        }
+    ]
+
+
+def test_gpudirect_that_is_not_to_be_had_ends_with_the_reason(tmp_path: Path):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    (tmp_path / "weights").write_bytes(bytes(4096))
+    options = {"file": "weights", "bytes": 4096, "tensor_bytes": 4096, "reader": "gds"}
+    with pytest.raises(SystemExit, match=r"^gds: "):
+        gpu_readers_ours.prepare(tmp_path, options)

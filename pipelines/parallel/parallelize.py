@@ -34,6 +34,7 @@ from torch.utils.checkpoint import (
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
+from pipelines.models.lora import adapted_layers
 from pipelines.models.loss import CrossEntropy
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import COMPUTE_DTYPES, canonical_name
@@ -64,7 +65,6 @@ _KEPT = {
 def checkpoint_activations(
     blocks: Iterable[nn.Module],
     mode: Literal["none", "selective", "full"],
-    adapter_rank: int | None = None,
 ) -> None:
     """Make each block keep less between its forward and its backward pass.
 
@@ -75,13 +75,14 @@ def checkpoint_activations(
         blocks: Modules that depend on nothing but their inputs, parameters and random numbers.
         mode: `full` keeps a block's inputs; `selective` also the outputs of matrix products,
             attention, sums over processes and their exchanges, so that only what is cheap is
-            computed again.
-        adapter_rank: Of LoRA, whose second product is cheap and as large as the one beside it: it
-            is computed again, too.
+            computed again. LoRA's second product is cheap and as large as the one beside it: it is
+            computed again, too.
     """
     if mode == "none":
         return
-    policy = partial(_policy, adapter_rank)
+    blocks = list(blocks)
+    adapters = (each for block in blocks for each in adapted_layers(block).values())
+    policy = partial(_policy, {each.size.rank for each in adapters})
     contexts = partial(create_selective_checkpoint_contexts, policy)
     further = {"context_fn": contexts} if mode == "selective" else {}
     for block in blocks:
@@ -96,9 +97,9 @@ def _checkpointed(forward: Any, further: dict[str, Any]) -> Any:
 
 
 def _policy(
-    adapter_rank: int | None, _context: Any, operator: Any, *arguments: Any, **_named: Any
+    adapter_ranks: set[int], _context: Any, operator: Any, *arguments: Any, **_named: Any
 ) -> CheckpointPolicy:
-    is_second_of_adapter = operator is _aten.mm.default and arguments[0].shape[1] == adapter_rank
+    is_second_of_adapter = operator is _aten.mm.default and arguments[0].shape[1] in adapter_ranks
     if operator in _KEPT and not is_second_of_adapter:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
@@ -266,13 +267,8 @@ def _compute_again(part: Transformer, recipe: Recipe, *, divided: bool) -> None:
     Whole blocks that are divided are compiled first: torch 2.13 can't keep a mesh, which a DTensor
     has, between the two halves of a graph that is computed again.
     """
-    train, adapter = recipe.train, recipe.adapter
-    again = partial(
-        checkpoint_activations,
-        part.layers.values(),
-        train.activation_checkpoint,
-        None if adapter.kind == "none" else adapter.rank,
-    )
+    train = recipe.train
+    again = partial(checkpoint_activations, part.layers.values(), train.activation_checkpoint)
     compiled_first = divided and train.activation_checkpoint == "full"
     if not compiled_first:
         again()

@@ -1,4 +1,6 @@
 import gc
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -6,10 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from pipelines.models.lora import LoRALinear, Size
-from pipelines.parallel.parallelize import checkpoint_activations
+from pipelines.models.config import DecoderConfig
+from pipelines.models.lora import LoRALinear, Size, add_adapters, chosen_sizes
+from pipelines.models.transformer import Transformer
+from pipelines.parallel.layout import Layout
+from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.parallelize import checkpoint_activations, parallelize
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.training_section import Adapter
 
 BLOCKS, ROWS, WIDTH, RANK = 3, 8, 16, 4
+DECODER = DecoderConfig(
+    layers=1, width=16, heads=2, kv_heads=1, hidden=32, vocab_size=64, context_length=ROWS
+)
 Mode = Literal["none", "selective", "full"]
 
 
@@ -40,15 +51,19 @@ def run(mode: Mode) -> tuple[int, Tensor, list[Tensor]]:
 def measure(model: nn.Module) -> tuple[int, Tensor, list[Tensor]]:
     """Run a model forward and back once; see `run`."""
     torch.manual_seed(0)
-    x = torch.randn(ROWS, WIDTH)
+    kept, out = forward(model, torch.randn(ROWS, WIDTH))
+    out.square().sum().backward()
+    grads = [each.grad for each in model.parameters() if each.requires_grad]
+    return kept, out.detach(), grads
+
+
+def forward(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[int, Tensor]:
+    """Return the bytes that a forward pass left behind, and its result."""
     gc.collect()  # what other tests left would else be given back while this one counts
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         out = model(x)
     events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
-    kept = sum(event.nbytes() for event in events if event.name() == "[memory]")
-    out.square().sum().backward()
-    grads = [each.grad for each in model.parameters() if each.requires_grad]
-    return kept, out.detach(), grads
+    return sum(event.nbytes() for event in events if event.name() == "[memory]"), out
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
@@ -79,7 +94,7 @@ def test_an_adapters_large_product_is_not_kept_beside_that_of_the_frozen_weights
         blocks = [nn.Sequential(LoRALinear(nn.Linear(WIDTH, WIDTH), size)) for _ in range(BLOCKS)]
         for block in blocks:
             nn.init.normal_(block[0].lora_b.weight)
-        checkpoint_activations(blocks, mode, RANK)
+        checkpoint_activations(blocks, mode)
         kept, _, gradients = measure(nn.Sequential(*blocks))
         return kept, gradients
 
@@ -87,6 +102,22 @@ def test_an_adapters_large_product_is_not_kept_beside_that_of_the_frozen_weights
     whole, thin = ROWS * WIDTH * 4, ROWS * RANK * 4
     assert kept["selective"] - kept["full"] == BLOCKS * (whole + thin)
     assert all(map(torch.equal, adapted("none")[1], adapted("selective")[1]))
+
+
+def test_the_rank_is_the_loaded_adapters_and_not_the_recipes() -> None:
+    def kept(rank_of_recipe: int) -> int:
+        torch.manual_seed(0)
+        adapter = {"kind": "lora", "rank": rank_of_recipe}
+        train = {"activation_checkpoint": "selective"}
+        recipe = Recipe.model_validate({"name": "t", "adapter": adapter, "train": train})
+        model = Transformer(DECODER)
+        add_adapters(model, chosen_sizes(model, Adapter(kind="lora", rank=RANK)), recipe.adapter)
+        parallelize(model, build_mesh(Layout(), torch.device("cpu")), recipe)
+        x = torch.randn(1, ROWS, DECODER.width, requires_grad=True)
+        block = partial(model.layers["0"], rotary_2SR=model.rotary_2SR, mask=None)
+        return forward(block, x)[0]
+
+    assert kept(2 * RANK) == kept(RANK)
 
 
 def test_names_stay() -> None:

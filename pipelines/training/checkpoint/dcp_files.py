@@ -14,7 +14,6 @@ import io
 import math
 import pickle
 import struct
-import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +48,7 @@ from pipelines.loading.sources.s3_objects import (
     ObjectReader,
     S3Objects,
 )
+from pipelines.training.checkpoint.checksums import ChecksumThreads
 from pipelines.training.checkpoint.store import FSSPEC_OPTIONS
 
 # The header of a file in a zip archive: 26 bytes, then the lengths of its name and extra fields.
@@ -208,12 +208,13 @@ class CheckpointReader(FsspecReader):
         with ThreadPoolExecutor(CONNECTIONS if self._objects else 1) as pool:
             found = list(zip(plan.items, pool.map(self._find, plan.items), strict=True))
         plain = [(item, stored) for item, stored in found if stored is not None]
-        for begun in self._read_ahead(plain, planner):
-            begun.wait()
-            self._check(begun)
-            if begun.part is not begun.target:
-                begun.target.copy_(begun.part)
-            planner.commit_tensor(begun.item, begun.target)
+        with ChecksumThreads() as threads:
+            for begun in self._read_ahead(plain, planner):
+                begun.wait()
+                self._check(begun, threads)
+                if begun.part is not begun.target:
+                    begun.target.copy_(begun.part)
+                planner.commit_tensor(begun.item, begun.target)
         return super().read_data(LoadPlan([item for item, stored in found if not stored]), planner)
 
     def _find(self, item: ReadItem) -> StoredTensor | None:
@@ -239,15 +240,12 @@ class CheckpointReader(FsspecReader):
             file.seek(offset)
             return file.read(length)
 
-    def _check(self, begun: _Begun) -> None:
-        """Check the checksum of a tensor if it was read whole."""
-        stored = begun.stored
-        if begun.rows.shape != stored.shape:
-            return
-        content = begun.rows.reshape(-1).view(torch.uint8).cpu().numpy().data
-        if zlib.crc32(content) != stored.checksum:
-            name = begun.item.storage_index.fqn
-            raise UserError(f"{self._url}/{stored.file}: {name} is damaged; {_FIX}")
+    def _check(self, begun: _Begun, threads: ChecksumThreads) -> None:
+        """Have the checksum of a tensor checked if it was read whole."""
+        stored, name = begun.stored, begun.item.storage_index.fqn
+        if begun.rows.shape == stored.shape:
+            damaged = UserError(f"{self._url}/{stored.file}: {name} is damaged; {_FIX}")
+            threads.check(begun.rows, stored.checksum, damaged)
 
     def _read_ahead(
         self, plain: list[tuple[ReadItem, StoredTensor]], planner: LoadPlanner

@@ -1,8 +1,11 @@
 """What is restored through a reader is, to the bit, what PyTorch's own reader restores."""
 
+import threading
 import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 
 from pipelines.loading.sources import readers
 from pipelines.loading.sources.gpu_readers import open_reader
-from pipelines.training.checkpoint import dcp_files
+from pipelines.training.checkpoint import checksums, dcp_files
 from pipelines.training.checkpoint.dcp_files import CheckpointReader
 
 State = dict[str, Any]
@@ -167,3 +170,22 @@ def test_a_pickle_of_anything_else_is_not_run(saved: Path) -> None:
 
     with pytest.raises(pickle.UnpicklingError, match=r"builtin.*\.print is not of a plain tensor"):
         dcp_files._Header(io.BytesIO(pickle.dumps(Evil(), 2))).load()
+
+
+def test_two_tensors_are_checked_at_once(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(2)
+    crc32 = zlib.crc32
+
+    def once_two_are_here(content: Any) -> int:
+        together.wait(10)
+        return crc32(content)
+
+    monkeypatch.setattr(checksums, "zlib", SimpleNamespace(crc32=once_two_are_here))
+    full = {name: state()[name] for name in ("weight", "bf16")}
+    assert same(restored(saved, blank(full), CheckpointReader), full)
+
+
+def test_pieces_have_the_checksum_of_the_whole() -> None:
+    content = torch.arange(1000).to(torch.uint8)
+    found = checksums.checksum_by_pieces(content, torch.empty(64, dtype=torch.uint8))
+    assert found == zlib.crc32(content.numpy().data)

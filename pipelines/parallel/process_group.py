@@ -18,6 +18,10 @@ from pipelines.core.errors import SharedError, UnreachableError, UserError
 from pipelines.parallel.mesh import Mesh, set_timeout
 
 T = TypeVar("T")
+# Segments that grow hold tensors of changing sizes without gaps between them. Pinned memory above
+# 1 MiB is not rounded to a power of two, which may be twice as much.
+_ALLOCATOR = "expandable_segments:True,pinned_max_round_threshold_mb:1"
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 @contextmanager
@@ -30,6 +34,8 @@ def process_group(
         stall_seconds: The time after which the watchdog names a stalled process; see `set_timeout`.
         even_alone: Make a group of one process, too, as `fully_shard` needs one.
     """
+    # Each process else connects to all others at once: half a million connections for 1,000 ranks.
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     device = _device()
     world = int(os.environ.get("WORLD_SIZE", "1"))
     ours = not dist.is_initialized() and (world > 1 or even_alone)
@@ -61,6 +67,8 @@ def _device() -> torch.device:
     # A launcher may show each process its own device only.
     index = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
     torch.accelerator.set_device_index(index)
+    if accelerator.type == "cuda" and not any(map(os.environ.get, _ALLOCATOR_VARIABLES)):
+        torch._C._accelerator_setAllocatorSettings(_ALLOCATOR)
     return torch.device(accelerator.type, index)
 
 

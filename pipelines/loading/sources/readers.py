@@ -26,7 +26,9 @@ from pipelines.core.errors import UserError
 Numbers = npt.NDArray[np.int64]
 Wait = Callable[[], None]
 
-PIECE = 8 << 20  # bytes a thread reads at a time, enough for a drive's or network's full rate
+# Bytes a thread reads at a time, enough for a drive's or network's full rate. Pinned memory is
+# rounded to a power of two, and this leaves room for the blocks that O_DIRECT reads around a piece.
+PIECE = (8 << 20) - (64 << 10)
 _COLD_SECONDS = 20e-6  # a row that takes longer was not in the page cache
 _ADVISED_READS = 100  # number of reads until the time is measured again
 

@@ -1,7 +1,11 @@
+import os
+
 import pytest
+import torch
+import torch.distributed as dist
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
-from pipelines.parallel.process_group import one_for_all
+from pipelines.parallel.process_group import one_for_all, process_group
 
 
 @pytest.mark.parametrize(
@@ -11,3 +15,46 @@ def test_an_error_of_one_is_one_of_all(mine: type[UserError], told: type[UserErr
     with pytest.raises(UserError, match=r"^a line$") as raised, one_for_all():
         raise mine("a line")
     assert raised.type is told
+
+
+@pytest.fixture
+def second_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A process with the second of two GPUs, which are only named; the allocator's settings."""
+    settings: list[str] = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_GLOO_LAZY_INIT"):
+        monkeypatch.delenv(variable, raising=False)
+    return settings
+
+
+def test_a_group_is_told_its_device_and_connects_lazily(
+    second_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, torch.device, str | None]] = []
+
+    def init(backend: str, device_id: torch.device) -> None:
+        told.append((backend, device_id, os.environ.get("TORCH_GLOO_LAZY_INIT")))
+
+    monkeypatch.setattr(dist, "init_process_group", init)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with process_group() as device:
+        assert device == torch.device("cuda", 1)
+    assert told == [("nccl", torch.device("cuda", 1), "1")]
+
+
+def test_a_gpus_memory_grows_in_place_unless_the_user_has_settings(
+    second_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with process_group():
+        pass
+    assert second_gpu == ["expandable_segments:True,pinned_max_round_threshold_mb:1"]
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    with process_group():
+        pass
+    assert len(second_gpu) == 1

@@ -161,3 +161,9 @@ def test_gds_falls_back_with_one_line(
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "GPUDirect Storage is impossible, so pinned buffers are used: there is no CUDA device"
     ]
+
+
+def test_a_readers_buffer_fits_a_power_of_two() -> None:
+    """To which pinned memory is rounded."""
+    size = gpu_readers._Buffer(pinned=False).memory.untyped_storage().nbytes()
+    assert 0.9 * (8 << 20) < size <= 8 << 20

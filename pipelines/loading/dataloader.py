@@ -134,7 +134,8 @@ class TokenLoader:
         documents = None
         if dataset.has_documents:
             documents = torch.from_numpy(dataset.documents(share))
-            documents = documents.to(self._device, non_blocking=True)
+            if self._device.type != "cpu":  # from other memory, the host would wait for the copy
+                documents = documents.pin_memory().to(self._device, non_blocking=True)
         ids = rows.view(torch.uint16 if dataset.dtype.itemsize == 2 else torch.int32)
         return _Begun(place, is_last, ids, mask, documents, waits)
 

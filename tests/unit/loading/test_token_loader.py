@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -223,6 +224,20 @@ def test_nothing_is_read_behind_the_last_step(tmp_path: Path, random_split: Spli
     assert [one for each in read for one in each] == [
         one for step in range(3) for one in samples(5, step, 0, 1, 4, len(dataset)).tolist()
     ]
+
+
+def test_document_numbers_go_to_a_gpu_through_pinned_memory(
+    tmp_path: Path, write_split: Callable[..., Split], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = TokenDataset(tmp_path, write_split([[[range(9)]]]), 4, documents=True)
+    loader = load(dataset, 1, 1)
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda each: pinned.append(each) or each)
+    loader._device = torch.device("meta")  # as a GPU is: not the host's memory
+    loader.reader = SimpleNamespace(read=lambda ranges, out: lambda: None)  # type: ignore
+    begun = loader._begin(np.array([0]), (0, 0), is_last=True)
+    assert [each.tolist() for each in pinned] == [[[0, 0, 0, 0]]]
+    assert begun.documents is not None and begun.documents.device.type == "meta"
 
 
 def test_fewer_samples_than_workers_are_refused(tmp_path: Path, random_split: Split) -> None:

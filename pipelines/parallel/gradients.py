@@ -38,11 +38,22 @@ def gradient_norm(parameters: Sequence[nn.Parameter], mesh: Mesh) -> Tensor:
 
 @torch.no_grad()
 def scale_gradients(parameters: Sequence[nn.Parameter], factor: Tensor) -> None:
-    """Multiply all of them, in place."""
+    """Multiply all of them, in place; `factor` is on their device."""
     gradients = [local(each.grad) for each in parameters if each.grad is not None]
     if gradients:
-        # Under offload to the CPU this waits for the GPU, as the update there must anyway.
-        torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+        torch._foreach_mul_(gradients, factor)
+
+
+def beside(parameter: Tensor, *scalars: Tensor) -> tuple[Tensor, ...]:
+    """Return scalars on the parameter's device, to which offload may have moved the update.
+
+    The host then waits for the GPU, once for all of them, as the update on the CPU must anyway.
+    """
+    if parameter.device.type == scalars[0].device.type:
+        return scalars
+    copies = torch.stack(scalars).to(parameter.device, non_blocking=True)  # to pinned memory
+    torch.accelerator.current_stream().record_event().synchronize()
+    return copies.unbind()
 
 
 def clip_factor(norm: Tensor, limit: float) -> Tensor:
@@ -74,4 +85,5 @@ def _square_sum(gradients: list[Tensor], zero: Tensor) -> Tensor:
     if not gradients:
         return zero
     norms = torch.stack(torch._foreach_norm(gradients))
-    return norms.square().sum().to(zero.device)
+    # Offloaded: the host need not wait until the GPU has it.
+    return norms.square().sum().to(zero.device, non_blocking=True)

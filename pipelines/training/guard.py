@@ -177,14 +177,12 @@ def _median(rows: Tensor) -> Tensor:
 
 
 def step_unless(bad: Tensor, optimizer: Optimizer) -> None:
-    """Let the optimizer step if `bad`, a scalar on the device, is 0.0.
+    """Let the optimizer step if `bad`, a scalar on the weights' device, is 0.0.
 
-    A fused optimizer reads `bad` on the device, as it does for a gradient scaler.
+    A fused optimizer, and Muon, read `bad` on the device, as they do for a gradient scaler.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        # With CPU offload the host waits here; AdamW does not wait, and would read it too early.
-        device = optimizer.param_groups[0]["params"][0].device
-        optimizer.found_inf = bad.to(device)  # type: ignore[attr-defined]
+        optimizer.found_inf = bad  # type: ignore[attr-defined]
         optimizer.step()
     elif not bad.item():  # the host waits here, as this optimizer can't read `bad` on the device
         optimizer.step()

@@ -28,7 +28,14 @@ _TOGETHER = 1 << 27  # numbers to orthogonalise at once: each copy takes 256 MiB
 
 
 class Muon(Optimizer):
-    """Muon and AdamW as one optimizer; `param_groups` and `state` hold those of both."""
+    """Muon and AdamW as one optimizer; `param_groups` and `state` hold those of both.
+
+    Attributes:
+        found_inf: A scalar on the weights' device. If it is 1.0, `step` changes nothing.
+    """
+
+    found_inf: Tensor | None = None
+    _step_supports_amp_scaling = True  # as of a fused AdamW
 
     def __init__(
         self, matrices: Iterable[nn.Parameter], others: AdamW, *, lr: float, weight_decay: float
@@ -52,6 +59,7 @@ class Muon(Optimizer):
             raise ValueError("Muon.step takes no closure")
         self._others.state = self.state
         self._others.param_groups = [group for group in self.param_groups if not group["muon"]]
+        self._others.found_inf = self.found_inf  # type: ignore[attr-defined]
         self._others.step()
         for group in self.param_groups:
             if group["muon"]:
@@ -63,15 +71,21 @@ class Muon(Optimizer):
         directions = torch.stack([_wide(self._direction(*each)) for each in gradients])
         scale = _RMS * math.sqrt(max(matrices[0].shape))
         for matrix, update in zip(matrices, orthogonalised(directions), strict=True):
-            matrix.mul_(1 - lr * weight_decay)
             lying = update.T if matrix.shape[0] > matrix.shape[1] else update
-            matrix.add_(_laid_like(lying.to(matrix.dtype), matrix), alpha=-lr * scale)
+            new = matrix * (1 - lr * weight_decay)
+            new.add_(_laid_like(lying.to(matrix.dtype), matrix), alpha=-lr * scale)
+            matrix.copy_(self._unless_bad(new, matrix))
+
+    def _unless_bad(self, new: Tensor, old: Tensor) -> Tensor:
+        """Return `new`, or `old` in a step that is left out; 0 times NaN would be NaN."""
+        return new if self.found_inf is None else torch.where(self.found_inf.bool(), old, new)
 
     def _direction(self, matrix: nn.Parameter, gradient: Tensor) -> Tensor:
         """Update the momentum, and return Nesterov's direction as a whole bf16 matrix."""
         state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix)
+        gradient = self._unless_bad(gradient, state["momentum"])  # which then stays as it is
         state["momentum"].lerp_(gradient, 1 - MOMENTUM)
         direction = gradient.lerp(state["momentum"], MOMENTUM).bfloat16()
         return whole(direction)

@@ -11,7 +11,7 @@ import torch
 from pipelines.core.errors import SharedError
 from pipelines.loading.dataloader import Batch, TokenLoader
 from pipelines.loading.sampler import micro_batches
-from pipelines.parallel.gradients import clip_factor, gradient_norm, scale_gradients
+from pipelines.parallel.gradients import beside, clip_factor, gradient_norm, scale_gradients
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.parallel.process_group import StepConsensus, from_all
 from pipelines.recipe.recipe import Recipe
@@ -223,13 +223,15 @@ class Trainer:
         nats = self.forward_backward(_in_phases(batches, step, hooks), share)
         norm = gradient_norm(self.model.counted(), self.mesh) / self.scale.scale
         factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
-        scale_gradients(self.parameters, factor)
         wants = preemption.asked() is not None or self.checkpoints.request is not None
         wants = wants or self._time_is_over(position)
         nats = self.consensus.sum(nats, "pp", "dp_replicate", "dp_shard", "cp", wanted=wants)
         hooks.enter_phase(step, "optimizer")
+        bad = self.guard.leave_out(nats / predicted, norm)
+        factor, bad = beside(self.parameters[0], factor, bad)
+        scale_gradients(self.parameters, factor)
         self.checkpoints.before_update()
-        step_unless(self.guard.leave_out(nats / predicted, norm), self.optimizer)
+        step_unless(bad, self.optimizer)
         self.scale.update(norm)
 
     def _samples(self, step: int) -> str:

@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from pipelines.parallel.gradients import beside
 from pipelines.training.guard import WINDOW, Guard, step_unless
 
 CPU = torch.device("cpu")
@@ -129,14 +132,16 @@ def test_an_optimizer_leaves_a_bad_step_out_whole(fused: bool) -> None:
     assert not torch.equal(parameter, before)
 
 
-def test_an_optimizer_of_offloaded_weights_is_told_where_they_are() -> None:
-    told = []
-
-    class Fused(torch.optim.SGD):
-        _step_supports_amp_scaling = True
-
-        def step(self) -> None:
-            told.append(self.found_inf.device.type)
-
-    step_unless(torch.tensor(1.0), Fused([torch.nn.Parameter(torch.zeros(1, device="meta"))]))
-    assert told == ["meta"]
+def test_an_offloaded_update_gets_its_scalars_with_one_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[str] = []
+    event = SimpleNamespace(synchronize=lambda: waits.append("the host"))
+    stream = SimpleNamespace(record_event=lambda: event)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: stream)
+    scalars = torch.tensor(0.5), torch.tensor(1.0)
+    there = beside(torch.zeros(1, device="meta"), *scalars)
+    assert [each.device.type for each in there] == ["meta", "meta"]
+    assert waits == ["the host"]
+    assert beside(torch.zeros(1), *scalars) == scalars  # not offloaded: no further wait
+    assert len(waits) == 1

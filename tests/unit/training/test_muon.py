@@ -1,6 +1,8 @@
+import math
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipelines.models.transformer import Transformer
 from pipelines.parallel.layout import Layout
@@ -8,6 +10,7 @@ from pipelines.parallel.mesh import build_mesh
 from pipelines.parallel.parallelize import Parallelized, parallelize
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.training_section import Train
+from pipelines.training.guard import step_unless
 from pipelines.training.optimizer import Muon, build_optimizer, orthogonalised
 from tests.unit.training.conftest import SHAPE
 
@@ -65,6 +68,34 @@ def test_a_parameter_without_a_gradient_stays() -> None:
     other = nn.Parameter(torch.ones(1))
     Muon([matrix], torch.optim.AdamW([other]), lr=0.1, weight_decay=0.1).step()
     assert torch.equal(matrix, torch.ones(2, 3))
+
+
+def test_a_bad_step_changes_nothing_and_the_host_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    matrix, other = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(5))
+    adamw = torch.optim.AdamW([other], lr=0.1, fused=True)
+    optimizer = Muon([matrix], adamw, lr=0.1, weight_decay=0.1)
+
+    def waits(_: Tensor) -> None:
+        raise AssertionError("the host waited for the device")
+
+    def step(gradient: float, bad: float) -> tuple[Tensor, ...]:
+        for each in (matrix, other):
+            each.grad = torch.full_like(each, gradient)
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "item", waits)
+            patch.setattr(Tensor, "__bool__", waits)
+            step_unless(torch.tensor(bad), optimizer)
+        moments = [optimizer.state[matrix]["momentum"], optimizer.state[other]["exp_avg"]]
+        return tuple(each.detach().clone() for each in (matrix, other, *moments))
+
+    first = matrix.detach().clone()
+    assert torch.equal(step(math.nan, 1.0)[0], first)
+    good = step(1.0, 0.0)
+    assert not torch.equal(good[0], first)
+    assert all(map(torch.equal, step(math.nan, 1.0), good))
 
 
 def _parallelized() -> Parallelized:

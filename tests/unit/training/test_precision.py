@@ -74,6 +74,16 @@ def test_fp32_on_the_cpu_rounds_no_factor() -> None:
     )
 
 
+def test_what_compile_asks_for_can_be_answered_with_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    before = torch.get_float32_matmul_precision()
+    try:
+        set_precision("tf32", torch.device("cuda", 0))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_fp8_is_for_the_blocks_alone() -> None:
     shape = DecoderConfig(
         layers=1, width=32, heads=2, kv_heads=1, hidden=40, vocab_size=64, context_length=16

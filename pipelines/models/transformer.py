@@ -28,10 +28,39 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm whose result has its input's type, also under autocast; it is computed in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., D] to [..., D]."""
+        with torch.autocast(x.device.type, enabled=False):
+            return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm whose result has its input's type, also under autocast; it is computed in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., D] to [..., D]."""
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
 def build_norm(config: DecoderConfig) -> nn.Module:
     """Build a norm of the residual stream."""
-    norm = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    norm = RMSNorm if config.norm == "rms" else LayerNorm
     return norm(config.width, eps=config.norm_eps)
+
+
+def to_stream(x_BSD: Tensor) -> Tensor:
+    """Return embeddings in the residual stream's type: autocast's, or else their own.
+
+    `fully_shard` gathers weights in half precision, so that embeddings have this type already. With
+    one rule for all layouts, all compute the same.
+    """
+    kind = x_BSD.device.type
+    return x_BSD.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x_BSD
 
 
 class FeedForward(nn.Module):
@@ -146,9 +175,12 @@ class Transformer(nn.Module):
         shards = self.sequence_shards if self.embed_tokens is None else 1
         length, window = inputs.shape[1] * shards, self.config.sliding_window
         mine = self._mine(length)
-        x_BSD = inputs if self.embed_tokens is None else self.embed_tokens(inputs[:, mine])
+        x_BSD = inputs
+        if self.embed_tokens is not None:
+            x_BSD = to_stream(self.embed_tokens(inputs[:, mine]))
         if self.embed_positions is not None:
-            x_BSD = x_BSD + self.embed_positions(positions(inputs, documents_BS)[:, mine])
+            numbers = positions(inputs, documents_BS)[:, mine]
+            x_BSD = x_BSD + to_stream(self.embed_positions(numbers))
         mask = attention_mask(documents_BS, length, window, inputs.device)
         for layer in self.layers.values():
             x_BSD = layer(x_BSD, self.rotary_2SR, mask)

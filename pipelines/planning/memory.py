@@ -12,6 +12,7 @@ from pipelines.planning.memory_activations import (
     kept,
     logits,
     of_one_block,
+    received,
     within_block,
 )
 from pipelines.planning.memory_state import State, linear_shapes, muon_bytes, state_of
@@ -132,9 +133,12 @@ def _further_gradient(config: DecoderConfig, training: Training) -> float:
 
 
 def _buffers(config: DecoderConfig, training: Training) -> float:
-    """Return the bytes of batches read ahead, position tables and one matrix decoded from NF4."""
+    """Return the bytes of batches read ahead, position tables, what a pipeline's stages receive
+    into, and one matrix decoded from NF4.
+    """
     tokens = training.micro_batch * training.sequence
     tables = 2 * config.context_length * config.rotary_width * FP32
     largest = max(rows * columns for rows, columns in linear_shapes(config).values())
     decoded = largest * training.compute_bytes if training.adapter.kind == "qlora" else 0.0
-    return tokens * _BATCH * _BATCHES + tables + decoded / training.layout.tp
+    fixed = tokens * _BATCH * _BATCHES + tables + received(config, training)
+    return fixed + decoded / training.layout.tp

@@ -5,6 +5,7 @@ that autograd keeps for this project's model, without and with `torch.compile`.
 """
 
 from pipelines.models.config import DecoderConfig
+from pipelines.parallel.layout import stage_count, stage_numbers
 from pipelines.planning.memory_state import adapted_shapes
 from pipelines.planning.memory_training import FP32, Training, layers_by_rank
 
@@ -31,10 +32,22 @@ def computed_again(config: DecoderConfig, training: Training) -> float:
     return training.positions * max(0.0, _block(config, training) - kept_already)
 
 
+def received(config: DecoderConfig, training: Training) -> float:
+    """Return the bytes that a pipeline's first process receives into: it has them all along.
+
+    Each micro-batch has memory of its own, for what comes from the stage before and for the
+    gradient from the stage after.
+    """
+    pp, schedule = training.layout.pp, training.schedule
+    last = stage_count(schedule, pp) - 1
+    sides = sum((n > 0) + (n < last) for n in stage_numbers(schedule, pp, 0))
+    return sides * training.micro_batches * training.positions * _stream(config, training)
+
+
 def within_block(config: DecoderConfig, training: Training) -> float:
     """Return the most bytes of a block's activation gradients: feed-forward layer and stream."""
     inner = (2 if config.gated else 1) * config.hidden * training.compute_bytes
-    return training.positions * (inner + training.stream_copies * config.width * FP32)
+    return training.positions * (inner + _stream(config, training))
 
 
 def of_one_block(config: DecoderConfig, training: Training) -> float:
@@ -66,13 +79,15 @@ def logits(config: DecoderConfig, training: Training) -> tuple[float, float]:
     if whole <= _LOGITS_AT_ONCE:
         return forward, backward
     # In chunks, the gradients of the head's weight and input are added up during the forward pass.
-    both = max(forward, backward) + weight + positions * config.width * FP32
+    both = max(forward, backward) + weight + positions * config.width * size
     return both, weight
 
 
 def _root(config: DecoderConfig, training: Training) -> float:
     """Return the bytes per position that the last norm and the head keep."""
-    norm = config.width * FP32 * (2 if _norms_keep_twice(config, training) else 1)
+    norm = config.width * _norm_input(config, training)
+    if _norms_keep_twice(config, training):
+        norm += config.width * FP32
     # Under tensor parallelism, the inputs of matrix products are gathered.
     read = config.width * training.compute_bytes if training.trains_all else 0
     return training.stream_copies * norm + training.layout.tp * read
@@ -102,7 +117,8 @@ def _block_eager(config: DecoderConfig, training: Training) -> float:
     """Return the bytes per position that autograd keeps of one block without `torch.compile`."""
     layout, size = training.layout, training.compute_bytes
     norms = 1 if config.shared_norm else 2
-    streams = (1 if config.parallel_residual else 2) * config.width * FP32  # the norms' inputs
+    streams = (1 if config.parallel_residual else 2) * config.width
+    streams *= _norm_input(config, training)
     if _norms_keep_twice(config, training):
         streams += norms * config.width * FP32
     queries_keys = (config.heads + config.kv_heads) * config.head_width
@@ -113,10 +129,8 @@ def _block_eager(config: DecoderConfig, training: Training) -> float:
         # A second copy of the result: exchanged, or re-laid after a partial rotation of heads.
         heads += config.heads
     feed_forward = (4 if config.gated else 2) * config.hidden
-    # Autocast makes a separate half-precision copy of a norm's fp32 result for each matrix.
-    read = (5 if config.gated else 4) if _casts_activations(training) else norms
-    # Under tensor parallelism, all these inputs are gathered.
-    whole = layout.tp * read * config.width
+    # Under tensor parallelism, the norms' results are gathered for the matrix products.
+    whole = layout.tp * norms * config.width
     inner = heads * config.head_width + feed_forward + _adapters(config, training)
     return training.stream_copies * streams + config.heads * FP32 + size * (whole + inner)
 
@@ -146,31 +160,23 @@ def _adapters(config: DecoderConfig, training: Training) -> float:
 
 
 def _stream(config: DecoderConfig, training: Training) -> int:
-    """Return the bytes per position of the residual stream, which has the embeddings' dtype."""
-    size = training.compute_bytes if _weights_in_half(training) else FP32
-    return training.stream_copies * config.width * size
+    """Return the bytes per position of the residual stream."""
+    return training.stream_copies * config.width * training.compute_bytes
 
 
-def _weights_in_half(training: Training) -> bool:
-    """Return whether the weights themselves are in half precision: gathered or frozen ones."""
-    in_half = training.is_fully_sharded or not training.trains_all
-    return training.compute_bytes < FP32 and in_half
+def _norm_input(config: DecoderConfig, training: Training) -> int:
+    """Return the bytes of a number that a norm keeps; RMSNorm on a CPU keeps it in fp32."""
+    return FP32 if _is_unfused(config, training) else training.compute_bytes
 
 
 def _norms_keep_twice(config: DecoderConfig, training: Training) -> bool:
     """Return whether norms keep two tensors; a trained RMSNorm on a CPU keeps its result too."""
-    is_eager = training.on_cpu and not training.compiled
-    return is_eager and config.norm == "rms" and training.trains_all
+    return _is_unfused(config, training) and training.trains_all
 
 
-def _casts_activations(training: Training) -> bool:
-    """Return whether matrix products in half precision read the fp32 results of norms.
-
-    On a CPU, autocast lets a norm with a half-precision weight return half precision.
-    """
-    if training.on_cpu and _weights_in_half(training):
-        return False
-    return training.compute_bytes < FP32
+def _is_unfused(config: DecoderConfig, training: Training) -> bool:
+    """Return whether norms are several operations in fp32."""
+    return training.on_cpu and not training.compiled and config.norm == "rms"
 
 
 def _in_flight(training: Training) -> float:

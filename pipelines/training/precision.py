@@ -59,8 +59,8 @@ def _let_onednn_multiply() -> None:
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
     """Run matrix products in half precision within the block, sums and the loss in fp32.
 
-    `fully_shard` already gathers weights in half precision, to halve the traffic; the residual
-    stream is then in half precision too, and otherwise keeps the embeddings' fp32.
+    The residual stream is in half precision, too, under every layout: `models.transformer`.
+    `fully_shard` also gathers weights so, to halve the traffic.
     """
     dtype = COMPUTE_DTYPES.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

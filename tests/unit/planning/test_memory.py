@@ -130,6 +130,20 @@ def test_the_first_pipeline_stage_holds_a_micro_batch_for_each_stage_behind_it()
     assert kept(shape, replace(four, schedule="gpipe")) == pytest.approx(16 * first * each)
 
 
+def test_each_micro_batch_of_a_pipeline_has_memory_of_its_own_to_receive_into():
+    shape = preset("llama3-8b")
+    stream = 2 * 64 * shape.width * 2  # samples, tokens, and bytes of a number
+
+    def bytes_of(micro_batches: int, schedule: Schedule = "1f1b") -> float:
+        four = replace(ONE, layout=Layout(pp=4), precision="bf16", schedule=schedule)
+        return estimate(shape, replace(four, micro_batches=micro_batches)).buffers
+
+    assert bytes_of(32) - bytes_of(8) == 24 * stream  # the gradients from the second stage
+    both = bytes_of(32, "interleaved_1f1b") - bytes_of(8, "interleaved_1f1b")
+    assert both == 24 * 3 * stream  # of its second stage, which is in the middle, both
+    assert estimate(shape, ONE).buffers == estimate(shape, replace(ONE, micro_batches=9)).buffers
+
+
 def test_context_parallel_processes_divide_activations_logits_and_what_is_sharded():
     shape = preset("llama3-8b")
     long = replace(ONE, sequence=131_072, activation_checkpoint="full")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json
 from pipelines.models.config import DecoderConfig
 from pipelines.models.config_json import write_config
 from pipelines.models.family_weights import NO_WEIGHT, Shapes, Stored, base_prefix, stored_tensors
-from pipelines.models.lora import adapted_layers
+from pipelines.models.lora import LoRALinear, adapted_layers
 from pipelines.models.model_folder import CONFIG, INDEX, WEIGHTS, load_config, weight_files
 from pipelines.models.safetensors_files import Rows, SafetensorsFiles
 from pipelines.models.transformer import Transformer
@@ -28,7 +28,7 @@ from pipelines.models.weights import (
     canonical_name,
     fill,
     is_sharded,
-    rows_here,
+    part_here,
     whole,
     writes,
 )
@@ -80,8 +80,10 @@ def read_weights(
         folder: A folder in Hugging Face's format.
         config: The config of the whole model.
         places: The wanted parameters, on one device. A tensor with the type and layout of its file
-            is read directly into its place, which is yielded; so is one that is sharded by rows,
-            when this process's rows are read and no others. Others are yielded whole.
+            is read directly into its place, which is yielded. Of one that is sharded, this
+            process's rows are read and no others, whole even where it holds a part of each; its
+            place is yielded, too. Others are yielded whole: tensors that are split into several
+            parameters, and those that become NF4.
 
     Raises:
         UserError: see `load_weights`.
@@ -91,23 +93,35 @@ def read_weights(
     wanted = {name: each for name, each in found.items() if each.parameters[0] in places}
     into: dict[str, Tensor] = {}
     rows: dict[str, Rows] = {}
+    parts_of_rows: dict[str, tuple[slice, ...]] = {}
     for name, each in wanted.items():
-        place = places[each.parameters[0]]
+        place = _weight(places[each.parameters[0]])
         if isinstance(place, Tensor) and each.split is None:
             if not is_sharded(place):
                 into[name] = place
-            elif (mine := rows_here(place)) is not None:
-                into[name], rows[name] = place.to_local(), mine
+            elif (mine := part_here(place)) is not None:
+                rows[name], parts_of_rows[name] = mine
+                if place.to_local().shape[1:] == place.shape[1:]:
+                    into[name] = place.to_local()
     device = next(iter(places.values())).device
     for name, tensor in files.read(device, wanted, into, rows):
         stored = wanted[name]
         if name in rows:
-            if tensor is not into[name]:
-                into[name].copy_(tensor)  # from another type
-            yield stored.parameters[0], places[stored.parameters[0]]  # type: ignore[misc]
+            place = places[stored.parameters[0]]
+            if tensor is not into.get(name):  # of another type, or with other processes' parts
+                local = _weight(place).to_local()  # type: ignore[union-attr]
+                local.copy_(tensor[:, *parts_of_rows[name]])
+            yield stored.parameters[0], place  # type: ignore[misc]
             continue
         parts = [tensor] if stored.split is None else stored.split(tensor)
         yield from zip(stored.parameters, parts, strict=True)
+
+
+def _weight(place: Place) -> Place:
+    """Return the frozen weight where a place is a layer with an adapter, unless that is NF4."""
+    if isinstance(place, LoRALinear) and isinstance(place.base, nn.Linear):
+        return place.base.weight.detach()
+    return place
 
 
 def named_places(model: Transformer) -> dict[str, Place]:

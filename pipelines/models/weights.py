@@ -95,22 +95,21 @@ def is_sharded(tensor: Place) -> "TypeGuard[DTensor]":
     return hasattr(tensor, "placements")
 
 
-def rows_here(parameter: "DTensor") -> Rows | None:
-    """Return which rows of a sharded parameter this process holds; None if it holds parts of rows.
+def part_here(parameter: "DTensor") -> tuple[Rows, tuple[slice, ...]] | None:
+    """Return which rows of a sharded parameter this process holds, and which part of each row.
 
-    A process without a row has the rows from 0 to 0.
+    None if it holds no block of consecutive rows. A process without a row has those from 0 to 0.
     """
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(
         parameter.shape, parameter.device_mesh, parameter.placements
     )
-    local = parameter.to_local()
-    if not (local.is_contiguous() and tuple(shape) == tuple(local.shape)):
+    if tuple(shape) != tuple(parameter.to_local().shape):
         return None
-    if tuple(shape[1:]) != tuple(parameter.shape[1:]):
-        return None
-    return Rows(offset[0], offset[0] + shape[0]) if shape[0] else Rows(0, 0)
+    rows = Rows(offset[0], offset[0] + shape[0]) if shape[0] else Rows(0, 0)
+    ends = zip(offset[1:], shape[1:], strict=True)
+    return rows, tuple(slice(first, first + length) for first, length in ends)
 
 
 def draw(module: nn.Module, config: DecoderConfig, seed: int) -> None:

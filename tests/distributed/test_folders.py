@@ -1,6 +1,7 @@
 """A folder of weights, and weights from a seed, are the same under every layout."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import torch
 from pipelines.models import pretrained, safetensors_files
 from pipelines.models.config import DecoderConfig
 from pipelines.models.families import flags
-from pipelines.models.pretrained import load_weights, save_pretrained
+from pipelines.models.lora import adapted_layers
+from pipelines.models.peft_format import adapt
+from pipelines.models.pretrained import load_pretrained, load_weights, save_pretrained
 from pipelines.models.transformer import Transformer
+from pipelines.models.weights import whole
 from pipelines.parallel.layout import resolve_layout
 from pipelines.parallel.mesh import build_mesh
 from pipelines.parallel.parallelize import parallelize
@@ -32,10 +36,11 @@ LLAMA = DecoderConfig(**SIZE | {"kv_heads": 2})  # tied
 GPT2 = DecoderConfig(**SIZE, **flags("gpt2"))
 GPT_NEOX = DecoderConfig(**SIZE, **flags("gpt_neox"))
 
+FSDP = {"sharding": "full", "dp_shard": 2}
 MORE = pytest.mark.parity
 CASES = {
-    "fsdp": (2, LLAMA, {"sharding": "full", "dp_shard": 2}),
-    "fsdp-gpt2": (2, GPT2, {"sharding": "full", "dp_shard": 2}),
+    "fsdp": (2, LLAMA, FSDP),
+    "fsdp-gpt2": (2, GPT2, FSDP),
     "tp": (2, LLAMA, {"tp": 2}),
     "tp-fsdp-gpt_neox": (4, GPT_NEOX, {"tp": 2, "sharding": "full", "dp_shard": 2}),
     "pp-fsdp": (4, LLAMA, {"pp": 2, "sharding": "full", "dp_shard": 2}),
@@ -78,26 +83,35 @@ def test_every_layout_writes_the_folder_of_one_process(
         assert (tmp_path / "loaded" / file).read_bytes() == expected
 
 
-def shares(config: DecoderConfig, read: Path, folder: Path) -> tuple[int, list[str]]:
-    """What each process reads, in bytes, and which files it writes; it writes several."""
-    seen, written = 0, []
-    read_whole, write = safetensors_files.read_whole, pretrained._write
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Yield the sizes of what is read from safetensors, in bytes."""
+    seen: list[int] = []
+    read_whole = safetensors_files.read_whole
 
     def count(reader: Any, file: int, offset: int, out: torch.Tensor) -> Any:
-        nonlocal seen
-        seen += out.nbytes
+        seen.append(out.nbytes)
         return read_whole(reader, file, offset, out)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(safetensors_files, "read_whole", count)
+        yield seen
+
+
+def shares(parallel: dict[str, Any], read: Path, folder: Path) -> tuple[int, list[str]]:
+    """What each process reads, in bytes, and which files it writes; it writes several."""
+    written = []
+    write = pretrained._write
 
     def note(path: Path, tensors: dict[str, torch.Tensor]) -> None:
         written.append(path.name)
         write(path, tensors)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(safetensors_files, "read_whole", count)
+    with counted() as seen, pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrained, "_write", note)
         patch.setattr(pretrained, "FILE_BYTES", 10_000)
-        lay_and_save(config, {"sharding": "full", "dp_shard": 2}, read, folder)
-    return seen, written
+        lay_and_save(LLAMA, parallel, read, folder)
+    return sum(seen), written
 
 
 def test_each_process_reads_its_own_rows_and_writes_its_share_of_the_files(
@@ -106,9 +120,9 @@ def test_each_process_reads_its_own_rows_and_writes_its_share_of_the_files(
     alone = Transformer(LLAMA)
     alone.init_weights(3)
     save_pretrained(alone, tmp_path / "alone")
-    (first, mine), (second, others) = pool(2).run(shares, LLAMA, tmp_path / "alone", tmp_path)
-    whole = sum(parameter.nbytes for parameter in alone.parameters())
-    assert first == second == whole // 2
+    (first, mine), (second, others) = pool(2).run(shares, FSDP, tmp_path / "alone", tmp_path)
+    total = sum(parameter.nbytes for parameter in alone.parameters())
+    assert first == second == total // 2
     monkeypatch.setattr(pretrained, "FILE_BYTES", 10_000)
     save_pretrained(alone, tmp_path / "again")
     expected = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
@@ -120,3 +134,48 @@ def test_each_process_reads_its_own_rows_and_writes_its_share_of_the_files(
     # Both models, file after file.
     assert mine == files[::2] * 2
     assert others == files[1::2] * 2
+
+
+@pytest.mark.parity
+def test_a_process_that_holds_a_part_of_each_row_reads_its_own_rows_alone(
+    pool: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    alone = Transformer(LLAMA)
+    alone.init_weights(3)
+    save_pretrained(alone, tmp_path / "alone")
+    parallel = {"tp": 2, "sharding": "full", "dp_shard": 2}
+    found = pool(4).run(shares, parallel, tmp_path / "alone", tmp_path)
+    sizes = {name: parameter.nbytes for name, parameter in alone.named_parameters()}
+    total = sum(sizes.values())
+    # Of these, each holds half of half the rows; of norms, half; of others, a quarter of the rows.
+    by_columns = sum(sizes[name] for name in sizes if "o_proj" in name or "down_proj" in name)
+    norms = sum(sizes[name] for name in sizes if "norm" in name)
+    quarters = (total - by_columns - norms) // 4
+    # The vocabulary's 62 rows are not equally many for all.
+    expected = by_columns // 2 + norms // 2 + quarters
+    assert sum(bytes_read for bytes_read, _ in found) == 4 * expected
+
+
+def loaded_below_adapters(read: Path) -> tuple[int, bool]:
+    """What each process reads, in bytes, of a model with LoRA, and whether it got the weights."""
+    recipe = Recipe.model_validate({"name": "t", "parallel": FSDP, "adapter": {"kind": "lora"}})
+    mesh = build_mesh(resolve_layout(recipe.parallel, 2), CPU)
+    with torch.device("meta"):
+        model = Transformer(LLAMA)
+        adapt(model, recipe)
+    with counted() as seen:
+        parallelize(model, mesh, recipe, partial(load_weights, folder=read))
+    plain = load_pretrained(read)
+    layers = adapted_layers(model).items()
+    pairs = [(whole(each.base.weight), plain.get_submodule(name).weight) for name, each in layers]
+    return sum(seen), all(torch.equal(*pair) for pair in pairs)
+
+
+def test_weights_below_adapters_are_read_by_rows_too(
+    pool: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    alone = Transformer(LLAMA)
+    alone.init_weights(3)
+    save_pretrained(alone, tmp_path)
+    half = sum(parameter.nbytes for parameter in alone.parameters()) // 2
+    assert pool(2).run(loaded_below_adapters, tmp_path) == [(half, True)] * 2

@@ -87,7 +87,7 @@ class ChecksumThreads:
 def checksum_by_pieces(content: Tensor, buffer: Tensor) -> int:
     """Return the CRC-32 of uint8 [n] on any device, copied through the host's `buffer`."""
     checksum = 0
-    for piece in content.split(len(buffer)):
+    for piece in torch.split(content, len(buffer)):
         here = buffer[: len(piece)]
         here.copy_(piece)  # the host waits: this thread has nothing else to do
         checksum = zlib.crc32(here.numpy().data, checksum)

@@ -79,3 +79,13 @@ def test_the_residual_stream_has_one_type_under_every_layout(
     assert stream_types(case, data, tmp_path / "alone") == {torch.bfloat16}
     found = pool(2).run(stream_types, case, data, tmp_path / "together")
     assert found == [{torch.bfloat16}] * 2
+
+
+@pytest.mark.parametrize("sharding", [pytest.param("zero-1", marks=ELSEWHERE), "zero-3"])
+def test_muon_whose_products_are_in_bf16_follows_the_curve_of_one_process(
+    sharding: str, data: tuple[Path, Split], pool: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    case = Case(sharding, 2, SHARDINGS[sharding], {"optimizer": "muon", "lr": 3e-3})
+    alone = [loss for loss, _ in losses(case, data, tmp_path / "alone", torch.float32)]
+    for found in pool(2).run(losses, case, data, tmp_path / "together", torch.float32):
+        assert [loss for loss, _ in found] == pytest.approx(alone, rel=2e-3)

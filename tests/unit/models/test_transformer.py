@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from pipelines.models.config import DecoderConfig
-from pipelines.models.transformer import Transformer
+from pipelines.models.families import flags
+from pipelines.models.transformer import LayerNorm, RMSNorm, Transformer
 
 TINY = DecoderConfig(
     layers=2, width=32, heads=4, kv_heads=2, hidden=48, vocab_size=61, context_length=24
@@ -77,3 +78,21 @@ def test_an_untrained_model_knows_nothing() -> None:
     logits = tiny()(torch.randint(0, 61, (4, 24)))
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.randint(0, 61, (96,)))
     assert loss.item() == pytest.approx(4.11, abs=0.5)
+
+
+@pytest.mark.parametrize("kind", [{}, flags("gpt2")], ids=["llama", "gpt2"])
+def test_under_autocast_the_stream_is_in_its_type_and_gradients_are_not(kind: dict) -> None:
+    model = tiny(**kind)
+    seen = set()
+    for module in model.modules():
+        if isinstance(module, RMSNorm | LayerNorm):
+            module.register_forward_hook(
+                lambda _, given, out: seen.update({given[0].dtype, out.dtype})
+            )
+    tokens = torch.randint(0, 61, (2, 25))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens[:, :-1], targets_BS=tokens[:, 1:])
+    loss.backward()
+    assert seen == {torch.bfloat16}
+    assert {each.grad.dtype for each in model.parameters()} == {torch.float32}
+    assert loss.dtype == torch.float32

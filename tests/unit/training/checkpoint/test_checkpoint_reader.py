@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, LoadPlan
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 
 from pipelines.loading.sources import readers
@@ -183,6 +184,15 @@ def test_two_tensors_are_checked_at_once(saved: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(checksums, "zlib", SimpleNamespace(crc32=once_two_are_here))
     full = {name: state()[name] for name in ("weight", "bf16")}
     assert same(restored(saved, blank(full), CheckpointReader), full)
+
+
+def test_a_damaged_tensor_is_named(saved: Path) -> None:
+    file = saved / "__0_0.distcp"
+    content, weight = bytearray(file.read_bytes()), state()["weight"].numpy().tobytes()
+    content[content.index(weight) + 100] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointException, match=r"__0_0\.distcp: weight is damaged"):
+        restored(saved, blank(state()), CheckpointReader)
 
 
 def test_pieces_have_the_checksum_of_the_whole() -> None:

@@ -1,5 +1,6 @@
 """Penstock's Trainer, its blocks compiled or not."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
         }
         del built
         free(device)
+        shutil.rmtree(folder / scratch)
         return last.tokens, figures
 
     return run_round

@@ -65,23 +65,11 @@ register: {{model_name: {name}}}
 schedule: {schedule}
 """
 READER = "team-reader"
-READER_RECIPE = f"""name: {READER}
-description: A tiny model, for each new version of the other's data.
-data: {{sequence_length: 64}}
-model: {{preset: llama-100k}}
-train: {{steps: 10, warmup_steps: 2, micro_batch_size: 4, global_batch_size: 8}}
-evaluate:
-  max_bytes: 100000
-  sample_tokens: 0
-  bias: {{enabled: false}}
-  safety: {{documents: 0}}
-register: {{model_name: {READER}}}
-schedule: {{dataset: {NAME}, owner: ada, tags: [team-a]}}
-"""
 OURS = "owner: ada, tags: [team-a]"
-# What else the team has, by which its list in Airflow is one of eight recipes.
+# What else the team has, so that its list in Airflow has nine recipes.
 LATER = f"{(datetime.now().hour + 12) % 24}"
 OTHERS = {
+    READER: ("A tiny model, for each new version of the data.", f"{{dataset: {NAME}, {OURS}}}"),
     "base-de": ("The German base model.", f'{{cron: "0 {LATER} * * 1", owner: ada, tags: [base]}}'),
     "chat-de": ("The German base, tuned for chat.", "{model: base-de@champion, owner: bo}"),
     "support": ("Answers support mails.", "{dataset: mails, owner: cy, tags: [support]}"),
@@ -234,7 +222,6 @@ def project(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     (folder.parent / "environment").symlink_to(folder / ".venv")
     install_extensions(shell, folder)
     (folder / "recipes" / f"{CHILD}.yaml").write_text(CHILD_RECIPE)
-    (folder / "recipes" / f"{READER}.yaml").write_text(READER_RECIPE)
     for name, (about, schedule) in OTHERS.items():
         text = RECIPE.format(name=name, about=about, schedule=schedule)
         (folder / "recipes" / f"{name}.yaml").write_text(text)

@@ -25,6 +25,7 @@ def open_folder(folder: Path, recipe: Recipe, source: dict) -> Path:
     write_text(folder / "params.yaml", dump_yaml(recipe))
     write_json(folder / "source.json", source)
     write_json(folder / "previous.json", {})
+    write_json(folder / "environment.json", {"extensions": {"preprocess": {}}})
     run = Run(dag_run_id=folder.name, git_commit="0" * 40, dirty=False, recipe_fingerprint="0")
     run.write(folder)
     return folder

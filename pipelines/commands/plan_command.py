@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,10 +20,18 @@ if TYPE_CHECKING:
 
 _GIGA = 1e9
 _TRAINING = "training"
-_RUN = ("--price", "--storage", "--mfu", "--plot")
+_RUN = ("--price", "--storage", "--mfu", "--plot", "--dry-run")
 # The options that each question does not use.
 _UNUSED = {
-    "--serve": ("--adapter", "--sharding", "--mfu", "--plot", "--smallest", "--largest"),
+    "--serve": (
+        "--adapter",
+        "--sharding",
+        "--mfu",
+        "--plot",
+        "--dry-run",
+        "--smallest",
+        "--largest",
+    ),
     "--smallest": ("--largest", "--gpu", "--gpus", *_RUN),
     "--largest": ("--adapter", *_RUN),
     _TRAINING: ("--weights", "--own", "--kwh"),
@@ -57,6 +65,10 @@ Largest = Annotated[
 ]
 Plot = Annotated[Path | None, typer.Option(help="Plot each layout's memory: a .png or .html file.")]
 
+Dry = Annotated[
+    bool, typer.Option("--dry-run", help="Run the real step on GPUs that don't exist, too.")
+]
+
 
 def plan(
     context: typer.Context,
@@ -77,6 +89,7 @@ def plan(
     smallest: Smallest = False,
     largest: Largest = False,
     plot: Plot = None,
+    dry: Dry = False,
     as_json: Json = False,
 ) -> None:
     """Tell whether a run fits, which layout to use, and what it costs.
@@ -109,12 +122,25 @@ def plan(
     found = make_plan(resolved, shape, machine, any_layout=recipe is None)
     if plot is not None:
         _plot(found, plot)
+    tried = _dry_run(found, shape) if dry else None
     if as_json:
-        typer.echo(json.dumps(plan_json(found), indent=2))
+        values = plan_json(found) | ({"dry_run": tried} if tried else {})
+        typer.echo(json.dumps(values, indent=2))
         return
     from pipelines.commands.plan_output import print_plan
 
     print_plan(found, f"{resolved.name}, {shape.parameters / 1e9:.3g}B parameters", gpu)
+    if tried:
+        from pipelines.commands.dry_run_output import print_dry_run
+
+        print_dry_run(tried)
+
+
+def _dry_run(found: "Plan", shape: "DecoderConfig") -> dict[str, Any]:
+    """Return the report of the plan's first layout as plain values."""
+    from pipelines.stages.run_plan import dry_run_plan
+
+    return dry_run_plan(found, shape)
 
 
 def _refuse_unused(context: typer.Context) -> None:

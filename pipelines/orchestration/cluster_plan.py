@@ -17,7 +17,7 @@ from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import CPU_CORES, ENTRIES, named, of_driver
 from pipelines.planning.plan import Machine
 from pipelines.recipe.recipe import Recipe
-from pipelines.stages.run_plan import plan_run
+from pipelines.stages.run_plan import dry_run_beforehand, plan_run
 
 VARIABLE = "PENSTOCK_GPU"  # GPU of each worker if nodes come and go, as in `penstock plan --gpu`
 _TIMEOUT = httpx.Timeout(2.0)  # seconds; a run rather starts without a plan than late
@@ -36,6 +36,21 @@ def plan_on_cluster(
     """
     machine = training_machine(settings, recipe)
     return plan_run(recipe, machine, source) if machine else None
+
+
+def dry_run_on_cluster(settings: Settings, recipe: Recipe) -> dict[str, Any] | None:
+    """Return what `dry_run.json` holds, or None if the recipe doesn't want it or there is no GPU.
+
+    Raises:
+        UserError: The run cannot fit.
+    """
+    if not recipe.resources.dry_run:
+        return None
+    machine = training_machine(settings, recipe)
+    if machine is None or machine.hardware.capability is None:
+        _log.warning("no dry run: resources.dry_run needs workers with known NVIDIA GPUs")
+        return None
+    return dry_run_beforehand(recipe, machine)
 
 
 class _Said(BaseModel):

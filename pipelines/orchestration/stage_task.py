@@ -32,7 +32,7 @@ from pipelines.run.records import ValidateRecord, record_path
 from pipelines.run.workspace import Run
 from pipelines.stage_cache.explanation import KEEP, explain, keep
 from pipelines.stage_cache.open_workspace import open_workspace
-from pipelines.stages.plan_check import keep_plan
+from pipelines.stages.plan_check import keep_dry_run, keep_plan
 from pipelines.stages.recording import record, restore
 from pipelines.stages.run_tracking import open_tracking
 from pipelines.stages.stage import Resources, find_stage
@@ -85,7 +85,7 @@ class PrepareOperator(BaseOperator):
         """Return the workspace's path."""
         run_id = workspace_name(self.dag_id, context["dag_run"].run_id)
         # Do not import these when the DAG file is parsed.
-        from pipelines.orchestration.cluster_plan import plan_on_cluster
+        from pipelines.orchestration.cluster_plan import dry_run_on_cluster, plan_on_cluster
         from pipelines.registry.parents import settle_run
         from pipelines.stages.beforehand import CHECKS, check_beforehand
 
@@ -94,6 +94,7 @@ class PrepareOperator(BaseOperator):
             check_beforehand(run, CHECKS)
             settings = load_settings()
             planned = plan_on_cluster(settings, run.ready, run.source)
+            tried = dry_run_on_cluster(settings, run.ready)
             workspace = open_workspace(
                 PROJECT, settings.home, run_id, run.recipe, run.source, ready=run.ready
             )
@@ -103,6 +104,8 @@ class PrepareOperator(BaseOperator):
                     self.log.info("%s", line)
         if planned:
             keep_plan(workspace, planned)
+        if tried:
+            keep_dry_run(workspace, tried)
         for forecast in explain(workspace, settings.runs, planned):
             for line in forecast.lines():
                 self.log.info("%s", line)

@@ -39,6 +39,8 @@ class Hardware:
             None if it is not known.
         attention: The device whose measured attention rates, as a fraction of the peak, also
             apply to this device; see `step_time.py`.
+        capability: NVIDIA's compute capability, which says what a GPU's kernels can do; None for
+            devices of others.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Hardware:
     mfu: float | None = None
     attention: AttentionFigures = "a100"
     driver_name: str | None = None
+    capability: tuple[int, int] | None = None
 
     @property
     def is_cpu(self) -> bool:

@@ -278,6 +278,19 @@ _DEVICES: dict[str, tuple[str | None, Hardware]] = {
 # Attention kernels reach the same fraction of the peak on all Hopper devices; for a B200 this is
 # an assumption.
 _LIKE_H100 = ("b200", "h200", "h100", "h100-nvl", "h100-pcie")
+# By generation: Blackwell for data centres and for graphics, Hopper, Ada, Ampere for both, Turing,
+# Volta (NVIDIA's table of CUDA GPUs).
+_CAPABILITIES = {
+    (10, 0): ("b200",),
+    (12, 0): ("rtx5090",),
+    (9, 0): ("h200", "h100", "h100-nvl", "h100-pcie"),
+    (8, 9): ("l40s", "l4", "rtx4090"),
+    (8, 6): ("a10", "a6000", "a4000"),
+    (8, 0): ("a100-80", "a100-40", "a100-80-pcie", "a100-40-pcie"),
+    (7, 5): ("t4",),
+    (7, 0): ("v100-32", "v100-16"),
+}
+_CAPABILITY = {name: each for each, names in _CAPABILITIES.items() for name in names}
 ENTRIES: dict[str, Hardware] = {
     key: replace(
         device,
@@ -285,6 +298,7 @@ ENTRIES: dict[str, Hardware] = {
         mfu=_MFU.get(key),
         attention="h100" if key in _LIKE_H100 else "a100",
         driver_name=driver,
+        capability=_CAPABILITY.get(key),
     )
     for key, (driver, device) in _DEVICES.items()
 }

@@ -236,6 +236,9 @@ class Resources(Section):
     price_per_cpu_hour: float | None = Field(
         None, ge=0, description="For a worker without a GPU; null: free"
     )
+    dry_run: bool = Field(
+        False, description="Before a run, try its training step on GPUs that don't exist"
+    )
 
     @property
     def is_elastic(self) -> bool:

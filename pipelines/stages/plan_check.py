@@ -13,12 +13,18 @@ from pipelines.core.storage import read_json, write_json
 from pipelines.run.records import TrainRecord
 
 PLAN = "plan.json"  # in a workspace; no stage reads it, so no result depends on it
+DRY_RUN = "dry_run.json"  # in a workspace, for users
 _GIB = 2**30
 
 
 def keep_plan(workspace: Path, values: dict[str, Any]) -> None:
     """Write `plan.json`."""
     write_json(workspace / PLAN, values)
+
+
+def keep_dry_run(workspace: Path, values: dict[str, Any]) -> None:
+    """Write `dry_run.json`."""
+    write_json(workspace / DRY_RUN, values)
 
 
 def read_plan(workspace: Path) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from pipelines.models.config import DecoderConfig
 from pipelines.models.model_folder import load_config
 from pipelines.models.presets import preset
 from pipelines.planning.layout_search import GIB, Candidate
+from pipelines.planning.memory import HEADROOM
 from pipelines.planning.plan import Machine, Plan, plan, plan_json
 from pipelines.recipe.recipe import Recipe
 
@@ -58,6 +59,42 @@ def plan_run(
     if not found.fits and not (recipe.resources.is_elastic and found.asked[0].choice is None):
         raise UserError(_refusal(found))
     return plan_json(found, limit=_NEAREST)
+
+
+def dry_run_plan(found: Plan, shape: DecoderConfig) -> dict[str, Any]:
+    """Run the real step of a plan's first layout on fake devices, and return what happened.
+
+    Raises:
+        UserError: The layout can't be tried.
+    """
+    from pipelines.training.dry_run.dry_run import Case, dry_run, report_json
+
+    asked, machine = found.asked[0], found.machine
+    if asked.choice is None:
+        raise UserError(f"plan --dry-run: {asked.name} can't run: {asked.why_not}")
+    report = dry_run(Case(asked.choice.recipe, shape, machine.hardware, machine.gpus))
+    formula = asked.choice.memory.parts
+    del formula["margin"]
+    return report_json(report, formula)
+
+
+def dry_run_beforehand(recipe: Recipe, machine: Machine) -> dict[str, Any]:
+    """Return the dry run of a run that is prepared, as plain values.
+
+    Raises:
+        UserError: Its tensors need more memory than a device has.
+    """
+    shape = shape_beforehand(recipe)
+    tried = dry_run_plan(plan(recipe, shape, machine), shape)
+    wanted, there = tried["peak_bytes"] / HEADROOM, machine.hardware.memory_bytes
+    if wanted > there:
+        raise UserError(
+            f"train can't run on {machine.gpus} x {machine.hardware.name}: the dry run needs "
+            f"{wanted / GIB:.3g} GiB with a tenth for the allocator, but a device has "
+            f"{there / GIB:.3g}; set train.activation_checkpoint = full, a smaller "
+            "train.micro_batch_size, or more workers"
+        )
+    return tried
 
 
 def _text_bytes(source: Mapping[str, Any]) -> int | None:

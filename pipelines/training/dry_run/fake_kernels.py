@@ -1,0 +1,127 @@
+"""What a GPU's kernels keep and give back, for those that a build of torch for CPUs lacks.
+
+Without them torch would take the formula apart into steps that a GPU never runs, and the dry run
+would count their memory.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from pipelines.models import attention
+from pipelines.models.loss import CrossEntropy
+from pipelines.models.transformer import Transformer
+from pipelines.parallel import parallelize
+from pipelines.planning.hardware import Hardware
+
+_FLASH = (8, 0)  # the compute capability that FlashAttention needs
+_WIDEST = 256  # features of a head that it takes
+_BLOCK = 128  # positions of a block of a mask
+# It takes a graph apart as Inductor does, and runs each operator by itself: no GPU is needed.
+_BACKEND = "aot_eager_decomp_partition"
+
+
+@contextmanager
+def fake_kernels(hardware: Hardware) -> Iterator[None]:
+    """Let attention, norms and compiled blocks behave as on `hardware`, within the block."""
+    aten = torch.library.Library("aten", "IMPL", "CUDA")
+    aten.impl("_fused_rms_norm", _rms_norm)
+    compile_blocks = partial(_compile, parallelize.compile_blocks)
+    flash = (hardware.capability or (0, 0)) >= _FLASH
+    attend = _attention(F.scaled_dot_product_attention, flash=flash)
+    with ExitStack() as stack:
+        for each in (
+            patch.object(F, "scaled_dot_product_attention", attend),
+            patch.object(attention, "_compiled", _uncompiled),
+            patch.object(parallelize, "compile_blocks", compile_blocks),
+            torch._functorch.config.patch(graphsafe_rng_functionalization=False),  # type: ignore[attr-defined]
+        ):
+            stack.enter_context(each)
+        yield
+    aten._destroy()
+
+
+def _compile(compile_blocks: Any, part: Transformer) -> None:
+    """Compile blocks; the loss, where it would be compiled, is one kernel as Inductor makes it."""
+    if isinstance(part.cross_entropy, CrossEntropy):
+        part.cross_entropy = _FusedCrossEntropy()
+    compile_blocks(part, backend=_BACKEND)
+
+
+class _FusedCrossEntropy(nn.Module):
+    """Keeps the logits, and makes nothing else of their size but their gradient."""
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Any:
+        """Map logits [P, V] and targets [P] to a scalar."""
+        return _Fused.apply(logits, targets)  # type: ignore[no-untyped-call]
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        sums = logits.new_empty(len(logits), dtype=torch.float32)  # of exponentials
+        ctx.save_for_backward(logits, targets, sums)
+        return torch.zeros((), device=logits.device)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
+        return torch.empty_like(ctx.saved_tensors[0]), None
+
+
+def _rms_norm(x: Tensor, shape: Any, _weight: Any, _eps: Any) -> tuple[Tensor, Tensor]:
+    """Return a result and the number that the kernel keeps for each row."""
+    rows = (*x.shape[: x.dim() - len(shape)], *(1 for _ in shape))
+    return torch.empty_like(x), x.new_empty(rows, dtype=torch.float32)
+
+
+def _attention(by_formula: Any, *, flash: bool) -> Any:
+    """Return attention by the kernel that PyTorch chooses on a GPU, the first that can: flash,
+    efficient, or else the formula, which writes out all weights of attention.
+    """
+    aten = torch.ops.aten
+
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        enable_gqa: bool = False,
+    ) -> Any:
+        half = q.dtype in (torch.bfloat16, torch.float16)
+        if flash and half and attn_mask is None and q.shape[-1] <= _WIDEST:
+            return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)[0]
+        if not enable_gqa:
+            return aten._scaled_dot_product_efficient_attention(
+                q, k, v, attn_mask, True, 0.0, is_causal
+            )[0]
+        return by_formula(q, k, v, attn_mask, is_causal=is_causal, enable_gqa=enable_gqa)
+
+    return attend
+
+
+def _uncompiled(name: str) -> Any:
+    return {"flex_attention": flex_attention, "create_block_mask": _block_mask}[name]
+
+
+def _block_mask(
+    visible: Any, batch: int | None, _heads: None, queries: int, keys: int, device: torch.device
+) -> BlockMask:
+    """Return a mask of the right size without looking at any position."""
+    rows, columns = -(-queries // _BLOCK), -(-keys // _BLOCK)
+    numbers = torch.empty((batch or 1, 1, rows), dtype=torch.int32, device=device)
+    indices = torch.empty((batch or 1, 1, rows, columns), dtype=torch.int32, device=device)
+    return BlockMask.from_kv_blocks(
+        numbers,
+        indices,
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=visible,
+        seq_lengths=(queries, keys),
+    )

@@ -53,8 +53,8 @@ def test_params_exist_in_the_recipe():
 
 
 # A change of these alone changes no stage's result: paths, revisions and mixtures stand for
-# content that source.json holds, the number of workers is environment.json's world_size, readers
-# read alike, and a price changes what a run cost, not what it made.
+# content that source.json holds, workers are in environment.json, readers read alike, a price
+# changes what a run cost, not what it made, and a dry run comes before the run.
 KEYS_OF_NO_STAGE = {
     "adapter.init_from",
     "description",
@@ -67,6 +67,7 @@ KEYS_OF_NO_STAGE = {
     "data.source.revision",
     "data.tokenizer.path",
     "model.init_from",
+    "resources.dry_run",
     "resources.price_per_cpu_hour",
     "resources.price_per_gpu_hour",
     "resources.max_stage_hours",

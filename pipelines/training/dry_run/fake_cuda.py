@@ -65,7 +65,7 @@ def _register_guard() -> None:
     _kept.extend((methods, guard))
     registered = (ctypes.c_void_p * 32).in_dll(library, _GUARDS)
     registered[_CUDA] = ctypes.addressof(guard)
-    torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
+    torch._C._ensureCUDADeviceGuardSet()
 
 
 def _replace_hooks() -> None:

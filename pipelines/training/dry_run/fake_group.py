@@ -139,20 +139,20 @@ class Replicas(DistributedDataParallel):
         sizes = [each.numel() for each in parameters]
         flat = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
         waiting: set[nn.Parameter] = set()
-        for parameter, part in zip(parameters, flat.split(sizes), strict=True):
+        for parameter, part in zip(parameters, torch.split(flat, sizes), strict=True):
 
             def arrived(parameter: nn.Parameter, view: Tensor = part) -> None:
                 if not self.require_backward_grad_sync:
                     return
                 waiting.add(parameter)
-                view.view_as(parameter).copy_(parameter.grad)
-                parameter.grad = view.view_as(parameter)
+                gradient, parameter.grad = parameter.grad, view.view_as(parameter)
+                parameter.grad.copy_(gradient)  # type: ignore[arg-type]
                 if len(waiting) == len(parameters):
                     waiting.clear()
                     flat.div_(self._group.size())
                     dist.all_reduce(flat, group=self._group)
 
-            parameter.register_post_accumulate_grad_hook(arrived)
+            parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Call the module."""

@@ -31,7 +31,7 @@ _BACKEND = "aot_eager_decomp_partition"
 @contextmanager
 def fake_kernels(hardware: Hardware) -> Iterator[None]:
     """Let attention, norms and compiled blocks behave as on `hardware`, within the block."""
-    aten = torch.library.Library("aten", "IMPL", "CUDA")
+    aten: Any = torch.library.Library("aten", "IMPL", "CUDA")  # type: ignore[no-untyped-call]
     aten.impl("_fused_rms_norm", _rms_norm)
     compile_blocks = partial(_compile, parallelize.compile_blocks)
     flash = (hardware.capability or (0, 0)) >= _FLASH
@@ -41,7 +41,7 @@ def fake_kernels(hardware: Hardware) -> Iterator[None]:
             patch.object(F, "scaled_dot_product_attention", attend),
             patch.object(attention, "_compiled", _uncompiled),
             patch.object(parallelize, "compile_blocks", compile_blocks),
-            torch._functorch.config.patch(graphsafe_rng_functionalization=False),  # type: ignore[attr-defined]
+            torch._functorch.config.patch(graphsafe_rng_functionalization=False),
         ):
             stack.enter_context(each)
         yield

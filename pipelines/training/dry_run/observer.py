@@ -21,7 +21,7 @@ _PLAIN = torch.ops.prim.device.default  # asked for each tensor, and nothing to 
 _READ = torch.ops.aten._local_scalar_dense.default
 
 
-class Observer(TorchDispatchMode):
+class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts memory, waits, collectives and FLOPs.
 
     Attributes:
@@ -47,7 +47,7 @@ class Observer(TorchDispatchMode):
             collectives: Is told of each operator of the last step.
             repeats: How often the step's first micro-batch stands for one in a real step.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
         self._fake, self._memory, self._waits, self._collectives = fake, memory, waits, collectives
         self._repeats = repeats
@@ -69,13 +69,11 @@ class Observer(TorchDispatchMode):
         """Note what the step does now."""
         if phase == "forward and backward":
             self._begun += 1
-            self._memory.new = "activations"
-        else:
-            self._memory.new = "buffers"
+        elif phase == "optimizer":
+            self._begun = 0
+        self._memory.new = "activations" if self._begun else "buffers"
         is_first = phase == "forward and backward" and self._begun == 1
         self._times = self._repeats if is_first and self._counts else 1
-        if phase == "optimizer":
-            self._begun = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:

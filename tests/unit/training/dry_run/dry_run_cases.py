@@ -1,0 +1,134 @@
+"""Layouts and shipped recipes to try on GPUs that don't exist, beside the planner's formulas."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipelines.models.presets import preset
+from pipelines.planning.communication import REACHED, Communication, communication
+from pipelines.planning.hardware_table import named
+from pipelines.planning.layout_rule import Choice, choose
+from pipelines.planning.step_time import trainable
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe_files import load_recipe
+from pipelines.training.dry_run.dry_run import Case, RankReport
+
+LENGTH = 2048
+# All layers are alike, so that four say as much as sixteen.
+SHAPE = replace(preset("llama-1b"), layers=4, context_length=LENGTH)
+H100 = named("h100")
+BASES = {
+    "llama3-8b-lora": "llama3-8b",
+    "llama3-8b-qlora": "llama3-8b",
+    "lora-gsm8k": "llama3.2-1b",
+    "chat-from-demo": "llama-1m",
+}
+SMALL_VOCABULARY = 1024
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A run to try.
+
+    Attributes:
+        world: GPUs.
+        parallel, train, adapter, data: Sections of its recipe.
+        graphs: Compiled of blocks.
+        within: How far the formula of memory may be off.
+    """
+
+    world: int = 1
+    parallel: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    adapter: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    graphs: int = 0
+    within: float = 0.08
+
+    def laid(self) -> tuple[Case, Choice]:
+        """Return the case, and the planner's choice for it."""
+        sizes = {"micro_batch_size": 2, "global_batch_size": 8 * self.world, "precision": "bf16"}
+        values = {
+            "name": "tried",
+            "parallel": self.parallel,
+            "train": sizes | self.train,
+            "data": {"sequence_length": LENGTH} | self.data,
+            "adapter": self.adapter,
+        }
+        return laid(Recipe.model_validate(values), self.world)
+
+
+FULL = {"sharding": "full"}
+LORA = {"kind": "lora", "rank": 16}
+AGAIN = {"activation_checkpoint": "full"}
+SELECTIVE = {"activation_checkpoint": "selective"}
+# Compiled, a dry run runs each operator of a graph by itself, so that it counts results that
+# Inductor never writes: it tells more than a GPU needs.
+COMPILED = {"compile": True}
+
+QUICK = {
+    "one": Tried(),
+    "replicas": Tried(8),
+    "sharded": Tried(8, FULL | {"dp_shard": 8}),
+    "tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, SELECTIVE),
+    "pipeline": Tried(2, {"pp": 2}),
+    "compiled": Tried(8, FULL | {"dp_shard": 8}, COMPILED, graphs=2),
+    "lora": Tried(adapter=LORA),
+}
+FURTHER = {
+    "fp32": Tried(train={"precision": "fp32"}),
+    "muon": Tried(train={"optimizer": "muon"}),
+    "documents": Tried(data={"document_mask": True}),
+    "recomputed": Tried(train=AGAIN),
+    "selective": Tried(train=SELECTIVE),
+    "zero 1": Tried(8, {"sharding": "optimizer"}),
+    "zero 2": Tried(8, {"sharding": "gradients", "dp_shard": 8}),
+    "hybrid": Tried(16, FULL | {"dp_replicate": 2, "dp_shard": 8}),
+    "context": Tried(8, FULL | {"cp": 2, "dp_shard": 4}),
+    "tensor alone": Tried(4, {"tp": 4}),
+    "interleaved": Tried(2, {"pp": 2, "schedule": "interleaved_1f1b"}),
+    "sharded pipeline": Tried(8, FULL | {"pp": 2, "dp_shard": 4}, AGAIN),
+    "compiled alone": Tried(train=COMPILED, graphs=2),
+    "lora selective": Tried(adapter=LORA, train=SELECTIVE),
+    "qlora": Tried(adapter=LORA | {"kind": "qlora"}),
+    "sharded lora": Tried(8, FULL | {"dp_shard": 8}, adapter=LORA),
+    "1024 GPUs": Tried(1024, FULL | {"dp_replicate": 16, "dp_shard": 64}),
+}
+
+
+def laid(recipe: Recipe, world: int, model: str | None = None) -> tuple[Case, Choice]:
+    """Return a recipe's case, and the planner's choice for it."""
+    if recipe.adapter.kind != "none":
+        recipe = recipe.model_copy(
+            update={"model": recipe.model.model_copy(update={"init_from": "models/base"})}
+        )
+    shape = preset(model) if model else SHAPE
+    if not shape.vocab_size:
+        shape = shape.sized(SMALL_VOCABULARY, recipe.data.sequence_length)
+    choice = choose(recipe, shape, world, H100.memory_bytes, hardware=H100)
+    return Case(choice.recipe, shape, H100, world), choice
+
+
+def shipped(name: str) -> tuple[Case, Choice]:
+    """Return the case of a shipped recipe, and the planner's choice for it."""
+    recipe = load_recipe(name)
+    return laid(recipe, recipe.resources.most_workers, BASES.get(name, recipe.model.preset))
+
+
+# Links on which a byte takes a second.
+_SLOW = replace(H100, link_bandwidth=1 / REACHED, network_bandwidth=1 / REACHED)
+
+
+def predicted(case: Case, choice: Choice) -> Communication:
+    """Return the bytes through a process's link that the planner predicts."""
+    links = replace(_SLOW, devices_per_node=case.world)
+    return communication(case.shape, choice.training, links, trainable(case.shape, choice.training))
+
+
+def sent(rank: RankReport, *groups: str) -> float:
+    """Return the bytes through a process's link that the dry run saw in these groups."""
+    times = {"all_reduce": 2, "send": 0, "receive": 0}
+    return sum(
+        times.get(each["kind"], 1) * each["bytes"] * (each["size"] - 1) / each["size"]
+        for each in rank.collectives
+        if each["group"] in groups
+    )

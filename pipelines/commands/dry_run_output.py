@@ -18,7 +18,8 @@ def print_dry_run(tried: dict[str, Any]) -> None:
     ranks = tried["ranks"]
     fullest = max(ranks, key=lambda each: sum(each["memory"].values()))
     console.print()
-    console.print(f"dry run of {len(ranks)} ranks in {tried['seconds']:.0f} s: {_compute(ranks)}")
+    number = f"{len(ranks)} ranks, one of each stage," if len(ranks) > 1 else "one rank"
+    console.print(f"dry run of {number} in {tried['seconds']:.0f} s: {_compute(ranks)}")
     console.print(_memory(fullest, tried))
     console.print()
     console.print(_collectives(ranks))

@@ -135,7 +135,9 @@ def _data_parallel(
     frozen = NF4 if training.adapter.kind == "qlora" else training.compute_bytes
     whole = held * (trained * training.compute_bytes + (1 - trained) * frozen)
     shards = Group.of(training.shards, layout.tp, per_node)
-    gathers = 2 if training.gives_up_blocks else 1
+    # Each pass gathers the blocks; the root stays gathered for both.
+    blocks = config.layers * config.layer_parameters / config.parameters
+    gathers = 1 + blocks if training.gives_up_blocks else 1
     divided, added = shards.gather(gradients, hardware), 0.0
     replicas = layout.dp_cp // training.shards
     if replicas > 1:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -145,8 +146,9 @@ def dry_run(case: Case, module: str = "pipelines.training.dry_run") -> Report:
     began = time.perf_counter()
     layout = resolve_layout(case.recipe.parallel, case.world)
     beside = case.world // layout.pp  # ranks of a stage lie side by side
-    ranks = [_rank(case, stage * beside, module) for stage in range(layout.pp)]
-    return Report(ranks, time.perf_counter() - began)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        ranks = pool.map(lambda stage: _rank(case, stage * beside, module), range(layout.pp))
+        return Report(list(ranks), time.perf_counter() - began)
 
 
 def _rank(case: Case, rank: int, module: str) -> RankReport:

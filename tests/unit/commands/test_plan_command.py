@@ -147,3 +147,27 @@ def test_a_storage_gives_something() -> None:
 def test_an_answer_takes_a_second() -> None:
     command = [PENSTOCK, "plan", "--model", "llama3-70b", "--gpus", "512", "--json"]
     assert seconds_of(*command) < 1.5  # 0.7 on a quiet machine
+
+
+DRY = ("--recipe", "debug", "--gpu", "h100", "--gpus", "1", "--dry-run")
+
+
+def test_a_dry_run_lies_beside_the_formula() -> None:
+    tried = answer(*DRY)["dry_run"]
+    (rank,) = tried["ranks"]
+    assert sum(rank["memory"].values()) == tried["peak_bytes"] > 0
+    assert rank["memory"].keys() <= tried["formula_bytes"].keys()
+    assert rank["flops"] > 0
+    assert all(wait["reason"] for wait in rank["waits"])
+
+
+def test_a_dry_run_is_printed() -> None:
+    said = CliRunner().invoke(app, ["plan", *DRY], catch_exceptions=False).stdout
+    assert "dry run of one rank in" in said
+    assert "GiB at the peak" in said
+    assert "parallel/process_group.py" in said
+
+
+def test_a_dry_run_needs_a_layout() -> None:
+    with pytest.raises(UserError, match="64 processes, but there are 32"):
+        answer("--recipe", "llama3-70b-fsdp-tp", "--gpus", "32", "--dry-run")

@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
-from pipelines.orchestration.cluster_plan import VARIABLE, training_machine
+from pipelines.orchestration.cluster_plan import VARIABLE, dry_run_on_cluster, training_machine
 from pipelines.planning.hardware_table import named, of_driver
 from pipelines.recipe.recipe_files import parse_recipe
 
@@ -110,3 +110,28 @@ def test_the_environment_names_what_workers_will_get(monkeypatch) -> None:
     monkeypatch.setenv(VARIABLE, "h200")
     found = training_machine(load_settings(), parse_recipe({"name": "t"}))
     assert (found.hardware, found.gpus) == (named("h200"), 2)
+
+
+def dry_run(gpu: str, monkeypatch: pytest.MonkeyPatch, wanted: bool = True, **train: Any) -> Any:
+    monkeypatch.setenv(VARIABLE, gpu)
+    resources = {"workers": 1, "dry_run": wanted}
+    values = {"name": "a", "resources": resources, "train": train, "data": {"sequence_length": 128}}
+    return dry_run_on_cluster(load_settings(), parse_recipe(values))
+
+
+def test_a_run_s_step_is_tried_where_its_recipe_wants_it(monkeypatch) -> None:
+    assert dry_run("h100", monkeypatch, wanted=False) is None
+    tried = dry_run("h100", monkeypatch)
+    assert tried["peak_bytes"] > 0
+    assert tried["formula_error"] == pytest.approx(0, abs=0.08)
+
+
+def test_no_dry_run_of_a_device_without_cuda(monkeypatch, caplog) -> None:
+    assert dry_run("cpu", monkeypatch) is None
+    assert "no dry run" in caplog.text
+
+
+def test_a_run_whose_dry_run_does_not_fit_is_refused(monkeypatch) -> None:
+    huge = {"micro_batch_size": 65_536, "global_batch_size": 65_536}
+    with pytest.raises(UserError, match=r"dry run needs .* GiB .* but a device has 15 GiB"):
+        dry_run("t4", monkeypatch, **huge)

@@ -91,7 +91,7 @@ def dry_run_beforehand(recipe: Recipe, machine: Machine) -> dict[str, Any]:
         raise UserError(
             f"train can't run on {machine.gpus} x {machine.hardware.name}: the dry run needs "
             f"{wanted / GIB:.3g} GiB with a tenth for the allocator, but a device has "
-            f"{there / GIB:.3g}; set train.activation_checkpoint = full, a smaller "
+            f"{there / GIB:.3g} GiB; set train.activation_checkpoint = full, a smaller "
             "train.micro_batch_size, or more workers"
         )
     return tried

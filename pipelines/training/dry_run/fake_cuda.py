@@ -83,8 +83,8 @@ def _replace_hooks() -> None:
     table_of_hooks.value = ctypes.addressof(table) + _BEFORE * ctypes.sizeof(ctypes.c_void_p)
 
 
-class _Stream:
-    """A stream, or the context in which one is the current one; all are the same."""
+class _Fake:
+    """A stream, an event, or the context of one: all that they wait for is done at once."""
 
     device = DEVICE
     device_type, device_index, stream_id = _CUDA, 0, 0
@@ -100,16 +100,15 @@ class _Stream:
         pass
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Stream)
+        return isinstance(other, _Fake)
 
     def __hash__(self) -> int:
         return _CUDA
 
-    def wait_stream(self, _: Any) -> None:
+    def wait(self, *_: Any) -> None:
         """Wait on the device, not on the host."""
 
-    def wait_event(self, _: Any) -> None:
-        """Wait on the device, not on the host."""
+    record = wait_stream = wait_event = wait
 
     def record_event(self, event: Any = None) -> Any:
         """Return an event."""
@@ -125,42 +124,11 @@ class _Stream:
 
     def synchronize(self) -> None:
         """Note that the host waits."""
-        self.waits.note("stream.synchronize")
+        self.waits.note("a stream or an event is waited for")
 
 
-class _Event:
-    """An event of a stream."""
-
-    waits: WaitLog
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def record(self, *_: Any) -> None:
-        """Record nothing."""
-
-    def wait(self, *_: Any) -> None:
-        """Wait on the device, not on the host."""
-
-    def query(self) -> bool:
-        """Tell that it has happened."""
-        return True
-
-    def elapsed_time(self, _: Any) -> float:
-        """Return no time."""
-        return 0.0
-
-    def synchronize(self) -> None:
-        """Note that the host waits."""
-        self.waits.note("event.synchronize")
-
-
-class _CudaStream(_Stream):
-    """The same under its other name; torch's compiler wants two classes."""
-
-
-class _CudaEvent(_Event):
-    """The same under its other name."""
+# torch's compiler wants a class of its own for each of torch's.
+_Stream, _Event, _CudaStream, _CudaEvent = (type(f"_Fake{n}", (_Fake,), {}) for n in range(4))
 
 
 @contextmanager
@@ -171,7 +139,7 @@ def fake_devices(hardware: Hardware, waits: WaitLog) -> Iterator[None]:
         hardware: The device; it has a compute capability.
         waits: Is told of each wait of the host for a device.
     """
-    _Stream.waits = _Event.waits = waits
+    _Fake.waits = waits
     torch.utils._device._device_constructors()  # remembers `torch.empty` before it is replaced
     with ExitStack() as stack:
         for owner, values in _replacements(hardware, waits):
@@ -181,50 +149,11 @@ def fake_devices(hardware: Hardware, waits: WaitLog) -> Iterator[None]:
 
 
 def _replacements(hardware: Hardware, waits: WaitLog) -> list[tuple[Any, dict[str, Any]]]:
-    major, minor = hardware.capability or (0, 0)
-    memory, devices = hardware.memory_bytes, hardware.devices_per_node
-    empty = torch.empty
-    properties = SimpleNamespace(
-        name=hardware.driver_name or hardware.name,
-        major=major,
-        minor=minor,
-        total_memory=memory,
-        multi_processor_count=132,
-        warp_size=32,
-        max_threads_per_multi_processor=2048,
-        regs_per_multiprocessor=65_536,
-        gcnArchName="",
-    )
+    memory = hardware.memory_bytes
     return [
-        (torch, {"Stream": _Stream, "Event": _Event, "empty": _never_pinned(empty)}),
+        (torch, {"Stream": _Stream, "Event": _Event, "empty": _never_pinned(torch.empty)}),
         (torch.Tensor, {"pin_memory": lambda self, *_: self, "is_pinned": lambda *_: True}),
-        (
-            torch.cuda,
-            {
-                "Stream": _CudaStream,
-                "Event": _CudaEvent,
-                "stream": _CudaStream,
-                "device": _CudaStream,
-                "current_stream": _CudaStream,
-                "default_stream": _CudaStream,
-                "set_stream": lambda *_: None,
-                "set_device": lambda *_: None,
-                "synchronize": lambda *_: waits.note("cuda.synchronize"),
-                "current_device": lambda: 0,
-                "device_count": lambda: devices,
-                "get_device_name": lambda *_: properties.name,
-                "get_device_capability": lambda *_: (major, minor),
-                "get_device_properties": lambda *_: properties,
-                "is_current_stream_capturing": lambda: False,
-                "is_bf16_supported": lambda *_, **__: True,
-                "max_memory_allocated": lambda *_: 0,
-                "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
-                "set_rng_state": lambda *_: None,
-                "manual_seed_all": lambda *_: None,
-                "default_generators": tuple(torch.Generator() for _ in range(devices)),
-                "_is_in_bad_fork": lambda: False,
-            },
-        ),
+        (torch.cuda, _of_cuda(hardware) | {"synchronize": _note(waits)}),
         (torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False}),
         (
             torch.accelerator,
@@ -232,14 +161,59 @@ def _replacements(hardware: Hardware, waits: WaitLog) -> list[tuple[Any, dict[st
                 "current_accelerator": lambda *_, **__: torch.device("cuda"),
                 "is_available": lambda: True,
                 "current_stream": _Stream,
-                "synchronize": lambda *_: waits.note("accelerator.synchronize"),
-                "device_count": lambda: devices,
+                "synchronize": _note(waits),
+                "device_count": lambda: hardware.devices_per_node,
                 "set_device_index": lambda *_: None,
                 "current_device_index": lambda: 0,
                 "get_memory_info": lambda *_: (memory, memory),
             },
         ),
     ]
+
+
+def _of_cuda(hardware: Hardware) -> dict[str, Any]:
+    properties = SimpleNamespace(
+        name=hardware.driver_name or hardware.name,
+        major=(hardware.capability or (0, 0))[0],
+        minor=(hardware.capability or (0, 0))[1],
+        total_memory=hardware.memory_bytes,
+        # No kernel is compiled for them, but torch's compiler asks.
+        multi_processor_count=132,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65_536,
+        gcnArchName="",
+    )
+    return {
+        "Stream": _CudaStream,
+        "Event": _CudaEvent,
+        "stream": _CudaStream,
+        "device": _CudaStream,
+        "current_stream": _CudaStream,
+        "default_stream": _CudaStream,
+        "set_stream": lambda *_: None,
+        "set_device": lambda *_: None,
+        "current_device": lambda: 0,
+        "device_count": lambda: hardware.devices_per_node,
+        "get_device_name": lambda *_: properties.name,
+        "get_device_capability": lambda *_: hardware.capability,
+        "get_device_properties": lambda *_: properties,
+        "is_current_stream_capturing": lambda: False,
+        "is_bf16_supported": lambda *_, **__: True,
+        "max_memory_allocated": lambda *_: 0,
+        "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": lambda *_: None,
+        "manual_seed_all": lambda *_: None,
+        "default_generators": tuple(torch.Generator() for _ in range(hardware.devices_per_node)),
+        "_is_in_bad_fork": lambda: False,
+    }
+
+
+def _note(waits: WaitLog) -> Any:
+    def synchronize(*_: Any) -> None:
+        waits.note("the device is waited for")
+
+    return synchronize
 
 
 def _never_pinned(empty: Any) -> Any:

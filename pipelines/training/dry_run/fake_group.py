@@ -20,6 +20,7 @@ from pipelines.models.weights import COMPUTE_DTYPES
 from pipelines.parallel import data_parallel, pipeline_parallel
 from pipelines.parallel.data_parallel import is_fully_sharded
 from pipelines.parallel.mesh import Mesh
+from pipelines.parallel.pipeline_parallel import pipeline_parts
 from pipelines.recipe.recipe import Recipe
 
 _BUCKET = 25 << 20  # bytes of gradients that DistributedDataParallel exchanges together
@@ -81,11 +82,16 @@ def fake_stages(recipe: Recipe, mesh: Mesh, width: int) -> Iterator[None]:
             group=group,
         )
 
+    def parts(*arguments: Any) -> Any:
+        with _disable_current_modes():  # the whole model is no fake tensors yet
+            return pipeline_parts(*arguments)
+
     def voted(*_: Any, **__: Any) -> Tensor:
         with _disable_current_modes():
             return torch.ones(1, dtype=torch.int32)
 
     with (
+        patch.object(pipeline_parallel, "pipeline_parts", parts),
         patch.object(pipeline_parallel, "PipelineStage", stage),
         patch.object(PipelineStage, "_warmup_forward_vote", voted),
         patch.object(PipelineStage, "_warmup_backward_result", voted),

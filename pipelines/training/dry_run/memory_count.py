@@ -47,9 +47,9 @@ class MemoryCount:
         self._reach()
 
     @property
-    def parts(self) -> dict[Part, int]:
+    def parts(self) -> dict[str, int]:
         """The bytes at the peak by purpose."""
-        found: Counter[Part] = Counter()
+        found: Counter[str] = Counter()
         for number, size in self._at_peak.items():
             found[self._parts[number]] += size
         return dict(found)

@@ -64,7 +64,7 @@ def run_rank(case: Case, rank: int) -> RankReport:
         return RankReport(
             rank=rank,
             stage=mesh.coordinate("pp"),
-            memory={**memory.parts},
+            memory=memory.parts,
             collectives=[asdict(each) for each in collectives.found],
             waits=[
                 {**wait._asdict(), "count": count, "reason": wait.reason}

@@ -8,7 +8,6 @@ from pipelines.core.errors import UserError
 from pipelines.planning.hardware_table import named
 from pipelines.planning.layout_rule import Choice
 from pipelines.recipe.recipe_files import override_values, shipped_recipes
-from pipelines.training.dry_run import dry_run as module
 from pipelines.training.dry_run.dry_run import Case, Report, dry_run
 from pipelines.training.dry_run.wait_log import WAITS
 from tests.unit.training.dry_run.dry_run_cases import (
@@ -22,7 +21,7 @@ from tests.unit.training.dry_run.dry_run_cases import (
 
 DATA = ("dp_replicate", "dp_shard", "all", "dp_shard_cp", "dp_replicate_dp_shard")
 BYTES = 0.08
-# The planner has tensor parallelism's sums in half precision; what norms give to gathers is in fp32.
+# The planner has sums of tensor parallelism in half precision; what norms give is gathered in fp32.
 TENSOR = 1.5
 PLANTED = "tests.unit.training.dry_run.planted_fault"
 
@@ -108,10 +107,10 @@ def test_a_device_without_cuda_is_refused() -> None:
 
 
 def test_its_memory_on_the_host_is_limited(monkeypatch) -> None:
-    monkeypatch.setattr(module, "HOST_BYTES", 1 << 20)
+    monkeypatch.setenv("DRY_RUN_FAULT", "memory")
     case, _ = QUICK["one"].laid()
-    with pytest.raises(RuntimeError, match="the dry run of rank 0 ended with"):
-        dry_run(case)
+    with pytest.raises(RuntimeError, match="MemoryError"):
+        dry_run(case, PLANTED)
 
 
 def test_a_case_survives_its_text() -> None:

@@ -29,7 +29,7 @@ def print_dry_run(tried: dict[str, Any]) -> None:
 
 def _compute(ranks: list[dict[str, Any]]) -> str:
     flops = max(each["flops"] for each in ranks)
-    return f"{flops:.3g} FLOPs a step and GPU, {ranks[0]['graphs']} graphs compiled"
+    return f"{flops:.3g} FLOPs a step and GPU, graphs compiled: {ranks[0]['graphs']}"
 
 
 def _memory(fullest: dict[str, Any], tried: dict[str, Any]) -> Table:

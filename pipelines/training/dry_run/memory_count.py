@@ -54,7 +54,7 @@ class MemoryCount:
             found[self._parts[number]] += size
         return dict(found)
 
-    def see(self, operator: Any, arguments: Any, result: Any) -> None:
+    def see(self, operator: Any, arguments: Any, named: dict[str, Any], result: Any) -> None:
         """Add what an operator made, and learn from what it is what its tensors are for."""
         for each in tree_iter(result):
             if isinstance(each, Tensor) and each.device.type == "cuda":
@@ -63,7 +63,7 @@ class MemoryCount:
         if operator is torch.ops.fsdp.chunk_cat.default:  # what is about to be scattered
             self.name("gradients", arguments[0])
         elif operator is torch.ops.fsdp.split_with_sizes_copy.default:  # what was gathered
-            self.name("weights", arguments)
+            self.name("weights", named["out"])
 
     def name(self, part: Part, tensors: Any) -> None:
         """Note what tensors are for, or were for when they still existed."""

@@ -101,7 +101,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _READ:
             return _number(args[0])
         result = func(*args, **named)
-        self._memory.see(func, args, result)
+        self._memory.see(func, args, named, result)
         if self._counts:
             self._collectives.see(func, args, result, self._times)
             self._count_flops(func, args, named, result)

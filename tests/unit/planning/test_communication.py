@@ -39,15 +39,17 @@ def test_a_ring_sends_all_but_ones_own_part() -> None:
     assert Group(1, 1).all_reduce(1e9, H100) == 0
 
 
-def test_stage_3_gathers_weights_twice_a_micro_batch_and_stage_2_once() -> None:
+def test_stage_3_gathers_blocks_twice_a_micro_batch_and_stage_2_all_once() -> None:
     full, gradients = (
         communication(LLAMA, training(Layout(dp_shard=8), sharding=sharding), H100, 1.0)
         for sharding in ("full", "gradients")
     )
-    assert full.weights == 2 * gradients.weights
-    assert full.gradients == gradients.gradients
+    blocks = LLAMA.layers * LLAMA.layer_parameters
+    again = Group(8, 8).gather(blocks * 2, H100)
     once = Group(8, 8).gather(LLAMA.parameters * 2, H100)
-    assert full.weights == pytest.approx(4 * 2 * once)
+    assert full.gradients == gradients.gradients
+    assert gradients.weights == pytest.approx(4 * once)
+    assert full.weights == pytest.approx(4 * (once + again))
     assert full.gradients == pytest.approx(4 * 2 * once)  # in fp32, divided in each micro-batch
     assert full.replicas == 0
 

@@ -109,8 +109,10 @@ def communication(
     cp = Group.of(layout.cp, layout.tp, hardware.devices_per_node)
     heads = 2 * (config.heads + max(config.kv_heads, layout.cp)) * config.head_width / layout.tp
     exchanged = layers * exchanges * tokens * heads * training.compute_bytes
+    # A pipeline's stages keep what they gather until its last micro-batch, unless they give it up.
+    gathered = number if layout.pp == 1 or training.gives_up_blocks else 1
     return Communication(
-        weights=number * weights,
+        weights=gathered * weights,
         gradients=number * gradients,
         replicas=replicas,
         # Sums in attention and feed-forward layers, both passes; then embeddings and head.

@@ -54,6 +54,20 @@ def test_stage_3_gathers_blocks_twice_a_micro_batch_and_stage_2_all_once() -> No
     assert full.replicas == 0
 
 
+def test_a_pipeline_s_stages_keep_gathered_weights_for_all_micro_batches() -> None:
+    few, many = (
+        communication(
+            LLAMA,
+            training(Layout(pp=2, dp_shard=4), sharding="gradients", micro_batches=number),
+            H100,
+            1.0,
+        )
+        for number in (4, 8)
+    )
+    assert few.weights == many.weights > 0
+    assert many.pipeline == 2 * few.pipeline
+
+
 def test_replicas_add_up_whole_gradients_and_stage_1_gives_weights_out_beside() -> None:
     none = communication(LLAMA, training(Layout(dp_replicate=8), sharding="none"), H100, 1.0)
     first = communication(LLAMA, training(Layout(dp_shard=8), sharding="optimizer"), H100, 1.0)

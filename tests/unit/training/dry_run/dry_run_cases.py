@@ -119,11 +119,11 @@ def laid(recipe: Recipe, world: int, model: str | None = None) -> tuple[Case, Ch
 def shipped(name: str) -> tuple[Case, Choice]:
     """Return the case of a shipped recipe, and the planner's choice for it.
 
-    The steps of a pipeline have a quarter of their micro-batches, as all of them take minutes.
+    The steps of a pipeline have an eighth of their micro-batches, as all of them take minutes.
     """
     recipe = load_recipe(name)
     if recipe.parallel.pp != 1:
-        fewer = recipe.train.global_batch_size // 4
+        fewer = recipe.train.global_batch_size // 8
         recipe = override_values(recipe, {"train.global_batch_size": fewer})
     return laid(recipe, recipe.resources.most_workers, BASES.get(name, recipe.model.preset))
 

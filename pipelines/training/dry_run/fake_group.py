@@ -18,8 +18,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pipelines.models.weights import COMPUTE_DTYPES
 from pipelines.parallel import data_parallel, pipeline_parallel
-from pipelines.parallel.data_parallel import is_fully_sharded
-from pipelines.parallel.mesh import Mesh
 from pipelines.parallel.pipeline_parallel import pipeline_parts
 from pipelines.recipe.recipe import Recipe
 
@@ -59,11 +57,10 @@ def fake_group(world: int, rank: int, neighbours: int) -> Iterator[None]:
 
 
 @contextmanager
-def fake_stages(recipe: Recipe, mesh: Mesh, width: int) -> Iterator[None]:
+def fake_stages(recipe: Recipe, width: int) -> Iterator[None]:
     """Tell each pipeline stage the shapes that it exchanges: no other process can tell it."""
     micro_batch, length = recipe.train.fixed_micro_batch_size, recipe.data.sequence_length
-    in_half = is_fully_sharded(mesh, recipe.parallel)
-    dtype = COMPUTE_DTYPES.get(recipe.train.precision) if in_half else None
+    dtype = COMPUTE_DTYPES.get(recipe.train.precision)
 
     def stage(part: Any, number: int, count: int, device: torch.device, group: Any) -> Any:
         shape = (micro_batch, length // part.sequence_shards, width)

@@ -59,7 +59,7 @@ def run_rank(case: Case, rank: int) -> RankReport:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         collectives = CollectiveLog(mesh)
         observer = Observer(fake, memory, waits, collectives, repeats)
-        with fake_stages(recipe, mesh, case.shape.width):
+        with fake_stages(recipe, case.shape.width):
             _train(recipe, case.shape, mesh, fake, observer, memory)
         return RankReport(
             rank=rank,

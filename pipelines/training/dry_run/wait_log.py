@@ -22,9 +22,6 @@ WAITS: dict[tuple[str, str], str] = {
     ("parallel/process_group.py", "is_wanted"): (
         "votes of the step before the last one: they arrived while the device worked on"
     ),
-    ("training/guard.py", "step_unless"): (
-        "Muon can't read on the device whether the step is to be left out"
-    ),
 }
 # Their results' sizes depend on numbers that are on the device.
 _SIZED_BY_NUMBERS = (

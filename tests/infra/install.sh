@@ -5,7 +5,8 @@
 set -euo pipefail
 
 wanted="ip=iproute2 nft=nftables openssl=openssl
-podman=podman buildah=buildah runc=runc aardvark-dns=aardvark-dns netavark=netavark mmdebstrap=mmdebstrap
+podman=podman buildah=buildah runc=runc mmdebstrap=mmdebstrap
+netavark=netavark aardvark-dns=aardvark-dns iptables=iptables
 slurmctld=slurmctld slurmd=slurmd sbatch=slurm-client munged=munge
 docker-registry=docker-registry
 etcd=etcd-server containerd=containerd bridge=containernetworking-plugins

@@ -37,7 +37,7 @@ PY"""
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory):
-    needs("podman", "runc", "netavark", "aardvark-dns", "mmdebstrap", "ip")
+    needs("podman", "runc", "netavark", "aardvark-dns", "iptables", "mmdebstrap", "ip")
     with stack(tmp_path_factory.mktemp("compose") / "penstock") as made:
         started = time.monotonic()
         made.shell(commands("Compose", "Day 0: install"))

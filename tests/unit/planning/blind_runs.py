@@ -1,0 +1,87 @@
+"""Published runs that the planner was not fitted to, with what it predicts for each.
+
+The predictions were committed before the published figures were entered: the column `blind` of
+`published/blind_results.csv`, which nobody changes. After a change of the planner that is meant to
+alter its times, write the column `today` again:
+
+    .venv/bin/python -m tests.unit.planning.blind_runs
+"""
+
+import csv
+from pathlib import Path
+
+from pipelines.models.config import DecoderConfig
+from pipelines.parallel.layout import Layout
+from pipelines.planning.hardware_table import named
+from pipelines.planning.memory_training import Training
+from pipelines.planning.step_time import step_time
+
+FOLDER = Path(__file__).parent / "published"
+RESULTS = FOLDER / "blind_results.csv"
+Row = dict[str, str]
+
+
+def table(path: Path) -> list[Row]:
+    with path.open() as lines:
+        return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+RUNS = {row["run"]: row for row in table(FOLDER / "blind.csv")}
+_MODELS = {row["model"]: row for row in table(FOLDER / "blind_models.csv")}
+
+
+def model(run: Row) -> DecoderConfig:
+    row = _MODELS[run["model"]]
+    shape = {key: int(row[key]) for key in ("layers", "width", "heads", "kv_heads", "hidden")}
+    return DecoderConfig(
+        **shape,
+        vocab_size=int(row["vocabulary"]),
+        context_length=int(run["sequence"]),
+        gated=row["gated"] == "1",
+        positions=row["positions"],
+        tie_embeddings=row["tied"] == "1",
+    )
+
+
+def training(run: Row) -> Training:
+    sizes = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    return Training(
+        layout=Layout(**{key: int(run[key]) for key in sizes}),
+        sharding=run["sharding"],
+        micro_batch=int(run["micro_batch"]),
+        micro_batches=int(run["accumulation"]),
+        sequence=int(run["sequence"]),
+        precision=run["precision"],
+        activation_checkpoint=run["recompute"],
+        schedule=run["schedule"],
+        compiled=run["compile"] == "1",
+    )
+
+
+def step_tokens(run: Row) -> int:
+    """Tokens of the global batch."""
+    each = int(run["micro_batch"]) * int(run["accumulation"]) * int(run["sequence"])
+    return each * training(run).layout.dp
+
+
+def predicted(run: Row) -> float:
+    """Tokens a second and GPU, with the hardware table's entry as it is."""
+    seconds = step_time(model(run), training(run), named(run["gpu"])).total
+    return step_tokens(run) / seconds / training(run).layout.world
+
+
+def main() -> None:
+    """Write the column `today` again."""
+    comments = [line for line in RESULTS.read_text().splitlines(True) if line.startswith("#")]
+    rows = table(RESULTS)
+    for row in rows:
+        row["today"] = f"{predicted(RUNS[row['run']]):.5g}"
+    with RESULTS.open("w", newline="") as file:
+        file.writelines(comments)
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,7 @@ from pipelines.models.config import DecoderConfig
 from pipelines.parallel.layout import Layout
 from pipelines.planning.hardware_table import named
 from pipelines.planning.memory_training import Training
+from pipelines.planning.roofs import flops_per_token
 from pipelines.planning.step_time import step_time
 
 FOLDER = Path(__file__).parent / "published"
@@ -68,6 +69,26 @@ def predicted(run: Row) -> float:
     """Tokens a second and GPU, with the hardware table's entry as it is."""
     seconds = step_time(model(run), training(run), named(run["gpu"])).total
     return step_tokens(run) / seconds / training(run).layout.world
+
+
+def published(result: Row) -> float:
+    """The published figure as tokens a second and GPU."""
+    run, figure = RUNS[result["run"]], float(result["published"])
+    config, length = model(run), int(run["sequence"])
+    flops = flops_per_token(config, length)
+    head = 6 * config.vocab_size * config.width
+    return {
+        "tokens/s": figure,
+        "s": step_tokens(run) / int(run["gpus"]) / figure,
+        "model TFLOP/s": figure * 1e12 / flops,
+        # The blocks' forward pass, a third of their model FLOPs, is computed again.
+        "TFLOP/s": figure * 1e12 / (flops + (flops - head) / 3),
+    }[result["unit"]]
+
+
+def errors(column: str) -> dict[str, float]:
+    """How far a column of predictions is from what was published: 0.1 is 10 % too fast."""
+    return {row["run"]: float(row[column]) / published(row) - 1 for row in table(RESULTS)}
 
 
 def main() -> None:

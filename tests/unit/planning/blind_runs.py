@@ -2,13 +2,14 @@
 
 The predictions were committed before the published figures were entered: the column `blind` of
 `published/blind_results.csv`, which nobody changes. After a change of the planner that is meant to
-alter its times, write the column `today` again:
+alter its times, write the column `today` again; docs/training.md needs the lines that it prints:
 
     .venv/bin/python -m tests.unit.planning.blind_runs
 """
 
 import csv
 from pathlib import Path
+from statistics import median
 
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.layout import Layout
@@ -20,6 +21,15 @@ from pipelines.planning.step_time import step_time
 FOLDER = Path(__file__).parent / "published"
 RESULTS = FOLDER / "blind_results.csv"
 Row = dict[str, str]
+# What the documentation calls runs, by the first word of their names; A100 runs come apart.
+GROUPS = {
+    "torchtitan: Llama 3 8B, float8, compiled, H200": ("torchtitan",),
+    "fms-fsdp: Llama 2 7B and 70B, compiled, A100": ("fms A100",),
+    "fms-fsdp and OLMo-core: 7B to 70B, compiled, H100": ("fms", "olmo-core", "olmo2"),
+    "Meta: Llama 3 405B, 8,192 and 16,384 H100": ("llama3",),
+    "NeMo and Megatron-Bridge: 5B to 405B, fp8, H100 and B200": ("nemo", "bridge"),
+    "Megatron-LM and MT-NLG, 2021: 1.7B to 1T, A100": ("megatron", "mt-nlg"),
+}
 
 
 def table(path: Path) -> list[Row]:
@@ -91,6 +101,23 @@ def errors(column: str) -> dict[str, float]:
     return {row["run"]: float(row[column]) / published(row) - 1 for row in table(RESULTS)}
 
 
+def _group(run: str) -> str:
+    return run.split()[0] + (" A100" if run.endswith("A100") else "")
+
+
+def summary() -> list[str]:
+    """The lines of the table in docs/training.md."""
+    found, lines = errors("today"), []
+    for label, words in GROUPS.items():
+        each = [error for run, error in found.items() if _group(run) in words]
+        span = f"{min(each):+.0%} to {max(each):+.0%}"
+        lines.append(f"| {label} | {len(each)} | {span} |".replace("-0%", "0%"))
+    sizes = [abs(error) for error in found.values()]
+    within = sum(size <= 0.15 for size in sizes)
+    middle = f"| all: median {median(sizes):.0%}, worst {max(sizes):.0%} "
+    return [*lines, f"{middle}| {len(sizes)} | {within} within 15% |"]
+
+
 def main() -> None:
     """Write the column `today` again."""
     comments = [line for line in RESULTS.read_text().splitlines(True) if line.startswith("#")]
@@ -102,6 +129,7 @@ def main() -> None:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    print(*summary(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ def print_plan(plan: Plan, run: str, gpu: str) -> None:
         _print_forecast(console, plan, plan.forecast)
     else:
         console.print(f"[bold red]does not fit[/]: {escape(best.name)}: {best.why_not}")
+    for line in plan.settled:
+        console.print(f"settled   {escape(line)}")
     console.print()
     console.print(_layouts(plan))
     possible = sum(each.fits for each in plan.layouts)

@@ -145,14 +145,14 @@ def explain(run: Annotated[str, typer.Argument(help="The id of a run.", metavar=
 
 def explain_beforehand(recipe: "Recipe", kept: Mapping[str, Any] | None = None) -> None:
     """Print what a run of the recipe would do, and why, without running anything."""
-    from pipelines.orchestration.cluster_plan import plan_on_cluster
+    from pipelines.orchestration.cluster_plan import plan_on_cluster, settle_on_cluster
     from pipelines.registry.parents import settle_run
     from pipelines.run.workspace import workspace_path
     from pipelines.stage_cache.explanation import explain, keep
     from pipelines.stage_cache.open_workspace import open_workspace
 
     settings = load_settings()
-    run = settle_run(recipe)
+    run = settle_on_cluster(settings, settle_run(recipe))
     planned = plan_on_cluster(settings, run.ready, run.source)
     run_id = f"explain-{uuid4().hex[:12]}"
     try:

@@ -149,7 +149,7 @@ def _training(recipe: Recipe, train: TrainRecord, facts: Mapping[str, Any]) -> s
     rows = [
         ("layout over processes", layout or UNKNOWN),
         ("machine of rank 0", f"{len(names)} x {names[0]}" if names else processors),
-        ("precision", recipe.train.precision),
+        ("precision", str(train.layout.get("train.precision", recipe.train.precision))),
         ("optimizer", f"{recipe.train.optimizer}, peak learning rate {recipe.train.lr:g}"),
         ("global batch", f"{recipe.train.global_batch_size:,} samples"),
         ("sequence length", f"{recipe.data.sequence_length:,} tokens"),

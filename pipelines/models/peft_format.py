@@ -240,7 +240,8 @@ def adapt(model: Transformer, recipe: Recipe) -> None:
         sizes = chosen_sizes(model, adapter)
     else:
         sizes = stored_sizes(Path(adapter.init_from), model.config)
-    add_adapters(model, sizes, adapter, COMPUTE_DTYPES.get(recipe.train.precision, torch.float32))
+    dtype = COMPUTE_DTYPES.get(recipe.train.fixed_precision, torch.float32)
+    add_adapters(model, sizes, adapter, dtype)
 
 
 def fill_adapters(model: Transformer, recipe: Recipe) -> None:

@@ -10,13 +10,22 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.settings import Settings, load_settings
 from pipelines.orchestration.jobs_api import TokenFile
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import CPU_CORES, ENTRIES, named, of_driver
 from pipelines.planning.plan import Machine
+from pipelines.planning.precision_rule import (
+    COMPILE,
+    PRECISION,
+    Device,
+    is_settled,
+    reasons,
+    settle_precision,
+)
 from pipelines.recipe.recipe import Recipe
+from pipelines.registry.parents import Settled
 from pipelines.stages.run_plan import dry_run_beforehand, plan_run
 
 VARIABLE = "PENSTOCK_GPU"  # GPU of each worker if nodes come and go, as in `penstock plan --gpu`
@@ -53,6 +62,45 @@ def dry_run_on_cluster(settings: Settings, recipe: Recipe) -> dict[str, Any] | N
     return dry_run_beforehand(recipe, machine)
 
 
+def settle_on_cluster(settings: Settings, run: Settled) -> Settled:
+    """Return the run with values in place of `train.precision: auto` and `train.compile: auto`.
+
+    They decide the weights, so the run's recipe and the key of *train* hold the values.
+
+    Raises:
+        UserError: The GPU is not known.
+        UnreachableError: Ray does not report its nodes yet.
+    """
+    if is_settled(run.recipe):
+        return run
+    try:
+        machine = _machine(settings, run.ready)
+        if machine.hardware.is_cpu and settings.nodes_command and VARIABLE not in os.environ:
+            raise _UnknownMachineError(f"nodes start with the run; set {VARIABLE} to their GPU")
+    except _UnknownMachineError as error:
+        kind = UnreachableError if error.passes else UserError
+        raise kind(
+            f"{PRECISION}: auto and {COMPILE}: auto follow from the workers' GPU: {error}; "
+            "or set both, as bf16 and true, or on a CPU as fp32 and false"
+        ) from error
+    device = Device.of(machine.hardware)
+    for line in reasons(run.recipe, device):
+        _log.info("%s", line)
+    return replace(
+        run,
+        recipe=settle_precision(run.recipe, device),
+        ready=settle_precision(run.ready, device),
+    )
+
+
+class _UnknownMachineError(Exception):
+    """Why the machine of a run is not known, and whether that may pass."""
+
+    def __init__(self, why: str, *, passes: bool = False) -> None:
+        super().__init__(why)
+        self.passes = passes
+
+
 class _Said(BaseModel):
     """The needed part of Ray's answer; its names are in camel case."""
 
@@ -85,6 +133,14 @@ class _Answer(_Said):
 
 def training_machine(settings: Settings, recipe: Recipe) -> Machine | None:
     """Return the machine of the recipe's most workers, or None if it is not known beforehand."""
+    try:
+        return _machine(settings, recipe)
+    except _UnknownMachineError as error:
+        _log.warning("not planned: %s", error)
+        return None
+
+
+def _machine(settings: Settings, recipe: Recipe) -> Machine:
     most = recipe.resources.most_workers
     price = recipe.resources.price_per_gpu_hour
     if given := os.environ.get(VARIABLE):
@@ -92,11 +148,10 @@ def training_machine(settings: Settings, recipe: Recipe) -> Machine | None:
     try:
         nodes = _nodes(settings)
     except (httpx.HTTPError, OSError, ValidationError) as error:
-        _log.warning("not planned: Ray's dashboard does not report its nodes: %r", error)
-        return None
+        why = f"Ray's dashboard does not report its nodes: {error!r}"
+        raise _UnknownMachineError(why, passes=True) from error
     if not nodes:
-        _log.warning("not planned: no node has reported its hardware yet")
-        return None
+        raise _UnknownMachineError("no node has reported its hardware yet", passes=True)
     _check_room(nodes, recipe)
     devices = [gpu for node in nodes for gpu in node.gpus or []]
     if not devices:
@@ -104,9 +159,9 @@ def training_machine(settings: Settings, recipe: Recipe) -> Machine | None:
         return Machine(_processors(nodes, most), most, price=price or 0.0)
     datasheet = of_driver(devices[0].name)
     if datasheet is None:
-        message = "not planned: the hardware table has no %s; set %s to a similar entry"
-        _log.warning(message, devices[0].name, VARIABLE)
-        return None
+        raise _UnknownMachineError(
+            f"the hardware table has no {devices[0].name}; set {VARIABLE} to a similar entry"
+        )
     hardware = replace(
         datasheet,
         memory_bytes=min(gpu.memory_total for gpu in devices) * _MIB,

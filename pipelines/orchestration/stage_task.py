@@ -85,7 +85,11 @@ class PrepareOperator(BaseOperator):
         """Return the workspace's path."""
         run_id = workspace_name(self.dag_id, context["dag_run"].run_id)
         # Do not import these when the DAG file is parsed.
-        from pipelines.orchestration.cluster_plan import dry_run_on_cluster, plan_on_cluster
+        from pipelines.orchestration.cluster_plan import (
+            dry_run_on_cluster,
+            plan_on_cluster,
+            settle_on_cluster,
+        )
         from pipelines.registry.parents import settle_run
         from pipelines.stages.beforehand import CHECKS, check_beforehand
 
@@ -93,6 +97,7 @@ class PrepareOperator(BaseOperator):
             run = settle_run(_recipe(context))
             check_beforehand(run, CHECKS)
             settings = load_settings()
+            run = settle_on_cluster(settings, run)
             planned = plan_on_cluster(settings, run.ready, run.source)
             tried = dry_run_on_cluster(settings, run.ready)
             workspace = open_workspace(

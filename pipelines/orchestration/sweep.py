@@ -95,12 +95,15 @@ class MemberOperator(BaseOperator):
         sweep = Path(self.workspace)
         name = member_name(sweep, map_index_of(context))
         with mistakes_fail_the_task(self.task_id, name):
+            from pipelines.orchestration.cluster_plan import settle_on_cluster
             from pipelines.stages.beforehand import CHECKS, check_beforehand
 
             run = settle_run(_recipe(sweep, self.overrides))
             check_beforehand(run, CHECKS)
+            settings = load_settings()
+            run = settle_on_cluster(settings, run)
             workspace = open_workspace(
-                PROJECT, load_settings().home, name, run.recipe, run.source, ready=run.ready
+                PROJECT, settings.home, name, run.recipe, run.source, ready=run.ready
             )
         address = open_tracking(workspace, sweep, {OVERRIDES_TAG: self.overrides})
         MlflowRunLink().show(self, context, address)

@@ -23,7 +23,7 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
     if layout.pp == 1:
         return
     stage_layers(config, stage_count(parallel.schedule, layout.pp))
-    if parallel.schedule == "zero_bubble" and train.compile:
+    if parallel.schedule == "zero_bubble" and train.compile is True:
         raise UserError(
             "train.compile: not with parallel.schedule = zero_bubble, which computes gradients of "
             "weights apart; set interleaved_1f1b"

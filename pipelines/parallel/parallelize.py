@@ -223,7 +223,7 @@ def parallelize(
         fill: Gives a model from the meta device its weights, which it then has memory for.
     """
     parallel = recipe.parallel
-    if recipe.train.compile:
+    if recipe.train.fixed_compile:
         check_path(mesh.device)
     parts = [model] if mesh.layout.pp == 1 else _stages(model, mesh, parallel)
     laid = [_lay(part, mesh, recipe, fill) for part in parts]
@@ -254,7 +254,7 @@ def _lay(
     _compute_again(part, recipe, divided=tp is not None)
     sharded = is_fully_sharded(mesh, parallel)
     if sharded:
-        shard(part, part.layers.values(), mesh, parallel, COMPUTE_DTYPES.get(train.precision))
+        shard(part, part.layers.values(), mesh, parallel, COMPUTE_DTYPES.get(train.fixed_precision))
     if fill is not None:
         _make_room(part, mesh.device, on_cpu=sharded and parallel.cpu_offload)
         fill(part)
@@ -272,7 +272,7 @@ def _compute_again(part: Transformer, recipe: Recipe, *, divided: bool) -> None:
     compiled_first = divided and train.activation_checkpoint == "full"
     if not compiled_first:
         again()
-    if train.compile:
+    if train.fixed_compile:
         compile_blocks(part)
     if compiled_first:
         again()

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.models.config import DecoderConfig
-from pipelines.planning.hardware import Hardware, Precision
+from pipelines.planning.hardware import Hardware
 from pipelines.planning.roofs import flops_per_token
 from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.training_section import Precision
 
 CHINCHILLA = 20  # tokens per parameter: Hoffmann et al. 2022, table 3
 # Bytes of text that one core cleans, deduplicates and tokenises per second, without Ray's start:

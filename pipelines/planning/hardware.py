@@ -7,7 +7,8 @@ or in a package of a team's own: docs/extensions.md.
 from dataclasses import dataclass, field
 from typing import Literal
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+from pipelines.recipe.training_section import Precision
+
 AttentionFigures = Literal["a100", "h100"]  # devices on which attention's kernels were measured
 
 

@@ -27,7 +27,8 @@ import yaml
 
 from pipelines.core import extensions
 from pipelines.core.errors import UserError
-from pipelines.planning.hardware import Hardware, Precision
+from pipelines.planning.hardware import Hardware
+from pipelines.recipe.training_section import Precision
 
 _TERA = 1e12
 _GIGA = 1e9

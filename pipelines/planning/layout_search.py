@@ -15,6 +15,7 @@ from pipelines.planning.hardware import Hardware
 from pipelines.planning.layout_rule import Choice, Refusal, choose, is_left_to_the_rule, tries
 from pipelines.planning.memory import estimate
 from pipelines.planning.memory_training import Training
+from pipelines.planning.precision_rule import Device, settle_precision
 from pipelines.planning.step_time import StepTime, step_time
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import override_values
@@ -49,6 +50,7 @@ class Candidate:
 
 def own(recipe: Recipe, config: DecoderConfig, hardware: Hardware, gpus: int) -> list[Candidate]:
     """Return the layouts that the recipe allows; the first is the one that a run would use."""
+    recipe = settle_precision(recipe, Device.of(hardware))
     ranked = _ranked(list(tries(recipe, config, gpus)), config, hardware)
     if not is_left_to_the_rule(recipe) or not ranked[0].fits:
         return ranked
@@ -66,6 +68,7 @@ def search(recipe: Recipe, config: DecoderConfig, hardware: Hardware, gpus: int)
         hardware: The type of all devices.
         gpus: The number of devices.
     """
+    recipe = settle_precision(recipe, Device.of(hardware))
     found: list[Choice | Refusal] = []
     for variant in _variants(recipe, hardware, gpus):
         for each in tries(variant, config, gpus):

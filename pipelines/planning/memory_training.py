@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.division import stage_layers
 from pipelines.parallel.layout import Layout, Schedule, stage_count, stage_numbers
-from pipelines.recipe.training_section import Adapter
+from pipelines.recipe.training_section import Adapter, Precision
 
 FP32 = 4
 Sharding = Literal["none", "optimizer", "gradients", "full"]
@@ -22,7 +22,7 @@ class Training:
     micro_batch: int
     micro_batches: int  # per step on one process
     sequence: int
-    precision: str = "fp32"
+    precision: Precision = "fp32"
     activation_checkpoint: str = "none"
     schedule: Schedule = "1f1b"
     cpu_offload: bool = False

@@ -8,9 +8,10 @@ from typing import Any
 
 from pipelines.models.config import DecoderConfig
 from pipelines.planning.cost import PREPROCESS_RATE, StageCost, energy_kwh, model_flops
-from pipelines.planning.hardware import Hardware, Precision
+from pipelines.planning.hardware import Hardware
 from pipelines.planning.layout_rule import Choice
 from pipelines.planning.layout_search import GIB, Candidate, own, search
+from pipelines.planning.precision_rule import Device, reasons, settle_precision
 from pipelines.planning.step_time import StepTime, trainable
 from pipelines.planning.storage_needs import (
     CheckpointSize,
@@ -111,6 +112,7 @@ class Plan:
     Attributes:
         machine: The machine.
         parameters: The number of the model's parameters.
+        settled: A line for each `auto` of precision and compiling, with its value and why.
         asked: The layouts that the recipe itself allows, the fastest first.
         layouts: All layouts that were tried, the fastest first.
         forecast: The forecast for the first of `asked`; None if that layout does not fit.
@@ -118,6 +120,7 @@ class Plan:
 
     machine: Machine
     parameters: int
+    settled: list[str]
     asked: list[Candidate]
     layouts: list[Candidate]
     forecast: Forecast | None
@@ -148,13 +151,16 @@ def plan(
     Raises:
         UserError: No layout of these devices can divide the model or its batch.
     """
+    device = Device.of(machine.hardware)
+    settled = reasons(recipe, device)
+    recipe = settle_precision(recipe, device)
     layouts = search(recipe, config, machine.hardware, machine.gpus)
     asked = layouts if any_layout else own(recipe, config, machine.hardware, machine.gpus)
     best = asked[0]
     forecast = None
     if best.fits and best.choice is not None and best.step is not None:
         forecast = _forecast(recipe, config, machine, best.choice, best.step, text_bytes)
-    return Plan(machine, config.parameters, asked, layouts, forecast)
+    return Plan(machine, config.parameters, settled, asked, layouts, forecast)
 
 
 def _forecast(
@@ -182,7 +188,7 @@ def _forecast(
     tokens = train.global_batch_size * recipe.data.sequence_length
     part = trainable(config, training)
     flops = model_flops(config, tokens, recipe.data.sequence_length, part)
-    precision: Precision = train.precision
+    precision = train.fixed_precision
     size = checkpoint_size(config, training)
     stall = stall_seconds(size, training, hardware.pcie_bandwidth)
     expected = failures(seconds * train.steps, machine.gpus, stall)
@@ -240,6 +246,7 @@ def plan_json(found: Plan, limit: int | None = None) -> dict[str, Any]:
         "gpus": machine.gpus,
         "nodes": machine.nodes,
         "parameters": found.parameters,
+        "settled": found.settled,
         "mfu_is_assumed": machine.hardware.mfu is None,
         "asked": _candidate_json(found.asked[0]),
         "layouts": [_candidate_json(each) for each in found.layouts[:limit]],
@@ -276,6 +283,8 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
         "sharding": training.sharding,
         "micro_batch_size": training.micro_batch,
         "activation_checkpoint": training.activation_checkpoint,
+        "precision": training.precision,
+        "compile": training.compiled,
         "step_seconds": step.total,
         "step_parts": {key: value for key, value in asdict(step).items() if key != "memory"},
         "memory_gib": memory | {"total": choice.memory.total / GIB},

@@ -11,7 +11,8 @@ traffic that a kernel could have saved counts.
 from dataclasses import dataclass
 
 from pipelines.models.config import DecoderConfig
-from pipelines.planning.hardware import Hardware, Precision
+from pipelines.planning.hardware import Hardware
+from pipelines.recipe.training_section import Precision
 
 FLOPS_FORMULA = "6 N + 12 L S A a token (PaLM, appendix B); N in matrices, A = heads x head width"
 

@@ -29,7 +29,7 @@ from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.layout import Schedule, stage_count
 from pipelines.planning.communication import communication
-from pipelines.planning.hardware import AttentionFigures, Hardware, Precision
+from pipelines.planning.hardware import AttentionFigures, Hardware
 from pipelines.planning.memory_state import NF4, adapter_parameters
 from pipelines.planning.memory_training import Training, layers_by_rank
 from pipelines.planning.roofs import (
@@ -41,6 +41,7 @@ from pipelines.planning.roofs import (
     matrix_parameters,
     step_work,
 )
+from pipelines.recipe.training_section import Precision
 
 Kernel = Literal["flash-1", "flash-2"]
 FLASH_1: Kernel = "flash-1"  # the kernel of the tables that the MFUs are from
@@ -262,7 +263,7 @@ def _products(
     config: DecoderConfig, training: Training, hardware: Hardware, trained: float
 ) -> float:
     """Return the seconds of matrix products on one device, including recomputed ones."""
-    precision: Precision = training.precision  # type: ignore[assignment]  # a recipe's own
+    precision = training.precision
     wide = _wide(training)
     rate = hardware.peak(wide) * product_rate(hardware, wide)
     narrow = rate * max(1.0, FP8_RATE * hardware.peak(precision) / hardware.peak(wide))
@@ -288,7 +289,7 @@ def _attention(
 
 def _wide(training: Training) -> Precision:
     """Return the precision in which attention and the head are computed."""
-    return "bf16" if training.precision == "fp8" else training.precision  # type: ignore[return-value]
+    return "bf16" if training.precision == "fp8" else training.precision
 
 
 def _further_bytes(config: DecoderConfig, training: Training) -> float:
@@ -324,7 +325,7 @@ def _work(config: DecoderConfig, training: Training, trained: float) -> Work:
         frozen_bytes=NF4 + 2 * training.compute_bytes if quantised else training.compute_bytes,
         offloaded=training.cpu_offload,
     )
-    return step_work(config, share, training.precision)  # type: ignore[arg-type]
+    return step_work(config, share, training.precision)
 
 
 def _tokens(training: Training) -> float:

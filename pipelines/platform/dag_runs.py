@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from pipelines.core.errors import UserError
 from pipelines.core.settings import PROJECT, Settings
+from pipelines.planning.precision_rule import is_settled, settle_precision
 from pipelines.platform.airflow_api import AirflowApi
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import RESOLVED, override_values
@@ -160,7 +161,8 @@ def run_foreground(stage: Stage, recipe: Recipe, settings: Settings) -> tuple[Pa
 
     Calls with the same code, recipe and data share one workspace.
     """
-    recipe = override_values(recipe, {"resources.workers": 1})  # one process: world size 1
+    one_process = override_values(recipe, {"resources.workers": 1})
+    recipe = _for_this_machine(one_process)
     run = settle_run(recipe)
     identity = f"{project_state(PROJECT)}{run.recipe.fingerprint()}{run.source}"
     run_id = f"stage-{recipe.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
@@ -182,3 +184,15 @@ def run_foreground(stage: Stage, recipe: Recipe, settings: Settings) -> tuple[Pa
     if code == 0:
         dvc_cache.commit(workspace, stage.name)
     return workspace, code
+
+
+def _for_this_machine(recipe: Recipe) -> Recipe:
+    """Return the recipe with the precision of the device on which a stage would train here."""
+    if is_settled(recipe):
+        return recipe
+    import torch  # takes seconds
+
+    from pipelines.stages.train.train_layout import properties
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return settle_precision(recipe, properties(accelerator or torch.device("cpu")))

@@ -13,6 +13,7 @@ from pipelines.recipe.section import (
 )
 
 Auto = Literal["auto"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 _BY_RULE = ("tp", "pp", "sharding")
 
 
@@ -73,13 +74,17 @@ class Train(Section):
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
     grad_clip: float = Field(1.0, gt=0, description="Largest global gradient norm")
-    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = form_field(
-        "fp32", "Precision of matrix products; weights and moments stay in fp32"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = form_field(
+        "auto",
+        "Precision of matrix products; weights and moments stay in fp32; auto: bf16 on a GPU that "
+        "has it, else fp32",
     )
     activation_checkpoint: Literal["none", "selective", "full"] = Field(
         "none", description="Parts of a block that are recomputed in the backward pass"
     )
-    compile: bool = Field(False, description="torch.compile each block")
+    compile: bool | Auto = Field(
+        "auto", description="torch.compile each block; auto: on a GPU that has bf16"
+    )
     deterministic: bool = Field(
         False,
         description="A step gives the same bits every time, on a GPU too; some of it is slower",
@@ -120,6 +125,20 @@ class Train(Section):
         if self.micro_batch_size == "auto":
             raise ValueError("micro_batch_size: auto is resolved by planning before training")
         return self.micro_batch_size
+
+    @property
+    def fixed_precision(self) -> Precision:
+        """The precision; raises ValueError if it is still `auto`."""
+        if self.precision == "auto":
+            raise ValueError("precision: auto is resolved by planning before training")
+        return self.precision
+
+    @property
+    def fixed_compile(self) -> bool:
+        """Whether blocks are compiled; raises ValueError if it is still `auto`."""
+        if self.compile == "auto":
+            raise ValueError("compile: auto is resolved by planning before training")
+        return self.compile
 
     @field_validator("checkpoints")
     @classmethod

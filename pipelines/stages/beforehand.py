@@ -19,6 +19,7 @@ from pipelines.data.cleaning.filters import ExtensionFilter
 from pipelines.data.cleaning.pii_finders import check_region
 from pipelines.datasets.datasets_probe import check_publishing
 from pipelines.models.model_folder import load_config
+from pipelines.planning.precision_rule import Device, settle_precision
 from pipelines.recipe.bias_templates import load_bias_templates
 from pipelines.recipe.section import registered_label
 from pipelines.registry.parents import Settled
@@ -133,7 +134,9 @@ def check_extensions(run: Settled) -> None:
 
 def check_adapter(run: Settled) -> None:
     """Add the adapters to a model without weights, and fill them from `adapter.init_from`."""
-    recipe, base, start = run.ready, run.ready.model.init_from, run.ready.adapter.init_from
+    # Names and shapes are the same on each device, and the check needs nothing else.
+    recipe = settle_precision(run.ready, Device(is_cpu=True, has_bf16=False))
+    base, start = recipe.model.init_from, recipe.adapter.init_from
     if recipe.adapter.kind == "none" or base is None:
         return
     if registered_label(base) or registered_label(start):

@@ -23,6 +23,7 @@ from pipelines.run.records import RUN_FILE, PreprocessRecord, TrainRecord, recor
 from pipelines.run.workspace import Run
 from pipelines.stage_cache.fingerprint import stage_codes
 from pipelines.stages.stage_process import STAGE_LOCK
+from pipelines.stages.train.layout_file import LAYOUT
 from pipelines.training.checkpoint.store import CheckpointStore, checkpoint_places
 from pipelines.training.recipe_check import check_recipe
 
@@ -73,7 +74,7 @@ def open_workspace(job: Job) -> Iterator[Path]:
     with one_at_a_time(workspace / STAGE_LOCK):
         ended = record_path(workspace, TrainRecord.stage).is_file()
         if ended:
-            _forget_checkpoints(recipe, workspace)
+            _forget(recipe, workspace)
         write_text(workspace / "params.yaml", dump_yaml(recipe))
         write_json(workspace / "source.json", source)
         if ended or not _goes_on(recipe, workspace):
@@ -97,6 +98,8 @@ def _begin(recipe: Recipe, workspace: Path) -> None:
     ).write(workspace)
 
 
-def _forget_checkpoints(recipe: Recipe, workspace: Path) -> None:
+def _forget(recipe: Recipe, workspace: Path) -> None:
+    """Remove what a run would go on from: the machine may be another, with another precision."""
+    (workspace / LAYOUT).unlink(missing_ok=True)
     for place in checkpoint_places(recipe, workspace):
         CheckpointStore(place).clear()

@@ -79,7 +79,7 @@ class ForwardBackward(Protocol):
 def forward_backward(recipe: Recipe, model: Parallelized, micro_batches: int) -> ForwardBackward:
     """Return the callable that runs a step with the recipe's precision and pipeline schedule."""
     train = recipe.train
-    forward = autocast(train.precision, model.mesh.device)
+    forward = autocast(train.fixed_precision, model.mesh.device)
     if model.mesh.layout.pp == 1:
         return Accumulation(model, forward)
     from pipelines.parallel.pipeline_steps import PipelineSteps

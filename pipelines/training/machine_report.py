@@ -21,9 +21,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from pipelines.parallel.mesh import Mesh
-from pipelines.planning.hardware import Hardware, Precision
+from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import of_driver
 from pipelines.planning.roofs import FLOPS_FORMULA
+from pipelines.recipe.training_section import Precision
 
 
 def memory_in_use(

@@ -51,9 +51,9 @@ class Meter(Hook):
             frozen_bytes=frozen_bytes,
             offloaded=recipe.parallel.cpu_offload,
         )
-        self.hardware = hardware_of(mesh.device, train.precision)
-        self._precision = train.precision
-        self._work = step_work(model.modules[0].config, share, train.precision)
+        self.hardware = hardware_of(mesh.device, train.fixed_precision)
+        self._precision = train.fixed_precision
+        self._work = step_work(model.modules[0].config, share, train.fixed_precision)
         self._begun = self._waited = self._waits_since = 0.0
 
     def begin_window(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
 from pipelines.models.weights import COMPUTE_DTYPES
+from pipelines.recipe.training_section import Precision
 
 
 def set_deterministic(wanted: bool) -> None:
@@ -30,7 +31,7 @@ _FP8_CAPABILITY = (8, 9)  # NVIDIA Ada; Hopper is 9.0
 _TF32_CAPABILITY = (8, 0)  # Ampere
 
 
-def set_precision(precision: str, device: torch.device) -> None:
+def set_precision(precision: Precision, device: torch.device) -> None:
     """Make this process compute fp32 matrix products exactly, or as TF32.
 
     Raises:
@@ -56,7 +57,7 @@ def _let_onednn_multiply() -> None:
         torch.set_float32_matmul_precision("medium")
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
     """Run matrix products in half precision within the block, sums and the loss in fp32.
 
     The residual stream is in half precision, too, under every layout: `models.transformer`.
@@ -103,7 +104,7 @@ class LossScale:
 
     interval = 2000  # steps
 
-    def __init__(self, precision: str, device: torch.device) -> None:
+    def __init__(self, precision: Precision, device: torch.device) -> None:
         """Begin with a scale of 2^16 for fp16."""
         self.scale: Tensor | float = 1.0
         if precision == "fp16":

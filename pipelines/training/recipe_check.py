@@ -20,7 +20,7 @@ def check_recipe(recipe: Recipe) -> None:
         UserError: one line with the key, its value and what to set instead.
     """
     layouts = _check_workers(recipe)
-    if recipe.train.precision == "fp8" and not recipe.train.compile:
+    if recipe.train.precision == "fp8" and recipe.train.compile is False:
         raise UserError(
             "train.precision = 'fp8': without train.compile = true it is slower than bf16, as each "
             "tensor is scaled and rounded by kernels of its own; set that, or bf16"

@@ -82,12 +82,13 @@ class Trainer:
         self.model = model
         self.mesh = model.mesh
         self.device = model.mesh.device
-        set_precision(train.precision, self.device)
+        precision = train.fixed_precision
+        set_precision(precision, self.device)
         set_deterministic(train.deterministic)
         self.parameters = model.parameters()
         self.optimizer = build_optimizer(model, train)
-        self.scale = LossScale(train.precision, self.device)
-        self.guard = Guard(train.spike_sigma, self.device, overflows=train.precision == "fp16")
+        self.scale = LossScale(precision, self.device)
+        self.guard = Guard(train.spike_sigma, self.device, overflows=precision == "fp16")
         self.checkpoints = Checkpoints(
             CheckpointStore(checkpoints),
             model,

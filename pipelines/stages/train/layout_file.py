@@ -12,13 +12,14 @@ from pipelines.core.storage import read_json, write_json
 from pipelines.recipe.recipe import Recipe
 
 MICRO_BATCH = "train.micro_batch_size"
+LAYOUT = "layout.json"
 
 
 class LayoutFile:
     """The file of a run, by its recipe before any `auto` is replaced."""
 
     def __init__(self, workspace: Path, recipe: Recipe) -> None:
-        self._path = workspace / "layout.json"
+        self._path = workspace / LAYOUT
         self._recipe = recipe.fingerprint()
 
     def read(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The layout that replaces a recipe's `auto` on the given processes, also after memory ran out."""
+"""What replaces each `auto` of a recipe on the given processes, also after memory ran out."""
 
 import logging
 import math
@@ -17,6 +17,14 @@ from pipelines.parallel.process_group import one_for_all, rank
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import of_driver
 from pipelines.planning.layout_rule import Choice, choose, is_left_to_the_rule
+from pipelines.planning.precision_rule import (
+    COMPILE,
+    PRECISION,
+    Device,
+    is_settled,
+    reasons,
+    settle_precision,
+)
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import get_dotted, override_values
 from pipelines.stages.train.layout_file import MICRO_BATCH, LayoutFile
@@ -36,27 +44,29 @@ class SettledLayout:
     def __init__(
         self, recipe: Recipe, config: DecoderConfig, device: torch.device, workspace: Path
     ) -> None:
-        """Choose the layout; every process calls this, and all get the same layout.
+        """Choose precision and layout; every process calls this, and all get the same.
 
         Raises:
             UserError: No layout fits the smallest device.
         """
-        self._recipe, self._config = recipe, config
+        self._config = config
         self._workspace, self._file = workspace, LayoutFile(workspace, recipe)
         world = dist.get_world_size() if dist.is_initialized() else 1
-        mine = device_bytes(device), self._file.read(), _datasheet(device)
+        mine = device_bytes(device), self._file.read(), _datasheet(device), properties(device)
         known: list[Any] = [mine]
         if world > 1:
             known = [None] * world
             dist.all_gather_object(known, mine)
-        self._bytes, (_, before, self._hardware) = min(each[0] for each in known), known[0]
+        self._bytes, (_, before, self._hardware, _) = min(each[0] for each in known), known[0]
+        self.before: Facts | None = before.get("layout")
+        least = min((each[3] for each in known), key=lambda each: each.trains_in_bf16)
+        recipe = self._recipe = self._with_precision(recipe, least)
         with one_for_all():
             below = before.get("too_much", {}).get(str(world), math.inf)
             self.choice = self._choose(recipe, world, below)
             if self.choice.training.micro_batch > (most := before.get("most_samples", math.inf)):
                 smaller = override_values(recipe, {MICRO_BATCH: most})
                 self.choice = self._choose(smaller, world, below)
-        self.before: Facts | None = before.get("layout")
         if rank() == 0:
             _log.info("layout: %s", self.choice)
             self._file.write(layout=self.facts())
@@ -69,7 +79,7 @@ class SettledLayout:
     def facts(self) -> Facts:
         """Return the layout under the recipe's keys."""
         keys = [f"parallel.{name}" for name in vars(self.choice.layout)]
-        keys += ["parallel.sharding", MICRO_BATCH]
+        keys += ["parallel.sharding", MICRO_BATCH, PRECISION, COMPILE]
         return {key: get_dotted(self.recipe.to_dict(), key) for key in keys}
 
     @contextmanager
@@ -90,6 +100,17 @@ class SettledLayout:
             advice = self._advice()
             out_of_memory(self._workspace, str(self.choice), advice)
             raise UserError(f"out of memory with {self.choice}; {advice}") from error
+
+    def _with_precision(self, recipe: Recipe, device: Device) -> Recipe:
+        """Return the recipe in the precision with which the run began, else in the device's."""
+        if is_settled(recipe):
+            return recipe
+        if self.before is not None:  # what these devices would take may have other results
+            return override_values(recipe, {key: self.before[key] for key in (PRECISION, COMPILE)})
+        if rank() == 0:
+            for line in reasons(recipe, device):
+                _log.info("%s", line)
+        return settle_precision(recipe, device)
 
     def _advice(self) -> str:
         free = override_values(self._recipe, {"parallel": "auto", MICRO_BATCH: "auto"})
@@ -117,6 +138,13 @@ def device_bytes(device: torch.device) -> int:
         return torch.accelerator.get_memory_info(device)[1]
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return whole // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def properties(device: torch.device) -> Device:
+    """Return what decides `train.precision: auto` and `train.compile: auto` on a device."""
+    is_cuda = device.type == "cuda"
+    has_bf16 = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    return Device(is_cpu=device.type == "cpu", has_bf16=has_bf16)
 
 
 def _datasheet(device: torch.device) -> Hardware | None:

@@ -16,7 +16,7 @@ _HOUR = 3600.0
 _WORKERS_CHANGED: Kind = "workers changed"
 _LAYOUT_CHANGE: Kind = "layout change"
 
-Facts = dict[str, int | str]  # a layout, by the recipe's keys
+Facts = dict[str, int | str]  # a layout and its precision, by the recipe's keys
 
 
 def job() -> str:

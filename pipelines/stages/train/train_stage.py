@@ -80,13 +80,13 @@ def run(
     with process_group(stall, even_alone=alone) as device:
         with one_for_all():
             check_recipe(recipe)
-            set_precision(recipe.train.precision, device)
             dataset = PreprocessRecord.read(workspace).dataset
             shape = model_shape(recipe, dataset.vocab_size)
         settled = SettledLayout(recipe, shape, device, workspace)
         recipe = settled.recipe
         mesh = build_mesh(settled.choice.layout, device, recipe.train.stall_seconds)
         with one_for_all():
+            set_precision(recipe.train.fixed_precision, device)
             history = prepare(recipe, dataset, workspace, mesh)
             events = Events() if history is None else logbook(settled, workspace)
             loader = build_loader(recipe, dataset, workspace, mesh)
@@ -185,7 +185,7 @@ def build_model(recipe: Recipe, shape: DecoderConfig) -> Transformer:
     with torch.device("meta"):
         model = Transformer(shape)
         adapt(model, recipe)
-    if recipe.train.precision == "fp8":
+    if recipe.train.fixed_precision == "fp8":
         to_fp8(model)
     return model
 

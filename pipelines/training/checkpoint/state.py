@@ -150,6 +150,7 @@ def identity(recipe: Recipe, dataset: DatasetRef) -> str:
     weights are: a checkpoint of adapters is useless on another base model.
     """
     values = recipe.to_dict()
+    values["train"]["precision"] = recipe.train.fixed_precision  # never `auto`
     for name in _MAY_CHANGE:
         section, _, key = name.rpartition(".")
         del (values[section] if section else values)[key]

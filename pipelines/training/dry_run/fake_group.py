@@ -60,7 +60,7 @@ def fake_group(world: int, rank: int, neighbours: int) -> Iterator[None]:
 def fake_stages(recipe: Recipe, width: int) -> Iterator[None]:
     """Tell each pipeline stage the shapes that it exchanges: no other process can tell it."""
     micro_batch, length = recipe.train.fixed_micro_batch_size, recipe.data.sequence_length
-    dtype = COMPUTE_DTYPES.get(recipe.train.precision)
+    dtype = COMPUTE_DTYPES.get(recipe.train.fixed_precision)
 
     def stage(part: Any, number: int, count: int, device: torch.device, group: Any) -> Any:
         shape = (micro_batch, length // part.sequence_shards, width)

@@ -96,11 +96,11 @@ def _train(
     observer: Observer,
     memory: MemoryCount,
 ) -> None:
-    set_precision(recipe.train.precision, mesh.device)
+    set_precision(recipe.train.fixed_precision, mesh.device)
     with torch.device("meta"):
         model = Transformer(shape)
         adapt(model, recipe)
-    if recipe.train.precision == "fp8":
+    if recipe.train.fixed_precision == "fp8":
         to_fp8(model)
     with tempfile.TemporaryDirectory() as folder, fake, observer.watching():
         laid = parallelize(model, mesh, recipe, Transformer.after_to_empty)

@@ -27,6 +27,7 @@ from pipelines.training.profiling import StepProfiler
 from pipelines.training.trainer import Trainer
 from tests.distributed.pool import Pool
 from tests.distributed.training import LENGTH, SHAPE, make_data
+from tests.settled import FP32
 
 CONFIG = DecoderConfig(**SHAPE)
 FULL = {"sharding": "full"}
@@ -69,7 +70,7 @@ def recipe(kind: str, base: Path, parallel: dict[str, Any], train: dict[str, Any
             "model": {"init_from": str(base)},
             "adapter": {"kind": kind, "rank": 3, "alpha": 6},
             "parallel": parallel,
-            "train": {**size, **pace, **train},
+            "train": {**FP32, **size, **pace, **train},
         }
     )
 

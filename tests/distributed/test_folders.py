@@ -22,6 +22,7 @@ from pipelines.parallel.mesh import build_mesh
 from pipelines.parallel.parallelize import parallelize
 from pipelines.recipe.recipe import Recipe
 from tests.distributed.pool import Pool
+from tests.settled import FP32
 
 SIZE = {
     "layers": 4,
@@ -50,7 +51,7 @@ CASES = {
 
 def lay_and_save(config: DecoderConfig, parallel: dict[str, Any], read: Path, folder: Path) -> None:
     """What each process does: fill the model from a seed, or a folder, and write it together."""
-    recipe = Recipe.model_validate({"name": "t", "parallel": parallel})
+    recipe = Recipe.model_validate({"name": "t", "parallel": parallel, "train": FP32})
     mesh = build_mesh(resolve_layout(recipe.parallel, torch.distributed.get_world_size()), CPU)
     fills: dict[str, Callable[[Transformer], None]] = {
         "drawn": lambda part: part.init_weights(3),
@@ -158,7 +159,8 @@ def test_a_process_that_holds_a_part_of_each_row_reads_its_own_rows_alone(
 
 def loaded_below_adapters(read: Path) -> tuple[int, bool]:
     """What each process reads, in bytes, of a model with LoRA, and whether it got the weights."""
-    recipe = Recipe.model_validate({"name": "t", "parallel": FSDP, "adapter": {"kind": "lora"}})
+    sections = {"parallel": FSDP, "adapter": {"kind": "lora"}, "train": FP32}
+    recipe = Recipe.model_validate({"name": "t", **sections})
     mesh = build_mesh(resolve_layout(recipe.parallel, 2), CPU)
     with torch.device("meta"):
         model = Transformer(LLAMA)

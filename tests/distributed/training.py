@@ -22,6 +22,7 @@ from pipelines.run.records import Split
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.profiling import StepProfiler
 from pipelines.training.trainer import Trainer
+from tests.settled import FP32
 
 STEPS = 20
 LENGTH = 16
@@ -62,7 +63,7 @@ class Case:
 
     def recipe(self, *, alone: bool) -> Recipe:
         """Of the case, or of the single process that it is compared with."""
-        train = {
+        train = FP32 | {
             "steps": STEPS,
             "warmup_steps": 4,
             "lr": 1e-2,

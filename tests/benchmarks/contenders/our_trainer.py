@@ -55,7 +55,8 @@ def build_trainer(
         device: The CPU by default.
         scratch: A name of its own for each contender.
     """
-    recipe = Recipe.model_validate({"name": "bench", **sections})
+    train = {"precision": "fp32", "compile": False, **sections.get("train", {})}
+    recipe = Recipe.model_validate({"name": "bench", **sections, "train": train})
     world = dist.get_world_size() if dist.is_initialized() else 1
     mesh = build_mesh(resolve_layout(recipe.parallel, world), device or torch.device("cpu"))
     loader = TokenLoader(

@@ -63,7 +63,7 @@ def test_the_list_as_json_holds_what_can_be_read(recipes):
 def test_what_the_engine_cannot_run_is_told_with_its_recipe(recipes):
     for path in recipes.iterdir():
         path.unlink()
-    (recipes / "big.yaml").write_text("name: big\ntrain: {precision: fp8}\n")
+    (recipes / "big.yaml").write_text("name: big\ntrain: {precision: fp8, compile: false}\n")
     done = CliRunner().invoke(app, ["recipes", "check"])
     assert done.exit_code == 2
     assert done.stderr.startswith("error: recipes/big.yaml: train.precision = 'fp8': ")

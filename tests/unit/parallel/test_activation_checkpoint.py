@@ -16,6 +16,7 @@ from pipelines.parallel.mesh import build_mesh
 from pipelines.parallel.parallelize import checkpoint_activations, parallelize
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.training_section import Adapter
+from tests.settled import FP32
 
 BLOCKS, ROWS, WIDTH, RANK = 3, 8, 16, 4
 DECODER = DecoderConfig(
@@ -108,7 +109,7 @@ def test_the_rank_is_the_loaded_adapters_and_not_the_recipes() -> None:
     def kept(rank_of_recipe: int) -> int:
         torch.manual_seed(0)
         adapter = {"kind": "lora", "rank": rank_of_recipe}
-        train = {"activation_checkpoint": "selective"}
+        train = FP32 | {"activation_checkpoint": "selective"}
         recipe = Recipe.model_validate({"name": "t", "adapter": adapter, "train": train})
         model = Transformer(DECODER)
         add_adapters(model, chosen_sizes(model, Adapter(kind="lora", rank=RANK)), recipe.adapter)

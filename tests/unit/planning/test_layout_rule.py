@@ -6,12 +6,13 @@ from pipelines.core.errors import UserError
 from pipelines.models.presets import preset
 from pipelines.planning.layout_rule import choose, is_left_to_the_rule
 from pipelines.recipe.recipe import Recipe
+from tests.settled import FP32
 
 GIB = 2**30
 
 
 def recipe(**parallel: object) -> Recipe:
-    train = {"micro_batch_size": "auto", "global_batch_size": 512, "precision": "bf16"}
+    train = FP32 | {"micro_batch_size": "auto", "global_batch_size": 512, "precision": "bf16"}
     data = {"sequence_length": 4096}
     values = {"name": "t", "data": data, "train": train, "parallel": parallel or "auto"}
     return Recipe.model_validate(values)
@@ -76,7 +77,7 @@ def test_what_is_fixed_and_impossible_is_said():
 
 
 def test_a_recipe_without_auto_is_left_as_it_is():
-    fixed = Recipe.model_validate({"name": "t"})
+    fixed = Recipe.model_validate({"name": "t", "train": FP32})
     choice = choose(fixed, preset("llama-1m").sized(100, 256), 2, GIB)
     assert choice.recipe.train == fixed.train
     assert choice.layout.dp_replicate == 2
@@ -86,7 +87,7 @@ def test_a_pipeline_gets_the_largest_micro_batch_that_gives_each_stage_one():
     values = {
         "name": "t",
         "data": {"sequence_length": 1024},
-        "train": {"micro_batch_size": "auto", "global_batch_size": 16},
+        "train": FP32 | {"micro_batch_size": "auto", "global_batch_size": 16},
         "parallel": {"pp": 4, "sharding": "full"},
     }
     choice = choose(Recipe.model_validate(values), preset("llama3-8b"), 4, 400 * GIB)

@@ -15,6 +15,7 @@ from pipelines.models.config import DecoderConfig
 from pipelines.parallel.layout import resolve_layout
 from pipelines.planning.memory import estimate
 from pipelines.recipe.recipe import Recipe
+from tests.settled import FP32
 from tests.unit.planning.training_step import peak_bytes, training_of
 
 WORLD = 8
@@ -54,7 +55,7 @@ def test_the_peak_of_one_of_many(parallel: dict, train: dict, tmp_path) -> None:
             "name": "t",
             "data": {"sequence_length": 256},
             "parallel": parallel,
-            "train": sizes | train,
+            "train": FP32 | sizes | train,
         }
     )
     layout = resolve_layout(recipe.parallel, WORLD)

@@ -14,6 +14,7 @@ from pipelines.planning.memory_state import state_of
 from pipelines.planning.memory_training import Training
 from pipelines.recipe.recipe import Recipe
 from tests.compiling import needs_a_linker
+from tests.settled import FP32
 from tests.unit.planning.training_step import peak_bytes, reported, training_of
 
 WITHIN = 0.1
@@ -39,7 +40,7 @@ def run(micro: int, batch: int, sequence: int = 128, adapter: object = None, **t
         {
             "name": "t",
             "data": {"sequence_length": sequence},
-            "train": sizes | train,
+            "train": FP32 | sizes | train,
             "adapter": adapter or {},
         }
     )

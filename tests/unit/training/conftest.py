@@ -22,11 +22,12 @@ from pipelines.run.records import Split
 from pipelines.training.hooks import Events
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.trainer import Trainer
+from tests.settled import FP32
 
 SHAPE = DecoderConfig(
     layers=2, width=32, heads=2, kv_heads=1, hidden=48, vocab_size=50, context_length=16
 )
-TRAIN = {
+TRAIN = FP32 | {
     "steps": 10,
     "warmup_steps": 2,
     "micro_batch_size": 2,

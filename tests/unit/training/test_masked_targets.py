@@ -20,6 +20,7 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import Split
 from pipelines.training.trainer import Trainer
 from tests.forked import exit_codes, start_group
+from tests.settled import FP32
 
 SHAPE = DecoderConfig(
     layers=2, width=32, heads=2, kv_heads=1, hidden=48, vocab_size=50, context_length=16
@@ -63,7 +64,7 @@ def loader(
 def train(folder: Path, rank: int = 0, world: int = 1, micro: int = 2) -> list[tuple[float, float]]:
     """The loss and gradient norm of six steps."""
     split = Split.model_validate_json((folder / "split.json").read_text())
-    settings = {"steps": 6, "warmup_steps": 2, "global_batch_size": 6, "log_every": 1}
+    settings = FP32 | {"steps": 6, "warmup_steps": 2, "global_batch_size": 6, "log_every": 1}
     recipe = Recipe.model_validate({"name": "t", "train": settings | {"micro_batch_size": micro}})
     model = Transformer(SHAPE)
     model.init_weights(1)

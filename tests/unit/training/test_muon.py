@@ -12,6 +12,7 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.training_section import Train
 from pipelines.training.guard import step_unless
 from pipelines.training.optimizer import Muon, build_optimizer, orthogonalised
+from tests.settled import FP32
 from tests.unit.training.conftest import SHAPE
 
 
@@ -99,6 +100,6 @@ def test_a_bad_step_changes_nothing_and_the_host_does_not_wait(
 
 
 def _parallelized() -> Parallelized:
-    recipe = Recipe.model_validate({"name": "t"})
+    recipe = Recipe.model_validate({"name": "t", "train": FP32})
     mesh = build_mesh(Layout(), torch.device("cpu"))
     return parallelize(Transformer(SHAPE), mesh, recipe)

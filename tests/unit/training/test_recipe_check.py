@@ -29,7 +29,6 @@ def test_shipped_recipes_run(name: str) -> None:
         ("parallel.cp=4", r"cp\(4\) \* tp\(1\) = 4 processes, but there are 2"),
         ("parallel.cpu_offload=true", r"cpu_offload: not with parallel\.sharding = none"),
         ("adapter.kind=lora", r"adapter\.kind = 'lora'"),
-        ("train.precision=fp8", r"without train\.compile = true it is slower than bf16"),
         ("resources.workers=99", r"99 data-parallel processes"),
         ("resources.workers=[1, 99]", r"99 data-parallel processes"),
         ("model.preset=lama-1m", "did you mean llama-1m"),
@@ -43,6 +42,13 @@ def test_what_the_engine_cannot_do_is_one_line(override: str, line: str) -> None
 def test_every_number_of_workers_must_give_a_layout() -> None:
     with pytest.raises(UserError, match=r"tp\(2\) = 2 processes, but there are 3"):
         check_recipe(load_recipe("debug", ["parallel.tp=2", "resources.workers=[2, 4]"]))
+
+
+def test_fp8_is_compiled() -> None:
+    eager = ["train.precision=fp8", "train.compile=false"]
+    with pytest.raises(UserError, match=r"without train\.compile = true it is slower than bf16"):
+        check_recipe(load_recipe("debug", eager))
+    check_recipe(load_recipe("debug", eager[:1]))  # auto compiles it
 
 
 @pytest.mark.parametrize(

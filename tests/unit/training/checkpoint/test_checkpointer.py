@@ -27,6 +27,7 @@ from pipelines.training.checkpoint.state import identity
 from pipelines.training.checkpoint.store import CheckpointStore
 from tests.forked import exit_codes, start
 from tests.s3_server import s3_bucket
+from tests.settled import FP32
 
 
 class Run:
@@ -407,8 +408,9 @@ DATASET = DatasetRef(vocab_size=50, train=SPLIT, validation=SPLIT)
 def test_a_run_goes_on_unless_samples_or_mathematics_change(
     change: dict[str, Any], goes_on: bool
 ) -> None:
-    one = identity(Recipe.model_validate({"name": "t"}), DATASET)
-    other = identity(Recipe.model_validate({"name": "t"} | change), DATASET)
+    changed = change | {"train": FP32 | change.get("train", {})}
+    one = identity(Recipe.model_validate({"name": "t", "train": FP32}), DATASET)
+    other = identity(Recipe.model_validate({"name": "t"} | changed), DATASET)
     assert (one == other) is goes_on
 
 

@@ -11,6 +11,7 @@ from pipelines.planning.step_time import trainable
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import load_recipe, override_values
 from pipelines.training.dry_run.dry_run import Case, Report
+from tests.settled import FP32
 
 LENGTH = 2048
 # All layers are alike, so that four say as much as sixteen.
@@ -52,7 +53,7 @@ class Tried:
         values = {
             "name": "tried",
             "parallel": self.parallel,
-            "train": sizes | self.train,
+            "train": FP32 | sizes | self.train,
             "data": {"sequence_length": LENGTH} | self.data,
             "adapter": self.adapter,
         }

@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 def site():
     """A platform whose site has a command for clusters."""
     command = f"{shlex.quote(sys.executable)} -m tests.e2e.site_clusters"
-    with running_platform(PENSTOCK_NODES=command, PYTHONPATH=str(PROJECT)) as platform:
+    variables = {"PENSTOCK_NODES": command, "PENSTOCK_GPU": "cpu", "PYTHONPATH": str(PROJECT)}
+    with running_platform(**variables) as platform:
         yield platform
 
 

@@ -22,7 +22,8 @@ def site():
     """A platform whose site has a command for nodes."""
     command = f"{shlex.quote(sys.executable)} -m tests.e2e.site_nodes"
     # In a run's workspace the project's tests are there, but their imports come from here.
-    with running_platform(PENSTOCK_NODES=command, PYTHONPATH=str(PROJECT)) as platform:
+    variables = {"PENSTOCK_NODES": command, "PENSTOCK_GPU": "cpu", "PYTHONPATH": str(PROJECT)}
+    with running_platform(**variables) as platform:
         yield platform
 
 

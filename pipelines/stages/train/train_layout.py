@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ class SettledLayout:
             dist.all_gather_object(known, mine)
         self._bytes, (_, before, self._hardware, _) = min(each[0] for each in known), known[0]
         self.before: Facts | None = before.get("layout")
-        least = min((each[3] for each in known), key=lambda each: each.trains_in_bf16)
+        least = least_of([each[3] for each in known])
         recipe = self._recipe = self._with_precision(recipe, least)
         with one_for_all():
             below = before.get("too_much", {}).get(str(world), math.inf)
@@ -145,6 +145,11 @@ def properties(device: torch.device) -> Device:
     is_cuda = device.type == "cuda"
     has_bf16 = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     return Device(is_cpu=device.type == "cpu", has_bf16=has_bf16)
+
+
+def least_of(devices: Sequence[Device]) -> Device:
+    """Return the device of a run that decides for all: one without bf16, if there is any."""
+    return min(devices, key=lambda each: each.trains_in_bf16)
 
 
 def _datasheet(device: torch.device) -> Hardware | None:

@@ -171,3 +171,13 @@ def test_a_dry_run_is_printed() -> None:
 def test_a_dry_run_needs_a_layout() -> None:
     with pytest.raises(UserError, match="64 processes, but there are 32"):
         answer("--recipe", "llama3-70b-fsdp-tp", "--gpus", "32", "--dry-run")
+
+
+def test_what_auto_becomes_is_told() -> None:
+    def said(gpu: str) -> str:
+        command = ["plan", "--recipe", "debug", "--gpu", gpu, "--gpus", "1"]
+        return CliRunner().invoke(app, command, catch_exceptions=False).stdout
+
+    assert "settled   train.precision: auto is bf16 on a GPU with bf16" in said("a100-80")
+    assert "settled   train.precision: auto is fp32 on a GPU without bf16" in said("t4")
+    assert "settled   train.compile: auto is false on a CPU" in said("cpu")

@@ -11,11 +11,17 @@ from typing import Any
 
 import pytest
 
-from pipelines.core.errors import UserError
-from pipelines.core.settings import load_settings
-from pipelines.orchestration.cluster_plan import VARIABLE, dry_run_on_cluster, training_machine
+from pipelines.core.errors import UnreachableError, UserError
+from pipelines.core.settings import Settings, load_settings
+from pipelines.orchestration.cluster_plan import (
+    VARIABLE,
+    dry_run_on_cluster,
+    settle_on_cluster,
+    training_machine,
+)
 from pipelines.planning.hardware_table import named, of_driver
 from pipelines.recipe.recipe_files import parse_recipe
+from pipelines.registry.parents import Settled
 
 H100 = {"index": 0, "name": "NVIDIA H100 80GB HBM3", "memoryTotal": 81_559, "memoryUsed": 4}
 GIB = 2**30
@@ -59,11 +65,20 @@ def ray_says(body: Any) -> Iterator[str]:
 def machine(
     nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **resources: Any
 ):
+    recipe = parse_recipe({"name": "t", "resources": resources})
+    with cluster(nodes, tmp_path, monkeypatch) as settings:
+        return training_machine(settings, recipe)
+
+
+@contextmanager
+def cluster(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Settings]:
+    """Yield the settings with which a run is prepared while Ray says that it has these nodes."""
     (tmp_path / "token").write_text("t\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    recipe = parse_recipe({"name": "t", "resources": resources})
     with ray_says({"result": True, "msg": "", "data": {"summary": nodes}}) as url:
-        return training_machine(replace(load_settings(), ray_url=url), recipe)
+        yield replace(load_settings(), ray_url=url)
 
 
 def test_gpus_are_known_by_their_driver_s_name(tmp_path, monkeypatch) -> None:
@@ -135,3 +150,60 @@ def test_a_run_whose_dry_run_does_not_fit_is_refused(monkeypatch) -> None:
     huge = {"micro_batch_size": 65_536, "global_batch_size": 65_536}
     with pytest.raises(UserError, match=r"dry run needs .* GiB .* but a device has 15 GiB"):
         dry_run("t4", monkeypatch, **huge)
+
+
+def a_run(**train: Any) -> Settled:
+    recipe = parse_recipe({"name": "t", "train": train})
+    return Settled(recipe, recipe.model_copy(update={"description": "with folders"}), {"s": 1})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([node()], ("fp32", False)),
+        ([node(), node(8)], ("bf16", True)),
+        ([node(2, name="Tesla T4")], ("fp32", False)),
+    ],
+    ids=["cpu", "h100", "t4"],
+)
+def test_a_run_s_recipe_has_the_precision_of_its_workers(
+    nodes, expected, tmp_path, monkeypatch, caplog
+) -> None:
+    caplog.set_level("INFO")
+    with cluster(nodes, tmp_path, monkeypatch) as settings:
+        run = settle_on_cluster(settings, a_run())
+    for recipe in (run.recipe, run.ready):
+        assert (recipe.train.precision, recipe.train.compile) == expected
+    assert (run.ready.description, run.source) == ("with folders", {"s": 1})
+    assert f"train.precision: auto is {expected[0]} on " in caplog.text
+
+
+def test_what_a_recipe_sets_needs_no_cluster(tmp_path) -> None:
+    settings = replace(load_settings(), ray_url="http://127.0.0.1:9")
+    run = a_run(precision="fp32", compile=False)
+    assert settle_on_cluster(settings, run) is run
+
+
+def test_no_precision_is_guessed(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
+    away = replace(load_settings(), ray_url="http://127.0.0.1:9")
+    with pytest.raises(UnreachableError, match=r"train\.precision: auto .* not report its nodes"):
+        settle_on_cluster(away, a_run())
+    unknown = [node(2, name="NVIDIA GeForce GTX 1080")]
+    told = r"table has no NVIDIA GeForce GTX 1080; set PENSTOCK_GPU .*; or set both"
+    with (
+        cluster(unknown, tmp_path, monkeypatch) as settings,
+        pytest.raises(UserError, match=told) as refused,
+    ):
+        settle_on_cluster(settings, a_run())
+    assert not isinstance(refused.value, UnreachableError)  # a retry would not help
+
+
+def test_nodes_that_start_with_the_run_are_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NODES", "command")
+    with cluster([node()], tmp_path, monkeypatch) as settings:
+        with pytest.raises(UserError, match="nodes start with the run; set PENSTOCK_GPU"):
+            settle_on_cluster(settings, a_run())
+        for name, expected in (("cpu", "fp32"), ("h100", "bf16")):
+            monkeypatch.setenv(VARIABLE, name)
+            assert settle_on_cluster(settings, a_run()).recipe.train.precision == expected

@@ -7,6 +7,7 @@ import pytest
 from pipelines.models.presets import preset
 from pipelines.parallel.layout import resolve_layout
 from pipelines.planning.layout_rule import choose
+from pipelines.planning.precision_rule import Device, settle_precision
 from pipelines.recipe.recipe_files import load_recipe, shipped_recipes
 
 BASES = {"llama3-8b-lora": "llama3-8b", "llama3-8b-qlora": "llama3-8b"}
@@ -45,7 +46,9 @@ def test_it_fits_the_devices_that_it_names(recipe):
     if named := re.search(r"(\d+) GB", recipe.description):
         shape = preset(BASES.get(recipe.name, recipe.model.preset))
         device = int(named[1]) * 10**9
-        choice = choose(recipe, shape, recipe.resources.workers, device)
+        there = settle_precision(recipe, Device(is_cpu=False, has_bf16=True))
+        choice = choose(there, shape, recipe.resources.workers, device)
+        assert (choice.training.precision, choice.training.compiled) == ("bf16", True)
         assert choice.memory.total <= device
 
 

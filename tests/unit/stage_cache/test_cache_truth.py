@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.errors import UserError
+from pipelines.planning.precision_rule import Device, settle_precision
 from pipelines.recipe.recipe_files import load_recipe
 from pipelines.run.usage import cached, metered
 from pipelines.stage_cache import dvc_cache
@@ -50,9 +51,13 @@ def project(original):
     git(original, "checkout", "--quiet", ".")
 
 
-def rerun(project: Path, run_id: str, *overrides: str, source: str = "text") -> list[str]:
+def rerun(
+    project: Path, run_id: str, *overrides: str, source: str = "text", device: Device | None = None
+) -> list[str]:
     """The stages that a run has to run, each of which is then in the cache."""
     recipe = load_recipe("debug", overrides)
+    if device:
+        recipe = settle_precision(recipe, device)
     home = project.parent / "home"
     workspace = open_workspace(project, home, run_id, recipe, {"source": source})
     ran = []
@@ -91,6 +96,15 @@ def add_a_line(path: Path, line: str = "# changed\n") -> None:
 
 def test_nothing_changed_reruns_nothing(project):
     assert rerun(project, "again") == []
+
+
+def test_auto_on_another_kind_of_device_is_another_key(project):
+    cpu, gpu = Device(is_cpu=True, has_bf16=False), Device(is_cpu=False, has_bf16=True)
+    assert rerun(project, "on a cpu", device=cpu) == ["train"]
+    assert rerun(project, "on a gpu", device=gpu) == ["train"]
+    assert rerun(project, "on a cpu again", device=cpu) == []
+    by_hand = ("train.precision=bf16", "train.compile=true")
+    assert rerun(project, "as on a gpu", *by_hand) == []
 
 
 def test_one_byte_of_the_source_reruns_everything(project):

@@ -1,5 +1,6 @@
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import torch
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import folder_hash, read_json
+from pipelines.planning.precision_rule import Device
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import override_values
 from pipelines.run.logbook import read_logbook
 from pipelines.run.records import output_folder
+from pipelines.stages.standalone import Job, open_workspace
 from pipelines.stages.train.layout_file import LayoutFile
 from tests.unit.stages.train.test_train_stage import RECIPE, history, make_workspace
 
@@ -119,3 +122,79 @@ def test_the_layout_is_told_to_mlflow(tmp_path: Path, mlflow_client: Any, mlflow
     record = train(workspace, recipe(**FREE))
     tags = mlflow_client.get_run(mlflow_run).data.tags
     assert json.loads(tags["penstock.layout"]) == record.layout
+
+
+CPU, GPU = Device(is_cpu=True, has_bf16=False), Device(is_cpu=False, has_bf16=True)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Device], None]:
+    """Let the rule see another device than this machine's."""
+    from pipelines.stages.train import train_layout
+
+    return lambda device: monkeypatch.setattr(train_layout, "properties", lambda _: device)
+
+
+def test_on_a_cpu_auto_is_what_it_was_before(tmp_path: Path) -> None:
+    auto, by_hand = make_workspace(tmp_path / "auto"), make_workspace(tmp_path / "by hand")
+    record = train(auto, recipe())
+    assert (record.layout["train.precision"], record.layout["train.compile"]) == ("fp32", False)
+    assert train(by_hand, recipe(**{"train.precision": "fp32", "train.compile": False})) == record
+    assert len({folder_hash(output_folder(each, "train")) for each in (auto, by_hand)}) == 1
+
+
+@pytest.mark.parametrize(("began", "then"), [(GPU, CPU), (CPU, GPU)], ids=["on a GPU", "on a CPU"])
+def test_a_run_goes_on_as_it_began_on_a_device_of_another_kind(
+    began: Device, then: Device, tmp_path: Path, machine: Callable[[Device], None]
+) -> None:
+    """To the bit; both are this CPU, which has bf16 too. Compiled, it would need a linker."""
+    eager = recipe(**{"train.compile": False})
+    whole, cut = make_workspace(tmp_path / "whole"), make_workspace(tmp_path / "cut")
+    machine(began)
+    record = train(whole, eager)
+    assert record.layout["train.precision"] == ("bf16" if began is GPU else "fp32")
+    with pytest.raises(UserError, match="out of memory"):
+        train(cut, eager, fails_at=3)
+    machine(then)
+    assert train(cut, eager) == record
+    assert history(cut) == history(whole)
+    assert "resume" in [each.kind for each in read_logbook(cut)]
+    assert not [each for each in read_logbook(cut) if each.kind == "layout change"]
+
+
+def test_a_job_that_begins_anew_takes_what_the_device_has(
+    tmp_path: Path, machine: Callable[[Device], None]
+) -> None:
+    small = {"train.compile": False, "data.source.max_documents": 1}
+    job = Job(recipe(**small), make_workspace(tmp_path / "w"))
+    found = []
+    for device in (GPU, CPU):
+        machine(device)
+        with open_workspace(job) as workspace:
+            found.append(train(workspace, job.recipe).layout["train.precision"])
+    assert found == ["bf16", "fp32"]
+
+
+def test_the_devices_of_a_run_share_the_least(tmp_path: Path) -> None:
+    from pipelines.stages.train.train_layout import least_of
+
+    old = Device(is_cpu=False, has_bf16=False)
+    assert least_of([GPU, old, GPU]) is old
+    assert least_of([GPU, GPU]) is GPU
+    assert least_of([CPU]) is CPU
+
+
+def test_a_recipe_that_is_not_settled_does_not_reach_the_engine(tmp_path: Path) -> None:
+    from pipelines.models.transformer import Transformer
+    from pipelines.parallel.layout import Layout
+    from pipelines.parallel.mesh import build_mesh
+    from pipelines.parallel.parallelize import parallelize
+    from pipelines.training.checkpoint.state import identity
+    from tests.unit.training.checkpoint.test_checkpointer import DATASET
+    from tests.unit.training.conftest import SHAPE
+
+    mesh = build_mesh(Layout(), torch.device("cpu"))
+    with pytest.raises(ValueError, match="compile: auto is resolved"):
+        parallelize(Transformer(SHAPE), mesh, recipe())
+    with pytest.raises(ValueError, match="precision: auto is resolved"):
+        identity(recipe(), DATASET)

@@ -7,6 +7,7 @@ from pipelines.models.presets import preset
 from pipelines.planning.communication import REACHED, Communication, communication
 from pipelines.planning.hardware_table import named
 from pipelines.planning.layout_rule import Choice, choose
+from pipelines.planning.precision_rule import Device, settle_precision
 from pipelines.planning.step_time import trainable
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import load_recipe, override_values
@@ -113,6 +114,7 @@ def laid(recipe: Recipe, world: int, model: str | None = None) -> tuple[Case, Ch
     shape = preset(model) if model else SHAPE
     if not shape.vocab_size:
         shape = shape.sized(SMALL_VOCABULARY, recipe.data.sequence_length)
+    recipe = settle_precision(recipe, Device.of(H100))
     choice = choose(recipe, shape, world, H100.memory_bytes, hardware=H100)
     return Case(choice.recipe, shape, H100, world), choice
 

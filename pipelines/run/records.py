@@ -200,7 +200,8 @@ class TrainRecord(Record):
     parameters: int
     steps: int
     tokens: int
-    layout: dict[str, int | str] = {}  # the layout over processes, under the recipe's keys
+    # The layout over processes, and the precision, under the recipe's keys.
+    layout: dict[str, bool | int | str] = {}
     metrics: dict[str, float]
 
 

@@ -16,7 +16,7 @@ _HOUR = 3600.0
 _WORKERS_CHANGED: Kind = "workers changed"
 _LAYOUT_CHANGE: Kind = "layout change"
 
-Facts = dict[str, int | str]  # a layout and its precision, by the recipe's keys
+Facts = dict[str, bool | int | str]  # a layout and its precision, by the recipe's keys
 
 
 def job() -> str:
@@ -56,10 +56,12 @@ class TrainLogbook(Events):
             step=step,
             hours=self._hours_lost(step),
         )
-        if self._before is None or self._before == self._layout:
+        then = self._layout | (self._before or {})  # a run of an earlier version noted less
+        if then == self._layout:
             return
-        now, then = ({**each} for each in (self._layout, self._before))
-        changed = ", ".join(f"{k}: {then.get(k)} → {v}" for k, v in now.items() if then.get(k) != v)
+        changed = ", ".join(
+            f"{k}: {then[k]} → {v}" for k, v in self._layout.items() if then[k] != v
+        )
         workers = _workers(then)
         cause, kind = f"{workers} → {self._workers} workers", _WORKERS_CHANGED
         if workers == self._workers:

@@ -13,7 +13,7 @@ from pipelines.planning.precision_rule import Device
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import override_values
 from pipelines.run.logbook import read_logbook
-from pipelines.run.records import output_folder
+from pipelines.run.records import TrainRecord, output_folder
 from pipelines.stages.standalone import Job, open_workspace
 from pipelines.stages.train.layout_file import LayoutFile
 from tests.unit.stages.train.test_train_stage import RECIPE, history, make_workspace
@@ -139,6 +139,8 @@ def test_on_a_cpu_auto_is_what_it_was_before(tmp_path: Path) -> None:
     auto, by_hand = make_workspace(tmp_path / "auto"), make_workspace(tmp_path / "by hand")
     record = train(auto, recipe())
     assert (record.layout["train.precision"], record.layout["train.compile"]) == ("fp32", False)
+    assert record == TrainRecord.read(auto)
+    assert read_json(auto / "layout.json")["layout"] == record.layout
     assert train(by_hand, recipe(**{"train.precision": "fp32", "train.compile": False})) == record
     assert len({folder_hash(output_folder(each, "train")) for each in (auto, by_hand)}) == 1
 

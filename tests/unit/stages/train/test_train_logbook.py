@@ -54,6 +54,12 @@ def test_other_workers_and_another_layout_are_told_apart(tmp_path: Path) -> None
     ]
 
 
+def test_what_an_earlier_version_did_not_note_has_not_changed(tmp_path: Path) -> None:
+    a_try(tmp_path, ONE).begin_training(0)
+    a_try(tmp_path, ONE | {"train.precision": "fp32"}, ONE).begin_training(10)
+    assert [each.kind for each in entries(tmp_path)] == ["start", "resume"]
+
+
 def test_what_a_run_loses_counts_for_every_worker(tmp_path: Path) -> None:
     logbook = a_try(tmp_path, TWO)
     for _ in range(2):

@@ -26,6 +26,7 @@ from pipelines.run.records import Split
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.precision import set_precision, to_fp8
 from pipelines.training.trainer import Trainer
+from tests.settled import FP32
 
 
 @dataclass
@@ -55,7 +56,7 @@ def build_trainer(
         device: The CPU by default.
         scratch: A name of its own for each contender.
     """
-    train = {"precision": "fp32", "compile": False, **sections.get("train", {})}
+    train = FP32 | sections.get("train", {})
     recipe = Recipe.model_validate({"name": "bench", **sections, "train": train})
     world = dist.get_world_size() if dist.is_initialized() else 1
     mesh = build_mesh(resolve_layout(recipe.parallel, world), device or torch.device("cpu"))

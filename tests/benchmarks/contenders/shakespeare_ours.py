@@ -11,6 +11,7 @@ from pipelines.run.records import Split
 from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.contenders.our_trainer import build_trainer
 from tests.benchmarks.contenders.shakespeare_validation import validate
+from tests.settled import FP32
 
 MOST_PARAMETERS = 804_096  # nanoGPT's, positions included
 
@@ -23,7 +24,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
     batch = recipe.data.sequence_length, recipe.train.global_batch_size
     if shape.parameters > MOST_PARAMETERS or batch != (options["block"], options["batch"]):
         raise SystemExit("shakespeare-char is not comparable any more")
-    train = recipe.train.model_dump(mode="json")
+    train = recipe.train.model_dump(mode="json") | FP32
     seed = 0
 
     def run_round() -> tuple[float, dict[str, Any]]:

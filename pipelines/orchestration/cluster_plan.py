@@ -30,6 +30,7 @@ from pipelines.stages.run_plan import dry_run_beforehand, plan_run
 
 VARIABLE = "PENSTOCK_GPU"  # GPU of each worker if nodes come and go, as in `penstock plan --gpu`
 _TIMEOUT = httpx.Timeout(2.0)  # seconds; a run rather starts without a plan than late
+_PATIENCE = httpx.Timeout(30.0)  # without a precision it doesn't start, and the machine may be busy
 _MIB = 2**20
 
 _log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def settle_on_cluster(settings: Settings, run: Settled) -> Settled:
     if is_settled(run.recipe):
         return run
     try:
-        machine = _machine(settings, run.ready)
+        machine = _machine(settings, run.ready, _PATIENCE)
         if machine.hardware.is_cpu and settings.nodes_command and VARIABLE not in os.environ:
             raise _UnknownMachineError(f"nodes start with the run; set {VARIABLE} to their GPU")
     except _UnknownMachineError as error:
@@ -134,19 +135,19 @@ class _Answer(_Said):
 def training_machine(settings: Settings, recipe: Recipe) -> Machine | None:
     """Return the machine of the recipe's most workers, or None if it is not known beforehand."""
     try:
-        return _machine(settings, recipe)
+        return _machine(settings, recipe, _TIMEOUT)
     except _UnknownMachineError as error:
         _log.warning("not planned: %s", error)
         return None
 
 
-def _machine(settings: Settings, recipe: Recipe) -> Machine:
+def _machine(settings: Settings, recipe: Recipe, timeout: httpx.Timeout) -> Machine:
     most = recipe.resources.most_workers
     price = recipe.resources.price_per_gpu_hour
     if given := os.environ.get(VARIABLE):
         return Machine(named(given), most, price=price)
     try:
-        nodes = _nodes(settings)
+        nodes = _nodes(settings, timeout)
     except (httpx.HTTPError, OSError, ValidationError) as error:
         why = f"Ray's dashboard does not report its nodes: {error!r}"
         raise _UnknownMachineError(why, passes=True) from error
@@ -185,13 +186,13 @@ def _check_room(nodes: Sequence[_Node], recipe: Recipe) -> None:
         )
 
 
-def _nodes(settings: Settings) -> list[_Node]:
+def _nodes(settings: Settings, timeout: httpx.Timeout) -> list[_Node]:
     """Return the nodes that are alive and have reported their hardware."""
     answer = httpx.get(
         f"{settings.ray_url}/nodes",
         params={"view": "summary"},
         auth=TokenFile(settings.ray_token_path),
-        timeout=_TIMEOUT,
+        timeout=timeout,
     )
     nodes = _Answer.model_validate(answer.raise_for_status().json()).data.summary
     return [node for node in nodes if node.raylet.state == "ALIVE" and node.mem]

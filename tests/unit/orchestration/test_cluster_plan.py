@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,11 +38,12 @@ def node(gpus: int = 0, state: str = "ALIVE", **gpu: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def ray_says(body: Any) -> Iterator[str]:
+def ray_says(body: Any, after: float = 0.0) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             known = self.path == "/nodes?view=summary"
             content = json.dumps(body).encode()
+            time.sleep(after)
             allowed = self.headers["Authorization"] == "Bearer t"
             self.send_response(200 if known and allowed else 401)
             self.send_header("Content-Length", str(len(content)))
@@ -72,12 +74,15 @@ def machine(
 
 @contextmanager
 def cluster(
-    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    after: float = 0.0,
 ) -> Iterator[Settings]:
     """Yield the settings with which a run is prepared while Ray says that it has these nodes."""
     (tmp_path / "token").write_text("t\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    with ray_says({"result": True, "msg": "", "data": {"summary": nodes}}) as url:
+    with ray_says({"result": True, "msg": "", "data": {"summary": nodes}}, after) as url:
         yield replace(load_settings(), ray_url=url)
 
 
@@ -197,6 +202,13 @@ def test_no_precision_is_guessed(tmp_path, monkeypatch) -> None:
     ):
         settle_on_cluster(settings, a_run())
     assert not isinstance(refused.value, UnreachableError)  # a retry would not help
+
+
+def test_a_cluster_that_is_busy_is_waited_for(tmp_path, monkeypatch) -> None:
+    """Longer than for a plan."""
+    with cluster([node(8)], tmp_path, monkeypatch, after=2.5) as settings:
+        assert settle_on_cluster(settings, a_run()).recipe.train.precision == "bf16"
+        assert training_machine(settings, a_run().recipe) is None
 
 
 def test_nodes_that_start_with_the_run_are_named(tmp_path, monkeypatch) -> None:

@@ -64,9 +64,8 @@ def test_what_cannot_be_divided_is_passed_over():
     for world in (8, 16):
         choice = choose(recipe(tp="auto", sharding="full"), preset("gpt2-124m"), world, 2 * GIB)
         assert choice.layout.tp in (1, 2, 4)
-    few = Recipe.model_validate(
-        {"name": "t", "parallel": "auto", "train": {"global_batch_size": 8, "micro_batch_size": 8}}
-    )
+    sizes = FP32 | {"global_batch_size": 8, "micro_batch_size": 8}
+    few = Recipe.model_validate({"name": "t", "parallel": "auto", "train": sizes})
     with pytest.raises(UserError, match="no layout of 8 processes fits"):
         choose(few, preset("llama3-8b"), 8, 8 * GIB)
 

@@ -108,7 +108,7 @@ def device() -> dict[str, Any]:
         "cpu": model,
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
-        "gpus": _gpus(),
+        "gpus": gpus(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -116,7 +116,7 @@ def device() -> dict[str, Any]:
     }
 
 
-def _gpus() -> list[dict[str, str]]:
+def gpus() -> list[dict[str, str]]:
     """What NVIDIA's driver says of each GPU; empty without a driver."""
     if shutil.which("nvidia-smi") is None:
         return []

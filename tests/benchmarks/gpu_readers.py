@@ -24,12 +24,17 @@ def make_data(folder: Path) -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         raise SystemExit("gpu_readers needs a CUDA GPU, and this machine has none")
+    return write_file(folder, FILE_BYTES, TENSOR_BYTES, "cuda")
+
+
+def write_file(folder: Path, size: int, tensor: int, device: str) -> dict[str, Any]:
+    """A file of as many tensors, and the contenders' options."""
     rng = np.random.default_rng(0)
     with (folder / FILE).open("wb") as file:
-        for _ in range(FILE_BYTES // TENSOR_BYTES):
-            file.write(rng.bytes(TENSOR_BYTES))
+        for _ in range(size // tensor):
+            file.write(rng.bytes(tensor))
         os.fsync(file.fileno())
-    return {"file": FILE, "bytes": FILE_BYTES, "tensor_bytes": TENSOR_BYTES}
+    return {"file": FILE, "bytes": size, "tensor_bytes": tensor, "device": device}
 
 
 BENCHMARK = Benchmark(

@@ -10,12 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pipelines.models.presets import preset
-from pipelines.run.records import Split
 from tests.benchmarks.harness import Benchmark, Contender, Demand
-from tests.benchmarks.loader import VOCABULARY, write_shard
+from tests.benchmarks.loader import VOCABULARY, write_split
 
 TOKENS = 50_000_000
 TRAIN = {
@@ -38,9 +35,7 @@ def make_data(folder: Path) -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a CUDA GPU, and this machine has none")
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, TOKENS, dtype=np.uint16)
-    shard = write_shard(folder / "train-00000", ids)
-    split = Split(documents=TOKENS // 1000, bytes=TOKENS, tokens=TOKENS, shards=(shard,))
+    split = write_split(folder, TOKENS, VOCABULARY)
     return {"split": split.model_dump(mode="json"), "device": "cuda"}
 
 

@@ -11,11 +11,8 @@ offload: it moves bytes from a GPU to the host's memory, and on a CPU both are o
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pipelines.run.records import Split
 from tests.benchmarks.harness import Benchmark, Contender, Demand
-from tests.benchmarks.loader import write_shard
+from tests.benchmarks.loader import write_split
 
 TOKENS = 1_000_000
 SHAPE = {
@@ -40,9 +37,7 @@ Options = dict[str, Any]
 
 def make_data(folder: Path) -> Options:
     """Random ids."""
-    ids = np.random.default_rng(0).integers(0, SHAPE["vocab_size"], TOKENS, dtype=np.uint16)
-    shard = write_shard(folder / "train-00000", ids)
-    split = Split(documents=TOKENS // 1000, bytes=TOKENS, tokens=TOKENS, shards=(shard,))
+    split = write_split(folder, TOKENS, SHAPE["vocab_size"])
     return {"split": split.model_dump(mode="json"), "shape": SHAPE, "train": TRAIN, "threads": 2}
 
 

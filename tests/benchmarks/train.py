@@ -10,11 +10,8 @@ count.
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pipelines.run.records import Split
 from tests.benchmarks.harness import Benchmark, Contender, Demand
-from tests.benchmarks.loader import write_shard
+from tests.benchmarks.loader import write_split
 
 TOKENS = 2_000_000
 SHAPE = {
@@ -43,12 +40,9 @@ TRAIN = {
 
 
 def make_data(folder: Path) -> dict[str, Any]:
-    """Random ids: what they are does not change how long a step takes."""
-    ids = np.random.default_rng(0).integers(0, SHAPE["vocab_size"], TOKENS, dtype=np.uint16)
-    shard = write_shard(folder / "train-00000", ids)
-    split = Split(documents=TOKENS // 1000, bytes=TOKENS, tokens=TOKENS, shards=(shard,))
+    """Random ids."""
     return {
-        "split": split.model_dump(mode="json"),
+        "split": write_split(folder, TOKENS, SHAPE["vocab_size"]).model_dump(mode="json"),
         "shape": SHAPE,
         "train": TRAIN,
         "threads": 2,

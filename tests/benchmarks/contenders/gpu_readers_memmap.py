@@ -10,14 +10,15 @@ from tests.benchmarks.contender import Round, serve
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Round:
-    device = torch.device("cuda", 0)
+    device = torch.device(options["device"])
     size = options["tensor_bytes"]
 
     def run_round() -> float:
         data = np.memmap(folder / options["file"], dtype=np.uint8, mode="c")
         for offset in range(0, options["bytes"], size):
             torch.from_numpy(data[offset : offset + size]).to(device)
-        torch.cuda.synchronize(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return options["bytes"]
 
     return run_round

@@ -14,7 +14,7 @@ _AHEAD = 4
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Round:
-    device = torch.device("cuda", 0)
+    device = torch.device(options["device"])
     size = options["tensor_bytes"]
     # The reader would use pinned buffers instead, and these have a contender of their own.
     if options["reader"] == "gds" and (reason := why_not(folder / options["file"], device)):
@@ -31,7 +31,8 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
             begun.append(read_whole(reader, 0, offset, places[number % _AHEAD]))
         for wait in begun:
             wait()
-        torch.cuda.synchronize(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return options["bytes"], {"reader": reader.name}
 
     return run_round

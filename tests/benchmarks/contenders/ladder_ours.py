@@ -31,9 +31,9 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
     if options["world"] > 1:
         _meet(options["world"])
     before = options.get("before")
-    figures = {"peak_mib": _peak(folder, options) / 2**20}
+    figures = {"peak_mib": peak(folder, options) / 2**20}
     if before is not None and before["world"] == options["world"]:
-        figures["before_mib"] = _peak(folder, options | before) / 2**20
+        figures["before_mib"] = peak(folder, options | before) / 2**20
         most = figures["before_mib"] * (1 - options["saves"]) + NOISE_MIB
         if figures["peak_mib"] > most:
             raise SystemExit(f"{options['name']} promises at most {most:.0f} MiB: {figures}")
@@ -61,7 +61,7 @@ def _build(folder: Path, options: dict[str, Any], steps: int) -> Built:
     return built
 
 
-def _peak(folder: Path, options: dict[str, Any]) -> int:
+def peak(folder: Path, options: dict[str, Any]) -> int:
     """Bytes at most while a rung's trainer is made and takes two steps; run twice, to compile."""
 
     def work() -> None:

@@ -45,8 +45,10 @@ def build_trainer(
     sections: dict[str, Any],
     device: torch.device | None = None,
     scratch: str = "run",
+    *,
+    saves: bool = False,
 ) -> Built:
-    """A trainer that begins at step 0 and saves nothing.
+    """A trainer that begins at step 0 and saves nothing, unless it is to.
 
     Args:
         folder: With the split's shards; `scratch` in it is emptied for the run's heartbeats.
@@ -55,6 +57,7 @@ def build_trainer(
         sections: Of the recipe.
         device: The CPU by default.
         scratch: A name of its own for each contender.
+        saves: It saves into `scratch`, and goes on from what is there.
     """
     train = FP32 | sections.get("train", {})
     recipe = Recipe.model_validate({"name": "bench", **sections, "train": train})
@@ -79,11 +82,11 @@ def build_trainer(
     parallelized = parallelize(model, mesh, recipe, partial(_fill, recipe))
     points: list[StepMetrics] = []
     run = folder / scratch
-    if mesh.rank == 0:
+    if mesh.rank == 0 and not saves:
         shutil.rmtree(run, ignore_errors=True)
     trainer = Trainer(recipe, parallelized, loader, points.append, run / "checkpoints", run)
-    # What is timed is training: a large model's last checkpoint may take longer than the steps.
-    trainer.checkpoints.save = lambda position: None  # type: ignore[method-assign]
+    if not saves:  # what is timed is training: a large model's save may take longer than the steps
+        trainer.checkpoints.save = lambda position: None  # type: ignore[method-assign]
     return Built(trainer, parallelized.modules[0], points)
 
 

@@ -4,6 +4,7 @@ Eager as it comes, or compiled; with `lora`, peft's adapters on frozen bf16 weig
 """
 
 import gc
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from pipelines.models.config import DecoderConfig
 from pipelines.models.config_json import write_config
@@ -34,6 +41,22 @@ class Samples(Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, "labels": ids}
 
 
+class Warm(TrainerCallback):
+    """Seconds of the steps after the first `log_every`, in which everything is compiled."""
+
+    seconds = 0.0
+    steps = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Wait for the device where the warm steps begin and where they end."""
+        if state.global_step not in (args.logging_steps, state.max_steps):
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds = time.perf_counter() - self.seconds
+        self.steps = state.global_step - self.steps
+
+
 def prepare(folder: Path, options: dict[str, Any]) -> Round:
     on_gpu = options["device"] == "cuda"
     if not on_gpu:
@@ -48,11 +71,14 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
         model = _model(shape, options)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        trainer = Trainer(model, arguments, train_dataset=samples)
+        warm = Warm()
+        trainer = Trainer(model, arguments, train_dataset=samples, callbacks=[warm])
         result = trainer.train()
-        tokens = train["steps"] * train["global_batch_size"] * shape.context_length
+        of_step = train["global_batch_size"] * shape.context_length
+        tokens = train["steps"] * of_step
         figures = {
             "loss": result.training_loss,
+            "warm_rate": warm.steps * of_step / warm.seconds,
             "parameters": sum(each.numel() for each in model.parameters()),
             "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0,
         }

@@ -1,0 +1,51 @@
+"""A trace of three steps of a 1B Llama: how much of the time the device works, and on what."""
+
+import gzip
+import json
+from typing import Any
+
+from pipelines.training.profiling import Event, _length, _union, exposed_share
+from tests.gpu_acceptance.acceptance_parts import Outcome, Place
+from tests.gpu_acceptance.training_speed import LLAMA, run, sized
+
+_BUSY = 0.95
+_STEPS = (4, 7)
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def trace(place: Place) -> Outcome:
+    """Trace three warm steps; the fake's device is the CPU's operators."""
+    work = sized(place, LLAMA, 9, profile_steps=_STEPS)
+    run(place, work, {})
+    (path,) = place.folder.rglob("rank-0.json.gz")
+    kinds = ("cpu_op",) if place.fake else _ON_DEVICE
+    return overlap(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"], kinds)
+
+
+def overlap(events: list[dict[str, Any]], kinds: tuple[str, ...]) -> Outcome:
+    """What a trace's events on the device say.
+
+    Args:
+        events: As Chrome's format has them.
+        kinds: The categories that are work of the device.
+    """
+    found = [
+        (each["cat"], Event(each["name"], each["ts"], each["ts"] + each["dur"], on_device=True))
+        for each in events
+        if each.get("ph") == "X" and each.get("cat") in kinds
+    ]
+    spans = [(event.start, event.end) for _, event in found]
+    whole = max(end for _, end in spans) - min(start for start, _ in spans)
+    busy = _length(_union(spans)) / whole
+    copies = [(event.start, event.end) for kind, event in found if kind == "gpu_memcpy"]
+    work = [(event.start, event.end) for kind, event in found if kind != "gpu_memcpy"]
+    alone = (_length(_union(spans)) - _length(_union(work))) / whole
+    detail = {
+        "busy": busy,
+        "copies": _length(_union(copies)) / whole,
+        "copies_alone": alone,
+        "communication_alone": exposed_share(event for _, event in found),
+        "events": len(found),
+    }
+    limits = f"idle {1 - busy:.1%}, copies alone {alone:.1%} of {whole / 1e3:.0f} ms"
+    return Outcome(busy, "busy", busy / _BUSY, busy >= _BUSY, limits, detail)

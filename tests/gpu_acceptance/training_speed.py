@@ -1,0 +1,168 @@
+"""How fast the engine trains on one GPU, beside Hugging Face's Trainer and the planner.
+
+A run is short: its first window of steps, in which it compiles, does not count.
+"""
+
+import statistics
+from typing import Any
+
+import torch
+
+from pipelines.models.config import DecoderConfig
+from pipelines.planning.hardware_table import named, of_driver
+from pipelines.planning.plan import Machine, plan
+from pipelines.recipe.recipe import Recipe
+from pipelines.training.metrics import StepMetrics, most_bound_by
+from tests.benchmarks import gpu_lora, gpu_train
+from tests.benchmarks.contenders.our_trainer import build_trainer, free
+from tests.benchmarks.gpu_train import case, shape_of
+from tests.benchmarks.loader import write_split
+from tests.gpu_acceptance.acceptance_parts import Outcome, Place
+
+GPT2 = gpu_train.BENCHMARK.cases["gpt2-124m"]
+LLAMA = gpu_train.BENCHMARK.cases["llama-1b"]
+LLAMA_8B = gpu_lora.BENCHMARK.cases["8b"]
+# Four layers of Llama 3 8B's, whose head, which stays in bf16, is small.
+WIDE = case(shape_of("llama3-8b", 4096, layers=4, vocab_size=32_000), 2, 4)
+TINY = {
+    "layers": 2,
+    "width": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "hidden": 128,
+    "vocab_size": 512,
+    "context_length": 64,
+}
+_TINY_TRAIN = {"precision": "fp32", "micro_batch_size": 2, "global_batch_size": 4}
+_MFU, _LORA_RATE, _MEMORY, _SPEED, _OVER_HF, _FP8 = 0.5, 12_473, 0.55, 0.8, 1.15, 1.15
+
+
+def sized(place: Place, case: dict[str, Any], steps: int, **train: Any) -> dict[str, Any]:
+    """A benchmark's case with so many steps in three windows; tiny and not compiled if fake."""
+    window = {"steps": steps, "log_every": steps // 3, "compile": not place.fake}
+    values = case["train"] | train | window
+    if place.fake:
+        return {"shape": TINY, "train": values | _TINY_TRAIN}
+    return {"shape": case["shape"], "train": values}
+
+
+def run(place: Place, work: dict[str, Any], adapter: dict[str, Any]) -> list[StepMetrics]:
+    """Train, and return what the trainer reported."""
+    device = torch.device(place.device)
+    shape, train = DecoderConfig(**work["shape"]), work["train"]
+    tokens = (train["steps"] + 1) * train["global_batch_size"] * (shape.context_length + 1)
+    split = write_split(place.folder, tokens // 1000 * 1000 + 1000, min(shape.vocab_size, 30_000))
+    if not place.fake:
+        torch.cuda.reset_peak_memory_stats()
+    sections = {"train": train, "adapter": adapter}
+    built = build_trainer(place.folder, split, shape, sections, device)
+    built.trainer.fit()
+    points = built.points
+    del built
+    free(device)
+    return points
+
+
+def measured(place: Place, work: dict[str, Any], **adapter: Any) -> dict[str, Any]:
+    """The medians of the warm windows, and what the planner predicts."""
+    points = run(place, work, adapter)[1:]
+    keys = ("tokens_per_second", "mfu", "mbu", "bound_share", "step_seconds")
+    middle = {key: statistics.median(getattr(point, key) for point in points) for key in keys}
+    return middle | {
+        "peak_bytes": points[-1].memory_bytes,
+        "bound_by": most_bound_by(points),
+        "planned": _planned(place, work, adapter),
+        "loss": points[-1].loss,
+    }
+
+
+def _planned(place: Place, work: dict[str, Any], adapter: dict[str, Any]) -> dict[str, Any]:
+    shape = DecoderConfig(**work["shape"])
+    values = {"data": {"sequence_length": shape.context_length}, "adapter": adapter}
+    recipe = Recipe.model_validate({"name": "planned", "train": work["train"], **values})
+    if adapter:
+        model = recipe.model.model_copy(update={"init_from": "models/base"})
+        recipe = recipe.model_copy(update={"model": model})
+    card = None if place.fake else of_driver(torch.cuda.get_device_name())
+    found = plan(recipe, shape, Machine(card or named("h100"), 1)).forecast
+    return {"tokens_per_second": found.tokens_per_second, "mfu": found.mfu} if found else {}
+
+
+def _limits(found: dict[str, Any]) -> str:
+    planned = found["planned"].get("tokens_per_second", 0.0)
+    share = f"{found['bound_by']} at {found['bound_share']:.0%}"
+    return f"{share}; {found['tokens_per_second']:,.0f} tokens/s, planned {planned:,.0f}"
+
+
+def gpt2(place: Place) -> Outcome:
+    """GPT-2 124M beside what the planner says."""
+    found = measured(place, sized(place, GPT2, 30))
+    rate, planned = found["tokens_per_second"], found["planned"]["tokens_per_second"]
+    return Outcome(rate, "tokens/s", rate / planned, rate >= planned, _limits(found), found)
+
+
+def llama(place: Place) -> Outcome:
+    """A Llama of 1B: its MFU."""
+    found = measured(place, sized(place, LLAMA, 15))
+    mfu = found["mfu"]
+    return Outcome(mfu, "MFU", mfu / _MFU, mfu >= _MFU, _limits(found), found)
+
+
+def gpt2_beside_hf(place: Place) -> Outcome:
+    """Hugging Face's Trainer on GPT-2 124M."""
+    return _beside_hf(place, "gpt2", sized(place, GPT2, 30))
+
+
+def llama_beside_hf(place: Place) -> Outcome:
+    """Hugging Face's Trainer on a Llama of 1B."""
+    return _beside_hf(place, "llama-1b", sized(place, LLAMA, 15))
+
+
+def _beside_hf(place: Place, ours: str, work: dict[str, Any]) -> Outcome:
+    from tests.benchmarks.contenders import train_huggingface  # takes seconds
+
+    rate = place.result_of(ours)["detail"]["tokens_per_second"]
+    length, train = work["shape"]["context_length"], work["train"]
+    tokens = (train["steps"] + 1) * train["global_batch_size"] * length
+    write_split(
+        place.folder, tokens // 1000 * 1000 + 1000, min(work["shape"]["vocab_size"], 30_000)
+    )
+    options = {"device": place.device.partition(":")[0], "threads": 1}
+    options |= work | {"compile": train["compile"]}
+    _, figures = train_huggingface.prepare(place.folder, options)()
+    theirs = figures["warm_rate"]
+    limits = f"ours {rate:,.0f} tokens/s; theirs takes {figures['peak_gib']:.1f} GiB"
+    ratio = rate / theirs
+    return Outcome(theirs, "tokens/s of HF", ratio, ratio >= _OVER_HF, limits, figures)
+
+
+def lora(place: Place) -> Outcome:
+    """LoRA on the shape of Llama 3 8B."""
+    found = measured(place, sized(place, LLAMA_8B, 9), **gpu_lora.LORA)
+    rate = found["tokens_per_second"]
+    ratio = rate / _LORA_RATE
+    return Outcome(rate, "tokens/s", ratio, ratio >= 1, _limits(found), found)
+
+
+def qlora(place: Place) -> Outcome:
+    """QLoRA on the same: its memory over LoRA's, and its speed."""
+    beside = place.result_of("lora-8b")["detail"]
+    found = measured(place, sized(place, LLAMA_8B, 6), **gpu_lora.LORA | {"kind": "qlora"})
+    memory = found["peak_bytes"] / beside["peak_bytes"]
+    speed = found["tokens_per_second"] / beside["tokens_per_second"]
+    reached = memory <= _MEMORY and speed >= _SPEED
+    limits = f"{speed:.2f} of LoRA's speed; {_limits(found)}"
+    return Outcome(memory, "of LoRA's memory", speed, reached, limits, found | {"speed": speed})
+
+
+def fp8(place: Place) -> Outcome:
+    """fp8 over bf16; a CPU has no fp8, so that the fake has bf16 over fp32."""
+    found = {}
+    for precision in ("bf16", "fp8"):
+        work = sized(place, WIDE, 12, precision=precision)
+        if place.fake and precision == "fp8":
+            work["train"]["precision"] = "bf16"
+        found[precision] = measured(place, work)
+    rate = found["fp8"]["tokens_per_second"]
+    ratio = rate / found["bf16"]["tokens_per_second"]
+    return Outcome(rate, "tokens/s", ratio, ratio >= _FP8, _limits(found["fp8"]), found)

@@ -15,7 +15,7 @@ from tests.benchmarks.page_cache import empty_cache
 from tests.gpu_acceptance.acceptance_parts import Outcome, Place
 
 _OVER_MEMMAP = 3
-_FILE, _TENSOR = 2 << 30, 128 << 20
+_FILE, _TENSOR = 1 << 30, 64 << 20
 _TINY_FILE, _TINY_TENSOR = 32 << 20, 8 << 20
 
 

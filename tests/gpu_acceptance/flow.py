@@ -84,15 +84,10 @@ class Flow:
             raise UserError("gpu-acceptance: nvidia-smi names no GPU; --fake tries all without one")
 
     def _kept(self, part: Part, who: dict[str, str]) -> Result | None:
-        """The result of an earlier run, if it is whole and of the same code and machine."""
-        try:
-            found: Result = read_json(self.path(part))
-        except (FileNotFoundError, ValueError):
-            return None
-        same = all(found.get(key) == value for key, value in who.items())
-        if not same or found.get("state") not in ENDED:
-            return None
-        self.told(f"{part.name}: kept from an earlier run")
+        """The result of an earlier run, if there is one to keep."""
+        found = _ended(self.path(part), who)
+        if found:
+            self.told(f"{part.name}: kept from an earlier run")
         return found
 
     def _new(self, part: Part, who: dict[str, str]) -> Result:
@@ -133,9 +128,12 @@ class Flow:
 
     def _process(self, part: Part, place: Result, log: IO[str]) -> int | None:
         """Run it, and return its exit code; None if it ran out of time."""
+        cards = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        seen = {} if part.gpus > 1 else {"CUDA_VISIBLE_DEVICES": cards.partition(",")[0]}
         process = subprocess.Popen(
             [sys.executable, "-m", self.module, part.name],
             cwd=PROJECT,
+            env=os.environ | seen,
             stdin=subprocess.PIPE,  # stays open, as the part ends when it is closed
             stdout=log,
             stderr=log,
@@ -154,12 +152,18 @@ class Flow:
             _end(process)
 
     def _earlier(self, who: dict[str, str]) -> dict[str, Result]:
-        results = map(read_json, sorted(self.out.glob("gpu-*.json")))
-        return {
-            each["part"]: each
-            for each in results
-            if each.get("state") in ENDED and all(each[key] == who[key] for key in who)
-        }
+        found = (_ended(path, who) for path in self.out.glob("gpu-*.json"))
+        return {each["part"]: each for each in found if each}
+
+
+def _ended(path: Path, who: dict[str, str]) -> Result | None:
+    """A part's result, if it is whole, of a part that ended, and of the same code and machine."""
+    try:
+        found: Result = read_json(path)
+    except (FileNotFoundError, ValueError):
+        return None
+    same = who.items() <= found.items()
+    return found if same and found["state"] in ENDED else None
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

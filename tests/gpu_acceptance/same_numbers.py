@@ -1,6 +1,7 @@
 """The GPU computes what the CPU does, a resumed run what an unbroken one does, and many one's."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -48,9 +49,9 @@ def compare(expected: list[float], found: list[float], more: str = "") -> Outcom
     """The largest relative difference of two curves; `more` is said beside it."""
     pairs = zip(expected, found, strict=True)
     differences = [abs(theirs / ours - 1) for ours, theirs in pairs]
-    # Not `max`: of a loss that is no number it makes what it likes.
-    worst = max(differences) if all(each <= 1 for each in differences) else float("inf")
-    step = differences.index(worst) + 1 if worst in differences else 0
+    # What is no number is the worst of all, where `max` alone would pass it over.
+    worst = max(differences, key=lambda each: (not math.isfinite(each), each))
+    step = differences.index(worst) + 1
     curves = {"expected": expected, "found": found}
     limits = f"step {step} of {len(found)}{more}"
     return Outcome(worst, "relative", worst / _WITHIN, worst <= _WITHIN, limits, curves)

@@ -138,7 +138,7 @@ def _beside_hf(place: Place, ours: str, work: dict[str, Any]) -> Outcome:
 
 def lora(place: Place) -> Outcome:
     """LoRA on the shape of Llama 3 8B."""
-    found = measured(place, sized(place, LLAMA_8B, 9), **gpu_lora.LORA)
+    found = measured(place, sized(place, LLAMA_8B, 6), **gpu_lora.LORA)
     rate = found["tokens_per_second"]
     ratio = rate / _LORA_RATE
     return Outcome(rate, "tokens/s", ratio, ratio >= 1, _limits(found), found)

@@ -96,7 +96,7 @@ class StepProfiler(Hook):
 
     def before_step(self, step: int) -> None:
         """Start the profiler at the window's first step."""
-        accelerator = torch.accelerator.current_accelerator()
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
         if self._window is None:
             self._window = self._measured(step, on_cpu=accelerator is None)
         first, end = self._window

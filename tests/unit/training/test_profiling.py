@@ -63,3 +63,13 @@ def test_on_a_gpu_kernels_are_what_counts() -> None:
         Event("adam", 180, 200, on_device=True),
     ]
     assert exposed_share(events) == pytest.approx(0.40)
+
+
+def test_a_build_with_cuda_measures_memory_on_a_machine_without(tmp_path, monkeypatch) -> None:
+    def of_the_build(check_available: bool = False) -> torch.device | None:
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", of_the_build)
+    profiler = StepProfiler(None, tmp_path, rank=0, world=1)
+    steps(profiler, 0, 3)
+    assert profiler.step_bytes

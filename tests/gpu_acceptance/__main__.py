@@ -24,7 +24,9 @@ def main() -> int:
     parts = [named(name) for name in arguments.parts] or PARTS
     out = arguments.out or load_settings().home / f"gpu-acceptance{'-fake' * arguments.fake}"
     try:
-        results = Flow(out, arguments.fake, lambda line: print(line, file=sys.stderr)).run(parts)
+        results = Flow(
+            out.resolve(), arguments.fake, lambda line: print(line, file=sys.stderr)
+        ).run(parts)
     except UserError as error:
         print(error, file=sys.stderr)
         return EXIT_USER_ERROR

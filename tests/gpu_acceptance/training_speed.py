@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pipelines.models.config import DecoderConfig
+from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import named, of_driver
 from pipelines.planning.plan import Machine, plan
 from pipelines.recipe.recipe import Recipe
@@ -52,10 +53,10 @@ def run(place: Place, work: dict[str, Any], adapter: dict[str, Any]) -> list[Ste
     shape, train = DecoderConfig(**work["shape"]), work["train"]
     tokens = (train["steps"] + 1) * train["global_batch_size"] * (shape.context_length + 1)
     split = write_split(place.folder, tokens // 1000 * 1000 + 1000, min(shape.vocab_size, 30_000))
-    if not place.fake:
-        torch.cuda.reset_peak_memory_stats()
     sections = {"train": train, "adapter": adapter}
     built = build_trainer(place.folder, split, shape, sections, device)
+    if not place.fake:
+        torch.cuda.reset_peak_memory_stats()  # what filling the weights took is no step's memory
     built.trainer.fit()
     points = built.points
     del built
@@ -66,25 +67,27 @@ def run(place: Place, work: dict[str, Any], adapter: dict[str, Any]) -> list[Ste
 def measured(place: Place, work: dict[str, Any], **adapter: Any) -> dict[str, Any]:
     """The medians of the warm windows, and what the planner predicts."""
     points = run(place, work, adapter)[1:]
+    card = None if place.fake else of_driver(torch.cuda.get_device_name())
+    hardware = card or named("h100")
     keys = ("tokens_per_second", "mfu", "mbu", "bound_share", "step_seconds")
     middle = {key: statistics.median(getattr(point, key) for point in points) for key in keys}
     return middle | {
         "peak_bytes": points[-1].memory_bytes,
         "bound_by": most_bound_by(points),
-        "planned": _planned(place, work, adapter),
+        "planned": planned(hardware, work, adapter),
         "loss": points[-1].loss,
     }
 
 
-def _planned(place: Place, work: dict[str, Any], adapter: dict[str, Any]) -> dict[str, Any]:
+def planned(hardware: Hardware, work: dict[str, Any], adapter: dict[str, Any]) -> dict[str, float]:
+    """What the planner predicts of a case on one device; nothing if it would not fit."""
     shape = DecoderConfig(**work["shape"])
     values = {"data": {"sequence_length": shape.context_length}, "adapter": adapter}
     recipe = Recipe.model_validate({"name": "planned", "train": work["train"], **values})
     if adapter:
         model = recipe.model.model_copy(update={"init_from": "models/base"})
         recipe = recipe.model_copy(update={"model": model})
-    card = None if place.fake else of_driver(torch.cuda.get_device_name())
-    found = plan(recipe, shape, Machine(card or named("h100"), 1)).forecast
+    found = plan(recipe, shape, Machine(hardware, 1)).forecast
     return {"tokens_per_second": found.tokens_per_second, "mfu": found.mfu} if found else {}
 
 

@@ -17,10 +17,12 @@ import pytest
 from packaging.requirements import Requirement
 
 from pipelines.core.errors import UserError
+from pipelines.planning.hardware_table import named as named_gpu
 from tests.benchmarks.__main__ import RESULTS
+from tests.benchmarks.gpu_lora import LORA
 from tests.benchmarks.harness import PROJECT
-from tests.gpu_acceptance import peak_memory, same_numbers
-from tests.gpu_acceptance.acceptance_parts import PARTS, WHEELS, named
+from tests.gpu_acceptance import peak_memory, same_numbers, training_speed
+from tests.gpu_acceptance.acceptance_parts import PARTS, WHEELS, Place, named
 from tests.gpu_acceptance.flow import ENDED, Flow
 from tests.gpu_acceptance.result_table import accepted, table
 from tests.gpu_acceptance.step_trace import overlap
@@ -168,6 +170,26 @@ def test_on_one_gpu_it_takes_nine_minutes_at_most() -> None:
 def test_the_docs_name_each_wheel() -> None:
     page = (PROJECT / "docs" / "training.md").read_text(encoding="utf-8")
     assert set(WHEELS) <= set(re.findall(r"`([a-z-]+) [\d.]+`", page))
+
+
+def test_the_docs_say_what_the_planner_expects() -> None:
+    page = " ".join((PROJECT / "docs" / "training.md").read_text(encoding="utf-8").split())
+    place = Place(Path(), "cuda:0", fake=False)
+
+    def rate(case: dict, adapter: dict | None = None, **train: str) -> float:
+        work = training_speed.sized(place, case, 6, **train)
+        return training_speed.planned(named_gpu("h100"), work, adapter or {})["tokens_per_second"]
+
+    fp8, bf16 = (rate(training_speed.WIDE, precision=each) for each in ("fp8", "bf16"))
+    expected = {
+        "482,000 tokens/s of GPT-2": rate(training_speed.GPT2),
+        "70,300 of 1B": rate(training_speed.LLAMA),
+        "11,500 of LoRA on 8B": rate(training_speed.LLAMA_8B, LORA),
+        "1.17 of bf16's speed in fp8": fp8 / bf16,
+    }
+    for words, value in expected.items():
+        assert words in page
+        assert float(words.split()[0].replace(",", "")) == pytest.approx(value, rel=0.01)
 
 
 @pytest.mark.parametrize(("found", "reached"), [(1.00009, True), (0.99, False), (1e9, False)])

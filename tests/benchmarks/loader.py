@@ -43,10 +43,11 @@ def make_data(folder: Path) -> dict[str, Any]:
 
 
 def write_split(folder: Path, tokens: int, vocabulary: int) -> Split:
-    """Random ids as one shard: what they are does not change how long a step takes."""
+    """At least so many random ids as one shard: what they are changes no step's time."""
+    tokens = -(-tokens // DOCUMENT_TOKENS) * DOCUMENT_TOKENS
     ids = np.random.default_rng(0).integers(0, vocabulary, tokens, dtype=np.uint16)
     shard = write_shard(folder / "train-00000", ids)
-    return Split(documents=tokens // 1000, bytes=tokens, tokens=tokens, shards=(shard,))
+    return Split(documents=tokens // DOCUMENT_TOKENS, bytes=tokens, tokens=tokens, shards=(shard,))
 
 
 def write_shard(prefix: Path, ids: np.ndarray) -> Shard:

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import read_json, write_json
+from pipelines.doctor.all_reduce import reason_of
 from tests.benchmarks.__main__ import RESULTS, gpus
 from tests.benchmarks.harness import PROJECT
 from tests.gpu_acceptance.acceptance_parts import HERE, WHEELS, Part
@@ -122,9 +123,11 @@ class Flow:
         if code is None:
             why = f"over {self._limit(part):g} s"
             return nothing | {"state": "out of time", "limits": why}
-        said = [line for line in log.read_text().splitlines() if line.strip()]
-        why = said[-1].strip()[:_MOST_CHARACTERS] if said else f"exit code {code}"
-        return nothing | {"state": "failed", "limits": why}
+        if code < 0:
+            why = f"ended by {signal.Signals(-code).name}"
+        else:
+            why = reason_of(log.read_text()) or f"exit code {code}"
+        return nothing | {"state": "failed", "limits": why[:_MOST_CHARACTERS]}
 
     def _process(self, part: Part, place: Result, log: IO[str]) -> int | None:
         """Run it, and return its exit code; None if it ran out of time."""

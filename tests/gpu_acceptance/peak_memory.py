@@ -6,12 +6,14 @@ measurement.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipelines.core.storage import read_json, write_json
+from pipelines.models.config import DecoderConfig
 from pipelines.training.checkpoint.checkpointer import Position
 from pipelines.training.dry_run.dry_run import dry_run
 from tests.benchmarks import ladder as benchmark
@@ -19,7 +21,8 @@ from tests.benchmarks.contenders import ladder_ours
 from tests.benchmarks.contenders.our_trainer import build_trainer, free
 from tests.benchmarks.loader import write_split
 from tests.gpu_acceptance.acceptance_parts import Outcome, Place
-from tests.unit.training.dry_run.dry_run_cases import FURTHER, LENGTH, QUICK, SHAPE, Tried
+from tests.gpu_acceptance.training_speed import TINY
+from tests.unit.training.dry_run.dry_run_cases import FURTHER, QUICK, SHAPE, Tried
 
 PREDICTED = Path(__file__).with_name("predicted.json")
 _WITHIN = 0.08
@@ -29,14 +32,17 @@ _FAKE = ("lora",)  # the others take too long
 
 
 def memory(place: Place) -> Outcome:
-    """The second step's peak of each configuration; the fake has the dry run's again."""
-    predicted = read_json(PREDICTED)
-    names = _FAKE if place.fake else _NAMES
-    chosen = {name: CONFIGURATIONS[name] for name in names}
-    found = {
-        name: tried(each) if place.fake else _measured(place, each) for name, each in chosen.items()
-    }
-    return compare(predicted, found)
+    """The second step's peak of each configuration.
+
+    The fake takes the steps with a tiny model, and has the dry run once more instead of a peak.
+    """
+    if place.fake:
+        for each in CONFIGURATIONS.values():
+            _two_steps(place, each, DecoderConfig(**TINY), lambda: None)
+        found = {name: tried(CONFIGURATIONS[name]) for name in _FAKE}
+    else:
+        found = {name: _measured(place, each) for name, each in CONFIGURATIONS.items()}
+    return compare(read_json(PREDICTED), found)
 
 
 def compare(predicted: dict[str, int], found: dict[str, int]) -> Outcome:
@@ -55,22 +61,25 @@ def tried(configuration: Tried) -> int:
 
 
 def _measured(place: Place, configuration: Tried) -> int:
-    device = torch.device(place.device)
     before = torch.cuda.memory_allocated()
+    _two_steps(place, configuration, SHAPE, torch.cuda.reset_peak_memory_stats)
+    free(torch.device(place.device))
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _two_steps(
+    place: Place, configuration: Tried, shape: DecoderConfig, between: Callable[[], None]
+) -> None:
     train = configuration.laid()[0].recipe.train
-    split = write_split(place.folder, 4 * train.global_batch_size * LENGTH, 30_000)
-    sections: dict[str, Any] = {"train": train.model_dump(), "adapter": configuration.adapter}
-    trainer = build_trainer(place.folder, split, SHAPE, sections, device).trainer
-    with trainer.watchdog:
+    tokens = 4 * train.global_batch_size * shape.context_length
+    split = write_split(place.folder, tokens, min(shape.vocab_size, 30_000))
+    sections = {"train": train.model_dump(), "adapter": configuration.adapter}
+    device = torch.device(place.device)
+    trainer = build_trainer(place.folder, split, shape, sections, device).trainer
+    with trainer.watchdog, trainer.profiler:
         trainer._step(Position(0))  # makes the moments
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
+        between()
         trainer._step(Position(1))
-        torch.cuda.synchronize()
-    most = torch.cuda.max_memory_allocated() - before
-    del trainer
-    free(device)
-    return most
 
 
 def ladder(place: Place) -> Outcome:

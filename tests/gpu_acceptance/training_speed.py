@@ -52,7 +52,7 @@ def run(place: Place, work: dict[str, Any], adapter: dict[str, Any]) -> list[Ste
     device = torch.device(place.device)
     shape, train = DecoderConfig(**work["shape"]), work["train"]
     tokens = (train["steps"] + 1) * train["global_batch_size"] * (shape.context_length + 1)
-    split = write_split(place.folder, tokens // 1000 * 1000 + 1000, min(shape.vocab_size, 30_000))
+    split = write_split(place.folder, tokens, min(shape.vocab_size, 30_000))
     sections = {"train": train, "adapter": adapter}
     built = build_trainer(place.folder, split, shape, sections, device)
     if not place.fake:
@@ -127,9 +127,7 @@ def _beside_hf(place: Place, ours: str, work: dict[str, Any]) -> Outcome:
     rate = place.result_of(ours)["detail"]["tokens_per_second"]
     length, train = work["shape"]["context_length"], work["train"]
     tokens = (train["steps"] + 1) * train["global_batch_size"] * length
-    write_split(
-        place.folder, tokens // 1000 * 1000 + 1000, min(work["shape"]["vocab_size"], 30_000)
-    )
+    write_split(place.folder, tokens, min(work["shape"]["vocab_size"], 30_000))
     options = {"device": place.device.partition(":")[0], "threads": 1}
     options |= work | {"compile": train["compile"]}
     _, figures = train_huggingface.prepare(place.folder, options)()

@@ -1,6 +1,8 @@
 """Runs a part of the acceptance with a fault: it computes wrongly, fails, or never ends."""
 
 import itertools
+import os
+import signal
 import sys
 import time
 
@@ -17,6 +19,11 @@ def fail() -> None:
     raise OSError("the drive is gone")
 
 
+def crash() -> None:
+    """End as a process does that a driver or the kernel ends."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
 def learn_wrongly() -> None:
     """Run the part, whose second training has another learning rate."""
     from tests.gpu_acceptance import same_numbers
@@ -30,7 +37,7 @@ def learn_wrongly() -> None:
     run_part.main()
 
 
-FAULTS = {"losses": learn_wrongly, "readers": fail, "device": hang}
+FAULTS = {"losses": learn_wrongly, "readers": fail, "device": hang, "trace": crash}
 
 if __name__ == "__main__":
     FAULTS[sys.argv[1]]()

@@ -127,9 +127,12 @@ def test_a_wrong_loss_is_not_accepted(tmp_path: Path) -> None:
 def test_parts_that_fail_or_hang_say_so_and_the_others_go_on(tmp_path: Path) -> None:
     flow = Flow(tmp_path, fake=True, told=lambda line: None, module=PLANTED)
     hanging = replace(named("device"), seconds=0.1)
-    found = flow.run([hanging, named("readers")])
-    assert [each["state"] for each in found] == ["out of time", "failed"]
-    assert [each["limits"] for each in found] == ["over 2 s", "OSError: the drive is gone"]
+    found = flow.run([hanging, named("readers"), named("trace")])
+    assert [(each["state"], each["limits"]) for each in found] == [
+        ("out of time", "over 2 s"),
+        ("failed", "OSError: the drive is gone"),
+        ("failed", "ended by SIGSEGV"),
+    ]
     assert not accepted(found)
     assert "the drive is gone" in table(found)
     assert len({json.dumps(each) for each in flow.run([named("readers")])}) == 1  # not kept

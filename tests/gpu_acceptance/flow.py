@@ -201,6 +201,8 @@ def identity(cards: list[dict[str, str]]) -> dict[str, str]:
 
 def _commit() -> str:
     """As git names it; a copy of the files alone has none, and is known by its code."""
+    if shutil.which("git") is None:
+        return "unknown"
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     told = subprocess.run(command, cwd=PROJECT, check=False, capture_output=True, text=True)
     return told.stdout.strip() or "unknown"

@@ -23,7 +23,7 @@ from tests.benchmarks.gpu_lora import LORA
 from tests.benchmarks.harness import PROJECT
 from tests.gpu_acceptance import peak_memory, same_numbers, training_speed
 from tests.gpu_acceptance.acceptance_parts import PARTS, WHEELS, Place, named
-from tests.gpu_acceptance.flow import ENDED, Flow
+from tests.gpu_acceptance.flow import ENDED, Flow, identity
 from tests.gpu_acceptance.result_table import accepted, table
 from tests.gpu_acceptance.step_trace import overlap
 
@@ -164,6 +164,12 @@ def test_without_a_gpu_it_says_what_to_do_in_one_line(tmp_path: Path, monkeypatc
     assert ended.stderr.splitlines() == [
         "gpu-acceptance: nvidia-smi names no GPU; --fake tries all without one"
     ]
+
+
+def test_a_machine_without_git_has_results_of_its_code(tmp_path: Path, monkeypatch) -> None:
+    known = identity([])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert identity([]) == known | {"commit": "unknown"}
 
 
 def test_on_one_gpu_it_takes_nine_minutes_at_most() -> None:

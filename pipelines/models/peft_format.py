@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json
 from pipelines.models.config import DecoderConfig
-from pipelines.models.family_weights import Stored, stored_tensors
+from pipelines.models.family_weights import Shapes, Stored, stored_tensors
+from pipelines.models.gather import Gather
 from pipelines.models.lora import (
     LoRALinear,
     Size,
@@ -29,10 +31,11 @@ from pipelines.models.lora import (
 from pipelines.models.model_folder import read_object
 from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.models.transformer import Transformer
-from pipelines.models.weights import COMPUTE_DTYPES, fill, whole, writes
+from pipelines.models.weights import COMPUTE_DTYPES, Place, fill, writes
 from pipelines.recipe.recipe import Recipe
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_A, _B = ".lora_a.weight", ".lora_b.weight"
 _PLAIN = {"bias": "none", "use_dora": False, "modules_to_save": None, "lora_bias": False}
 
 
@@ -54,27 +57,43 @@ class _Module(NamedTuple):
         return f"base_model.model.{self.name}.lora_B.weight"
 
 
-def save_adapter(model: Transformer, folder: Path) -> None:
+class _Adapter(NamedTuple):
+    """The shapes of a layer's A and B, and the factor of their product."""
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    scale: float
+
+
+def save_adapter(model: Transformer | Sequence[Transformer], folder: Path) -> None:
     """Write a folder that `PeftModel.from_pretrained` loads; it names no base model.
 
-    If the model is sharded, all processes call this together, and rank 0 writes.
+    If the model is sharded or split into stages, all processes call this together, and rank 0
+    writes.
+
+    Args:
+        model: The model or this process's stages of it.
+        folder: Created if missing.
     """
-    layers = adapted_layers(model)
+    parts = [model] if isinstance(model, Transformer) else model
+    config, everywhere = parts[0].config, _adapters_everywhere(parts)
+    gather = Gather(_matrices(everywhere), _own_matrices(parts))
     tensors: dict[str, Tensor] = {}
     sizes: dict[str, Size] = {}
-    for module in _modules(model.config):
-        adapted = [layers.get(name) for name in module.layers]
-        if any(adapted):
-            a, b, scale = _joined(module, adapted, transposed=_is_transposed(model.config))
+    for module in _modules(config):
+        adapted = [name for name in module.layers if name in everywhere]
+        pairs = {name: (gather(name + _A, 0), gather(name + _B, 0)) for name in adapted}
+        if pairs and writes():
+            a, b = _joined(module, pairs, transposed=_is_transposed(config))
             tensors |= {module.a: a, module.b: b}
-            sizes[module.name] = Size(len(a), scale)
+            sizes[module.name] = Size(len(a), everywhere[adapted[0]].scale)
     if not writes():
         return
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    write_json(folder / CONFIG, _config(model.config, sizes))
+    write_json(folder / CONFIG, _config(config, sizes))
 
 
 def stored_sizes(folder: Path, config: DecoderConfig) -> dict[str, Size]:
@@ -103,13 +122,17 @@ def stored_sizes(folder: Path, config: DecoderConfig) -> dict[str, Size]:
 def load_adapter(model: Transformer, folder: Path) -> None:
     """Fill the adapters that `add_adapters` made with the sizes from `stored_sizes`.
 
+    Only those of layers in this model, which may be a part of one, are read.
+
     Raises:
         UserError: as for `stored_sizes`, or a tensor's shape differs from the layer's.
     """
     _, files = _open(folder)
     layers = adapted_layers(model)
-    tensors = dict(files.read(torch.device("cpu")))
-    for module in _modules(model.config):
+    modules = [each for each in _modules(model.config) if not layers.keys().isdisjoint(each.layers)]
+    wanted = {name for each in modules for name in (each.a, each.b)} & files.places.keys()
+    tensors = dict(files.read(torch.device("cpu"), wanted))
+    for module in modules:
         if module.a not in tensors:
             continue
         parts = _split(module, tensors[module.b], model.config)
@@ -130,21 +153,50 @@ def _fill(folder: Path, name: str, layer: LoRALinear, a: Tensor, b: Tensor) -> N
     fill(ours_b, b)
 
 
+def _adapters_everywhere(parts: Sequence[Transformer]) -> dict[str, _Adapter]:
+    """Return the adapters of the whole model by layer, also those of a pipeline's other stages."""
+    here = {
+        name: _Adapter(
+            tuple(layer.lora_a.weight.shape), tuple(layer.lora_b.weight.shape), layer.scale
+        )
+        for part in parts
+        for name, layer in adapted_layers(part).items()
+    }
+    if sum(len(part.layers) for part in parts) == parts[0].config.layers:
+        return here
+    found = [here] * dist.get_world_size()
+    dist.all_gather_object(found, here)
+    return {name: adapter for each in found for name, adapter in each.items()}
+
+
+def _matrices(adapters: Mapping[str, _Adapter]) -> Shapes:
+    """Return the shapes of every A and B by the names that checkpoints have for them."""
+    shapes = {name + _A: each.a for name, each in adapters.items()}
+    return shapes | {name + _B: each.b for name, each in adapters.items()}
+
+
+def _own_matrices(parts: Sequence[Transformer]) -> dict[str, Place]:
+    """Return this process's As and Bs by the same names."""
+    layers = {name: layer for part in parts for name, layer in adapted_layers(part).items()}
+    found: dict[str, Place] = {name + _A: layer.lora_a.weight for name, layer in layers.items()}
+    return found | {name + _B: layer.lora_b.weight for name, layer in layers.items()}
+
+
 def _joined(
-    module: _Module, adapted: list[LoRALinear | None], *, transposed: bool
-) -> tuple[Tensor, Tensor, float]:
-    """Return a module's A, B and scale from its layers' adapters, some of which may be None."""
-    present = [layer for layer in adapted if layer is not None]
-    a = torch.cat([whole(layer.lora_a.weight).cpu() for layer in present])
+    module: _Module, pairs: Mapping[str, tuple[Tensor, Tensor]], *, transposed: bool
+) -> tuple[Tensor, Tensor]:
+    """Return a module's A and B from those of its layers, some of which may have none."""
+    a = torch.cat([each.cpu() for each, _ in pairs.values()])
     parts, begun = [], 0
-    for layer in adapted:
-        part = torch.zeros(present[0].base.out_features, len(a))
-        if layer is not None:
-            part[:, begun : begun + layer.size.rank] = whole(layer.lora_b.weight).cpu()
-            begun += layer.size.rank
+    for name in module.layers:
+        part = torch.zeros(next(len(each) for _, each in pairs.values()), len(a))
+        if name in pairs:
+            b = pairs[name][1]
+            part[:, begun : begun + b.shape[1]] = b.cpu()
+            begun += b.shape[1]
         parts.append(part)
     b = parts[0] if module.stored.join is None else module.stored.join(parts)
-    return a.contiguous(), (b.T if transposed else b).contiguous(), present[0].size.scale
+    return a.contiguous(), (b.T if transposed else b).contiguous()
 
 
 def _split(module: _Module, b: Tensor, config: DecoderConfig) -> Iterable[Tensor]:

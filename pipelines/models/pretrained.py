@@ -6,7 +6,7 @@ that writes has at most two files' tensors on the host.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from pipelines.core.storage import write_json
 from pipelines.models.config import DecoderConfig
 from pipelines.models.config_json import write_config
 from pipelines.models.family_weights import NO_WEIGHT, Shapes, Stored, base_prefix, stored_tensors
+from pipelines.models.gather import Gather
 from pipelines.models.lora import LoRALinear, adapted_layers
 from pipelines.models.model_folder import CONFIG, INDEX, WEIGHTS, load_config, weight_files
 from pipelines.models.safetensors_files import Rows, SafetensorsFiles
@@ -29,7 +30,6 @@ from pipelines.models.weights import (
     fill,
     is_sharded,
     part_here,
-    whole,
     writes,
 )
 
@@ -161,7 +161,7 @@ def save_pretrained(
     config, dtype = parts[0].config, next(iter(places.values())).dtype
     shapes = _whole_shapes(config)
     groups = _grouped(stored_tensors(config, shapes), dtype.itemsize)
-    gather = _Gather(shapes, places)
+    gather = Gather(shapes, places)
     folder.mkdir(parents=True, exist_ok=True)
     values = write_config(config, str(dtype).removeprefix("torch."))
     if writes():
@@ -234,7 +234,7 @@ def _write_index(folder: Path, files: Mapping[str, list[Stored]], itemsize: int)
         write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
 
 
-def _gathered(group: list[Stored], gather: "_Gather", writer: int) -> dict[str, Tensor]:
+def _gathered(group: list[Stored], gather: Gather, writer: int) -> dict[str, Tensor]:
     """Return a file's tensors on the process that writes it, and none on the others."""
     tensors = {}
     for stored in group:
@@ -249,35 +249,3 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
     save_file(tensors, path, metadata={"format": "pt"})
-
-
-class _Gather:
-    """Brings whole parameters to one process from those that hold them."""
-
-    def __init__(self, shapes: Shapes, places: Mapping[str, Place]) -> None:
-        """Learn which process holds which parameters, asking others only if some are not here."""
-        self.rank, self.world = 0, 1
-        if dist.is_initialized():
-            self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self._shapes = shapes
-        self._places = places
-        self._holders: list[Collection[str]] = [places.keys()] * self.world
-        if shapes.keys() != places.keys():
-            dist.all_gather_object(self._holders, list(places))
-
-    def __call__(self, name: str, to: int) -> Tensor:
-        """Return a whole parameter on the rank `to`; what other ranks get is meaningless."""
-        mine = self._places.get(name)
-        # All processes that share the parameter call `whole`, as it is a collective operation.
-        tensor = torch.empty(0) if mine is None else whole(mine)
-        if name in self._holders[to]:
-            return tensor
-        holder = next(number for number, names in enumerate(self._holders) if name in names)
-        if self.rank == holder:
-            dist.send(tensor.contiguous(), to)
-        elif self.rank == to:
-            like = next(iter(self._places.values()))
-            device = like.device_mesh.device_type if is_sharded(like) else like.device
-            tensor = torch.empty(self._shapes[name], dtype=like.dtype, device=device)
-            dist.recv(tensor, holder)
-        return tensor

@@ -65,19 +65,15 @@ def _check_sequence(layout: Layout, recipe: Recipe) -> None:
 def _check_adapter(layout: Layout, adapter: Adapter) -> None:
     if adapter.kind == "none":
         return
-    instead = "set 1, and parallel.sharding = full for a model too large for one device"
-    if layout.pp > 1:
-        raise UserError(
-            f"parallel.pp({layout.pp}): not with adapter.kind = {adapter.kind}; {instead}"
-        )
     if layout.tp > 1 and adapter.kind == "qlora":
         raise UserError(
-            f"parallel.tp({layout.tp}) can't cut adapter.kind = qlora's blocks of 64; {instead}"
+            f"parallel.tp({layout.tp}) can't cut adapter.kind = qlora's blocks of 64; set 1, and "
+            "parallel.sharding = full for a model too large for one device"
         )
-    if layout.tp > 1 and adapter.dropout:
+    if layout.pp * layout.tp > 1 and adapter.dropout:
         raise UserError(
-            f"parallel.tp({layout.tp}): not with adapter.dropout({adapter.dropout:g}), which each "
-            "process would draw by itself; set 0"
+            f"parallel.pp({layout.pp}) * tp({layout.tp}): not with adapter.dropout"
+            f"({adapter.dropout:g}), which each process would draw by itself; set 0"
         )
 
 

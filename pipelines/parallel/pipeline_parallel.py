@@ -20,6 +20,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
+from pipelines.core.errors import UserError
 from pipelines.models.transformer import Transformer
 from pipelines.parallel.division import stage_layers
 from pipelines.parallel.gradients import local
@@ -122,11 +123,28 @@ def pipeline_parts(model: Transformer, mesh: Mesh, schedule: Schedule) -> list[T
     """Return the stages of this process, of the modules of `model`.
 
     Raises:
-        UserError: there are more stages than layers.
+        UserError: there are more stages than layers, or one has nothing to train.
     """
     pp = mesh.layout.pp
-    stages = stage_layers(model.config, stage_count(schedule, pp))
+    stages = stages_of(model, pp, schedule)
     return [part_of(model, stages[n]) for n in stage_numbers(schedule, pp, mesh.coordinate("pp"))]
+
+
+def stages_of(model: Transformer, pp: int, schedule: Schedule) -> list[range]:
+    """Return the layers of all stages.
+
+    Raises:
+        UserError: there are more stages than layers, or adapters that were loaded leave one out.
+    """
+    stages = stage_layers(model.config, stage_count(schedule, pp))
+    for layers in stages:
+        blocks = [model.layers[str(number)] for number in layers]
+        if not any(each.requires_grad for block in blocks for each in block.parameters()):
+            raise UserError(
+                f"parallel.pp({pp}): the stage of layers {layers[0]} to {layers[-1]} has nothing "
+                "to train, as adapter.init_from has no adapter there; lower parallel.pp"
+            )
+    return stages
 
 
 def part_of(model: Transformer, layers: range) -> Transformer:

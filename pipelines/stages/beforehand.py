@@ -133,7 +133,10 @@ def check_extensions(run: Settled) -> None:
 
 
 def check_adapter(run: Settled) -> None:
-    """Add the adapters to a model without weights, and fill them from `adapter.init_from`."""
+    """Add the adapters to a model without weights, and fill them from `adapter.init_from`.
+
+    Each stage of a pipeline must get one.
+    """
     # Names and shapes are the same on each device, and the check needs nothing else.
     recipe = settle_precision(run.ready, Device(is_cpu=True, has_bf16=False))
     base, start = recipe.model.init_from, recipe.adapter.init_from
@@ -145,12 +148,16 @@ def check_adapter(run: Settled) -> None:
 
     from pipelines.models.peft_format import adapt, load_adapter
     from pipelines.models.transformer import Transformer
+    from pipelines.parallel.pipeline_parallel import stages_of
 
     with torch.device("meta"):
         model = Transformer(load_config(Path(base)))
         adapt(model, recipe)
     if start is not None:
         load_adapter(model, Path(start))  # compares the shapes
+    parallel = recipe.parallel
+    if parallel.pp not in (1, "auto"):
+        stages_of(model, parallel.pp, parallel.schedule)
 
 
 def check_reader(run: Settled) -> None:

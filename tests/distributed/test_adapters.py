@@ -1,6 +1,7 @@
 """Adapters over several processes learn what they learn in one, on a base that stays as it is."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,12 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch import Tensor
 
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.config import DecoderConfig
 from pipelines.models.peft_format import adapt, fill_adapters, save_adapter
 from pipelines.models.pretrained import load_weights, save_pretrained
+from pipelines.models.quantization import NF4Linear
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import whole
 from pipelines.parallel.layout import resolve_layout
@@ -41,6 +44,23 @@ CASES = {
     "lora-tp-cp": ("lora", {"tp": 2, "cp": 2}, {}),
     "lora-cp": ("lora", {"cp": 2}, {}),
     "lora-cp-zero-3": ("lora", FULL | {"cp": 2}, {}),
+    "lora-gpipe": ("lora", {"pp": 2, "schedule": "gpipe"}, {}),
+    "lora-1f1b": ("lora", {"pp": 2, "schedule": "1f1b"}, {}),
+    "lora-interleaved-1f1b": ("lora", {"pp": 2, "schedule": "interleaved_1f1b"}, {}),
+    "lora-zero-bubble": ("lora", {"pp": 2, "schedule": "zero_bubble"}, {}),
+    "lora-zero-bubble-checkpointed": (
+        "lora",
+        {"pp": 2, "schedule": "zero_bubble"},
+        {"activation_checkpoint": "full"},
+    ),
+    "lora-pp-replicas": ("lora", {"pp": 2}, {}),
+    "lora-pp-zero-3": ("lora", FULL | {"pp": 2}, {"activation_checkpoint": "selective"}),
+    "lora-pp-zero-2": ("lora", {"pp": 2, "sharding": "gradients", "schedule": "zero_bubble"}, {}),
+    "lora-pp-tp": ("lora", {"pp": 2, "tp": 2}, {}),
+    "lora-pp-cp": ("lora", {"pp": 2, "cp": 2}, {}),
+    "qlora-pp": ("qlora", {"pp": 2, "schedule": "interleaved_1f1b"}, {}),
+    "qlora-zero-bubble": ("qlora", {"pp": 2, "schedule": "zero_bubble"}, {}),
+    "qlora-pp-zero-3": ("qlora", FULL | {"pp": 2}, {}),
     "qlora-cp": ("qlora", {"cp": 2}, {"activation_checkpoint": "selective"}),
     "qlora-ddp": ("qlora", {}, {}),
     "qlora-zero-1": ("qlora", {"sharding": "optimizer"}, {}),
@@ -49,8 +69,15 @@ CASES = {
     "qlora-zero-3-checkpointed": ("qlora", FULL, {"activation_checkpoint": "selective"}),
     "qlora-zero-3-offload": ("qlora", FULL | {"cpu_offload": True}, {}),
 }
-FOUR = ("lora-tp-zero-3", "lora-tp-cp")
+FOUR = (
+    *("lora-tp-zero-3", "lora-tp-cp", "lora-pp-replicas", "lora-pp-zero-3", "lora-pp-zero-2"),
+    *("lora-pp-tp", "lora-pp-cp", "qlora-pp-zero-3"),
+)
 IN_MAKE_TEST = ("lora-zero-3", "qlora-zero-3")
+CHAINS = {
+    "pp-2 to one to pp-2": [(2, {"pp": 2}), (1, {}), (2, {"pp": 2, "schedule": "gpipe"})],
+    "one to pp-2-fsdp-2 to fsdp-2": [(1, {}), (4, FULL | {"pp": 2}), (2, FULL)],
+}
 
 
 class Outcome(NamedTuple):
@@ -58,7 +85,7 @@ class Outcome(NamedTuple):
 
     losses: list[float]
     base_moved: bool
-    trained: set[str]
+    gradients: dict[str, Tensor]  # of the last step, by name; in a pipeline those of its stages
 
 
 def recipe(kind: str, base: Path, parallel: dict[str, Any], train: dict[str, Any]) -> Recipe:
@@ -80,8 +107,21 @@ def fill(recipe: Recipe, part: Transformer) -> None:
     fill_adapters(part, recipe)
 
 
-def train(recipe: Recipe, data: tuple[Path, Split], folder: Path) -> Outcome:
-    """What each process does."""
+def build(recipe: Recipe) -> Transformer:
+    """A model in fp64, without weights."""
+    with torch.device("meta"):
+        model = Transformer(CONFIG)
+        adapt(model, recipe)
+    for each in model.to(torch.float64).modules():
+        if isinstance(each, NF4Linear):
+            each.dtype = torch.float64
+    return model
+
+
+def train(
+    recipe: Recipe, data: tuple[Path, Split], folder: Path, cut: int | None = None
+) -> Outcome:
+    """What each process does, to the end or until step `cut` is told."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     mesh = build_mesh(resolve_layout(recipe.parallel, world), torch.device("cpu"))
     loader = TokenLoader(
@@ -94,23 +134,27 @@ def train(recipe: Recipe, data: tuple[Path, Split], folder: Path) -> Outcome:
         device=mesh.device,
         steps=recipe.train.steps,
     )
-    with torch.device("meta"):
-        model = Transformer(CONFIG)
-        adapt(model, recipe)
-    laid = parallelize(model, mesh, recipe, partial(fill, recipe))
+    laid = parallelize(build(recipe), mesh, recipe, partial(fill, recipe))
     frozen = {n: whole(p).clone() for n, p in laid.named_parameters().items() if "lora" not in n}
     points: list[StepMetrics] = []
     checkpoints = folder / "checkpoints"
-    trainer = Trainer(recipe, laid, loader, points.append, str(checkpoints), checkpoints)
+
+    def report(point: StepMetrics) -> None:
+        points.append(point)
+        if point.step == cut:
+            raise InterruptedError
+
+    trainer = Trainer(recipe, laid, loader, report, str(checkpoints), checkpoints)
     # Its window under the profiler takes longer than all of these steps.
     trainer.profiler = StepProfiler(None, checkpoints, rank=0, world=1)
-    trainer.fit()
+    with nullcontext() if cut is None else pytest.raises(InterruptedError):
+        trainer.fit()
     now = laid.named_parameters()
     moved = any(not torch.equal(whole(now[name]), before) for name, before in frozen.items())
     save_pretrained(laid.modules, folder / "model")
-    save_adapter(laid.modules[0], folder / "adapter")
-    trained = {name for name, each in now.items() if each.grad is not None}
-    return Outcome([point.loss for point in points], moved, trained)
+    save_adapter(laid.modules, folder / "adapter")
+    gradients = {name: whole(each.grad) for name, each in now.items() if each.grad is not None}
+    return Outcome([point.loss for point in points], moved, gradients)
 
 
 @pytest.fixture(scope="module")
@@ -167,12 +211,48 @@ def test_several_processes_learn_what_one_does(
 ) -> None:
     expected, folder = alone(kind)
     found = pool(world).run(train, recipe(kind, base, parallel, only_here), data, tmp_path)
+    seen = set()
     for outcome in (expected, *found):
-        assert outcome.losses == pytest.approx(expected.losses, rel=1e-5)
+        assert outcome.losses == pytest.approx(expected.losses, rel=1e-10)
         assert not outcome.base_moved
-        assert all(name.endswith(("lora_a.weight", "lora_b.weight")) for name in outcome.trained)
+        assert all(name.endswith(("lora_a.weight", "lora_b.weight")) for name in outcome.gradients)
+        for name, gradient in outcome.gradients.items():
+            torch.testing.assert_close(gradient, expected.gradients[name], atol=1e-10, rtol=1e-8)
+        if outcome is not expected:
+            seen |= outcome.gradients.keys()
+    assert seen == expected.gradients.keys()
+    check_written(folder, tmp_path)
+
+
+def check_written(ours: Path, theirs: Path) -> None:
+    """The model and its adapter are whole, and the same."""
     for name in ("model/model.safetensors", "adapter/adapter_model.safetensors"):
-        ours, theirs = load_file(folder / name), load_file(tmp_path / name)
-        assert ours.keys() == theirs.keys()
-        for key, tensor in ours.items():
-            torch.testing.assert_close(theirs[key], tensor, atol=1e-5, rtol=1e-5)
+        expected, found = load_file(ours / name), load_file(theirs / name)
+        assert expected.keys() == found.keys()
+        for key, tensor in expected.items():
+            torch.testing.assert_close(found[key], tensor, atol=1e-6, rtol=1e-6)
+    config = "adapter/adapter_config.json"
+    assert (theirs / config).read_bytes() == (ours / config).read_bytes()
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_a_run_goes_on_from_another_layouts_checkpoint(
+    chain: list[tuple[int, dict[str, Any]]],
+    base: Path,
+    data: tuple[Path, Split],
+    alone: Callable[[str], tuple[Outcome, Path]],
+    pool: Callable[[int], Pool],
+    tmp_path: Path,
+) -> None:
+    expected, folder = alone("qlora")
+    losses: list[float] = []
+    for done, (world, parallel) in enumerate(chain):
+        # Of a step that is told after a checkpoint, nothing is left.
+        cut = None if done == len(chain) - 1 else done + 2
+        arguments = (recipe("qlora", base, parallel, {"checkpoint_every": 1}), data, tmp_path, cut)
+        found = [train(*arguments)] if world == 1 else pool(world).run(train, *arguments)
+        assert all(each.losses == found[0].losses for each in found)
+        losses = losses[:done] + found[0].losses
+    assert losses == pytest.approx(expected.losses, rel=1e-10)
+    check_written(folder, tmp_path)

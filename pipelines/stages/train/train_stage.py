@@ -268,7 +268,7 @@ def export(
     save_pretrained(model.modules, output / MODEL, end_of_text=Encoder(tokenizer).end_id)
     has_adapter = settled.recipe.adapter.kind != "none"
     if has_adapter:
-        save_adapter(model.modules[0], output / ADAPTER)
+        save_adapter(model.modules, output / ADAPTER)
     if history is None:
         return None
     LineFile(output / HISTORY).replace(history.lines())

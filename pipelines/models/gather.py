@@ -1,0 +1,42 @@
+"""Bringing whole parameters to the process that writes them to a file."""
+
+from collections.abc import Collection, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipelines.models.family_weights import Shapes
+from pipelines.models.weights import Place, is_sharded, whole
+
+
+class Gather:
+    """Brings whole parameters to one process from those that hold them."""
+
+    def __init__(self, shapes: Shapes, places: Mapping[str, Place]) -> None:
+        """Learn which process holds which parameters, asking others only if some are not here."""
+        self.rank, self.world = 0, 1
+        if dist.is_initialized():
+            self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self._shapes = shapes
+        self._places = places
+        self._holders: list[Collection[str]] = [places.keys()] * self.world
+        if shapes.keys() != places.keys():
+            dist.all_gather_object(self._holders, list(places))
+
+    def __call__(self, name: str, to: int) -> Tensor:
+        """Return a whole parameter on the rank `to`; what other ranks get is meaningless."""
+        mine = self._places.get(name)
+        # All processes that share the parameter call `whole`, as it is a collective operation.
+        tensor = torch.empty(0) if mine is None else whole(mine)
+        if name in self._holders[to]:
+            return tensor
+        holder = next(number for number, names in enumerate(self._holders) if name in names)
+        if self.rank == holder:
+            dist.send(tensor.contiguous(), to)
+        elif self.rank == to:
+            like = next(iter(self._places.values()))
+            device = like.device_mesh.device_type if is_sharded(like) else like.device
+            tensor = torch.empty(self._shapes[name], dtype=like.dtype, device=device)
+            dist.recv(tensor, holder)
+        return tensor

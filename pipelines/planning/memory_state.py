@@ -53,12 +53,14 @@ class _Held:
         whole: All parameters.
         root: Parameters outside the blocks: embeddings, last norm and head.
         block: Parameters of one block.
+        layers: The number of blocks.
         looked_up: The root's parameters that no matrix product reads.
     """
 
     whole: float
     root: float
     block: float
+    layers: int
     looked_up: float = 0.0
 
     @property
@@ -154,14 +156,15 @@ def _held(config: DecoderConfig, training: Training) -> _Held:
         whole = root + config.layers * block
         looked_up = config.context_length * config.width if config.positions == "learned" else 0
         looked_up += 0 if config.tie_embeddings else config.vocab_size * config.width
-        return _Held(*(n / layout.tp for n in (whole, root, block, looked_up)))
+        whole, root, block, looked_up = (n / layout.tp for n in (whole, root, block, looked_up))
+        return _Held(whole, root, block, config.layers, looked_up)
     if not config.tie_embeddings:
         root /= 2  # embeddings and head are on different stages; tied ones are on both
     last = layout.pp - 1
     ends = [root if rank in (0, last) else 0.0 for rank in range(layout.pp)]
-    layers = layers_by_rank(config, training)
-    whole = max(n * block + end for n, end in zip(layers, ends, strict=True))
-    return _Held(whole / layout.tp, root / layout.tp, block / layout.tp)
+    by_rank = zip(layers_by_rank(config, training), ends, strict=True)
+    whole, layers = max((n * block + end, n) for n, end in by_rank)
+    return _Held(whole / layout.tp, root / layout.tp, block / layout.tp, layers)
 
 
 def _replicated(held: _Held, training: Training) -> State:
@@ -234,10 +237,10 @@ def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
         adapted = adapted_shapes(config, training.adapter).values()
         quantised = sum(rows * columns for rows, columns in adapted)
         saved = quantised / config.layer_parameters * (training.compute_bytes - NF4)
-    whole = held.whole * training.compute_bytes - config.layers * held.block * saved
+    whole = held.whole * training.compute_bytes - held.layers * held.block * saved
     if not training.is_fully_sharded:
         return whole
-    in_use = held.in_use * training.compute_bytes - min(2, config.layers) * held.block * saved
+    in_use = held.in_use * training.compute_bytes - min(2, held.layers) * held.block * saved
     gathered = in_use if training.gives_up_blocks else whole
     return gathered if training.cpu_offload else whole / training.shards + gathered
 
@@ -249,4 +252,5 @@ def _adapters(config: DecoderConfig, training: Training) -> _Held:
         rows + columns / tp if name in _BY_ROWS else rows / tp + columns
         for name, (rows, columns) in adapted_shapes(config, adapter).items()
     )
-    return _Held(config.layers * block, 0, block)
+    layers = max(layers_by_rank(config, training))
+    return _Held(layers * block, 0, block, layers)

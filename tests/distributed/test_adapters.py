@@ -1,7 +1,6 @@
 """Adapters over several processes learn what they learn in one, on a base that stays as it is."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,8 +146,10 @@ def train(
     trainer = Trainer(recipe, laid, loader, report, str(checkpoints), checkpoints)
     # Its window under the profiler takes longer than all of these steps.
     trainer.profiler = StepProfiler(None, checkpoints, rank=0, world=1)
-    with nullcontext() if cut is None else pytest.raises(InterruptedError):
+    try:
         trainer.fit()
+    except InterruptedError:
+        return Outcome([point.loss for point in points], False, {})
     now = laid.named_parameters()
     moved = any(not torch.equal(whole(now[name]), before) for name, before in frozen.items())
     save_pretrained(laid.modules, folder / "model")

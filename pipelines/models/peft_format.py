@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from torch import Tensor
 from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json
 from pipelines.models.config import DecoderConfig
-from pipelines.models.family_weights import Shapes, Stored, stored_tensors
+from pipelines.models.family_weights import Stored, stored_tensors
 from pipelines.models.gather import Gather
 from pipelines.models.lora import (
     LoRALinear,
@@ -35,6 +35,7 @@ from pipelines.models.weights import COMPUTE_DTYPES, Place, fill, writes
 from pipelines.recipe.recipe import Recipe
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+T = TypeVar("T")
 _A, _B = ".lora_a.weight", ".lora_b.weight"
 _PLAIN = {"bias": "none", "use_dora": False, "modules_to_save": None, "lora_bias": False}
 
@@ -57,14 +58,6 @@ class _Module(NamedTuple):
         return f"base_model.model.{self.name}.lora_B.weight"
 
 
-class _Adapter(NamedTuple):
-    """The shapes of a layer's A and B, and the factor of their product."""
-
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-    scale: float
-
-
 def save_adapter(model: Transformer | Sequence[Transformer], folder: Path) -> None:
     """Write a folder that `PeftModel.from_pretrained` loads; it names no base model.
 
@@ -76,17 +69,22 @@ def save_adapter(model: Transformer | Sequence[Transformer], folder: Path) -> No
         folder: Created if missing.
     """
     parts = [model] if isinstance(model, Transformer) else model
-    config, everywhere = parts[0].config, _adapters_everywhere(parts)
-    gather = Gather(_matrices(everywhere), _own_matrices(parts))
+    config = parts[0].config
+    layers = {name: layer for part in parts for name, layer in adapted_layers(part).items()}
+    places: dict[str, Place] = {name + _A: layer.lora_a.weight for name, layer in layers.items()}
+    places |= {name + _B: layer.lora_b.weight for name, layer in layers.items()}
+    shapes = _of_all_stages(parts, {name: tuple(each.shape) for name, each in places.items()})
+    scales = _of_all_stages(parts, {name: layer.scale for name, layer in layers.items()})
+    gather = Gather(shapes, places)
     tensors: dict[str, Tensor] = {}
     sizes: dict[str, Size] = {}
     for module in _modules(config):
-        adapted = [name for name in module.layers if name in everywhere]
+        adapted = [name for name in module.layers if name in scales]
         pairs = {name: (gather(name + _A, 0), gather(name + _B, 0)) for name in adapted}
         if pairs and writes():
             a, b = _joined(module, pairs, transposed=_is_transposed(config))
             tensors |= {module.a: a, module.b: b}
-            sizes[module.name] = Size(len(a), everywhere[adapted[0]].scale)
+            sizes[module.name] = Size(len(a), scales[adapted[0]])
     if not writes():
         return
     from safetensors.torch import save_file
@@ -153,33 +151,13 @@ def _fill(folder: Path, name: str, layer: LoRALinear, a: Tensor, b: Tensor) -> N
     fill(ours_b, b)
 
 
-def _adapters_everywhere(parts: Sequence[Transformer]) -> dict[str, _Adapter]:
-    """Return the adapters of the whole model by layer, also those of a pipeline's other stages."""
-    here = {
-        name: _Adapter(
-            tuple(layer.lora_a.weight.shape), tuple(layer.lora_b.weight.shape), layer.scale
-        )
-        for part in parts
-        for name, layer in adapted_layers(part).items()
-    }
+def _of_all_stages(parts: Sequence[Transformer], here: dict[str, T]) -> dict[str, T]:
+    """Return what each process has by name; in a pipeline, all call this together."""
     if sum(len(part.layers) for part in parts) == parts[0].config.layers:
         return here
     found = [here] * dist.get_world_size()
     dist.all_gather_object(found, here)
-    return {name: adapter for each in found for name, adapter in each.items()}
-
-
-def _matrices(adapters: Mapping[str, _Adapter]) -> Shapes:
-    """Return the shapes of every A and B by the names that checkpoints have for them."""
-    shapes = {name + _A: each.a for name, each in adapters.items()}
-    return shapes | {name + _B: each.b for name, each in adapters.items()}
-
-
-def _own_matrices(parts: Sequence[Transformer]) -> dict[str, Place]:
-    """Return this process's As and Bs by the same names."""
-    layers = {name: layer for part in parts for name, layer in adapted_layers(part).items()}
-    found: dict[str, Place] = {name + _A: layer.lora_a.weight for name, layer in layers.items()}
-    return found | {name + _B: layer.lora_b.weight for name, layer in layers.items()}
+    return {name: value for each in found for name, value in each.items()}
 
 
 def _joined(

@@ -153,11 +153,10 @@ def _held(config: DecoderConfig, training: Training) -> _Held:
     layout, block = training.layout, config.layer_parameters
     root: float = config.parameters - config.layers * block
     if layout.pp == 1:
-        whole = root + config.layers * block
+        whole, tp = root + config.layers * block, layout.tp
         looked_up = config.context_length * config.width if config.positions == "learned" else 0
         looked_up += 0 if config.tie_embeddings else config.vocab_size * config.width
-        whole, root, block, looked_up = (n / layout.tp for n in (whole, root, block, looked_up))
-        return _Held(whole, root, block, config.layers, looked_up)
+        return _Held(whole / tp, root / tp, block / tp, config.layers, looked_up / tp)
     if not config.tie_embeddings:
         root /= 2  # embeddings and head are on different stages; tied ones are on both
     last = layout.pp - 1

@@ -155,9 +155,9 @@ def check_adapter(run: Settled) -> None:
         adapt(model, recipe)
     if start is not None:
         load_adapter(model, Path(start))  # compares the shapes
-    parallel = recipe.parallel
-    if parallel.pp not in (1, "auto"):
-        stages_of(model, parallel.pp, parallel.schedule)
+    pp = recipe.parallel.pp
+    if pp != "auto" and pp > 1:
+        stages_of(model, pp, recipe.parallel.schedule)
 
 
 def check_reader(run: Settled) -> None:

@@ -14,7 +14,9 @@ from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, in
 from pipelines.models.peft_format import load_adapter, save_adapter, stored_sizes
 from pipelines.models.presets import PRESETS
 from pipelines.models.pretrained import load_pretrained, save_pretrained
+from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.models.transformer import Transformer
+from pipelines.parallel.pipeline_parallel import part_of
 from pipelines.recipe.training_section import Adapter
 
 FAMILIES = {
@@ -65,6 +67,27 @@ def theirs(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def test_a_part_reads_the_adapters_of_its_own_layers_only(tmp_path: Path, monkeypatch) -> None:
+    whole = adapted("llama", [])
+    save_adapter(whole, tmp_path)
+    part = part_of(adapted("llama", []), range(1, 2))
+    seen: list[str] = []
+    read_files = SafetensorsFiles.read
+
+    def noted(self: SafetensorsFiles, device: torch.device, names: Any) -> Any:
+        seen.extend(names)
+        return read_files(self, device, names)
+
+    monkeypatch.setattr(SafetensorsFiles, "read", noted)
+    load_adapter(part, tmp_path)
+    assert len(seen) == 2 * len(adapted_layers(part))
+    assert all("layers.1." in name for name in seen)
+    assert torch.equal(
+        adapted_layers(part)["layers.1.mlp.up_proj"].lora_b.weight,
+        adapted_layers(whole)["layers.1.mlp.up_proj"].lora_b.weight,
+    )
 
 
 @pytest.mark.parametrize("targets", list(TARGETS))

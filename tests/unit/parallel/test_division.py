@@ -5,11 +5,13 @@ import torch
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
+from pipelines.models.lora import Size, add_adapters, chosen_sizes
 from pipelines.models.transformer import Transformer
 from pipelines.parallel.division import check_division, stage_layers
 from pipelines.parallel.layout import Layout
-from pipelines.parallel.pipeline_parallel import part_of
+from pipelines.parallel.pipeline_parallel import part_of, stages_of
 from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.training_section import Adapter
 
 CONFIG = DecoderConfig(
     layers=4, width=32, heads=4, kv_heads=2, hidden=48, vocab_size=50, context_length=16
@@ -38,12 +40,16 @@ def test_a_head_as_large_as_layers_makes_the_last_stage_shorter() -> None:
             {"data": {"sequence_length": 14}},
             r"tp\(2\) \* cp\(2\) does not divide data\.sequence_length\(14\)",
         ),
-        (Layout(pp=2), {"adapter": {"kind": "lora"}}, r"pp\(2\): not with adapter\.kind = lora"),
         (Layout(tp=2), {"adapter": {"kind": "qlora"}}, r"tp\(2\) can't cut .* qlora's blocks"),
         (
             Layout(tp=2),
             {"adapter": {"kind": "lora", "dropout": 0.1}},
             r"tp\(2\): not with adapter\.dropout\(0\.1\)",
+        ),
+        (
+            Layout(pp=2),
+            {"adapter": {"kind": "lora", "dropout": 0.1}},
+            r"pp\(2\) \* tp\(1\): not with adapter\.dropout\(0\.1\)",
         ),
         (Layout(pp=8), {}, "8 stages, but the model only 4 layers"),
         (
@@ -64,6 +70,22 @@ def test_what_does_not_divide_is_one_line_with_its_numbers(
 ) -> None:
     with pytest.raises(UserError, match=line):
         check_division(CONFIG, layout, Recipe.model_validate({"name": "t"} | recipe))
+
+
+def test_adapters_can_be_divided_over_a_pipeline() -> None:
+    for kind, layout in (("lora", Layout(pp=2, tp=2)), ("qlora", Layout(pp=2))):
+        recipe = Recipe.model_validate({"name": "t", "adapter": {"kind": kind}})
+        check_division(CONFIG, layout, recipe)
+
+
+def test_a_stage_that_loaded_adapters_leave_out_is_refused() -> None:
+    with torch.device("meta"):
+        model = Transformer(CONFIG)
+        names = [name for name in chosen_sizes(model, Adapter()) if "layers.3" in name]
+        add_adapters(model, dict.fromkeys(names, Size(2, 1.0)), Adapter(kind="lora"))
+    assert len(stages_of(model, 1, "gpipe")) == 1
+    with pytest.raises(UserError, match=r"pp\(2\): the stage of layers 0 to 1 has nothing"):
+        stages_of(model, 2, "gpipe")
 
 
 def test_key_value_heads_and_context_parallel_processes_divide_one_another() -> None:

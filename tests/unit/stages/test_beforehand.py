@@ -24,9 +24,10 @@ from pipelines.datasets.dataset_publishing import make
 from pipelines.models.config import DecoderConfig
 from pipelines.models.lora import add_adapters, chosen_sizes
 from pipelines.models.peft_format import save_adapter
+from pipelines.models.pretrained import save_pretrained
 from pipelines.models.transformer import Transformer
 from pipelines.orchestration.cluster_plan import plan_on_cluster
-from pipelines.recipe.recipe_files import load_recipe
+from pipelines.recipe.recipe_files import load_recipe, override_values
 from pipelines.registry.parents import Settled, settle_run, with_folders
 from pipelines.run.records import output_folder
 from pipelines.stage_cache import dvc_cache
@@ -373,7 +374,7 @@ def publish_wanted(tmp_path, overrides):
             publish(tmp_path, name, made)
 
 
-def write_adapter(folder, layers, width):
+def write_adapter(folder, layers, width, only=""):
     shape = DecoderConfig(
         layers=layers,
         width=width,
@@ -385,8 +386,23 @@ def write_adapter(folder, layers, width):
     )
     adapter = load_recipe("debug", ["adapter.kind=lora", f"model.init_from={folder}"]).adapter
     model = Transformer(shape)
-    add_adapters(model, chosen_sizes(model, adapter), adapter, torch.float32)
+    sizes = {name: size for name, size in chosen_sizes(model, adapter).items() if only in name}
+    add_adapters(model, sizes, adapter, torch.float32)
     save_adapter(model, folder)
+
+
+def test_a_stage_without_an_adapter_is_refused_before_the_run(tmp_path):
+    layers, base = 2, tmp_path / "base"
+    write_adapter(tmp_path / "adapter", layers, 16, only="layers.1.")
+    shape = {"layers": layers, "width": 16, "heads": 2, "kv_heads": 1, "hidden": 32}
+    model = Transformer(DecoderConfig(**shape, vocab_size=257, context_length=64))
+    save_pretrained(model, base)
+    values = ["adapter.kind=lora", f"model.init_from={base}", "parallel.pp=2"]
+    recipe = load_recipe("debug", [*values, f"adapter.init_from={tmp_path / 'adapter'}"])
+    with pytest.raises(UserError, match="the stage of layers 0 to 0 has nothing to train"):
+        beforehand.check_adapter(Settled(recipe, recipe, {}))
+    alone = override_values(recipe, {"parallel.pp": 1})
+    beforehand.check_adapter(Settled(alone, alone, {}))
 
 
 def settled(overrides):

@@ -137,8 +137,12 @@ def test_training_goes_on_from_an_adapter(kind: str, base: Path, tmp_path: Path)
     [
         ({"model": {"init_from": None}}, "random weights can't be adapted"),
         (
-            {"parallel": {"pp": 2}, "resources": {"workers": 2}},
-            r"parallel.pp\(2\): not with adapter.kind = lora",
+            {
+                "parallel": {"pp": 2},
+                "resources": {"workers": 2},
+                "adapter": {"kind": "lora", "dropout": 0.1},
+            },
+            r"parallel.pp\(2\) \* tp\(1\): not with adapter.dropout",
         ),
         ({"train": {"precision": "fp8"}}, "train.precision = 'fp8'"),
         ({"adapter": {"init_from": "nowhere"}}, "nowhere: no adapter_config.json"),

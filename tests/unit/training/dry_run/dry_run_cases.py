@@ -63,6 +63,7 @@ class Tried:
 
 FULL = {"sharding": "full"}
 LORA = {"kind": "lora", "rank": 16}
+QLORA = LORA | {"kind": "qlora"}
 AGAIN = {"activation_checkpoint": "full"}
 SELECTIVE = {"activation_checkpoint": "selective"}
 # Compiled, a dry run runs each operator of a graph by itself, so that it counts results that
@@ -99,8 +100,9 @@ FURTHER = {
     ),
     "compiled alone": Tried(train=COMPILED, graphs=1),
     "lora selective": Tried(adapter=LORA, train=SELECTIVE),
-    "qlora": Tried(adapter=LORA | {"kind": "qlora"}),
+    "qlora": Tried(adapter=QLORA),
     "sharded lora": Tried(8, FULL | {"dp_shard": 8}, adapter=LORA),
+    "lora pipeline": Tried(2, {"pp": 2, "schedule": "interleaved_1f1b"}, AGAIN, adapter=LORA),
     "1024 GPUs": Tried(1024, FULL | {"dp_replicate": 16, "dp_shard": 64}),
 }
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipelines.models.weights import fill, whole
+from pipelines.models.weights import fill, is_sharded, whole
 
 BLOCK = 64
 _SCALE_BLOCK = 256
@@ -40,6 +40,9 @@ def _dynamic_tree() -> tuple[float, ...]:
 
 
 _DYNAMIC_TREE = _dynamic_tree()
+
+
+Place = tuple[int, int]  # a part's first block, and the blocks from one of its rows to the next
 
 
 class NF4(NamedTuple):
@@ -78,12 +81,22 @@ def quantize(weight: Tensor) -> NF4:
     )
 
 
-def dequantize(nf4: NF4, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return the decoded matrix in `dtype`, computed in fp32."""
-    maxima = nf4.scale_maxima.unsqueeze(1).expand(-1, _SCALE_BLOCK).flatten()[: len(nf4.scales)]
-    scales = nf4.tree[nf4.scales.int()] * maxima + nf4.scale_mean
+def dequantize(nf4: NF4, shape: torch.Size, dtype: torch.dtype, place: Place = (0, 0)) -> Tensor:
+    """Return the decoded matrix in `dtype`, computed in fp32.
+
+    Args:
+        nf4: A matrix, or a part whose rows are whole blocks; `scale_maxima` are of the whole.
+        shape: The matrix's or the part's.
+        dtype: The result's.
+        place: Where a part lies in the whole.
+    """
+    first, apart = place
+    lines = nf4.scales.view(-1, nf4.scales.shape[-1])
+    rows, columns = (torch.arange(size, device=lines.device) for size in lines.shape)
+    blocks = first + apart * rows.unsqueeze(1) + columns
+    scales = nf4.tree[lines.int()] * nf4.scale_maxima[blocks // _SCALE_BLOCK] + nf4.scale_mean
     numbers = nf4.pairs[nf4.codes.int()]
-    values = numbers.view(-1, BLOCK) * scales.unsqueeze(1)
+    values = numbers.view(-1, BLOCK) * scales.view(-1, 1)
     return values.flatten()[: shape.numel()].view(shape).to(dtype)
 
 
@@ -95,13 +108,15 @@ def _nearest(values: Tensor, table: tuple[float, ...]) -> Tensor:
 
 
 @cache
-def _decode_fused() -> Callable[[NF4, torch.Size, torch.dtype], Tensor]:
+def _decode_fused() -> Callable[[NF4, torch.Size, torch.dtype, Place], Tensor]:
     """Compile `dequantize` only when first used: `torch.compile` takes 4 seconds to import."""
     return torch.compile(dequantize, dynamic=True)
 
 
 @torch.library.custom_op("penstock::nf4_decode", mutates_args=())
-def _decode(nf4: list[Tensor], shape: list[int], after: Tensor, fused: bool) -> Tensor:
+def _decode(
+    nf4: list[Tensor], shape: list[int], place: list[int], after: Tensor, fused: bool
+) -> Tensor:
     """Dequantize to the type of `after`, in an operator that the compiler can't look into.
 
     Otherwise the compiler would decode once and keep the weight until the backward pass. It would
@@ -111,11 +126,17 @@ def _decode(nf4: list[Tensor], shape: list[int], after: Tensor, fused: bool) -> 
     # Detach, as for parameters the compiler would make code for each shape and soon give up.
     plain = NF4(*(each.detach() for each in nf4))
     with torch.no_grad():
-        return decode(plain, torch.Size(shape), after.dtype)
+        return decode(plain, torch.Size(shape), after.dtype, (place[0], place[1]))
 
 
 @_decode.register_fake
-def _(nf4: list[Tensor], shape: list[int], after: Tensor, fused: bool) -> Tensor:  # noqa: ARG001
+def _(
+    nf4: list[Tensor],  # noqa: ARG001
+    shape: list[int],
+    place: list[int],  # noqa: ARG001
+    after: Tensor,
+    fused: bool,  # noqa: ARG001
+) -> Tensor:
     return after.new_empty(shape)
 
 
@@ -123,22 +144,25 @@ class _FrozenLinear(torch.autograd.Function):
     """x · Wᵀ; the backward pass decodes W again, so that autograd keeps only the 4-bit codes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shape: torch.Size, fused: bool, *nf4: Tensor) -> Tensor:
-        ctx.shape, ctx.fused = shape, fused
+    def forward(
+        ctx: Any, x: Tensor, shape: torch.Size, place: Place, fused: bool, *nf4: Tensor
+    ) -> Tensor:
+        ctx.shape, ctx.place, ctx.fused = shape, place, fused
         ctx.save_for_backward(*nf4)
-        weight: Tensor = _decode(nf4, shape, x, fused)
+        weight: Tensor = _decode(nf4, shape, place, x, fused)
         return x @ weight.t()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        weight = _decode(ctx.saved_tensors, ctx.shape, gradient, ctx.fused)
-        return gradient @ weight, *(None for _ in (*NF4._fields, "shape", "fused"))
+        weight = _decode(ctx.saved_tensors, ctx.shape, ctx.place, gradient, ctx.fused)
+        return gradient @ weight, *(None for _ in (*NF4._fields, "shape", "place", "fused"))
 
 
 class NF4Linear(nn.Module):
     """A linear layer whose weight is frozen in NF4; no gradient flows to it.
 
-    Codes and scales are parameters, so that FSDP shards them; the rest is 0.1% of their size.
+    Codes and scales are parameters, so that FSDP shards them; the rest is 0.1% of their size. They
+    have the weight's rows if these are whole blocks, so that tensor parallelism can divide them.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -146,8 +170,9 @@ class NF4Linear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.dtype = linear.weight.dtype  # the type of the decoded weight
+        self.divide(self.shape, (0, self.in_features // BLOCK))
         self.codes: Tensor
-        for name, tensor in quantize(linear.weight)._asdict().items():
+        for name, tensor in self._in_rows(quantize(linear.weight))._asdict().items():
             if name in ("codes", "scales"):
                 self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
             else:
@@ -172,16 +197,37 @@ class NF4Linear(nn.Module):
     @torch.no_grad()
     def fill(self, weight: Tensor) -> None:
         """Quantise and copy in a matrix [out, in]; a sharded layer keeps this process's part."""
-        for ours, new in zip(self.nf4, quantize(weight), strict=True):
+        for ours, new in zip(self.nf4, self._in_rows(quantize(weight)), strict=True):
             fill(ours, new)
 
     def whole(self) -> Tensor:
         """Return the decoded weight [out, in], gathered first if it is sharded."""
-        return dequantize(NF4(*map(whole, self.nf4)), self.shape, self.dtype)
+        nf4, place = NF4(*map(whole, self.nf4)), (0, self.in_features // BLOCK)
+        return dequantize(nf4, self.shape, self.dtype, place)
+
+    def divide(self, part: torch.Size, place: Place) -> None:
+        """Note the shape and the place of the part of the weight that this process computes with.
+
+        Codes and scales must then be DTensors.
+        """
+        self._part, self._place = part, place
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out], in autocast's type if autocast is on."""
+        out = self.product(x)
+        return out if self.bias is None else out + self.bias.to(out.dtype)
+
+    def product(self, x: Tensor) -> Tensor:
+        """Map [..., in] to [..., out] without the bias; of a divided layer with its own part."""
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        out: Tensor = _FrozenLinear.apply(x, self.shape, torch.compiler.is_compiling(), *self.nf4)  # type: ignore[no-untyped-call]
-        return out if self.bias is None else out + self.bias.to(x.dtype)
+        nf4 = (each.to_local() if is_sharded(each) else each for each in self.nf4)
+        fused = torch.compiler.is_compiling()
+        out: Tensor = _FrozenLinear.apply(x, self._part, self._place, fused, *nf4)  # type: ignore[no-untyped-call]
+        return out
+
+    def _in_rows(self, nf4: NF4) -> NF4:
+        if self.in_features % BLOCK:
+            return nf4
+        codes, scales = (each.view(self.out_features, -1) for each in (nf4.codes, nf4.scales))
+        return nf4._replace(codes=codes, scales=scales)

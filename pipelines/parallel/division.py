@@ -8,6 +8,8 @@ from pipelines.parallel.layout import Layout, check_micro_batches, split_layers,
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.training_section import Adapter
 
+_NF4_BLOCK = 64  # `BLOCK` of `models/quantization.py`, which needs torch
+
 
 def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> None:
     """Check that a layout can divide a model and its batches.
@@ -19,7 +21,7 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
     check_divisible(config, layout.tp)
     _check_heads(config, layout)
     _check_sequence(layout, recipe)
-    _check_adapter(layout, recipe.adapter)
+    _check_adapter(config, layout, recipe.adapter)
     if layout.pp == 1:
         return
     stage_layers(config, stage_count(parallel.schedule, layout.pp))
@@ -62,19 +64,32 @@ def _check_sequence(layout: Layout, recipe: Recipe) -> None:
         )
 
 
-def _check_adapter(layout: Layout, adapter: Adapter) -> None:
+def _check_adapter(config: DecoderConfig, layout: Layout, adapter: Adapter) -> None:
     if adapter.kind == "none":
         return
     if layout.tp > 1 and adapter.kind == "qlora":
-        raise UserError(
-            f"parallel.tp({layout.tp}) can't cut adapter.kind = qlora's blocks of 64; set 1, and "
-            "parallel.sharding = full for a model too large for one device"
-        )
+        _check_blocks(config, layout.tp, adapter)
     if layout.pp * layout.tp > 1 and adapter.dropout:
         raise UserError(
             f"parallel.pp({layout.pp}) * tp({layout.tp}): not with adapter.dropout"
             f"({adapter.dropout:g}), which each process would draw by itself; set 0"
         )
+
+
+def _check_blocks(config: DecoderConfig, tp: int, adapter: Adapter) -> None:
+    """Check that what a process reads of a row of each quantised matrix is whole blocks."""
+    read = dict.fromkeys(("q_proj", "k_proj", "v_proj", "up_proj"), config.width)
+    read |= {"gate_proj": config.width} if config.gated else {}
+    read |= {"o_proj": config.heads * config.head_width // tp, "down_proj": config.hidden // tp}
+    # Adapters that are loaded have targets of their own.
+    targets = adapter.targets if adapter.init_from is None else ()
+    for name, numbers in read.items():
+        if numbers % _NF4_BLOCK and (not targets or name in targets):
+            raise UserError(
+                f"parallel.tp({tp}): not with adapter.kind = qlora, whose blocks of {_NF4_BLOCK} "
+                f"don't divide the {numbers} numbers of a row of {name} that a process has; "
+                "change parallel.tp, or set adapter.kind = lora"
+            )
 
 
 def check_divisible(config: DecoderConfig, tp: int) -> None:

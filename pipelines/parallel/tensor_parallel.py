@@ -10,7 +10,8 @@ by rows, so that a block needs two exchanges. The residual stream between them l
 sequence (sequence parallel) or whole in each process. Embeddings and head lie over the vocabulary.
 
 An adapter beside a layer is divided as the layer is: beside columns its second matrix, by rows its
-first. What lies between the two, as narrow as its rank, is then what is exchanged.
+first. What lies between the two, as narrow as its rank, is then what is exchanged. A frozen layer
+in NF4 is divided by `quantized_parallel.py`.
 """
 
 from functools import partial
@@ -41,8 +42,10 @@ from torch.nn.functional import embedding
 from pipelines.core.errors import UserError
 from pipelines.loading.dataloader import IGNORED
 from pipelines.models.lora import LoRALinear
+from pipelines.models.quantization import NF4Linear
 from pipelines.models.transformer import Block, Transformer
 from pipelines.parallel.division import check_divisible
+from pipelines.parallel.quantized_parallel import QuantizedColumns, QuantizedRows
 
 # ruff: noqa: N803, N806 (names that end in their shape)
 
@@ -272,11 +275,14 @@ def _with_adapters(
     """Return the plan with three styles for a layer that has an adapter: its own, A's and B's."""
     found: dict[str, ParallelStyle] = {}
     for name, style in plan.items():
-        if not isinstance(block.get_submodule(name), LoRALinear):
+        layer = block.get_submodule(name)
+        if not isinstance(layer, LoRALinear):
             found[name] = style
             continue
-        found[f"{name}.base"] = style
-        if isinstance(style, ColwiseParallel):
+        by_columns = isinstance(style, ColwiseParallel)
+        quantized = QuantizedColumns() if by_columns else QuantizedRows(stream)
+        found[f"{name}.base"] = quantized if isinstance(layer.base, NF4Linear) else style
+        if by_columns:
             found[f"{name}.lora_a"] = Replicated(Replicate(), Replicate())
             found[f"{name}.lora_b"] = ColwiseParallel()
         else:

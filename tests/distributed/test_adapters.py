@@ -31,7 +31,10 @@ from tests.distributed.pool import Pool
 from tests.distributed.training import LENGTH, SHAPE, make_data
 from tests.settled import FP32
 
-CONFIG = DecoderConfig(**SHAPE)
+# Wide enough for blocks of 64 on both of two processes; the second one's part of `up_proj` begins
+# within the 256 blocks that share a scale's scale.
+WIDE = {"width": 128, "hidden": 384, "qkv_bias": True, "output_bias": True, "mlp_bias": True}
+CONFIG = DecoderConfig(**SHAPE | WIDE)
 FULL = {"sharding": "full"}
 CASES = {
     "lora-ddp": ("lora", {}, {}),
@@ -60,6 +63,14 @@ CASES = {
     "qlora-pp": ("qlora", {"pp": 2, "schedule": "interleaved_1f1b"}, {}),
     "qlora-zero-bubble": ("qlora", {"pp": 2, "schedule": "zero_bubble"}, {}),
     "qlora-pp-zero-3": ("qlora", FULL | {"pp": 2}, {}),
+    "qlora-tp": ("qlora", {"tp": 2}, {}),
+    "qlora-tp-no-sp": ("qlora", {"tp": 2, "sequence_parallel": False}, {}),
+    "qlora-tp-selective": ("qlora", {"tp": 2}, {"activation_checkpoint": "selective"}),
+    "qlora-tp-zero-2": ("qlora", {"tp": 2, "sharding": "gradients"}, {}),
+    "qlora-tp-zero-3": ("qlora", FULL | {"tp": 2}, {"activation_checkpoint": "full"}),
+    "qlora-tp-replicas": ("qlora", {"tp": 2}, {}),
+    "qlora-tp-cp": ("qlora", {"tp": 2, "cp": 2}, {}),
+    "qlora-pp-tp": ("qlora", {"pp": 2, "tp": 2}, {}),
     "qlora-cp": ("qlora", {"cp": 2}, {"activation_checkpoint": "selective"}),
     "qlora-ddp": ("qlora", {}, {}),
     "qlora-zero-1": ("qlora", {"sharding": "optimizer"}, {}),
@@ -70,11 +81,13 @@ CASES = {
 }
 FOUR = (
     *("lora-tp-zero-3", "lora-tp-cp", "lora-pp-replicas", "lora-pp-zero-3", "lora-pp-zero-2"),
-    *("lora-pp-tp", "lora-pp-cp", "qlora-pp-zero-3"),
+    *("lora-pp-tp", "lora-pp-cp", "qlora-pp-zero-3", "qlora-pp-tp", "qlora-tp-zero-2"),
+    *("qlora-tp-zero-3", "qlora-tp-replicas", "qlora-tp-cp"),
 )
 IN_MAKE_TEST = ("lora-zero-3", "qlora-zero-3")
 CHAINS = {
     "pp-2 to one to pp-2": [(2, {"pp": 2}), (1, {}), (2, {"pp": 2, "schedule": "gpipe"})],
+    "tp-2 to one to tp-2-fsdp-2": [(2, {"tp": 2}), (1, {}), (4, FULL | {"tp": 2})],
     "one to pp-2-fsdp-2 to fsdp-2": [(1, {}), (4, FULL | {"pp": 2}), (2, FULL)],
 }
 
@@ -169,6 +182,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     model = Transformer(CONFIG)
     model.init_weights(5)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
     save_pretrained(model, folder)
     return folder
 

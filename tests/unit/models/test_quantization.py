@@ -44,6 +44,18 @@ def test_zeros_stay_zeros() -> None:
     assert torch.equal(dequantize(quantize(zeros), zeros.shape, zeros.dtype), zeros)
 
 
+@pytest.mark.parametrize("dim", [0, 1], ids=["rows", "columns"])
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_parts_decode_to_the_bits_of_the_whole(dim: int, part: int) -> None:
+    # 576 blocks: the 256 that share a scale's scale end neither with a row nor with a part.
+    layer = NF4Linear(nn.Linear(384, 96))
+    codes, scales = (each.chunk(3, dim)[part] for each in (layer.codes, layer.scales))
+    cut = layer.nf4._replace(codes=codes.contiguous(), scales=scales.contiguous())
+    expected = layer.whole().chunk(3, dim)[part]
+    first = part * (32 * 6 if dim == 0 else 2)
+    assert torch.equal(dequantize(cut, expected.shape, torch.float32, (first, 6)), expected)
+
+
 @pytest.fixture(params=["eager", pytest.param("compiled", marks=needs_a_linker)])
 def layers(request: pytest.FixtureRequest) -> tuple[NF4Linear, nn.Module]:
     torch.manual_seed(1)

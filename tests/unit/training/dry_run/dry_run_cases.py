@@ -103,6 +103,7 @@ FURTHER = {
     "qlora": Tried(adapter=QLORA),
     "sharded lora": Tried(8, FULL | {"dp_shard": 8}, adapter=LORA),
     "lora pipeline": Tried(2, {"pp": 2, "schedule": "interleaved_1f1b"}, AGAIN, adapter=LORA),
+    "qlora tensor": Tried(4, {"tp": 4}, adapter=QLORA),
     "1024 GPUs": Tried(1024, FULL | {"dp_replicate": 16, "dp_shard": 64}),
 }
 

@@ -66,6 +66,7 @@ CASES = {
     "qlora-tp": ("qlora", {"tp": 2}, {}),
     "qlora-tp-no-sp": ("qlora", {"tp": 2, "sequence_parallel": False}, {}),
     "qlora-tp-selective": ("qlora", {"tp": 2}, {"activation_checkpoint": "selective"}),
+    "qlora-tp-compiled": ("qlora", {"tp": 2}, {"compile": True}),
     "qlora-tp-zero-2": ("qlora", {"tp": 2, "sharding": "gradients"}, {}),
     "qlora-tp-zero-3": ("qlora", FULL | {"tp": 2}, {"activation_checkpoint": "full"}),
     "qlora-tp-replicas": ("qlora", {"tp": 2}, {}),

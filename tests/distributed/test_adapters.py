@@ -27,6 +27,7 @@ from pipelines.run.records import Split
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.profiling import StepProfiler
 from pipelines.training.trainer import Trainer
+from tests.compiling import needs_a_linker
 from tests.distributed.pool import Pool
 from tests.distributed.training import LENGTH, SHAPE, make_data
 from tests.settled import FP32
@@ -204,6 +205,13 @@ def alone(
     return of
 
 
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """All but two cases are part of the proof only."""
+    if name in IN_MAKE_TEST:
+        return []
+    return [pytest.mark.parity, *([needs_a_linker] if name.endswith("compiled") else [])]
+
+
 @pytest.mark.parametrize(
     ("world", "kind", "parallel", "only_here"),
     [
@@ -211,7 +219,7 @@ def alone(
             4 if name in FOUR else 2,
             *case,
             id=name,
-            marks=[] if name in IN_MAKE_TEST else pytest.mark.parity,
+            marks=marks(name),
         )
         for name, case in CASES.items()
     ],

@@ -37,8 +37,7 @@ class QuantizedColumns(ParallelStyle):
 
     def _run(self, layer: NF4Linear, x: DTensor) -> Tensor:
         """Map inputs that all processes have whole."""
-        out = layer.product(x.to_local(grad_placements=[Partial()]))
-        return out if layer.bias is None else out + _local(layer.bias).to(out.dtype)
+        return _with_bias(layer, layer.product(x.to_local(grad_placements=[Partial()])))
 
 
 class QuantizedRows(ParallelStyle):
@@ -61,8 +60,7 @@ class QuantizedRows(ParallelStyle):
     def _run(self, layer: NF4Linear, mesh: DeviceMesh, x: Tensor) -> Tensor:
         """Map this process's part of the inputs."""
         share = DTensor.from_local(layer.product(x), mesh, [Partial()], run_check=False)
-        out = share.redistribute(mesh, [self._outputs]).to_local()
-        return out if layer.bias is None else out + _local(layer.bias).to(out.dtype)
+        return _with_bias(layer, share.redistribute(mesh, [self._outputs]).to_local())
 
 
 def _distribute(
@@ -75,5 +73,7 @@ def _distribute(
         layer.register_parameter(name, nn.Parameter(part, requires_grad=False))
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return cast("DTensor", tensor).to_local()
+def _with_bias(layer: NF4Linear, out: Tensor) -> Tensor:
+    if layer.bias is None:
+        return out
+    return out + cast("DTensor", layer.bias).to_local().to(out.dtype)

@@ -190,9 +190,8 @@ def _for_this_machine(recipe: Recipe) -> Recipe:
     """Return the recipe with the precision of the device on which a stage would train here."""
     if is_settled(recipe):
         return recipe
-    import torch  # takes seconds
-
+    # Both import torch, which takes seconds.
+    from pipelines.models.served import inference_device
     from pipelines.stages.train.train_layout import properties
 
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return settle_precision(recipe, properties(accelerator or torch.device("cpu")))
+    return settle_precision(recipe, properties(inference_device()))

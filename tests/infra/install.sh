@@ -9,7 +9,7 @@ podman=podman buildah=buildah runc=runc mmdebstrap=mmdebstrap
 netavark=netavark aardvark-dns=aardvark-dns iptables=iptables
 slurmctld=slurmctld slurmd=slurmd sbatch=slurm-client munged=munge
 docker-registry=docker-registry
-etcd=etcd-server containerd=containerd bridge=containernetworking-plugins
+etcd=etcd-server containerd=containerd loopback=containernetworking-plugins
 go=golang-1.19-go dpkg-source=dpkg-dev rsync=rsync jq=jq
 radosgw=radosgw ceph-mon=ceph-mon ceph-osd=ceph-osd ceph-mgr=ceph-mgr
 postgres=postgresql promtool=prometheus"

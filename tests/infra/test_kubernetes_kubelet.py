@@ -51,7 +51,7 @@ print("MLflow answers", mlflow.get_run(run.info.run_id).data.metrics["answer"])
 @pytest.fixture(scope="module")
 def images() -> dict[str, str]:
     """Our images and what stands in for those of registries, by the manifests' names."""
-    needs("podman", "containerd", "ctr", "runc", "bridge", "mmdebstrap")
+    needs("podman", "containerd", "ctr", "runc", "loopback", "mmdebstrap")
     ours = {f"penstock-{target}": our_image(target) for target in ("mlflow", "ray-cpu")}
     for name in ("postgres", "nginx"):
         stand_in(name)

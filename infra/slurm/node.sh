@@ -28,6 +28,8 @@ trap 'asked=yes; exit 143' TERM
 rm -rf "$own"
 mkdir "$own"
 export TMPDIR=$own # of all that Ray starts
+# Ray starts workers through a shell without quoting: a path with spaces would end there.
+ln -s "$PWD/.venv" "$own/venv"
 # The name of a node is often 127.0.1.1 in its own /etc/hosts, where no other node finds it.
 if [ -n "${PENSTOCK_RAY_INTERFACE:-}" ]; then
     found=$(ip -4 -o address show dev "$PENSTOCK_RAY_INTERFACE" || true)
@@ -76,5 +78,5 @@ tell() {
     done
 }
 # Not exec: the traps have to run.
-PYTHONUNBUFFERED=1 ray start "${options[@]}" > >(tell) &
+PYTHONUNBUFFERED=1 "$own/venv/bin/python" "$(command -v ray)" start "${options[@]}" > >(tell) &
 wait $!

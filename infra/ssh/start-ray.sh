@@ -26,6 +26,8 @@ else
     options+=("--address=$2:6379")
 fi
 infra/images/node-certificate.sh "$tls" "$(hostname)" "$address"
+# Ray starts workers through a shell without quoting: a path with spaces would end there.
+ln -sfn "$PWD/.venv" "$tls/venv"
 ray stop
 ulimit -n "$(ulimit -Hn)"
-ray start "--node-ip-address=$address" "${options[@]}"
+"$tls/venv/bin/python" "$(command -v ray)" start "--node-ip-address=$address" "${options[@]}"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.settings import PROJECT
+from tests.unit.infra.ray_stub import write_ray
 
 SLURM = PROJECT / "infra" / "slurm"
 JOB = str(os.getpid())  # /tmp is shared with whoever else runs these tests
@@ -86,6 +87,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
     stubs.mkdir(parents=True)
     for name, text in STUBS.items():
         (stubs / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+    write_ray(stubs / "ray", STUBS["ray"])
+    for name in STUBS:
         (stubs / name).chmod(0o755)
     (stubs / "python").symlink_to(sys.executable)
     (tmp_path / "project" / "infra").symlink_to(PROJECT / "infra")

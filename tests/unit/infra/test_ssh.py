@@ -12,10 +12,11 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from pipelines.core.settings import PROJECT
+from tests.unit.infra.ray_stub import write_ray
 
 FOLDER = PROJECT / "infra" / "ssh"
 CONFIG = yaml.safe_load((FOLDER / "ray-up.yaml").read_text())
-RAY = """#!/usr/bin/env bash
+RAY = """
 echo "$*" >>"$NOTES"
 [ $1 = stop ] && exit
 openssl verify -CAfile "$RAY_TLS_CA_CERT" "$RAY_TLS_SERVER_CERT" >>"$NOTES"
@@ -54,7 +55,7 @@ def test_a_host_has_token_and_certificate_before_ray_starts(part: str, tmp_path:
     secrets = script.parent / "secrets"
     subprocess.run([PROJECT / "infra" / "make-secrets.sh", secrets], check=True)
     (project / ".venv" / "bin" / "python").symlink_to(sys.executable)
-    (stubs / "ray").write_text(RAY)
+    write_ray(stubs / "ray", RAY)
     (stubs / "ip").write_text("#!/bin/sh\necho '10.0.0.1 dev eth0 src 10.0.0.9 uid 1000'\n")
     for stub in stubs.iterdir():
         stub.chmod(0o755)

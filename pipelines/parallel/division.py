@@ -99,7 +99,7 @@ def check_divisible(config: DecoderConfig, tp: int) -> None:
             raise UserError(f"parallel.tp({tp}) does not divide the model's {what}({number})")
 
 
-def stage_layers(config: DecoderConfig, stages: int) -> list[range]:
+def stage_layers(config: DecoderConfig, stages: int) -> tuple[range, ...]:
     """Return the layers of each stage, balanced by arithmetic.
 
     A token costs the head as many operations as it has numbers, like a layer; embeddings are only

@@ -4,6 +4,7 @@ The stages of a pipeline in numbers; no torch here, so that bad ones are refused
 """
 
 from dataclasses import astuple, dataclass
+from functools import cache
 from math import prod
 from typing import Literal
 
@@ -115,7 +116,8 @@ def stage_numbers(schedule: Schedule, pp: int, rank: int) -> range:
     return range(rank, stage_count(schedule, pp), pp)
 
 
-def split_layers(layers: int, stages: int, *, after: float = 0.0) -> list[range]:
+@cache  # a search of layouts asks thousands of times
+def split_layers(layers: int, stages: int, *, after: float = 0.0) -> tuple[range, ...]:
     """Return which layers each stage has, so that the slowest is as fast as can be.
 
     Args:
@@ -139,7 +141,7 @@ def split_layers(layers: int, stages: int, *, after: float = 0.0) -> list[range]
         # Of equals the later one: earlier stages hold the activations of more micro-batches.
         counts[max(range(stages), key=lambda stage: (-loads[stage], stage))] += 1
     stops = [sum(counts[: stage + 1]) for stage in range(stages)]
-    return [range(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
+    return tuple(range(stop - count, stop) for stop, count in zip(stops, counts, strict=True))
 
 
 def check_micro_batches(schedule: Schedule, pp: int, number: int) -> None:

@@ -130,7 +130,7 @@ def pipeline_parts(model: Transformer, mesh: Mesh, schedule: Schedule) -> list[T
     return [part_of(model, stages[n]) for n in stage_numbers(schedule, pp, mesh.coordinate("pp"))]
 
 
-def stages_of(model: Transformer, pp: int, schedule: Schedule) -> list[range]:
+def stages_of(model: Transformer, pp: int, schedule: Schedule) -> tuple[range, ...]:
     """Return the layers of all stages.
 
     Raises:

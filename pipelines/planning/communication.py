@@ -109,10 +109,8 @@ def communication(
     cp = Group.of(layout.cp, layout.tp, hardware.devices_per_node)
     heads = 2 * (config.heads + max(config.kv_heads, layout.cp)) * config.head_width / layout.tp
     exchanged = layers * exchanges * tokens * heads * training.compute_bytes
-    # A pipeline's stages keep what they gather until its last micro-batch, unless they give it up.
-    gathered = number if layout.pp == 1 or training.gives_up_blocks else 1
     return Communication(
-        weights=gathered * weights,
+        weights=weights,
         gradients=number * gradients,
         replicas=replicas,
         # Sums in attention and feed-forward layers, both passes; then embeddings and head.
@@ -125,9 +123,12 @@ def communication(
 def _data_parallel(
     config: DecoderConfig, training: Training, hardware: Hardware, trained: float
 ) -> tuple[float, float, float]:
-    """Return the seconds to gather weights, to scatter gradients and to add up gradients."""
+    """Return the seconds to gather a step's weights, to scatter and to add up gradients."""
     layout, per_node = training.layout, hardware.devices_per_node
-    held = config.parameters / layout.tp / layout.pp
+    parameters = config.parameters
+    if config.tie_embeddings and layout.pp > 1:  # a pipeline's first and last process have them
+        parameters += config.vocab_size * config.width
+    held = parameters / layout.tp / layout.pp
     gradients = held * trained * FP32
     if not training.is_fully_sharded:
         every = Group.of(layout.dp_cp, layout.tp, per_node)
@@ -137,9 +138,7 @@ def _data_parallel(
     frozen = NF4 if training.adapter.kind == "qlora" else training.compute_bytes
     whole = held * (trained * training.compute_bytes + (1 - trained) * frozen)
     shards = Group.of(training.shards, layout.tp, per_node)
-    # Each pass gathers the blocks; the root stays gathered for both.
-    blocks = config.layers * config.layer_parameters / config.parameters
-    gathers = 1 + blocks if training.gives_up_blocks else 1
+    gathers = _gathers(training, config.layers * config.layer_parameters / parameters)
     divided, added = shards.gather(gradients, hardware), 0.0
     replicas = layout.dp_cp // training.shards
     if replicas > 1:
@@ -149,6 +148,16 @@ def _data_parallel(
     if training.whole_gradients_wait:
         divided, added = 0.0, divided + added
     return gathers * shards.gather(whole, hardware), divided, added
+
+
+def _gathers(training: Training, blocks: float) -> float:
+    """Return how often a step gathers all weights, of which `blocks` is the blocks' part."""
+    number = training.micro_batches
+    if training.layout.pp == 1:
+        # Each pass gathers the blocks; the root stays gathered for both.
+        return number * (1 + blocks if training.gives_up_blocks else 1)
+    # A pipeline's stage keeps the root, and its blocks from a backward pass to the next forward.
+    return 1 + number * blocks if training.gives_up_blocks else 1
 
 
 def _pipeline(training: Training, hardware: Hardware, stream: float) -> float:

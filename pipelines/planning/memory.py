@@ -4,11 +4,12 @@ A step's memory is greatest at one of a few moments, and the parts are given for
 example, unless gradients accumulate, none exists yet while all activations do.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipelines.models.config import DecoderConfig
 from pipelines.planning.memory_activations import (
     computed_again,
+    in_flight,
     kept,
     logits,
     of_one_block,
@@ -76,9 +77,14 @@ class Memory:
 
 
 def estimate(config: DecoderConfig, training: Training) -> Memory:
-    """Return the bytes that a step needs on one device."""
-    state = state_of(config, training)
-    return max(_moments(config, training, state), key=lambda memory: memory.used)
+    """Return the bytes that a step needs on the device that needs most."""
+    of_each = (_most(config, replace(training, rank=n)) for n in range(training.layout.pp))
+    return max(of_each, key=lambda memory: memory.used)
+
+
+def _most(config: DecoderConfig, training: Training) -> Memory:
+    moments = _moments(config, training, state_of(config, training))
+    return max(moments, key=lambda memory: memory.used)
 
 
 def _moments(config: DecoderConfig, training: Training, state: State) -> list[Memory]:
@@ -89,11 +95,13 @@ def _moments(config: DecoderConfig, training: Training, state: State) -> list[Me
     begun = max(state.gradients_at_loss, root)
     activations, again = kept(config, training), computed_again(config, training)
     within = within_block(config, training)
+    # Autocast begins anew in each forward pass, so each micro-batch has its own copies of weights.
+    copies = 1.0 if training.computes_again else max(1.0, in_flight(training))
 
     def at(moment: str, gradients: float, activations: float, logits: float = 0.0) -> Memory:
-        casts = state.casts if moment == "end of the forward pass" else state.casts_kept
+        casts = state.casts if "forward" in moment else state.casts_kept
         return Memory(
-            weights=state.weights + casts,
+            weights=state.weights + casts * copies,
             gradients=gradients,
             optimizer=state.optimizer,
             activations=activations,
@@ -116,7 +124,7 @@ def _moments(config: DecoderConfig, training: Training, state: State) -> list[Me
 
 def _root_gradient(config: DecoderConfig, training: Training) -> float:
     """Return the bytes of the gradient of the head's weight, the first gradient to exist."""
-    if not training.trains_all:
+    if not training.trains_all or not training.has_head:
         return 0.0
     return config.vocab_size * config.width / training.layout.tp * FP32
 
@@ -126,10 +134,10 @@ def _further_gradient(config: DecoderConfig, training: Training) -> float:
 
     Tied embeddings' gradient is first added to the head's, which makes another tensor.
     """
-    if training.is_fully_sharded:
+    if training.is_fully_sharded or not (training.trains_all and training.has_embeddings):
         return 0.0
-    copies = 2 * config.tie_embeddings + training.accumulates
-    return _root_gradient(config, training) * copies
+    copies = 2 * (config.tie_embeddings and training.has_head) + training.accumulates
+    return config.vocab_size * config.width / training.layout.tp * FP32 * copies
 
 
 def _buffers(config: DecoderConfig, training: Training) -> float:

@@ -7,19 +7,18 @@ that autograd keeps for this project's model, without and with `torch.compile`.
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.layout import stage_count, stage_numbers
 from pipelines.planning.memory_state import adapted_shapes
-from pipelines.planning.memory_training import FP32, Training, layers_by_rank
+from pipelines.planning.memory_training import FP32, Training, layers_of
 
 _LOGITS_AT_ONCE = 1 << 27  # `models/loss.py` computes at most so many logits at once
 
 
 def kept(config: DecoderConfig, training: Training) -> float:
-    """Return the bytes that a pipeline's first process, which has most, keeps before backward."""
+    """Return the bytes that a process keeps before backward."""
     each: float = _stream(config, training)  # a block's input
     if training.activation_checkpoint != "full":
         each = (_block_selective if training.computes_again else _block)(config, training)
-    blocks = layers_by_rank(config, training)[0] * _in_flight(training) * each
-    # A pipeline's first process has no head; the last has the head, but fewer micro-batches.
-    root = _root(config, training) if training.layout.pp == 1 else 0.0
+    blocks = layers_of(config, training) * in_flight(training) * each
+    root = _root(config, training) if training.has_head else 0.0
     return training.positions * (blocks + root)
 
 
@@ -32,15 +31,36 @@ def computed_again(config: DecoderConfig, training: Training) -> float:
     return training.positions * max(0.0, _block(config, training) - kept_already)
 
 
+def in_flight(training: Training) -> float:
+    """Return the number of micro-batches whose activations a process holds at once.
+
+    One that has passed one of a process's two stages counts half.
+    """
+    pp, schedule, number = training.layout.pp, training.schedule, training.micro_batches
+    if pp == 1:
+        return 1
+    behind = pp - 1 - training.rank
+    if schedule == "gpipe":
+        return number
+    if schedule == "1f1b":
+        return min(behind + 1, number)
+    # With two stages, it holds the first stage's activations of a round, then those of both stages
+    # until the first gradient comes. Without bubbles, the gradients of weights wait for as many
+    # micro-batches as there are processes before it.
+    further = 2 * behind if schedule == "interleaved_1f1b" else behind + training.rank
+    a_round = number // max(1, number // pp)
+    return min(a_round + further + 1, 2 * number) / 2
+
+
 def received(config: DecoderConfig, training: Training) -> float:
-    """Return the bytes that a pipeline's first process receives into: it has them all along.
+    """Return the bytes that a pipeline's process receives into: it has them all along.
 
     Each micro-batch has memory of its own, for what comes from the stage before and for the
     gradient from the stage after.
     """
     pp, schedule = training.layout.pp, training.schedule
     last = stage_count(schedule, pp) - 1
-    sides = sum((n > 0) + (n < last) for n in stage_numbers(schedule, pp, 0))
+    sides = sum((n > 0) + (n < last) for n in stage_numbers(schedule, pp, training.rank))
     return sides * training.micro_batches * training.positions * _stream(config, training)
 
 
@@ -64,6 +84,8 @@ def logits(config: DecoderConfig, training: Training) -> tuple[float, float]:
     Forward: logits as computed, logits in fp32 and log-probabilities. Backward: fp32 tensors and
     gradients, or the logits' and head weight's gradients. Compiled: logits and their gradient.
     """
+    if not training.has_head:
+        return 0.0, 0.0
     tp, size = training.layout.tp, training.compute_bytes
     positions = training.micro_batch * training.sequence / training.layout.cp
     whole = positions * config.vocab_size
@@ -76,11 +98,12 @@ def logits(config: DecoderConfig, training: Training) -> tuple[float, float]:
         gradient = at_once * size
         forward = backward = 2 * gradient
     backward = max(backward, gradient + weight)
+    waiting = _losses_that_wait(training)
     if whole <= _LOGITS_AT_ONCE:
-        return forward, backward
+        return forward + waiting * at_once * FP32, backward + waiting * at_once * FP32
     # In chunks, the gradients of the head's weight and input are added up during the forward pass.
-    both = max(forward, backward) + weight + positions * config.width * size
-    return both, weight
+    added = weight + positions * config.width * size
+    return max(forward, backward) + (1 + waiting) * added, weight + waiting * added
 
 
 def _root(config: DecoderConfig, training: Training) -> float:
@@ -179,20 +202,17 @@ def _is_unfused(config: DecoderConfig, training: Training) -> bool:
     return training.on_cpu and not training.compiled and config.norm == "rms"
 
 
-def _in_flight(training: Training) -> float:
-    """Return the number of micro-batches whose activations the first process holds at once."""
-    pp, schedule, number = training.layout.pp, training.schedule, training.micro_batches
-    if pp == 1:
-        return 1
-    if schedule == "gpipe":
-        return number
-    if schedule == "1f1b":
-        return min(pp, number)
-    # With two stages, it holds the first stage's activations of a round, then those of both stages
-    # until the first gradient comes.
-    hops = 2 if schedule == "interleaved_1f1b" else 1
-    a_round = number // max(1, number // pp)
-    return min(a_round + hops * (pp - 1) + 1, 2 * number) / 2
+def _losses_that_wait(training: Training) -> int:
+    """Return of how many other micro-batches the last process keeps what their loss has computed.
+
+    GPipe computes all losses before the first gradient; without bubbles, the gradients of weights
+    wait for as many micro-batches as there are processes before it.
+    """
+    if training.layout.pp == 1:
+        return 0
+    if training.schedule == "gpipe":
+        return training.micro_batches - 1
+    return training.rank if training.schedule == "zero_bubble" else 0
 
 
 def _kv_heads(config: DecoderConfig, training: Training) -> int:

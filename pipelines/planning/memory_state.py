@@ -9,7 +9,7 @@ from math import prod
 from typing import NamedTuple
 
 from pipelines.models.config import DecoderConfig
-from pipelines.planning.memory_training import FP32, SHARDINGS, Sharding, Training, layers_by_rank
+from pipelines.planning.memory_training import FP32, SHARDINGS, Sharding, Training, layers_of
 from pipelines.recipe.training_section import Adapter
 
 NF4 = 0.516  # bytes per weight: QLoRA's 4 bits, and the quantised scales of blocks of 64
@@ -75,7 +75,7 @@ class _Held:
 
 
 def state_of(config: DecoderConfig, training: Training) -> State:
-    """Return the state of the process that holds the most."""
+    """Return the state of one process."""
     held = _held(config, training)
     trained = held if training.trains_all else _adapters(config, training)
     frozen = 0.0 if training.trains_all else _frozen(config, held, training)
@@ -116,7 +116,7 @@ def muon_bytes(config: DecoderConfig, training: Training) -> float:
     numbers: dict[tuple[int, ...], int] = {}
     for shape in linear_shapes(config).values():
         lying = tuple(sorted(shape))
-        numbers[lying] = numbers.get(lying, 0) + config.layers * prod(shape)
+        numbers[lying] = numbers.get(lying, 0) + layers_of(config, training) * prod(shape)
     return max(min(n, max(prod(s), _MUON_TOGETHER)) for s, n in numbers.items()) * _MUON_BYTES
 
 
@@ -149,21 +149,19 @@ def adapter_parameters(config: DecoderConfig, adapter: Adapter) -> int:
 
 
 def _held(config: DecoderConfig, training: Training) -> _Held:
-    """Return the parameters of the process that holds most: its layers, and embeddings or head."""
-    layout, block = training.layout, config.layer_parameters
-    root: float = config.parameters - config.layers * block
-    if layout.pp == 1:
-        whole, tp = root + config.layers * block, layout.tp
-        looked_up = config.context_length * config.width if config.positions == "learned" else 0
-        looked_up += 0 if config.tie_embeddings else config.vocab_size * config.width
-        return _Held(whole / tp, root / tp, block / tp, config.layers, looked_up / tp)
-    if not config.tie_embeddings:
-        root /= 2  # embeddings and head are on different stages; tied ones are on both
-    last = layout.pp - 1
-    ends = [root if rank in (0, last) else 0.0 for rank in range(layout.pp)]
-    by_rank = zip(layers_by_rank(config, training), ends, strict=True)
-    whole, layers = max((n * block + end, n) for n, end in by_rank)
-    return _Held(whole / layout.tp, root / layout.tp, block / layout.tp, layers)
+    """Return the parameters of a process: its layers, and embeddings or head."""
+    block, layers, tp = config.layer_parameters, layers_of(config, training), training.layout.tp
+    embeddings = table = config.vocab_size * config.width
+    if config.positions == "learned":
+        embeddings += config.context_length * config.width
+    norm_and_head = config.parameters - config.layers * block - embeddings
+    if config.tie_embeddings:
+        norm_and_head += table
+        if training.has_embeddings and training.has_head:
+            embeddings -= table  # once; a pipeline's first and last process have them each
+    looked_up = embeddings if training.has_embeddings else 0
+    root = looked_up + (norm_and_head if training.has_head else 0)
+    return _Held((root + layers * block) / tp, root / tp, block / tp, layers, looked_up / tp)
 
 
 def _replicated(held: _Held, training: Training) -> State:
@@ -251,5 +249,5 @@ def _adapters(config: DecoderConfig, training: Training) -> _Held:
         rows + columns / tp if name in _BY_ROWS else rows / tp + columns
         for name, (rows, columns) in adapted_shapes(config, adapter).items()
     )
-    layers = max(layers_by_rank(config, training))
+    layers = layers_of(config, training)
     return _Held(layers * block, 0, block, layers)

@@ -31,6 +31,7 @@ class Training:
     sequence_parallel: bool = True  # divides activations between matrix products over tp
     compiled: bool = False  # `torch.compile` keeps only what the backward pass reads, and once
     on_cpu: bool = False  # on a CPU, RMSNorm has no fused kernel and keeps more
+    rank: int = 0  # the process's place in the pipeline
 
     @property
     def compute_bytes(self) -> int:
@@ -70,6 +71,16 @@ class Training:
         return self.adapter.kind == "none"
 
     @property
+    def has_embeddings(self) -> bool:
+        """Whether the process is the pipeline's first, or there is no pipeline."""
+        return self.rank == 0
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the process is the pipeline's last, or there is no pipeline."""
+        return self.rank == self.layout.pp - 1
+
+    @property
     def computes_again(self) -> bool:
         """Whether the backward pass computes activations of blocks again."""
         return self.activation_checkpoint != "none"
@@ -92,3 +103,8 @@ def layers_by_rank(config: DecoderConfig, training: Training) -> list[int]:
         return [config.layers]
     stages = stage_layers(config, stage_count(schedule, pp))
     return [sum(len(stages[n]) for n in stage_numbers(schedule, pp, rank)) for rank in range(pp)]
+
+
+def layers_of(config: DecoderConfig, training: Training) -> int:
+    """Return the number of layers on the process."""
+    return layers_by_rank(config, training)[training.rank]

@@ -1,10 +1,11 @@
 """SIGUSR1 to a job's own process: the time that it has here ends, but not the run.
 
 Training saves, and the job ends with `PreemptedError` for whoever starts it anew. SIGTERM is Ray's
-own word for a stop, which leaves three seconds and saves nothing.
+own word for a stop, which saves nothing.
 """
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,16 +21,27 @@ def asked(workspace: Path) -> bool:
 
 @contextmanager
 def listening_for_notice(workspace: Path) -> Iterator[None]:
-    """Within the block the signal is a notice; the main thread calls it."""
+    """Within the block SIGUSR1 is a notice, and SIGTERM ends it; the main thread calls this.
+
+    Ray's handler of SIGTERM ends the process three seconds later, and Slurm sends the signal twice:
+    neither is to happen before MLflow knows.
+    """
     file = workspace / _FILE
     file.unlink(missing_ok=True)
 
     def noted(_: int, __: FrameType | None) -> None:
         file.touch()
 
+    def ended(number: int, _: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(128 + number)
+
     before = signal.signal(signal.SIGUSR1, noted)
+    rays = signal.signal(signal.SIGTERM, ended)
     try:
         yield
     finally:
         signal.signal(signal.SIGUSR1, before)
+        if signal.getsignal(signal.SIGTERM) is ended:
+            signal.signal(signal.SIGTERM, rays)
         file.unlink(missing_ok=True)

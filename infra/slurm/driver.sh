@@ -4,7 +4,9 @@
 set -euo pipefail
 
 code=0
+# In a session of its own: a second after Ray's own process Ray kills the group of the job's, and
+# after scancel the command still has to say in MLflow that its run has ended.
 # shellcheck disable=SC2016  # for the inner shell, which becomes the command
-bash -c 'echo $$ >"$0" && exec "$@"' "$RAY_CA/driver" "$@" || code=$?
+setsid --wait bash -c 'echo $$ >"$0" && exec "$@"' "$RAY_CA/driver" "$@" || code=$?
 echo "$code" >"$RAY_CA/exit-code"
 exit "$code"

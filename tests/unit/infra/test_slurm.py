@@ -75,6 +75,7 @@ check_node("10.0.0.1", "127.0.0.1")' || exit 1
         esac""",
     "train": """
         printf '%s\\n' "$*" >"$NOTES/train"
+        ps -o sid=,pid= -p $$ >"$NOTES/session"
         trap 'exit "$NOTICE_EXIT"' USR1
         while [ -n "$ENDLESS" ]; do touch "$NOTES/trains"; sleep 0.1; done
         exit "$JOB_EXIT" """,
@@ -156,6 +157,8 @@ def nothing_left(environment: dict[str, str]) -> bool:
     assert not Path(f"/tmp/penstock-{JOB}").exists()
     started = Path(environment["NOTES"]) / "started"
     pids = started.read_text().split() if started.exists() else []
+    session = Path(environment["NOTES"]) / "session"
+    pids += session.read_text().split()[1:] if session.exists() else []
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     return True
 
@@ -179,6 +182,8 @@ def test_a_cluster_of_all_nodes_runs_the_command(
     own = f"{said['node-ip-address']}:{said['port']}"
     assert (notes / "addresses").read_text().split() == [own, own]
     assert (notes / "train").read_text() == "--recipe a name\n"
+    session, command = (notes / "session").read_text().split()
+    assert session == command  # outside of the group that Ray kills
     assert calls.count("known: ") == 2  # a job that comes before its nodes finds nobody to take it
     assert (notes / "verified").read_text().count("OK") == 2
     assert set((notes / "modes").read_text().split()) == {"600", "700"}
@@ -207,7 +212,9 @@ def test_scancel_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> 
     """It signals each process of the job, and says so when it is asked."""
     environment |= {"JOB_STATE": "COMPLETING"}
     job = start(environment)
+    command = int((Path(environment["NOTES"]) / "session").read_text().split()[1])
     os.killpg(job.pid, signal.SIGTERM)
+    os.kill(command, signal.SIGTERM)  # Slurm signals all of a job's processes
     assert job.wait(30) == 143
     assert nothing_left(environment)
     assert not (tmp_path / "notes" / "slurm").exists()  # which Slurm would refuse by then

@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from ray_jobs import notice
 
 
@@ -16,3 +18,17 @@ def test_the_signal_is_a_notice_within_the_block_and_of_this_try_alone(tmp_path:
             assert notice.asked(tmp_path)
     assert signal.getsignal(signal.SIGUSR1) == before
     assert not notice.asked(tmp_path)
+
+
+def test_a_job_that_is_ended_by_two_signals_can_say_so(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with notice.listening_for_notice(tmp_path):
+        pass
+    assert signal.getsignal(signal.SIGTERM) == before
+    try:
+        with pytest.raises(SystemExit) as ended, notice.listening_for_notice(tmp_path):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert ended.value.code == 143
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -64,7 +64,7 @@ test-install: env
 	.venv/bin/pytest -n 2 tests/install
 
 test-parity: env
-	OMP_NUM_THREADS=1 .venv/bin/pytest -m parity $(SHARED)
+	OMP_NUM_THREADS=1 .venv/bin/pytest -m parity $(SHARED) tests/unit
 
 # Some two minutes a row. Each is a command of its own: make test-faults ROW=row_04
 ROW =

@@ -16,7 +16,7 @@ from pipelines.planning.memory_activations import (
     received,
     within_block,
 )
-from pipelines.planning.memory_state import State, linear_shapes, muon_bytes, state_of
+from pipelines.planning.memory_state import linear_shapes, muon_bytes, state_of
 from pipelines.planning.memory_training import FP32, Training
 
 HEADROOM = 0.9  # the part of a device's memory that tensors may take; see `Memory.margin`
@@ -78,28 +78,27 @@ class Memory:
 
 def estimate(config: DecoderConfig, training: Training) -> Memory:
     """Return the bytes that a step needs on the device that needs most."""
-    of_each = (_most(config, replace(training, rank=n)) for n in range(training.layout.pp))
-    return max(of_each, key=lambda memory: memory.used)
-
-
-def _most(config: DecoderConfig, training: Training) -> Memory:
-    moments = _moments(config, training, state_of(config, training))
+    ranks = (replace(training, rank=rank) for rank in range(training.layout.pp))
+    moments = (moment for rank in ranks for moment in _moments(config, rank))
     return max(moments, key=lambda memory: memory.used)
 
 
-def _moments(config: DecoderConfig, training: Training, state: State) -> list[Memory]:
+def _moments(config: DecoderConfig, training: Training) -> list[Memory]:
     """Return the memory at each possible peak of a step; accumulated gradients exist at all."""
+    state = state_of(config, training)
     buffers = state.buffers + _buffers(config, training)
     forward, backward = logits(config, training)
-    root = 0.0 if training.is_fully_sharded else _root_gradient(config, training)
+    is_whole = training.has_head and not training.is_fully_sharded
+    # Of the head's weight, the first gradient to exist.
+    root = _table_gradient(config, training) if is_whole else 0.0
     begun = max(state.gradients_at_loss, root)
     activations, again = kept(config, training), computed_again(config, training)
     within = within_block(config, training)
     # Autocast begins anew in each forward pass, so each micro-batch has its own copies of weights.
-    copies = 1.0 if training.computes_again else max(1.0, in_flight(training))
+    copies = 1.0 if training.computes_again else in_flight(training)
 
     def at(moment: str, gradients: float, activations: float, logits: float = 0.0) -> Memory:
-        casts = state.casts if "forward" in moment else state.casts_kept
+        casts = state.casts if moment == "end of the forward pass" else state.casts_kept
         return Memory(
             weights=state.weights + casts * copies,
             gradients=gradients,
@@ -122,9 +121,9 @@ def _moments(config: DecoderConfig, training: Training, state: State) -> list[Me
     ]
 
 
-def _root_gradient(config: DecoderConfig, training: Training) -> float:
-    """Return the bytes of the gradient of the head's weight, the first gradient to exist."""
-    if not training.trains_all or not training.has_head:
+def _table_gradient(config: DecoderConfig, training: Training) -> float:
+    """Return the bytes of the gradient of the head's weight, or of the embeddings' alike."""
+    if not training.trains_all:
         return 0.0
     return config.vocab_size * config.width / training.layout.tp * FP32
 
@@ -134,10 +133,10 @@ def _further_gradient(config: DecoderConfig, training: Training) -> float:
 
     Tied embeddings' gradient is first added to the head's, which makes another tensor.
     """
-    if training.is_fully_sharded or not (training.trains_all and training.has_embeddings):
+    if training.is_fully_sharded or not training.has_embeddings:
         return 0.0
     copies = 2 * (config.tie_embeddings and training.has_head) + training.accumulates
-    return config.vocab_size * config.width / training.layout.tp * FP32 * copies
+    return _table_gradient(config, training) * copies
 
 
 def _buffers(config: DecoderConfig, training: Training) -> float:

@@ -100,7 +100,8 @@ def logits(config: DecoderConfig, training: Training) -> tuple[float, float]:
     backward = max(backward, gradient + weight)
     waiting = _losses_that_wait(training)
     if whole <= _LOGITS_AT_ONCE:
-        return forward + waiting * at_once * FP32, backward + waiting * at_once * FP32
+        others = waiting * at_once * FP32
+        return forward + others, backward + others
     # In chunks, the gradients of the head's weight and input are added up during the forward pass.
     added = weight + positions * config.width * size
     return max(forward, backward) + (1 + waiting) * added, weight + waiting * added

@@ -88,9 +88,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
     stubs.mkdir(parents=True)
     for name, text in STUBS.items():
         (stubs / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-    write_ray(stubs / "ray", STUBS["ray"])
-    for name in STUBS:
         (stubs / name).chmod(0o755)
+    write_ray(stubs / "ray", STUBS["ray"])
     (stubs / "python").symlink_to(sys.executable)
     (tmp_path / "project" / "infra").symlink_to(PROJECT / "infra")
     (tmp_path / "notes").mkdir()

@@ -24,7 +24,7 @@ def listening_for_notice(workspace: Path) -> Iterator[None]:
     """Within the block SIGUSR1 is a notice, and SIGTERM ends it; the main thread calls this.
 
     Ray's handler of SIGTERM ends the process three seconds later, and Slurm sends the signal twice:
-    neither is to happen before MLflow knows.
+    neither is to happen before MLflow knows. The code stays Ray's, as 143 means that it saved.
     """
     file = workspace / _FILE
     file.unlink(missing_ok=True)
@@ -34,7 +34,7 @@ def listening_for_notice(workspace: Path) -> Iterator[None]:
 
     def ended(number: int, _: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        sys.exit(128 + number)
+        sys.exit(number)
 
     before = signal.signal(signal.SIGUSR1, noted)
     rays = signal.signal(signal.SIGTERM, ended)

@@ -24,7 +24,7 @@ STUBS = {
     "scontrol": """
         [ "$1" != requeue ] || { echo "$*" >>"$NOTES/slurm"; exit; }
         printf "%s\\n" $3 | tr , "\\n" """,
-    "squeue": "echo ${JOB_STATE:-RUNNING}",
+    "squeue": 'cat "$NOTES/state" 2>/dev/null || echo "$JOB_STATE"',
     # A signal to the step goes to the nodes' scripts and to what they run.
     "scancel": """
         echo "$*" >>"$NOTES/slurm"
@@ -46,7 +46,7 @@ STUBS = {
         done
         jobs -p >"$PENSTOCK_HOME/srun-$SLURM_JOB_ID"
         # As Slurm does when srun is killed by anybody else.
-        trap '[ "$JOB_STATE" = COMPLETING ] || kill -9 $(jobs -p)' TERM
+        trap '[ "$(squeue)" = COMPLETING ] || kill -9 $(jobs -p)' TERM
         code=0
         while [ -n "$(jobs -pr)" ]; do wait -n || code=$?; done
         exit $code""",
@@ -76,7 +76,7 @@ check_node("10.0.0.1", "127.0.0.1")' || exit 1
     "train": """
         printf '%s\\n' "$*" >"$NOTES/train"
         ps -o sid=,pid= -p $$ >"$NOTES/session"
-        trap 'exit "$NOTICE_EXIT"' USR1
+        trap '[ -z "$NOTICE_EXIT" ] || exit "$NOTICE_EXIT"' USR1
         while [ -n "$ENDLESS" ]; do touch "$NOTES/trains"; sleep 0.1; done
         exit "$JOB_EXIT" """,
 }
@@ -229,6 +229,20 @@ def test_near_the_time_limit_only_what_saved_is_started_anew(
     assert nothing_left(environment)
     asked = (tmp_path / "notes" / "slurm").read_text().splitlines()
     assert asked == [f"--signal=TERM {JOB}.0"] + [f"requeue {JOB}"] * requeued
+
+
+def test_scancel_after_the_notice_is_the_end(environment: dict[str, str], tmp_path: Path) -> None:
+    job = start(environment | {"NOTICE_EXIT": ""})  # still saving
+    job.terminate()
+    time.sleep(1)
+    assert job.poll() is None
+    (tmp_path / "notes" / "state").write_text("COMPLETING\n")
+    command = int((tmp_path / "notes" / "session").read_text().split()[1])
+    os.killpg(job.pid, signal.SIGTERM)
+    os.kill(command, signal.SIGTERM)
+    assert job.wait(30) == 143
+    assert nothing_left(environment)
+    assert not (tmp_path / "notes" / "slurm").exists()  # no requeue
 
 
 def test_rays_logs_outlive_their_node(environment: dict[str, str], tmp_path: Path) -> None:

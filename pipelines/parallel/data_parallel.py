@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -159,16 +160,18 @@ def shard(
         part: Calls `blocks` in its forward pass.
         blocks: Each is gathered, used and given up by itself.
         mesh: `dp_replicate`, `dp_shard` and `cp` are used.
-        parallel: `sharding` and `cpu_offload` are used.
-        dtype: In which weights are gathered and used; None: as they are. Gradients are added up
-            in the weights' own.
+        parallel: `sharding`, `reduce_dtype` and `cpu_offload` are used.
+        dtype: In which weights are gathered and used; None: as they are.
     """
     devices = _replicas_and_shards(mesh, parallel)
     offload = OffloadPolicy()
     if parallel.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=mesh.device.type != "cpu")
     # Inputs keep their type: autocast chooses it for each operation, as without sharding.
-    policy = MixedPrecisionPolicy(dtype, torch.float32 if dtype else None, None, False)
+    added_up_in = torch.float32 if dtype else None
+    if parallel.reduce_dtype == "bf16":
+        added_up_in = torch.bfloat16
+    policy = MixedPrecisionPolicy(dtype, added_up_in, None, False)
     # The zero-bubble schedule comes back to weights after the backward pass through them.
     gives_up = parallel.sharding == "full" and (
         mesh.layout.pp == 1 or parallel.schedule != "zero_bubble"
@@ -192,7 +195,7 @@ def _replicas_and_shards(mesh: Mesh, parallel: Parallel) -> DeviceMesh:
     return divided if copies is None else DeviceMesh._concatenate([copies, divided])
 
 
-def replicate(part: nn.Module, mesh: Mesh) -> nn.Module:
+def replicate(part: nn.Module, mesh: Mesh, parallel: Parallel) -> nn.Module:
     """Gradients become the mean over the processes with other tokens in the last backward pass.
 
     Weights need to be there, and the same everywhere.
@@ -200,7 +203,7 @@ def replicate(part: nn.Module, mesh: Mesh) -> nn.Module:
     others = mesh.along("dp_replicate", "dp_shard", "cp")
     if others is None:
         return part
-    return DistributedDataParallel(
+    replicated = DistributedDataParallel(
         part,
         process_group=others.get_group(),
         gradient_as_bucket_view=True,
@@ -210,6 +213,16 @@ def replicate(part: nn.Module, mesh: Mesh) -> nn.Module:
         # differ in the last bit. It costs a walk over the graph and a small sum in each step.
         find_unused_parameters=others.size() > 2,
     )
+    if parallel.reduce_dtype == "bf16":  # micro-batches are still added up in fp32
+        replicated.register_comm_hook(others.get_group(), add_up_in_bf16)
+    return replicated
+
+
+def add_up_in_bf16(
+    group: dist.ProcessGroup, bucket: dist.GradBucket
+) -> torch.futures.Future[Tensor]:
+    """Exchange a bucket of gradients in bf16; torch refuses its own hook by name without CUDA."""
+    return bf16_compress_hook(group, bucket)
 
 
 @contextmanager

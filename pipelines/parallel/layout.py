@@ -89,6 +89,16 @@ def _check_sharding(layout: Layout, parallel: Parallel) -> None:
             f"parallel.sharding = optimizer: not with parallel.tp({layout.tp}) * "
             f"parallel.pp({layout.pp}); set gradients or full, which need no more memory"
         )
+    # FSDP2 keeps sums of micro-batches in the type in which it adds up over processes, where it
+    # exchanges them once a step.
+    copies = layout.dp_replicate * (layout.cp if sharding == "none" else 1)
+    waits = layout.pp > 1 or (copies > 1 and (layout.tp > 1 or sharding in ("gradients", "full")))
+    if parallel.reduce_dtype == "bf16" and waits:
+        raise UserError(
+            f"parallel.reduce_dtype = bf16: not with parallel.pp({layout.pp}), nor with replicas"
+            f"({copies}) of shards or of tensor parallel weights, where sums of micro-batches, too, "
+            "would be in bf16; set fp32"
+        )
     if parallel.cpu_offload and sharding not in ("gradients", "full"):
         raise UserError(
             f"parallel.cpu_offload: not with parallel.sharding = {sharding}; set gradients or full"

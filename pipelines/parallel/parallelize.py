@@ -258,7 +258,7 @@ def _lay(
     if fill is not None:
         _make_room(part, mesh.device, on_cpu=sharded and parallel.cpu_offload)
         fill(part)
-    return part if sharded else replicate(part, mesh)
+    return part if sharded else replicate(part, mesh, parallel)
 
 
 def _compute_again(part: Transformer, recipe: Recipe, *, divided: bool) -> None:

@@ -129,12 +129,12 @@ def _data_parallel(
     if config.tie_embeddings and layout.pp > 1:  # a pipeline's first and last process have them
         parameters += config.vocab_size * config.width
     held = parameters / layout.tp / layout.pp
-    gradients = held * trained * FP32
+    gradients = held * trained * training.reduce_bytes
     if not training.is_fully_sharded:
         every = Group.of(layout.dp_cp, layout.tp, per_node)
         # ZeRO's first stage also sends out the updated weights.
-        parts = 3 if training.sharding == "optimizer" else 2
-        return 0.0, 0.0, parts * every.gather(gradients, hardware)
+        updated = held * trained * FP32 if training.sharding == "optimizer" else 0.0
+        return 0.0, 0.0, every.gather(2 * gradients + updated, hardware)
     frozen = NF4 if training.adapter.kind == "qlora" else training.compute_bytes
     whole = held * (trained * training.compute_bytes + (1 - trained) * frozen)
     shards = Group.of(training.shards, layout.tp, per_node)

@@ -228,4 +228,5 @@ def _training(recipe: Recipe, layout: Layout, micro_batch: int) -> Training:
         optimizer=train.optimizer,
         sequence_parallel=parallel.sequence_parallel,
         compiled=train.fixed_compile,
+        reduce_dtype=parallel.reduce_dtype,
     )

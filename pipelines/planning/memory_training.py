@@ -30,6 +30,7 @@ class Training:
     optimizer: str = "adamw"
     sequence_parallel: bool = True  # divides activations between matrix products over tp
     compiled: bool = False  # `torch.compile` keeps only what the backward pass reads, and once
+    reduce_dtype: str = "fp32"  # in which gradients are added up over processes
     on_cpu: bool = False  # on a CPU, RMSNorm has no fused kernel and keeps more
     rank: int = 0  # the process's place in the pipeline
 
@@ -37,6 +38,11 @@ class Training:
     def compute_bytes(self) -> int:
         """The bytes of a number in a matrix product."""
         return FP32 if self.precision in ("fp32", "tf32") else 2
+
+    @property
+    def reduce_bytes(self) -> int:
+        """The bytes of a number of a gradient that is added up over processes."""
+        return FP32 if self.reduce_dtype == "fp32" else 2
 
     @property
     def accumulates(self) -> bool:

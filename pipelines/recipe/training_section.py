@@ -40,6 +40,11 @@ class Parallel(Section):
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = Field(
         "1f1b", description="Order in which pipeline stages run micro-batches"
     )
+    reduce_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Precision in which gradients are added up over data-parallel processes; bf16 "
+        "halves what they exchange",
+    )
     cpu_offload: bool = Field(
         False, description="Keep sharded weights, gradients and moments in the host's memory"
     )

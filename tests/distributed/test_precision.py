@@ -1,6 +1,7 @@
 """Half precision under every sharding follows the curve of one process; it is not parity."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,34 @@ def test_the_curve_is_that_of_one_process(
         assert curve == pytest.approx(alone, rel=2e-3)
         assert curve == pytest.approx(in_fp32, rel=1e-2)
         assert curve != in_fp32
+
+
+@pytest.mark.parametrize(
+    ("sharding", "precision"),
+    [
+        ("zero-3", "bf16"),
+        pytest.param("zero-3", "fp32", marks=ELSEWHERE),
+        pytest.param("zero-1", "bf16", marks=ELSEWHERE),
+        pytest.param("ddp", "bf16", marks=ELSEWHERE),
+        pytest.param("ddp", "fp32", marks=ELSEWHERE),
+    ],
+)
+def test_gradients_that_are_added_up_in_bf16_follow_the_curve_of_one_process(
+    sharding: str,
+    precision: str,
+    data: tuple[Path, Split],
+    pool: Callable[[int], Pool],
+    tmp_path: Path,
+) -> None:
+    train = {"precision": precision, "lr": 3e-3}
+    exact = Case(sharding, 2, SHARDINGS[sharding], train)
+    case = replace(exact, parallel={**exact.parallel, "reduce_dtype": "bf16"})
+    alone = [loss for loss, _ in losses(exact, data, tmp_path / "alone", torch.float32)]
+    in_fp32 = pool(2).run(losses, exact, data, tmp_path / "fp32", torch.float32)
+    in_bf16 = pool(2).run(losses, case, data, tmp_path / "bf16", torch.float32)
+    assert in_bf16 != in_fp32
+    for found in in_bf16:
+        assert [loss for loss, _ in found] == pytest.approx(alone, rel=2e-3)
 
 
 def stream_types(case: Case, data: tuple[Path, Split], folder: Path) -> set[torch.dtype]:

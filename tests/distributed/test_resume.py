@@ -25,6 +25,10 @@ from tests.distributed.training import Case, build_trainer, make_data
 
 STEPS = 9
 IN_MAKE_TEST = "zero-3"
+SUMS_IN_BF16 = [
+    Case("ddp-bf16-sums", 2, {"reduce_dtype": "bf16"}),
+    Case("zero-3-bf16-sums", 2, {"sharding": "full", "reduce_dtype": "bf16"}),
+]
 
 Data = tuple[Path, Split]
 Samples = list[tuple[int, ...]]  # the tokens of each
@@ -32,7 +36,8 @@ Samples = list[tuple[int, ...]]  # the tokens of each
 
 def layouts() -> list[object]:
     """Each layout once; all but one are part of the proof only."""
-    found = {str(sorted(case.parallel.items())) + str(case.world): case for case in reversed(CASES)}
+    every = reversed([*CASES, *SUMS_IN_BF16])
+    found = {str(sorted(case.parallel.items())) + str(case.world): case for case in every}
     return [
         pytest.param(
             case, id=case.name, marks=[] if case.name == IN_MAKE_TEST else [pytest.mark.parity]

@@ -129,6 +129,7 @@ class Replicas(DistributedDataParallel):
         self.module = module
         self.require_backward_grad_sync = True
         self._group = process_group
+        self._added_up_in: torch.dtype | None = None
         trained = [each for each in module.parameters() if each.requires_grad]
         bucket: list[nn.Parameter] = []
         for parameter in reversed(trained):  # gradients come in this order
@@ -152,10 +153,16 @@ class Replicas(DistributedDataParallel):
                 parameter.grad.copy_(gradient)  # type: ignore[arg-type]
                 if len(waiting) == len(parameters):
                     waiting.clear()
-                    flat.div_(self._group.size())
-                    dist.all_reduce(flat, group=self._group)
+                    sent = flat if self._added_up_in is None else flat.to(self._added_up_in)
+                    sent.div_(self._group.size())
+                    dist.all_reduce(sent, group=self._group)
+                    flat.copy_(sent)
 
             parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+
+    def register_comm_hook(self, _state: object, hook: Any) -> None:
+        """Exchange gradients as the hook does."""
+        self._added_up_in = {data_parallel.add_up_in_bf16: torch.bfloat16}[hook]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Call the module."""

@@ -36,6 +36,13 @@ def test_auto_takes_what_the_others_leave(parallel: dict, world: int, layout: La
         ({"sharding": "full", "dp_replicate": 2}, 2, r"dp_replicate\(2\) leaves nothing"),
         ({"sharding": "optimizer", "tp": 2}, 4, r"optimizer: not with parallel\.tp\(2\)"),
         ({"cpu_offload": True}, 2, "cpu_offload: not with parallel.sharding = none"),
+        ({"reduce_dtype": "bf16", "pp": 2}, 2, r"reduce_dtype = bf16: not with parallel\.pp\(2\)"),
+        (
+            {"reduce_dtype": "bf16", "sharding": "full", "dp_replicate": 2, "dp_shard": 2},
+            4,
+            r"nor with replicas\(2\) of shards",
+        ),
+        ({"reduce_dtype": "bf16", "tp": 2, "cp": 2}, 4, r"nor with replicas\(2\) of shards"),
     ],
 )
 def test_an_impossible_layout_is_refused_with_its_numbers(

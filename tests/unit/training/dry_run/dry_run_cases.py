@@ -60,6 +60,7 @@ class Tried:
 FULL = {"sharding": "full"}
 LORA = {"kind": "lora", "rank": 16}
 QLORA = LORA | {"kind": "qlora"}
+HALF_SUMS = {"reduce_dtype": "bf16"}
 AGAIN = {"activation_checkpoint": "full"}
 SELECTIVE = {"activation_checkpoint": "selective"}
 FEW = {"micro_batch_size": 1}
@@ -84,6 +85,9 @@ FURTHER = {
     "selective": Tried(train=SELECTIVE),
     "zero 1": Tried(8, {"sharding": "optimizer"}),
     "zero 2": Tried(8, {"sharding": "gradients", "dp_shard": 8}),
+    "replicas, sums in bf16": Tried(8, HALF_SUMS),
+    "zero 1, sums in bf16": Tried(8, HALF_SUMS | {"sharding": "optimizer"}),
+    "sharded, sums in bf16": Tried(8, HALF_SUMS | FULL | {"dp_shard": 8}),
     "hybrid": Tried(16, FULL | {"dp_replicate": 2, "dp_shard": 8}),
     "context": Tried(8, FULL | {"cp": 2, "dp_shard": 4}),
     "tensor alone": Tried(4, {"tp": 4}),

@@ -29,7 +29,6 @@ from pipelines.tracking.mlflow_client import open_client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 DAG_RUN_TAG = "penstock.dag_run_id"
 MODEL_HASH_TAG = "penstock.model_hash"  # of what it trained; of a version, of what is served
@@ -40,11 +39,12 @@ DATA_DOCS_TAG = "penstock.data_docs"
 PARENT_TAG = "mlflow.parentRunId"  # MLflow's own: its pages nest runs by it
 
 _log = logging.getLogger(__name__)
+_SYSTEM = "system/"  # by which MLflow's pages find the load of nodes
 # What a run used itself, which a run that reuses its training did not.
-_OF_ONE_RUN = ("system/", "seconds/", "worker_hours/", "gpu_hours/", "cost/")
+_OF_ONE_RUN = (_SYSTEM, "seconds/", "worker_hours/", "gpu_hours/", "cost/")
 _PARAM_LENGTH = 6000  # MLflow's limit
 _CUT = "... (cut; whole in params.yaml)"
-_SYSTEM_METRICS_SECONDS = 5
+_SYSTEM_METRICS_SECONDS = 5.0
 _PATIENCE_AFTER_ERROR_S = 3.0
 
 
@@ -175,17 +175,15 @@ class TrackedRun:
         if self.run_id is None:
             yield
             return
-        started: Future[SystemMetricsMonitor] = Future()
-        threading.Thread(target=self._start_monitor, args=(node_id, started), daemon=True).start()
-        ending = threading.Thread(target=_finish, args=(node_id, started), daemon=True)
+        prefix, ended = f"{_SYSTEM}{node_id}/", threading.Event()
+        thread = threading.Thread(target=self._send_load, args=(prefix, ended), daemon=True)
+        thread.start()
         try:
             yield
-        except BaseException:
-            ending.start()  # nobody waits for the last figures of a run that failed
-            raise
+        finally:
+            ended.set()
         self._begun.set()
-        ending.start()
-        ending.join()
+        thread.join()  # nobody waits for the last figures of a run that failed
 
     def close(self) -> None:
         """Wait until all is written; warns of points of curves that could not be."""
@@ -234,30 +232,40 @@ class TrackedRun:
         else:
             done.set_result(None)
 
-    def _start_monitor(self, node_id: str, started: "Future[SystemMetricsMonitor]") -> None:
-        try:
-            client = self._client_later()
-            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+    def _send_load(self, prefix: str, ended: threading.Event) -> None:
+        """Send this node's load every few seconds; a server that is away costs some points.
 
-            monitor = SystemMetricsMonitor(
-                self.run_id,
-                sampling_interval=_SYSTEM_METRICS_SECONDS,
-                resume_logging=True,
-                node_id=node_id,
-                tracking_uri=client.tracking_uri,
-            )
-            monitor.start()
-        except Exception as error:
-            started.set_exception(error)
-        else:
-            started.set_result(monitor)
+        MLflow's own thread would end for good with the first request that fails.
+        """
+        import httpx
 
+        self._begun.wait()
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-def _finish(node_id: str, started: "Future[SystemMetricsMonitor]") -> None:
-    if (error := started.exception()) is None:
-        started.result().finish()
-    else:
-        _log.warning("no system metrics of %s: %s", node_id, error)
+        monitor = SystemMetricsMonitor(self.run_id, sampling_interval=_SYSTEM_METRICS_SECONDS)
+        step: int | None = None
+        is_last = is_away = False
+        while not is_last:
+            is_last = ended.wait(monitor.sampling_interval)
+            monitor.collect_metrics()
+            load = {prefix + name: value for name, value in monitor.aggregate_metrics().items()}
+            for each in monitor.monitors:
+                each.clear_metrics()
+            try:
+                step = self._next_step(prefix) if step is None else step + 1
+                rest.log_points(str(self.run_id), points_now(load, step))
+            except httpx.HTTPError as error:
+                if not is_away:
+                    _log.warning("no %s metrics for now: %s", prefix, error)
+                is_away = True
+            else:
+                is_away = False
+
+    def _next_step(self, prefix: str) -> int:
+        """Return the step after the last one of the curves of this name."""
+        metrics = rest.run(str(self.run_id))["data"].get("metrics", [])
+        steps = [int(each["step"]) for each in metrics if each["key"].startswith(prefix)]
+        return max(steps, default=-1) + 1
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,10 +3,11 @@ import os
 import signal
 import time
 
+import httpx
 import pytest
 
 from pipelines.core.storage import write_json
-from pipelines.tracking import curves
+from pipelines.tracking import curves, rest
 from pipelines.tracking.mlflow_client import open_client
 from pipelines.tracking.tracked_run import copy_final_metrics, end_run, flatten, open_run, start_run
 from tests.forked import exit_codes, start
@@ -194,6 +195,32 @@ def test_system_metrics_carry_the_node(mlflow_client, workspace, mlflow_run, mon
     assert (
         "system/node-0/cpu_utilization_percentage" in mlflow_client.get_run(mlflow_run).data.metrics
     )
+
+
+def test_system_metrics_go_on_after_a_server_that_failed(
+    mlflow_client, workspace, mlflow_run, monkeypatch
+):
+    answers = rest.log_points
+    failed = []
+
+    def fails_once(*arguments):
+        if not failed:
+            failed.append(True)
+            raise httpx.ConnectTimeout("away")
+        answers(*arguments)
+
+    monkeypatch.setattr(rest, "log_points", fails_once)
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    curve = "system/node-0/cpu_utilization_percentage"
+    for known in (0, 1):  # a second life of the run goes on behind the first
+        with open_run(workspace) as run, run.system_metrics("node-0"):
+            run.begin()
+            deadline = time.monotonic() + 20
+            while len(mlflow_client.get_metric_history(mlflow_run, curve)) <= known:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+    steps = [point.step for point in mlflow_client.get_metric_history(mlflow_run, curve)]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 def test_a_cached_training_repeats_the_figures_of_its_origin(mlflow_client, mlflow_run):

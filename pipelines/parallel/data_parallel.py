@@ -219,7 +219,8 @@ def replicate(part: nn.Module, mesh: Mesh, parallel: Parallel) -> nn.Module:
 
 
 def add_up_in_bf16(
-    group: dist.ProcessGroup, bucket: dist.GradBucket
+    group: dist.ProcessGroup,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
     """Exchange a bucket of gradients in bf16; torch refuses its own hook by name without CUDA."""
     return bf16_compress_hook(group, bucket)

@@ -96,8 +96,8 @@ def _check_sharding(layout: Layout, parallel: Parallel) -> None:
     if parallel.reduce_dtype == "bf16" and waits:
         raise UserError(
             f"parallel.reduce_dtype = bf16: not with parallel.pp({layout.pp}), nor with replicas"
-            f"({copies}) of shards or of tensor parallel weights, where sums of micro-batches, too, "
-            "would be in bf16; set fp32"
+            f"({copies}) of shards or of tensor parallel weights, where sums of micro-batches "
+            "would also be in bf16; set fp32"
         )
     if parallel.cpu_offload and sharding not in ("gradients", "full"):
         raise UserError(

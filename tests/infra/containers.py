@@ -5,6 +5,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from filelock import FileLock
+
 from infra.pip_settings import pip_settings
 from pipelines.core.settings import PROJECT
 from tests.infra.machine import CACHE
@@ -17,7 +19,7 @@ IMAGES = {
     "nginx": "docker.io/nginxinc/nginx-unprivileged:stable",
     "s3": "docker.io/chrislusf/seaweedfs:latest",
 }
-PLANTED = "planted-b4d1c6ae07"  # in a build secret: tests look for it in the layers
+PLANTED = "planted-b4d1c6ae07"  # while images are built: tests look for it in the layers
 # crun needs one hierarchy of control groups and the right to raise limits; runc needs neither.
 _CONTAINERS_CONF = """[containers]
 default_ulimits = ["nofile=20000:20000", "nproc=30000:30000"]
@@ -97,6 +99,17 @@ def digest(image: str) -> str:
 
 def base_image() -> str:
     """Build Debian's Python in the place of the official image, unless it is there; its digest."""
+    with _one_builder():
+        return _base_image()
+
+
+def _one_builder() -> FileLock:
+    """Of two processes that need an image the second waits for the first one's layers."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    return FileLock(FOLDER / "build.lock", is_singleton=True)
+
+
+def _base_image() -> str:
     if not _has(BASE):
         folder = FOLDER / "base"
         (folder / "authorities").mkdir(parents=True, exist_ok=True)
@@ -112,28 +125,44 @@ def base_image() -> str:
 
 def stand_in(name: str) -> str:
     """Build what stands in for an image of a registry, unless it is there; its digest."""
-    base_image()
-    podman("build", *build_options(), "--format=docker", f"--tag={IMAGES[name]}", STAND_INS / name)
-    return digest(IMAGES[name])
+    image = IMAGES[name]
+    with _one_builder():
+        base_image()
+        podman("build", *build_options(), "--format=docker", f"--tag={image}", STAND_INS / name)
+    return digest(image)
 
 
 def our_image(target: str) -> str:
     """Build an image of the commit that is checked out, by the project's script; its name.
 
-    Layers of an earlier build are taken as they are, so that a changed file costs seconds; the
-    images of earlier commits go, as each takes gigabytes.
+    While it is built a secret lies in the checkout, which git ignores. An image of this commit is
+    taken as it is: only to find that each layer is there would take half a minute. The images of
+    earlier commits go, as each takes gigabytes.
     """
     name = f"localhost/penstock-{target}"
-    subprocess.run(
-        [PROJECT / "infra" / "images" / "build.sh", target, "--", *build_options()],
-        env=environment() | {"ENGINE": "podman", "TAG": tag(), "PYTHON_DIGEST": base_image()},
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    bill = PROJECT / "build" / f"penstock-{target}.cdx.json"  # which the script writes
+    with _one_builder():
+        if not (_has(f"{name}:{tag()}") and bill.exists()):
+            _build(target)
     before = (f"--filter=reference={name}", f"--filter=before={name}:{tag()}")
     if older := podman("images", "--quiet", *before).split():
         podman("rmi", *older, check=False)  # one that a container of another checkout runs stays
     return f"{name}:{tag()}"
+
+
+def _build(target: str) -> None:
+    secret = PROJECT / "infra" / "compose" / "secrets" / PLANTED
+    secret.parent.mkdir(exist_ok=True)
+    secret.write_text(PLANTED)
+    try:
+        subprocess.run(
+            [PROJECT / "infra" / "images" / "build.sh", target, "--", *build_options()],
+            env=environment() | {"ENGINE": "podman", "TAG": tag(), "PYTHON_DIGEST": base_image()},
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+    finally:
+        secret.unlink()
 
 
 def tag() -> str:

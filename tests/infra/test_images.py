@@ -38,15 +38,9 @@ def target(request):
 
 @pytest.fixture(scope="module")
 def image(target):
-    """The built image; while it was built a secret lay in the checkout, which git ignores."""
+    """The built image."""
     needs("podman", "runc", "mmdebstrap")
-    secret = PROJECT / "infra" / "compose" / "secrets" / PLANTED
-    secret.parent.mkdir(exist_ok=True)
-    secret.write_text(PLANTED)
-    try:
-        return containers.our_image(target)
-    finally:
-        secret.unlink()
+    return containers.our_image(target)
 
 
 def in_container(image, script):

@@ -5,10 +5,13 @@ From anywhere: `python -m ray_jobs.train --recipe debug --set train.steps=50`.
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
 from pipelines.core.log import set_up_logging
+from pipelines.core.storage import write_text
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import PreprocessRecord, TrainRecord, record_path
 from pipelines.stages.preprocess import preprocessing
@@ -32,21 +35,40 @@ def main(*arguments: str) -> None:
         connect()
         with open_workspace(job) as workspace:
             print(f"workspace {workspace}\nMLflow run {open_tracking(workspace)}")  # noqa: T201
-            try:
-                with listening_for_notice(workspace):
-                    _run(job.recipe, workspace)
-            except PreemptedError:
-                raise  # the same command goes on in the same MLflow run
-            except BaseException:
-                close_tracking(workspace, "FAILED")
-                raise
-            close_tracking(workspace, "FINISHED")
+            with _telling_of_open_run(workspace):
+                try:
+                    with listening_for_notice(workspace):
+                        _run(job.recipe, workspace)
+                except PreemptedError:
+                    raise  # the same command goes on in the same MLflow run
+                except BaseException:
+                    close_tracking(workspace, "FAILED")
+                    raise
+                close_tracking(workspace, "FINISHED")
     except UserError as error:
         sys.stderr.write(f"{TrainRecord.stage}: {error}\n")
         sys.exit(EXIT_USER_ERROR)
     except PreemptedError as ended:
         sys.stderr.write(f"{TrainRecord.stage}: {ended}, by the same command\n")
         sys.exit(EXIT_BY_SIGTERM)
+
+
+@contextmanager
+def _telling_of_open_run(workspace: Path) -> Iterator[None]:
+    """Within the block the file that PENSTOCK_OPEN_RUN names tells of an open MLflow run.
+
+    It has the run's workspace. Who starts the job finds it where this process was killed, and
+    closes the run.
+    """
+    file = os.environ.get("PENSTOCK_OPEN_RUN")
+    if file is None:
+        yield
+        return
+    write_text(Path(file), str(workspace))
+    try:
+        yield
+    finally:
+        Path(file).unlink(missing_ok=True)
 
 
 def _run(recipe: Recipe, workspace: Path) -> None:

@@ -14,13 +14,6 @@ leave() {
     # shellcheck disable=SC2046  # several numbers
     kill $(jobs -p) 2>/dev/null || true
     wait
-    # When this ends, Slurm kills what is left of the step: the command says first how its run ended.
-    if [ "$SLURMD_NODENAME" = "$PENSTOCK_RAY_HEAD" ] && [ -e "$RAY_CA/driver" ]; then
-        for _ in {1..20}; do
-            kill -0 "$(cat "$RAY_CA/driver")" 2>/dev/null || break
-            sleep 0.5
-        done
-    fi
     if [ -d "$own/ray/session_latest/logs" ]; then
         mkdir -p "$PENSTOCK_RAY_LOGS"
         tar -C "$own/ray" -czf "$PENSTOCK_RAY_LOGS/$SLURMD_NODENAME.tar.gz" session_latest/logs || true

@@ -154,7 +154,7 @@ def test_one_run_over_a_lost_node_the_time_limit_and_scancel(cluster: SlurmClust
     assert cluster.ended(job, 60) == "CANCELLED"
     nothing_left(cluster, job)
     ((run, status),) = in_mlflow(cluster, job)  # all three lives are one run
-    assert status == "FAILED"
+    assert status == "FAILED", cluster.output(job)[-5000:]
     for node in range(3):  # a worker on each, which tells of its node
         assert steps_in_mlflow(cluster, run, f"system/node-{node}/%memory%")
     steps = steps_in_mlflow(cluster, run, "train/loss")

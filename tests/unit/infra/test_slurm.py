@@ -12,9 +12,12 @@ import tarfile
 import time
 from pathlib import Path
 
+import httpx
 import pytest
+from mlflow import MlflowClient
 
 from pipelines.core.settings import PROJECT
+from pipelines.core.storage import write_json
 from tests.unit.infra.ray_stub import write_ray
 
 SLURM = PROJECT / "infra" / "slurm"
@@ -76,6 +79,7 @@ check_node("10.0.0.1", "127.0.0.1")' || exit 1
     "train": """
         printf '%s\\n' "$*" >"$NOTES/train"
         ps -o sid=,pid= -p $$ >"$NOTES/session"
+        [ -z "$OPEN" ] || { printf %s "$OPEN" >"$PENSTOCK_OPEN_RUN" && kill -KILL $$; }
         trap '[ -z "$NOTICE_EXIT" ] || exit "$NOTICE_EXIT"' USR1
         while [ -n "$ENDLESS" ]; do touch "$NOTES/trains"; sleep 0.1; done
         exit "$JOB_EXIT" """,
@@ -100,6 +104,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "BROKEN": "",
         "JOB_EXIT": "0",
         "ENDLESS": "",
+        "OPEN": "",
         "NOTICE_EXIT": "143",
         "JOB_STATE": "RUNNING",
         "PENSTOCK_HOME": str(tmp_path / "home"),
@@ -158,7 +163,10 @@ def nothing_left(environment: dict[str, str]) -> bool:
     pids = started.read_text().split() if started.exists() else []
     session = Path(environment["NOTES"]) / "session"
     pids += session.read_text().split()[1:] if session.exists() else []
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    deadline = time.monotonic() + 5  # Slurm itself kills what is left when its scripts have ended
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
     return True
 
 
@@ -256,6 +264,21 @@ def test_rays_logs_outlive_their_node(environment: dict[str, str], tmp_path: Pat
 
 def test_the_exit_code_is_the_commands(environment: dict[str, str]) -> None:
     assert submit(environment | {"JOB_EXIT": "3"}).returncode == 3
+
+
+def test_the_mlflow_run_of_a_command_that_was_killed_is_closed(
+    environment: dict[str, str], mlflow_run: str, mlflow_client: MlflowClient, tmp_path: Path
+) -> None:
+    workspace = tmp_path / "a workspace"
+    workspace.mkdir()
+    of_it = {"dag_run_id": "1", "git_commit": "", "dirty": False, "recipe_fingerprint": "2"}
+    write_json(workspace / "run.json", of_it | {"mlflow_run_id": mlflow_run})
+    packages = str(Path(httpx.__file__).parents[1])  # the stub's `.venv` has none
+    environment |= {"PYTHONPATH": f"{PROJECT}:{packages}", "OPEN": str(workspace)}
+    environment["MLFLOW_TRACKING_URI"] = os.environ["MLFLOW_TRACKING_URI"]
+    assert submit(environment).returncode == 137
+    assert mlflow_client.get_run(mlflow_run).info.status == "FAILED"
+    assert nothing_left(environment)
 
 
 def test_a_node_that_fails_ends_the_job_with_one_line(environment: dict[str, str]) -> None:

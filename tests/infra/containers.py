@@ -144,9 +144,9 @@ def our_image(target: str) -> str:
     with _one_builder():
         if not (_has(f"{name}:{tag()}") and bill.exists()):
             _build(target)
-    before = (f"--filter=reference={name}", f"--filter=before={name}:{tag()}")
-    if older := podman("images", "--quiet", *before).split():
-        podman("rmi", *older, check=False)  # one that a container of another checkout runs stays
+            before = (f"--filter=reference={name}", f"--filter=before={name}:{tag()}")
+            if older := podman("images", "--quiet", *before).split():
+                podman("rmi", *older, check=False)  # but one that a container runs
     return f"{name}:{tag()}"
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import boto3
 import pytest
@@ -109,7 +110,11 @@ def test_what_was_removed_is_had_back(client, gateway, tmp_path):
         for rule in client.get_bucket_lifecycle_configuration(Bucket="kept")["Rules"]
     }
     assert kept == {"mlflow/": 30, "datasets/": 30, "checkpoints/": 1, "postgres/": 1}
-    client.put_object(Bucket="kept", Key=key, Body=b"weights")
+    # A store may take some seconds (S3: minutes) until it keeps versions.
+    deadline = time.monotonic() + 60
+    while "VersionId" not in client.put_object(Bucket="kept", Key=key, Body=b"weights"):
+        assert time.monotonic() < deadline
+        time.sleep(1)
     client.delete_object(Bucket="kept", Key=key)
     assert "Contents" not in client.list_objects_v2(Bucket="kept")
     run("Object store", "Restore a removed object")

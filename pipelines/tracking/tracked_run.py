@@ -239,10 +239,14 @@ class TrackedRun:
         """
         import httpx
 
-        self._begun.wait()
+        client = self._client_later()  # which sets MLflow's own variables before its import
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-        monitor = SystemMetricsMonitor(self.run_id, sampling_interval=_SYSTEM_METRICS_SECONDS)
+        monitor = SystemMetricsMonitor(
+            self.run_id,
+            sampling_interval=_SYSTEM_METRICS_SECONDS,
+            tracking_uri=client.tracking_uri,
+        )
         step: int | None = None
         is_last = is_away = False
         while not is_last:

@@ -22,6 +22,11 @@ SHARDINGS = {
 ELSEWHERE = pytest.mark.parity  # seconds each, in make test-parity
 
 
+def curve(found: list[tuple[float, float]]) -> list[float]:
+    """The losses of each step, without the gradients' norms."""
+    return [loss for loss, _ in found]
+
+
 @pytest.mark.parametrize(
     ("sharding", "precision"),
     [
@@ -45,14 +50,14 @@ def test_the_curve_is_that_of_one_process(
     tmp_path: Path,
 ) -> None:
     case = Case(sharding, 2, SHARDINGS[sharding], {"precision": precision, "lr": 3e-3})
-    alone = [loss for loss, _ in losses(case, data, tmp_path / "alone", torch.float32)]
+    alone = curve(losses(case, data, tmp_path / "alone", torch.float32))
     exact = Case(sharding, 2, {}, {"lr": 3e-3})
-    in_fp32 = [loss for loss, _ in losses(exact, data, tmp_path / "fp32", torch.float32)]
+    in_fp32 = curve(losses(exact, data, tmp_path / "fp32", torch.float32))
     for found in pool(2).run(losses, case, data, tmp_path / "together", torch.float32):
-        curve = [loss for loss, _ in found]
-        assert curve == pytest.approx(alone, rel=2e-3)
-        assert curve == pytest.approx(in_fp32, rel=1e-2)
-        assert curve != in_fp32
+        together = curve(found)
+        assert together == pytest.approx(alone, rel=2e-3)
+        assert together == pytest.approx(in_fp32, rel=1e-2)
+        assert together != in_fp32
 
 
 @pytest.mark.parametrize(
@@ -75,12 +80,12 @@ def test_gradients_that_are_added_up_in_bf16_follow_the_curve_of_one_process(
     train = {"precision": precision, "lr": 3e-3}
     exact = Case(sharding, 2, SHARDINGS[sharding], train)
     case = replace(exact, parallel={**exact.parallel, "reduce_dtype": "bf16"})
-    alone = [loss for loss, _ in losses(exact, data, tmp_path / "alone", torch.float32)]
+    alone = curve(losses(exact, data, tmp_path / "alone", torch.float32))
     in_fp32 = pool(2).run(losses, exact, data, tmp_path / "fp32", torch.float32)
     in_bf16 = pool(2).run(losses, case, data, tmp_path / "bf16", torch.float32)
     assert in_bf16 != in_fp32
     for found in in_bf16:
-        assert [loss for loss, _ in found] == pytest.approx(alone, rel=2e-3)
+        assert curve(found) == pytest.approx(alone, rel=2e-3)
 
 
 def stream_types(case: Case, data: tuple[Path, Split], folder: Path) -> set[torch.dtype]:
@@ -115,6 +120,6 @@ def test_muon_whose_products_are_in_bf16_follows_the_curve_of_one_process(
     sharding: str, data: tuple[Path, Split], pool: Callable[[int], Pool], tmp_path: Path
 ) -> None:
     case = Case(sharding, 2, SHARDINGS[sharding], {"optimizer": "muon", "lr": 3e-3})
-    alone = [loss for loss, _ in losses(case, data, tmp_path / "alone", torch.float32)]
+    alone = curve(losses(case, data, tmp_path / "alone", torch.float32))
     for found in pool(2).run(losses, case, data, tmp_path / "together", torch.float32):
-        assert [loss for loss, _ in found] == pytest.approx(alone, rel=2e-3)
+        assert curve(found) == pytest.approx(alone, rel=2e-3)

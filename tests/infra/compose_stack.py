@@ -225,9 +225,9 @@ def _probe(environment: dict[str, str], ended: threading.Event) -> None:
     due: dict[str, float] = {}  # by a container and when it was started
     asked: dict[str, subprocess.Popen[bytes]] = {}
     listing = "{{.Id}} {{if .Config.Healthcheck}}{{.Config.Healthcheck.Interval.Seconds}}{{end}}"
-    each = ["ps", "--no-trunc", "--format={{.ID}} {{.StartedAt}}"]
+    starts = ["ps", "--no-trunc", "--format={{.ID}} {{.StartedAt}}"]
     while not ended.wait(2):
-        running = containers.podman(*each, check=False).splitlines()
+        running = containers.podman(*starts, check=False).splitlines()
         names = [start.split()[0] for start in running]
         if new := [name for name in names if name not in intervals]:
             described = containers.podman("inspect", f"--format={listing}", *new, check=False)

@@ -156,7 +156,8 @@ class Replicas(DistributedDataParallel):
                     sent = flat if self._added_up_in is None else flat.to(self._added_up_in)
                     sent.div_(self._group.size())
                     dist.all_reduce(sent, group=self._group)
-                    flat.copy_(sent)
+                    if sent is not flat:
+                        flat.copy_(sent)
 
             parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
 

@@ -79,7 +79,11 @@ _Visible = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Attention(nn.Module):
-    """Causal self-attention; several query heads may share one key-value head."""
+    """Causal self-attention; several query heads may share one key-value head.
+
+    Attributes:
+        arrival: Applied to each projection after all are computed; context parallel waits there.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -93,6 +97,7 @@ class Attention(nn.Module):
             self.q_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
             self.k_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
         self.qk_norm = config.qk_norm
+        self.arrival: nn.Module = nn.Identity()
 
     def forward(self, x_BSD: Tensor, rotary_2SR: Tensor | None, mask: Mask) -> Tensor:
         """Map [B, S, D] to [B, S, D].
@@ -102,9 +107,8 @@ class Attention(nn.Module):
             rotary_2SR: The table of at least S positions; None where positions are learned.
             mask: The result of `attention_mask`.
         """
-        q_BSNH = self._heads(self.q_proj(x_BSD))
-        k_BSKH = self._heads(self.k_proj(x_BSD))
-        v_BSKH = self._heads(self.v_proj(x_BSD))
+        projections = self.q_proj(x_BSD), self.k_proj(x_BSD), self.v_proj(x_BSD)
+        q_BSNH, k_BSKH, v_BSKH = (self._heads(self.arrival(each)) for each in projections)
         if self.qk_norm:
             # Autocast computes norms in fp32, but FlexAttention requires one type for q, k and v.
             q_BSNH = self.q_norm(q_BSNH).type_as(v_BSKH)

@@ -11,10 +11,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.distributed.tensor import DTensor
 
 from pipelines.loading.dataloader import IGNORED
 
 CHUNK = 1 << 27  # most logits held at once: half a GiB in fp32
+SLICE = 1 << 24  # most numbers of a weight gradient held beside its sum: they fit a GPU's cache
 
 
 class CrossEntropy(nn.Module):
@@ -41,10 +44,12 @@ def next_token_loss(
     """Return the summed loss, computed for chunks of positions with about `CHUNK` logits each.
 
     Each chunk's gradient is computed with its loss, and its logits are then freed, so nothing is
-    computed twice. A batch that fits in one chunk uses plain autograd.
+    computed twice. What a chunk adds to the weight's gradient goes into the sum of all chunks a
+    slice of the vocabulary at a time; there is no second tensor of the weight's size. A batch that
+    fits in one chunk uses plain autograd.
 
     Args:
-        head: Maps [P, D] to [P, V].
+        head: A linear layer from [P, D] to [P, V], or this process's part of one.
         criterion: `CrossEntropy` or its replacement: maps logits [P, V], targets [P] to a sum.
         x_PD: The input of the head.
         targets_P: Token ids, or `IGNORED`.
@@ -86,17 +91,46 @@ class _Chunked(torch.autograd.Function):
         for x, targets in zip(x_PD.chunk(chunks), targets_P.chunk(chunks), strict=True):
             with torch.enable_grad():
                 part = x.detach().requires_grad_()
-                loss = criterion(head(part), targets)
-                gradient, *of_weights = torch.autograd.grad(loss, (part, *weights))
+                logits = head(part)
+                loss = criterion(logits, targets)
+                edges = get_gradient_edge(logits), get_gradient_edge(part)
+                del logits  # so that the gradient may have its memory
+                of_logits, gradient = torch.autograd.grad(loss, edges)
             losses.append(loss.detach())
             gradients.append(gradient)
-            for total, each in zip(sums, of_weights, strict=True):
-                total.add_(each)
+            for total in sums:
+                _add_gradient(total, of_logits, x)
         ctx.save_for_backward(torch.cat(gradients), *sums)
         return torch.stack(losses).sum()
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> Any:
         gradient, *sums = ctx.saved_tensors
-        scaled = [(total * scale).to(dtype) for total, dtype in zip(sums, ctx.dtypes, strict=True)]
+        scaled = [
+            torch.empty_like(total, dtype=dtype)
+            for total, dtype in zip(sums, ctx.dtypes, strict=True)
+        ]
+        for total, into in zip(sums, scaled, strict=True):
+            torch.mul(_local(total), _local(scale), out=_local(into))
         return (None, None, gradient * scale, None, None, *scaled)
+
+
+def _add_gradient(total: Tensor, of_logits_PV: Tensor, x_PD: Tensor) -> None:
+    """Add a chunk's gradient to that of a weight [V, D] or bias [V], without a tensor of its size.
+
+    The products are of the logits' precision, their sum of the total's.
+    """
+    total, of_logits_PV, x_PD = map(_local, (total, of_logits_PV, x_PD))
+    if total.dim() == 1:
+        total.add_(of_logits_PV.sum(dim=0))
+        return
+    rows = max(1, SLICE // total.shape[1])
+    x_PD = x_PD.to(of_logits_PV.dtype)
+    for part_VD, gradient_PV in zip(
+        torch.split(total, rows), torch.split(of_logits_PV, rows, dim=1), strict=True
+    ):
+        part_VD.add_(gradient_PV.T @ x_PD)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

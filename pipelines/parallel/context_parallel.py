@@ -3,7 +3,8 @@
 Before attention the processes exchange parts of the sequence for parts of the heads, and after it
 back. In between each has the whole sequence with some heads, so any attention, with any mask, works
 as in one process, and all have equally much to do. An exchange sends each number of a process once,
-however many processes there are.
+however many processes there are. Queries travel while keys and values are
+computed, and gradients likewise.
 
 Source: Jacobs et al. 2023, "DeepSpeed Ulysses: System Optimizations for Enabling Training of
 Extreme Long Sequence Transformer Models", arXiv 2309.14509, section 3.
@@ -18,14 +19,14 @@ sequence. In attention it has some heads of the whole, so masks are those of one
 positions are turned there; learned ones are looked up by their places in the whole.
 """
 
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from pipelines.models.transformer import Transformer
+from pipelines.models.transformer import Block, Transformer
 
 # ruff: noqa: N803, N806 (names that end in their shape)
 
@@ -33,8 +34,8 @@ from pipelines.models.transformer import Transformer
 class PartOfHeads(ParallelStyle):
     """A module gives its output for the whole sequence, and for this process's heads only.
 
-    Where there are fewer heads than processes, as of keys and values, several processes have the
-    same one.
+    Its output is on its way while the next module computes, and `Arrival` waits for it. Where there
+    are fewer heads than processes, as of keys and values, several processes have the same one.
     """
 
     def __init__(self, head_width: int) -> None:
@@ -42,15 +43,27 @@ class PartOfHeads(ParallelStyle):
         self._head_width = head_width
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def exchanged(_module: nn.Module, _inputs: Any, output_BPF: Tensor) -> Tensor:
+        def started(_module: nn.Module, _inputs: Any, output_BPF: Tensor) -> Tensor:
             repeats = device_mesh.size() * self._head_width // output_BPF.shape[-1]
             if repeats > 1:
                 heads_BPKH = output_BPF.view(*output_BPF.shape[:2], -1, self._head_width)
                 output_BPF = heads_BPKH.repeat_interleave(repeats, dim=2).flatten(2)
-            return to_heads(output_BPF, device_mesh)
+            return _start(_for_heads(output_BPF, device_mesh), _name(device_mesh))
 
-        module.register_forward_hook(exchanged)
+        module.register_forward_hook(started)
         return module
+
+
+class Arrival(nn.Module):
+    """Waits for what `PartOfHeads` has started: [W, B, P, G] on its way to [B, S, G]."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self._group = _name(mesh)
+
+    def forward(self, started_WBPG: Tensor) -> Tensor:
+        """Return the whole sequence, of this process's heads."""
+        return _as_sequence(_finish(started_WBPG, self._group))
 
 
 class PartOfSequence(ParallelStyle):
@@ -67,9 +80,7 @@ class PartOfSequence(ParallelStyle):
 
 def to_heads(x_BPF: Tensor, mesh: DeviceMesh) -> Tensor:
     """[B, P, F] to [B, S, G]; heads lie one behind the other in F, and F divides by processes."""
-    batch, part, _ = x_BPF.shape
-    x_WBPG = x_BPF.view(batch, part, mesh.size(), -1).permute(2, 0, 1, 3)
-    return _exchanged(x_WBPG, mesh).transpose(0, 1).flatten(1, 2)
+    return _as_sequence(_exchanged(_for_heads(x_BPF, mesh), mesh))
 
 
 def to_sequence(x_BSG: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -79,10 +90,68 @@ def to_sequence(x_BSG: Tensor, mesh: DeviceMesh) -> Tensor:
     return _exchanged(x_WBPG, mesh).permute(1, 2, 0, 3).flatten(2)
 
 
+def _for_heads(x_BPF: Tensor, mesh: DeviceMesh) -> Tensor:
+    batch, part, _ = x_BPF.shape
+    return x_BPF.view(batch, part, mesh.size(), -1).permute(2, 0, 1, 3)
+
+
+def _as_sequence(x_WBPG: Tensor) -> Tensor:
+    return x_WBPG.transpose(0, 1).flatten(1, 2)
+
+
 def _exchanged(x_W: Tensor, mesh: DeviceMesh) -> Tensor:
     """Row w goes to process w, and what comes from process w is row w; so do gradients."""
+    name = _name(mesh)
+    return _finish(_start(x_W, name), name)
+
+
+def _name(mesh: DeviceMesh) -> str:
+    return mesh.get_group().group_name
+
+
+def _start(x_W: Tensor, group: str) -> Tensor:
+    return _Start.apply(x_W, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _finish(started_W: Tensor, group: str) -> Tensor:
+    return _Finish.apply(started_W, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Start(torch.autograd.Function):
+    """Begins an exchange; its gradient waits for the exchange that `_Finish` has begun.
+
+    So gradients of several tensors travel at the same time, too: autograd goes back through every
+    `_Finish` before it comes to the first `_Start`, and computes while the others travel.
+    """
+
+    @staticmethod
+    def forward(_ctx: Any, x_W: Tensor, group: str) -> Tensor:
+        return _launch(x_W, group)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient_W: Tensor) -> Any:
+        return torch.ops._c10d_functional.wait_tensor(gradient_W), None
+
+
+class _Finish(torch.autograd.Function):
+    """Waits for an exchange; its gradient begins the exchange back."""
+
+    @staticmethod
+    def forward(ctx: Any, started_W: Tensor, group: str) -> Tensor:
+        ctx.group = group
+        arrived_W: Tensor = torch.ops._c10d_functional.wait_tensor(started_W)
+        return arrived_W
+
+    @staticmethod
+    def backward(ctx: Any, gradient_W: Tensor) -> Any:
+        return _launch(gradient_W, ctx.group), None
+
+
+def _launch(x_W: Tensor, group: str) -> Tensor:
+    rows = [1] * len(x_W)
     sent_W = x_W.contiguous()
-    return wait_tensor(all_to_all_single(sent_W, None, None, mesh))  # type: ignore[no-any-return, no-untyped-call]
+    started_W: Tensor = torch.ops._c10d_functional.all_to_all_single(sent_W, rows, rows, group)
+    return started_W
 
 
 def context_parallel(part: Transformer, mesh: DeviceMesh) -> None:
@@ -105,5 +174,7 @@ def context_parallel(part: Transformer, mesh: DeviceMesh) -> None:
         for name, style in styles.items()
     }
     parallelize_module(part, mesh, plan)
+    for layer in part.layers.values():
+        cast("Block", layer).self_attn.arrival = Arrival(mesh)
     part.context = mesh.get_local_rank(), mesh.size()
     part.sequence_shards *= mesh.size()

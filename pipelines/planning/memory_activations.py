@@ -97,12 +97,12 @@ def logits(config: DecoderConfig, training: Training) -> tuple[float, float]:
     if training.compiled and tp == 1:  # under tensor parallelism the loss is not compiled
         gradient = at_once * size
         forward = backward = 2 * gradient
-    backward = max(backward, gradient + weight)
     waiting = _losses_that_wait(training)
     if whole <= _LOGITS_AT_ONCE:
         others = waiting * at_once * FP32
-        return forward + others, backward + others
-    # In chunks, the gradients of the head's weight and input are added up during the forward pass.
+        return forward + others, max(backward, gradient + weight) + others
+    # In chunks, the gradients of the head's weight and input are added up during the forward pass,
+    # the weight's by slices too small to count.
     added = weight + positions * config.width * size
     return max(forward, backward) + (1 + waiting) * added, weight + waiting * added
 

@@ -1,11 +1,14 @@
 """Context parallelism gives every family the loss and the gradients of one process."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipelines.models import loss
 from pipelines.parallel.context_parallel import context_parallel, to_heads, to_sequence
@@ -32,6 +35,47 @@ def test_parts_of_the_sequence_are_exchanged_for_parts_of_the_heads(
     pool: Callable[[int], Pool],
 ) -> None:
     assert pool(2).run(exchanged) == [(True, True)] * 2
+
+
+class Order(TorchDispatchMode):
+    """What is done in which order: products, and starts and ends of exchanges."""
+
+    NAMES: ClassVar = {"mm": "product", "all_to_all_single": "start", "wait_tensor": "wait"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, operation, types, arguments=(), named=None):  # type: ignore[no-untyped-def]
+        name = operation.overloadpacket.__name__
+        if name in self.NAMES:
+            self.seen.append(self.NAMES[name])
+        return operation(*arguments, **(named or {}))
+
+
+def order() -> tuple[list[str], list[str]]:
+    """Of one layer's attention, forwards and backwards."""
+    line = build_mesh(Layout(cp=2), torch.device("cpu")).line("cp")
+    config = replace(MODELS["llama"], layers=1)
+    divided = built(config)
+    context_parallel(divided, line)
+    attention = divided.layers["0"].self_attn
+    x = torch.randn(1, 8, config.width, dtype=torch.float64, requires_grad=True)
+    with Order() as forward:
+        out = attention(x, divided.rotary_2SR.double(), None)
+    with Order() as backward:
+        out.sum().backward()
+    return forward.seen, backward.seen
+
+
+def test_exchanges_are_on_their_way_while_products_are_computed(
+    pool: Callable[[int], Pool],
+) -> None:
+    forward, backward = pool(2).run(order)[0]
+    before, arrival, after = ["product", "start"] * 3, ["wait"] * 3, ["start", "wait", "product"]
+    assert forward == before + arrival + after
+    of_output = ["product", "product", "start", "wait"]
+    assert backward == of_output + ["start"] * 3 + ["wait", "product", "product"] * 3
 
 
 def distances(chunk: int | None) -> dict[str, tuple[float, float]]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipelines.loading.dataloader import IGNORED
 from pipelines.models import loss
@@ -44,8 +45,12 @@ def gradients(loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> list[Te
     return [nats.detach(), *(each.grad for each in (x, head.weight, head.bias))]
 
 
+@pytest.mark.parametrize("tokens", [1, 7, VOCABULARY])  # of a slice of the weight's gradient
 @pytest.mark.parametrize("rows", [1, 5, 36, 37, 1000])
-def test_chunks_change_nothing_but_the_order_of_sums(rows: int) -> None:
+def test_chunks_change_nothing_but_the_order_of_sums(
+    rows: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "SLICE", tokens * WIDTH)
     for found, expected in zip(gradients(chunked(rows)), gradients(plain), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
 
@@ -73,6 +78,25 @@ def test_a_chunk_is_all_of_the_logits_that_there_is() -> None:
     chunked(5)(head, x, targets)
     assert max(rows) == 5
     assert sum(rows) == POSITIONS
+
+
+def test_no_chunk_makes_a_tensor_of_the_weights_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "SLICE", 7 * WIDTH)
+    head, x, targets = example()
+    of_its_size = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, arguments=(), named=None):  # type: ignore[no-untyped-def]
+            found = operation(*arguments, **(named or {}))
+            if isinstance(found, Tensor) and sorted(found.shape) == [WIDTH, VOCABULARY]:
+                storage = found.untyped_storage().data_ptr()
+                if storage != head.weight.untyped_storage().data_ptr():
+                    of_its_size.append(operation)
+            return found
+
+    with Watch():
+        chunked(5)(head, x, targets)
+    assert len(of_its_size) == 1, of_its_size  # the sum
 
 
 def test_half_precision_sums_in_single() -> None:

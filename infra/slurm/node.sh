@@ -9,11 +9,11 @@ asked=""
 
 leave() {
     code=$?
-    trap '' TERM # which may come twice
+    trap '' TERM
     [ -n "$asked" ] || echo "$SLURMD_NODENAME" >>"$RAY_CA/failed" || true
     # shellcheck disable=SC2046  # several numbers
     kill $(jobs -p) 2>/dev/null || true
-    wait
+    while [ -n "$(jobs -pr)" ]; do wait || true; done # which a TERM of before may cut short
     if [ -d "$own/ray/session_latest/logs" ]; then
         mkdir -p "$PENSTOCK_RAY_LOGS"
         tar -C "$own/ray" -czf "$PENSTOCK_RAY_LOGS/$SLURMD_NODENAME.tar.gz" session_latest/logs || true
@@ -22,7 +22,8 @@ leave() {
     exit "$code"
 }
 trap leave EXIT
-trap 'asked=yes; exit 143' TERM
+# It may come twice, and to exit a second time would cut the leaving short.
+trap '[ -n "$asked" ] || { asked=yes; exit 143; }' TERM
 
 # A node that was lost may have it still; another user's is nothing to write a key to.
 rm -rf "$own"

@@ -5,6 +5,7 @@ A real Slurm runs it in tests/infra/test_slurm.py.
 """
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -225,6 +226,42 @@ def test_scancel_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> 
     assert job.wait(30) == 143
     assert nothing_left(environment)
     assert not (tmp_path / "notes" / "slurm").exists()  # which Slurm would refuse by then
+
+
+def test_a_node_that_is_signalled_several_times_leaves_nothing(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Slurm signals a step's processes more than once; no moment of it may cut the leaving short.
+
+    Each node waits for its head. Of sixty some are hit at the wrong moment, if there is one.
+    """
+    shared = tmp_path / "home" / "slurm" / JOB
+    shared.mkdir(parents=True)
+    project = Path(environment["SLURM_SUBMIT_DIR"])
+    authority = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=a "
+        f"-keyout {shared}/ca.key -out {shared}/ca.crt"
+    )
+    subprocess.run(authority.split(), check=True, capture_output=True)
+    nodes = []
+    for number in range(60):
+        own = tmp_path / f"own-{number}"
+        paths = {"RAY_CA": shared, "RAY_TLS_SERVER_CERT": own / "tls.crt"}
+        paths |= {"RAY_TLS_SERVER_KEY": own / "tls.key", "RAY_TLS_CA_CERT": own / "ca.crt"}
+        more = {name: str(path) for name, path in paths.items()}
+        more |= {"SLURMD_NODENAME": f"node-{number}", "PENSTOCK_RAY_HEAD": "another"}
+        node = subprocess.Popen([SLURM / "node.sh"], env=environment | more, cwd=project)
+        nodes.append((node, own))
+    deadline = time.monotonic() + 60
+    while not all((own / "tls.crt").exists() for _, own in nodes):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for node, own in nodes:
+        for _ in range(20):
+            node.terminate()
+            time.sleep(random.uniform(0, 0.0001))
+        assert node.wait(30) == 143
+        assert not own.exists()
 
 
 @pytest.mark.parametrize(("ends", "requeued"), [(143, True), (138, False), (0, False)])

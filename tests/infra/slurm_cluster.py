@@ -119,7 +119,8 @@ class SlurmCluster:
         """Wait, and tell what the job printed where it takes too long."""
         deadline = time.monotonic() + limit_s
         while not true():
-            assert time.monotonic() < deadline, f"no {what}:\n{self.output(job)[-6000:]}"
+            late = time.monotonic() > deadline
+            assert not late, f"no {what}: {self.state(job)}\n{self.output(job)[-6000:]}"
             time.sleep(0.5)
 
     def ended(self, job: str, limit_s: float) -> str:

@@ -75,6 +75,7 @@ check_node("10.0.0.1", "127.0.0.1")' || exit 1
             sed 's/^/known: /' "$NOTES/started" >>"$NOTES/ray"
             while [ "$1" != -- ]; do shift; done
             shift
+            [ -z "$BREAKS" ] || { "$@" & sleep 1; exit 1; } # only the log's connection
             "$@" || exit 1 ;; # the command's own code is lost
         esac""",
     "train": """
@@ -82,6 +83,7 @@ check_node("10.0.0.1", "127.0.0.1")' || exit 1
         ps -o sid=,pid= -p $$ >"$NOTES/session"
         [ -z "$OPEN" ] || { printf %s "$OPEN" >"$PENSTOCK_OPEN_RUN" && kill -KILL $$; }
         trap '[ -z "$NOTICE_EXIT" ] || exit "$NOTICE_EXIT"' USR1
+        [ -z "$BREAKS" ] || { sleep 4; echo done >>"$NOTES/train"; }
         while [ -n "$ENDLESS" ]; do touch "$NOTES/trains"; sleep 0.1; done
         exit "$JOB_EXIT" """,
 }
@@ -106,6 +108,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "JOB_EXIT": "0",
         "ENDLESS": "",
         "OPEN": "",
+        "BREAKS": "",
         "NOTICE_EXIT": "143",
         "JOB_STATE": "RUNNING",
         "PENSTOCK_HOME": str(tmp_path / "home"),
@@ -301,6 +304,24 @@ def test_rays_logs_outlive_their_node(environment: dict[str, str], tmp_path: Pat
 
 def test_the_exit_code_is_the_commands(environment: dict[str, str]) -> None:
     assert submit(environment | {"JOB_EXIT": "3"}).returncode == 3
+
+
+def test_a_command_goes_on_where_only_its_log_is_lost(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    assert submit(environment | {"BREAKS": "1", "JOB_EXIT": "3"}).returncode == 3
+    assert (tmp_path / "notes" / "train").read_text().endswith("done\n")
+    assert nothing_left(environment)
+
+
+def test_the_notice_is_heard_where_the_controller_is_too_busy_to_say_more(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    job = start(environment | {"JOB_STATE": ""})
+    job.terminate()
+    assert job.wait(30) == 143
+    asked = (tmp_path / "notes" / "slurm").read_text().splitlines()
+    assert asked[-1] == f"requeue {JOB}"
 
 
 def test_the_mlflow_run_of_a_command_that_was_killed_is_closed(

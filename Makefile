@@ -52,12 +52,11 @@ dist: env
 test-fast: env
 	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 -q tests/unit tests/architecture @tests/slow_tests.txt
 
-SHARED = tests/distributed tests/integration tests/e2e tests/platform tests/faults tests/infra
-# Unit tests on two processes, a thread each; of the rest one has the platform, and what hurts that
-# comes last, and the other all that needs none.
+# Those that need what is slow to raise, the platform's first, as they take longest.
+SHARED = tests/e2e tests/platform tests/faults tests/distributed tests/integration tests/infra
+# One of three processes has the platform, whose tests wait for much; the others fill two cores.
 test: env bench-env
-	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 $(SHARED:%=--ignore=%) --ignore=tests/install
-	.venv/bin/pytest -n 2 $(SHARED)
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 3 --no-loadscope-reorder $(SHARED) tests/architecture tests/golden tests/unit
 
 # Installs hundreds of packages several times and starts a second platform.
 test-install: env

@@ -6,6 +6,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from ipaddress import ip_address
 
 import psutil
@@ -18,12 +19,14 @@ from tests.conftest import PENSTOCK, Platform
 
 
 def test_every_socket_listens_on_loopback(platform: Platform) -> None:
-    listening = [
-        (process.pid, connection.laddr)
-        for process in platform.processes()
-        for connection in process.net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
+    listening = []
+    for process in platform.processes():
+        with suppress(psutil.NoSuchProcess):  # some come and go
+            listening += [
+                (process.pid, connection.laddr)
+                for connection in process.net_connections(kind="inet")
+                if connection.status == psutil.CONN_LISTEN
+            ]
     ports = {address.port for _, address in listening}
     assert set(platform.settings.ports.values()) <= ports
     for pid, address in listening:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -246,25 +247,27 @@ def test_a_node_that_is_signalled_several_times_leaves_nothing(
         f"-keyout {shared}/ca.key -out {shared}/ca.crt"
     )
     subprocess.run(authority.split(), check=True, capture_output=True)
-    nodes = []
-    for number in range(60):
-        own = tmp_path / f"own-{number}"
-        paths = {"RAY_CA": shared, "RAY_TLS_SERVER_CERT": own / "tls.crt"}
-        paths |= {"RAY_TLS_SERVER_KEY": own / "tls.key", "RAY_TLS_CA_CERT": own / "ca.crt"}
-        more = {name: str(path) for name, path in paths.items()}
-        more |= {"SLURMD_NODENAME": f"node-{number}", "PENSTOCK_RAY_HEAD": "another"}
-        node = subprocess.Popen([SLURM / "node.sh"], env=environment | more, cwd=project)
-        nodes.append((node, own))
-    deadline = time.monotonic() + 60
-    while not all((own / "tls.crt").exists() for _, own in nodes):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    for node, own in nodes:
-        for _ in range(20):
-            node.terminate()
-            time.sleep(random.uniform(0, 0.0001))
-        assert node.wait(30) == 143
-        assert not own.exists()
+    with ExitStack() as stack:
+        nodes = []
+        for number in range(60):
+            own = tmp_path / f"own-{number}"
+            paths = {"RAY_CA": shared, "RAY_TLS_SERVER_CERT": own / "tls.crt"}
+            paths |= {"RAY_TLS_SERVER_KEY": own / "tls.key", "RAY_TLS_CA_CERT": own / "ca.crt"}
+            more = {name: str(path) for name, path in paths.items()}
+            more |= {"SLURMD_NODENAME": f"node-{number}", "PENSTOCK_RAY_HEAD": "another"}
+            node = subprocess.Popen([SLURM / "node.sh"], env=environment | more, cwd=project)
+            stack.callback(node.kill)  # where the test fails
+            nodes.append((node, own))
+        deadline = time.monotonic() + 60
+        while not all((own / "tls.crt").exists() for _, own in nodes):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        for node, own in nodes:
+            for _ in range(20):
+                node.terminate()
+                time.sleep(random.uniform(0, 0.0001))
+            assert node.wait(30) == 143
+            assert not own.exists()
 
 
 @pytest.mark.parametrize(("ends", "requeued"), [(143, True), (138, False), (0, False)])

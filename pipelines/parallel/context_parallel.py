@@ -3,8 +3,8 @@
 Before attention the processes exchange parts of the sequence for parts of the heads, and after it
 back. In between each has the whole sequence with some heads, so any attention, with any mask, works
 as in one process, and all have equally much to do. An exchange sends each number of a process once,
-however many processes there are. Queries travel while keys and values are
-computed, and gradients likewise.
+however many processes there are. Queries travel while keys and values are computed, and gradients
+likewise.
 
 Source: Jacobs et al. 2023, "DeepSpeed Ulysses: System Optimizations for Enabling Training of
 Extreme Long Sequence Transformer Models", arXiv 2309.14509, section 3.
@@ -48,7 +48,7 @@ class PartOfHeads(ParallelStyle):
             if repeats > 1:
                 heads_BPKH = output_BPF.view(*output_BPF.shape[:2], -1, self._head_width)
                 output_BPF = heads_BPKH.repeat_interleave(repeats, dim=2).flatten(2)
-            return _start(_for_heads(output_BPF, device_mesh), _name(device_mesh))
+            return start_to_heads(output_BPF, device_mesh)
 
         module.register_forward_hook(started)
         return module
@@ -63,7 +63,7 @@ class Arrival(nn.Module):
 
     def forward(self, started_WBPG: Tensor) -> Tensor:
         """Return the whole sequence, of this process's heads."""
-        return _as_sequence(_finish(started_WBPG, self._group))
+        return _finish(started_WBPG, self._group).transpose(0, 1).flatten(1, 2)
 
 
 class PartOfSequence(ParallelStyle):
@@ -78,31 +78,22 @@ class PartOfSequence(ParallelStyle):
         return module
 
 
-def to_heads(x_BPF: Tensor, mesh: DeviceMesh) -> Tensor:
-    """[B, P, F] to [B, S, G]; heads lie one behind the other in F, and F divides by processes."""
-    return _as_sequence(_exchanged(_for_heads(x_BPF, mesh), mesh))
+def start_to_heads(x_BPF: Tensor, mesh: DeviceMesh) -> Tensor:
+    """[B, P, F] to [W, B, P, G] on its way to `Arrival`.
+
+    Heads lie one behind the other in F, and F divides by processes.
+    """
+    batch, part, _ = x_BPF.shape
+    x_WBPG = x_BPF.view(batch, part, mesh.size(), -1).permute(2, 0, 1, 3)
+    return _start(x_WBPG, _name(mesh))
 
 
 def to_sequence(x_BSG: Tensor, mesh: DeviceMesh) -> Tensor:
     """[B, S, G] to [B, P, F]; S divides by processes."""
     batch, _, features = x_BSG.shape
     x_WBPG = x_BSG.view(batch, mesh.size(), -1, features).transpose(0, 1)
-    return _exchanged(x_WBPG, mesh).permute(1, 2, 0, 3).flatten(2)
-
-
-def _for_heads(x_BPF: Tensor, mesh: DeviceMesh) -> Tensor:
-    batch, part, _ = x_BPF.shape
-    return x_BPF.view(batch, part, mesh.size(), -1).permute(2, 0, 1, 3)
-
-
-def _as_sequence(x_WBPG: Tensor) -> Tensor:
-    return x_WBPG.transpose(0, 1).flatten(1, 2)
-
-
-def _exchanged(x_W: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Row w goes to process w, and what comes from process w is row w; so do gradients."""
     name = _name(mesh)
-    return _finish(_start(x_W, name), name)
+    return _finish(_start(x_WBPG, name), name).permute(1, 2, 0, 3).flatten(2)
 
 
 def _name(mesh: DeviceMesh) -> str:
@@ -110,6 +101,7 @@ def _name(mesh: DeviceMesh) -> str:
 
 
 def _start(x_W: Tensor, group: str) -> Tensor:
+    """Row w goes to process w, and what comes from process w is row w; so do gradients."""
     return _Start.apply(x_W, group)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -11,7 +11,12 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipelines.models import loss
-from pipelines.parallel.context_parallel import context_parallel, to_heads, to_sequence
+from pipelines.parallel.context_parallel import (
+    Arrival,
+    context_parallel,
+    start_to_heads,
+    to_sequence,
+)
 from pipelines.parallel.layout import Layout
 from pipelines.parallel.mesh import build_mesh
 from tests.distributed.pool import Pool
@@ -25,7 +30,7 @@ def exchanged() -> tuple[bool, bool]:
     line = build_mesh(Layout(cp=world), torch.device("cpu")).line("cp")
     whole = torch.arange(3 * 2 * world * 4 * world).view(3, 2 * world, 4 * world).float()
     mine = whole.chunk(world, dim=1)[rank]
-    heads = to_heads(mine, line)
+    heads = Arrival(line)(start_to_heads(mine, line))
     return torch.equal(heads, whole.chunk(world, dim=2)[rank]), torch.equal(
         to_sequence(heads, line), mine
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from pipelines.core.storage import MARKER, read_json
+from pipelines.core.storage import MARKER, one_at_a_time, read_json
 from pipelines.orchestration.job_state import JobState, instance_name
 from pipelines.platform.supervisor import GROUP, Supervisor
 from pipelines.run.records import JOBS
@@ -86,11 +86,18 @@ def airflow_task(run: PipelineRun, task_id: str) -> psutil.Process:
 
 @contextmanager
 def handing_over(run: PipelineRun, task_id: str) -> Iterator[psutil.Process]:
-    """A task's process, held in the block: Ray has its job, Airflow doesn't know that it waits."""
+    """A task's process, held in the block: Ray has its job, Airflow doesn't know that it waits.
+
+    The task gives up its place a few milliseconds after it noted that Ray has the job, so that
+    watching for the note would come too late on a busy machine. Whoever has the lock of the task's
+    state keeps it from the note.
+    """
     state = JobState.of(run.workspace, task_id, -1)
-    run.wait(lambda: state.read().submitted, f"{task_id}'s job", START_LIMIT_S, every=0.002)
-    process = psutil.Process(read_json(_presence(run, task_id))["pid"])
-    process.suspend()
+    run.wait(lambda: state.read().submissions, f"{task_id}'s job", START_LIMIT_S, every=0.002)
+    with one_at_a_time(state.path.with_suffix(".lock")):
+        job_driver(run, task_id)
+        process = psutil.Process(read_json(_presence(run, task_id))["pid"])
+        process.suspend()
     try:
         assert run.task_state(task_id) == "running", "the task had deferred"
         yield process

@@ -31,6 +31,8 @@ osd_pool_default_min_size = 1
 osd_pool_default_pg_num = 1
 osd_pool_default_pg_autoscale_mode = off
 osd_crush_chooseleaf_type = 0
+osd_crush_update_on_start = false
+osd_class_update_on_start = false
 mon_allow_pool_size_one = true
 osd_objectstore = memstore
 memstore_device_bytes = 4294967296
@@ -104,6 +106,9 @@ def _start(folder: Path, processes: list[subprocess.Popen[bytes]]) -> Gateway:
     serve("ceph-mon", "-i", "a")
     device = str(uuid.uuid4())
     run("ceph", "osd", "new", device)
+    # A device that says its place itself ends where it asks before it knows the cluster's id, which
+    # one start in some fifteen does.
+    run("ceph", "osd", "crush", "add", "osd.0", "1", "root=default", "host=a")
     run("ceph-osd", "--mkfs", "-i", "0", "--osd-uuid", device)
     serve("ceph-osd", "-i", "0")
     keys = secrets.token_hex(10), secrets.token_hex(20)

@@ -214,3 +214,25 @@ def test_each_start_of_a_node_renews_its_certificate_for_all_of_its_names(secret
         )
         assert sorted(path.name for path in folder.iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
         assert (folder / "tls.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_airflow_needs_once_is_tried_again_where_a_step_fails(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    (tmp_path / "airflow-password").write_text("a password")
+    (tmp_path / "airflow").write_text(
+        f"""#!/bin/sh
+        echo "$1 $2" >> {calls}
+        test "$1" != db || test "$(grep -c "$1 $2" {calls})" != 1  # both fail once
+        """
+    )
+    (tmp_path / "sleep").symlink_to(shutil.which("true") or "")
+    (tmp_path / "airflow").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = {"PATH": path, "PENSTOCK_SECRETS": str(tmp_path)}
+    ended = subprocess.run([IMAGES / "prepare-airflow.sh"], env=environment, capture_output=True)
+    assert ended.returncode == 0, ended.stderr
+    assert calls.read_text().splitlines() == [
+        *("db check", "db check", "db migrate", "db check", "db migrate"),
+        *("users list", "users create", "pools get"),
+    ]
+    assert ended.stderr.count(b"all of them again in 5 s") == 2

@@ -209,6 +209,8 @@ class RayJobOperator(BaseOperator):
                 current = state.update(former_over=over)
             absent = job.status == LOST and not current.submitted
             succeeded = job.status == "SUCCEEDED" and has_result(self.workspace, self.result)
+            if job.live and not current.submitted:  # the process that submitted it died just then
+                state.update(submitted=True)
             if absent or succeeded or job.live or job.status == UNREACHABLE:
                 return job
             if submission_id in current.submissions:  # else the job belongs to a removed workspace

@@ -58,7 +58,7 @@ def job_driver(run: PipelineRun, stage: str) -> psutil.Process:
     return find(
         run.platform,
         lambda process: (
-            process.cmdline()[1:3] == ["-m", f"ray_jobs.{stage}"]
+            process.cmdline()[1:] == ["-m", "ray_jobs.stage_job", stage]
             and process.cwd() == str(run.workspace)
         ),
         f"the driver of {stage}",

@@ -232,6 +232,19 @@ def test_a_process_that_dies_before_it_defers_is_told_once_and_its_job_is_found(
     assert "process 7 of try 1 on node" in entry.cause
 
 
+def test_a_job_whose_process_died_before_it_noted_rays_answer_is_known_of_from_then_on(
+    ray, process, reach, tmp_path
+):
+    submitted = deferred(process()).submission_id
+    JobState.of(tmp_path, "train", -1).update(submitted=False)
+    trigger = deferred(process(tried=2))
+    assert trigger.submission_id == submitted
+    reach(10)
+    ray.jobs.clear()
+    assert resumed(process(), event(trigger)).submission_id.endswith("-1")
+    assert kinds(tmp_path) == ["cluster lost"]
+
+
 def test_a_triggerer_that_was_replaced_is_told_once_and_the_job_goes_on(ray, process, tmp_path):
     trigger = deferred(process())
     mark = JobState.of(tmp_path, "train", -1).path.with_suffix(".triggerer.json")

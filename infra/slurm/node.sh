@@ -8,8 +8,8 @@ own=${RAY_TLS_SERVER_CERT%/*} # certificate, sockets and logs: gone with the job
 asked=""
 
 leave() {
-    code=$?
     trap '' TERM
+    trap - EXIT
     [ -n "$asked" ] || echo "$SLURMD_NODENAME" >>"$RAY_CA/failed" || true
     # shellcheck disable=SC2046  # several numbers
     kill $(jobs -p) 2>/dev/null || true
@@ -19,11 +19,11 @@ leave() {
         tar -C "$own/ray" -czf "$PENSTOCK_RAY_LOGS/$SLURMD_NODENAME.tar.gz" session_latest/logs || true
     fi
     rm -rf "$own"
-    exit "$code"
+    exit "$1"
 }
-trap leave EXIT
-# It may come twice, and to exit a second time would cut the leaving short.
-trap '[ -n "$asked" ] || { asked=yes; exit 143; }' TERM
+trap 'leave $?' EXIT
+# One that comes as this leaves already does it all: to exit would cut the leaving short.
+trap 'asked=yes; leave 143' TERM
 
 # A node that was lost may have it still; another user's is nothing to write a key to.
 rm -rf "$own"

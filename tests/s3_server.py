@@ -1,6 +1,7 @@
 """A bucket of a real S3 API on loopback: moto's server, or the store that the environment names."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,9 @@ def s3_bucket(name: str, secret: str = "test") -> Iterator[Any]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
+    # It keeps clients by what it was told itself, and not by where the environment leads.
+    if repository := sys.modules.get("mlflow.store.artifact.s3_artifact_repo"):
+        repository._cached_get_s3_client.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
         patch.setenv("AWS_ACCESS_KEY_ID", "test")

@@ -8,8 +8,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+from filelock import FileLock
 
-from pipelines.core.storage import MARKER, one_at_a_time, read_json
+from pipelines.core.storage import MARKER, read_json
 from pipelines.orchestration.job_state import JobState, instance_name
 from pipelines.platform.supervisor import GROUP, Supervisor
 from pipelines.run.records import JOBS
@@ -89,14 +90,16 @@ def handing_over(run: PipelineRun, task_id: str) -> Iterator[psutil.Process]:
     """A task's process, held in the block: Ray has its job, Airflow doesn't know that it waits.
 
     The task gives up its place a few milliseconds after it noted that Ray has the job, so that
-    watching for the note would come too late on a busy machine. Whoever has the lock of the task's
-    state keeps it from the note.
+    watching for the note would come too late. Whoever has the lock of the task's state keeps it
+    from the note, and has the time of one request to take it.
     """
-    state = JobState.of(run.workspace, task_id, -1)
-    run.wait(lambda: state.read().submissions, f"{task_id}'s job", START_LIMIT_S, every=0.002)
-    with one_at_a_time(state.path.with_suffix(".lock")):
+    state, presence = JobState.of(run.workspace, task_id, -1), _presence(run, task_id)
+    run.wait(presence.exists, f"{task_id} at work", START_LIMIT_S, every=0.01)
+    process = psutil.Process(read_json(presence)["pid"])
+    process.nice(5)  # on a busy machine this test goes on before it
+    run.wait(lambda: state.read().submissions, f"{task_id}'s job", START_LIMIT_S, every=0.001)
+    with FileLock(state.path.with_suffix(".lock")).acquire(poll_interval=0.001):
         job_driver(run, task_id)
-        process = psutil.Process(read_json(_presence(run, task_id))["pid"])
         process.suspend()
     try:
         assert run.task_state(task_id) == "running", "the task had deferred"

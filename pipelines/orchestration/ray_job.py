@@ -206,11 +206,11 @@ class RayJobOperator(BaseOperator):
                 former = None if current.former_over else current.former
                 job = asyncio.run(_find_job(Path(self.workspace), submission_id, former))
                 over = current.former_over or job.status != UNREACHABLE
-                current = state.update(former_over=over)
+                # A process may have died between Ray's answer and its note.
+                submitted = current.submitted or job.live
+                current = state.update(former_over=over, submitted=submitted)
             absent = job.status == LOST and not current.submitted
             succeeded = job.status == "SUCCEEDED" and has_result(self.workspace, self.result)
-            if job.live and not current.submitted:  # the process that submitted it died just then
-                state.update(submitted=True)
             if absent or succeeded or job.live or job.status == UNREACHABLE:
                 return job
             if submission_id in current.submissions:  # else the job belongs to a removed workspace

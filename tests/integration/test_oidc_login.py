@@ -3,6 +3,7 @@
 import re
 import secrets
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,7 +52,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "PENSTOCK_OIDC_SCOPE": "openid email profile groups",
         }
         run = {"env": environment, "check": True, "capture_output": True}
-        subprocess.run([PROJECT / "infra" / "images" / "prepare-airflow.sh"], **run)
+        subprocess.run([sys.executable, PROJECT / "infra" / "images" / "prepare_airflow.py"], **run)
         with api_server(settings.airflow_url, environment, home):
             yield settings.airflow_url
 

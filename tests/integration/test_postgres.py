@@ -135,7 +135,7 @@ def test_airflow_migrates_and_keeps_its_users_there(
 ) -> None:
     environment |= {"PENSTOCK_PART": "airflow", "AIRFLOW__CORE__AUTH_MANAGER": FAB}
     for _ in range(2):  # the second time it finds all of it
-        run([str(IMAGES / "prepare-airflow.sh")], environment)
+        run(["python", str(IMAGES / "prepare_airflow.py")], environment)
     found = server.rows("airflow", "SELECT username, version_num FROM ab_user, alembic_version")
     assert [name for name, _ in found] == ["admin"]
     assert ("gpu_jobs", 1) in server.rows("airflow", "SELECT pool, slots FROM slot_pool")

@@ -8,6 +8,8 @@ from typing import Any
 from pipelines.core.errors import UserError
 
 TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
+# Where Ray looks for a node's own token if it asks Kubernetes whose tokens are valid.
+ACCOUNT_TOKEN = "/var/run/secrets/ray.io/serviceaccount/token"  # noqa: S105 (a path)
 
 
 def guard(ray_params: Any, _: bool) -> None:
@@ -37,8 +39,7 @@ def check_node(address: str | None, dashboard: str) -> None:
     """
     if os.environ.get("RAY_AUTH_MODE") != "token":
         raise UserError("Ray would let everyone in: set RAY_AUTH_MODE=token")
-    if not _token().strip():
-        raise UserError("Ray has no token: set RAY_AUTH_TOKEN_PATH to a file that holds one")
+    _check_token()
     if not _is_loopback(dashboard):
         raise UserError(
             f"--dashboard-host={dashboard}: Ray's HTTP has no TLS; let it listen on 127.0.0.1 "
@@ -56,11 +57,20 @@ def check_node(address: str | None, dashboard: str) -> None:
             raise UserError(f"{variable}={os.environ.get(variable, '')!r}: there is no such file")
 
 
-def _token() -> str:
+def _check_token() -> None:
+    """Check that Ray finds a token where it looks for one."""
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if not path and os.environ.get("RAY_ENABLE_K8S_TOKEN_AUTH") == "true":
+        path = ACCOUNT_TOKEN
+    token = os.environ.get("RAY_AUTH_TOKEN", "")
     if path:
-        return Path(path).read_text() if Path(path).is_file() else ""
-    return os.environ.get("RAY_AUTH_TOKEN", "")
+        token = Path(path).read_text() if Path(path).is_file() else ""
+    if not token.strip():
+        raise UserError(
+            f"Ray has no token in {path}: write one into that file"
+            if path
+            else "Ray has no token: set RAY_AUTH_TOKEN_PATH to a file that holds one"
+        )
 
 
 def _is_loopback(address: str | None) -> bool:

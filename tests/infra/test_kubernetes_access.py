@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.infra.kubernetes.control_plane import ControlPlane
+from tests.infra.kubernetes.control_plane import ControlPlane, Resource
 from tests.infra.kubernetes.network_policies import Place, Policies
 from tests.infra.kubernetes.operators import NEIGHBOURS, kind_of
 from tests.infra.kubernetes.overlays import NAMESPACE
@@ -15,7 +15,10 @@ AUTOSCALER = [
     {"apiGroups": [""], "resources": ["pods/resize"], "verbs": ["patch"]},
     {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["get", "patch"]},
 ]
-ACCOUNTS = ("default", "airflow", "mlflow", "ray", "ray-worker")
+ACCOUNTS = (
+    *("default", "airflow", "mlflow", "ray", "ray-worker"),
+    *("airflow-on-ray", "dashboard-on-ray"),
+)
 ASKED = (
     "get secrets",
     "list secrets",
@@ -38,8 +41,24 @@ ASKED = (
     "create rolebindings.rbac.authorization.k8s.io",
     "list nodes",
     "list namespaces",
+    "ray:write rayclusters.ray.io/ray",
+    "ray:write rayclusters.ray.io/run-0123456789ab",
+    "create tokenreviews.authentication.k8s.io",
+    "create subjectaccessreviews.authorization.k8s.io",
 )
+# Of the whole cluster, not of a namespace.
+REVIEWS = {
+    "create tokenreviews.authentication.k8s.io",
+    "create subjectaccessreviews.authorization.k8s.io",
+}
+EVERY_RAY = {
+    "ray:write rayclusters.ray.io/ray",
+    "ray:write rayclusters.ray.io/run-0123456789ab",
+}
 ALLOWED = {
+    "airflow-on-ray": EVERY_RAY,
+    "ray-worker": EVERY_RAY | REVIEWS,
+    "dashboard-on-ray": {"ray:write rayclusters.ray.io/ray"},
     "airflow": {
         "create services",
         "get rayclusters.ray.io",
@@ -88,6 +107,8 @@ def test_what_an_account_may_do(with_kuberay: ControlPlane, account: str) -> Non
         answer = done.stdout.strip().split(" ")[0]
         assert answer in ("yes", "no"), done.stderr
         answers[question] = answer
+        if question in REVIEWS:
+            continue
         # What it may do, it may do in its own namespace only.
         elsewhere = with_kuberay.kubectl(
             "auth", "can-i", *question.split(), "--namespace=other-team", who, check=False
@@ -115,12 +136,21 @@ def test_tokens_of_accounts_are_in_no_pod_that_needs_none(platform: ControlPlane
         if mount["mountPath"] == "/var/run/secrets/kubernetes.io/serviceaccount"
     }
     assert with_token == {"ray-head", "scheduler"}
-    # In the head only KubeRay's autoscaler mounts it; the others' pods are not of our manifests.
-    assert mounted - {"postgres", "stranger"} == {"scheduler"}
+    # Ray's nodes have that of ray-worker. The head's own, which may raise pods, only KubeRay's
+    # autoscaler mounts; the others' pods are not of our manifests.
+    nodes = {"ray-head", *WORKERS}
+    assert mounted - {"postgres", "stranger"} == {"scheduler", *nodes}
+    assert {_token_of(ours[node]) for node in nodes} == {"ray-worker-token"}
 
 
-# `mlflow-prepare` listens nowhere, and ends; the policy of MLflow is for both.
-MLFLOW = {"mlflow": {5000}, "mlflow-prepare": {5000}}
+def _token_of(pod: Resource) -> str:
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "ray-token"]
+    mounts = [each["name"] for each in pod["containers"][0]["volumeMounts"]]
+    assert (mounts.count("ray-token"), mounts.count("account")) == (2, 0)
+    name: str = volume["secret"]["secretName"]
+    return name
+
+
 AIRFLOW = ("airflow-prepare", "api-server", "scheduler", "dag-processor", "triggerer", "reconciler")
 WORKERS = ("ray-worker-cpu", "ray-worker-gpu")
 BEYOND = {
@@ -165,7 +195,7 @@ REACHED: dict[str, dict[str, set[int] | frozenset[int]]] = {
     "mlflow": OF_MLFLOW | LOGIN,
     "mlflow-prepare": OF_MLFLOW,
     "ray-head": OF_RAY | API | {"redis": {6379}},
-    **dict.fromkeys(WORKERS, OF_RAY),
+    **dict.fromkeys(WORKERS, OF_RAY | API),
     "ray-dashboard": DNS | {"ray-head": {8443}, "mlflow": {5000}},
     "postgres": DNS | API | STORE | {"postgres": ANY},
     "redis": DNS,

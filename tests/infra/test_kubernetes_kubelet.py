@@ -17,6 +17,7 @@ from tests.infra.kubernetes.control_plane import ControlPlane, Resource, control
 from tests.infra.kubernetes.node import PAUSE, PODS, Node, node_of
 from tests.infra.kubernetes.operators import ray_head
 from tests.infra.kubernetes.overlays import (
+    FOLDER,
     FULLEST,
     NAMESPACE,
     definitions,
@@ -91,8 +92,7 @@ def names_on_the_host(plane: ControlPlane) -> Iterator[None]:
         shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module")
-def manifests(images: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> list[Resource]:
+def rendered(images: dict[str, str], folder: Path, *components: Path) -> list[Resource]:
     """The overlay of a site with one small node, whose images are the node's own."""
     named = yaml.safe_load((FULLEST / "kustomization.yaml").read_text())["images"]
     for each in named:
@@ -100,8 +100,13 @@ def manifests(images: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
             each.pop("digest")
             each["newName"], each["newTag"] = image.rsplit(":", 1)
     small = {"target": {"kind": "Deployment", "name": "mlflow"}, "patch": SMALL}
-    folder = tmp_path_factory.mktemp("overlay")
-    return for_older(render_with(folder, values=VALUES, images=named, patches=[small]))
+    changes = {"values": VALUES, "images": named, "patches": [small]}
+    return for_older(render_with(folder, *components, **changes))
+
+
+@pytest.fixture(scope="module")
+def manifests(images: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> list[Resource]:
+    return rendered(images, tmp_path_factory.mktemp("overlay"))
 
 
 @pytest.fixture(scope="module")
@@ -238,23 +243,32 @@ def running(
     waits(plane, "job/mlflow-prepare", "complete", 400)
     waits(plane, "deployment/mlflow", "Available", 400)
     node.publish()
-    (ray,) = plane.get(f"--namespace={NAMESPACE}", "rayclusters")
-    head = ray_head(ray)
-    # Ray gives its agents 15 seconds, which a busy machine of two cores needs for itself.
-    patience = {"name": "RAY_raylet_start_wait_time_s", "value": "240"}
-    head["spec"]["containers"][0]["env"].append(patience)
-    plane.apply(head)
-    waits(plane, "pod/ray-head", "Ready", 300)
-    node.publish()
+    start_head(plane, node)
     return plane
 
 
-def submit(plane: ControlPlane, secrets: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """`ray job submit` from inside the cluster's network, by the service, its TLS and the token."""
-    token = f"RAY_AUTH_TOKEN_PATH={secrets / 'ray-token'}"
+def start_head(plane: ControlPlane, node: Node) -> None:
+    """The pod that KubeRay would make of the RayCluster."""
+    (ray,) = plane.get(f"--namespace={NAMESPACE}", "rayclusters")
+    head = ray_head(ray)
+    head["spec"]["containers"][0]["env"] += [
+        # Ray gives its agents 15 seconds, which a busy machine of two cores needs for itself.
+        {"name": "RAY_raylet_start_wait_time_s", "value": "240"},
+        # No proxy of services runs here, which would lead to the API server.
+        {"name": "KUBERNETES_SERVICE_HOST", "value": plane.address},
+        {"name": "KUBERNETES_SERVICE_PORT", "value": "6443"},
+    ]
+    plane.apply(head)
+    waits(plane, "pod/ray-head", "Ready", 300)
+    node.publish()
+
+
+def submit(plane: ControlPlane, token: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """`ray job submit` from inside the cluster's network, by the service, its TLS and a token."""
+    token_path = f"RAY_AUTH_TOKEN_PATH={token}"
     return subprocess.run(
         [
-            *("ip", "netns", "exec", plane.space, "env", "RAY_AUTH_MODE=token", token),
+            *("ip", "netns", "exec", plane.space, "env", "RAY_AUTH_MODE=token", token_path),
             *(Path(sys.executable).with_name("ray"), "job", "submit"),
             *("--address=https://ray-https:8443", f"--verify={plane.folder}/certificates/ca.crt"),
             "--",
@@ -267,21 +281,27 @@ def submit(plane: ControlPlane, secrets: Path, *command: str) -> subprocess.Comp
     )
 
 
-def test_a_job_passes_on_ray_and_tells_mlflow(running: ControlPlane, secrets: Path) -> None:
-    running.wait_for(
-        lambda: submit(running, secrets, "true").returncode == 0,
-        300,
-    )
-    done = submit(running, secrets, "python", "-c", JOB)
+def passes(plane: ControlPlane, token: Path) -> None:
+    """A job with this token tells MLflow, once Ray's head takes jobs."""
+    plane.wait_for(lambda: submit(plane, token, "true").returncode == 0, 300)
+    done = submit(plane, token, "python", "-c", JOB)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "MLflow answers 42.0" in done.stdout
 
 
+def refused(plane: ControlPlane, token: Path) -> None:
+    done = submit(plane, token, "true")
+    assert done.returncode != 0
+    assert "authentication failed" in (done.stdout + done.stderr).lower()
+
+
+def test_a_job_passes_on_ray_and_tells_mlflow(running: ControlPlane, secrets: Path) -> None:
+    passes(running, secrets / "ray-token")
+
+
 def test_without_the_token_ray_takes_no_job(running: ControlPlane, tmp_path: Path) -> None:
     (tmp_path / "ray-token").write_text("0" * 64)
-    done = submit(running, tmp_path, "true")
-    assert done.returncode != 0
-    assert "authentication" in (done.stdout + done.stderr).lower()
+    refused(running, tmp_path / "ray-token")
 
 
 def test_containers_have_no_rights_and_can_write_to_their_volumes_only(
@@ -295,3 +315,53 @@ def test_containers_have_no_rights_and_can_write_to_their_volumes_only(
         assert "NoNewPrivs:\t1" in lines, pod
         assert "Seccomp:\t2" in lines, pod
         assert lines[-2:] == ["1000", "read-only"], pod
+
+
+@pytest.fixture(scope="module")
+def with_roles(
+    running: ControlPlane,
+    cluster: tuple[ControlPlane, Node],
+    images: dict[str, str],
+    secrets: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> ControlPlane:
+    """The same with the component ray-roles, and a head that has started since."""
+    plane, node = cluster
+    kinds = ("ServiceAccount", "Secret", "Role", "RoleBinding", "ClusterRoleBinding", "RayCluster")
+    manifests = rendered(images, tmp_path_factory.mktemp("roles"), FOLDER / "ray-roles")
+    of_ray = [each for each in manifests if each["kind"] in kinds]
+    plane.apply(*of_ray, *made_secrets(manifests, secrets))
+    plane.kubectl("delete", "pod", f"--namespace={NAMESPACE}", "ray-head", "--grace-period=3")
+    start_head(plane, node)
+    return plane
+
+
+def of_account(plane: ControlPlane, secret: str, folder: Path) -> Path:
+    """The token that Kubernetes wrote into an account's secret."""
+    data = plane.get(f"--namespace={NAMESPACE}", "secret", secret)["data"]
+    (folder / "token").write_bytes(base64.b64decode(data["token"]))
+    return folder / "token"
+
+
+def test_airflow_has_a_token_of_its_own(with_roles: ControlPlane, tmp_path: Path) -> None:
+    passes(with_roles, of_account(with_roles, "airflow-on-ray-token", tmp_path))
+
+
+def test_the_token_that_all_shared_opens_nothing_any_more(
+    with_roles: ControlPlane, secrets: Path
+) -> None:
+    refused(with_roles, secrets / "ray-token")
+
+
+def test_a_team_is_let_in_and_out_again(with_roles: ControlPlane, tmp_path: Path) -> None:
+    here = f"--namespace={NAMESPACE}"
+    with_roles.kubectl("create", "serviceaccount", here, "research")
+    team = tmp_path / "ray-token"
+    team.write_text(with_roles.token_of(NAMESPACE, "research"))
+    refused(with_roles, team)
+    account = f"--serviceaccount={NAMESPACE}:research"
+    with_roles.kubectl("create", "rolebinding", here, "research", "--role=uses-ray", account)
+    assert submit(with_roles, team, "true").returncode == 0
+    with_roles.kubectl("delete", "rolebinding", here, "research")
+    team.write_text(with_roles.token_of(NAMESPACE, "research"))  # Ray remembers the other's yes
+    refused(with_roles, team)

@@ -28,12 +28,7 @@ module[sys.argv[1]](module["kubernetes"](), sys.argv[3])
 @pytest.fixture
 def account(platform: ControlPlane, tmp_path):
     """What a pod of the scheduler's finds where service accounts' files are."""
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/airflow/token"
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    answer = platform.kubectl(
-        *("create", "--raw", path, "--filename=-"), stdin=json.dumps(asked | {"metadata": {}})
-    )
-    (tmp_path / "token").write_text(json.loads(answer)["status"]["token"])
+    (tmp_path / "token").write_text(platform.token_of(NAMESPACE, "airflow"))
     (tmp_path / "ca.crt").write_bytes((platform.folder / "pki" / "ca.crt").read_bytes())
     return tmp_path
 

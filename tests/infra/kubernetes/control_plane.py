@@ -132,6 +132,17 @@ class ControlPlane:
         """Apply these resources; what kubectl says of each."""
         return self.kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(resources))
 
+    def token_of(self, namespace: str, account: str) -> str:
+        """A token for an hour of an account, as `kubectl create token` gives one."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
+        answer = self.kubectl(
+            *("create", "--raw", path, "--filename=-"),
+            stdin=json.dumps(asked | {"metadata": {}, "spec": {}}),
+        )
+        token: str = json.loads(answer)["status"]["token"]
+        return token
+
     def say_ready(self, namespace: str, pod: str, ready: bool = True) -> None:
         """Say of a pod that it runs, and whether it is ready, as a kubelet would."""
         stored = self.get(f"--namespace={namespace}", "pod", pod)

@@ -81,13 +81,12 @@ def ray_head(cluster: Resource) -> Resource:
         "RAY_TLS_SERVER_KEY": f"{folder}/tls.key",
         "RAY_TLS_CA_CERT": f"{folder}/ca.crt",
     }
-    token = {"name": cluster["spec"]["authOptions"]["secretName"], "key": "auth_token"}
     spec = deepcopy(pod["spec"])
     ray = spec["containers"][0]
     ray["env"] = [
         *ray.get("env", []),
         *({"name": name, "value": value} for name, value in settings.items()),
-        {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": token}},
+        _token_of_ray(cluster, spec),
     ]
     ray["volumeMounts"].append({"name": "ray-tls", "mountPath": folder, "readOnly": True})
     spec["volumes"].append({"name": "ray-tls", "secret": {"secretName": "ray-tls"}})
@@ -160,6 +159,16 @@ def _owned_by(owner: Resource) -> dict[str, Any]:
     reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "controller": True}
     reference |= {key: owner["metadata"][key] for key in ("name", "uid")}
     return {"ownerReferences": [reference]}
+
+
+def _token_of_ray(cluster: Resource, pod: Resource) -> Resource:
+    """How a process gets its token; an account's needs no volume where the pod brings its own."""
+    options = cluster["spec"]["authOptions"]
+    if options.get("enableK8sTokenAuth"):
+        assert "ray-token" in [volume["name"] for volume in pod["volumes"]]
+        return {"name": "RAY_ENABLE_K8S_TOKEN_AUTH", "value": "true"}
+    key = {"name": options["secretName"], "key": "auth_token"}
+    return {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": key}}
 
 
 def _something() -> Resource:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,7 +51,27 @@ def test_nor_can_the_token(content: str | None, token: Path) -> None:
     token.unlink()
     if content is not None:
         token.write_text(content)
-    with pytest.raises(UserError, match="RAY_AUTH_TOKEN_PATH"):
+    with pytest.raises(UserError, match=str(token)):
+        check_node(LOOPBACK, LOOPBACK)
+
+
+def test_who_names_no_file_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    with pytest.raises(UserError, match="set RAY_AUTH_TOKEN_PATH"):
+        check_node(LOOPBACK, LOOPBACK)
+
+
+@pytest.mark.parametrize("content", ["a-token", "", None])
+def test_where_kubernetes_is_asked_it_is_that_of_the_account(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = tmp_path / "account"
+    monkeypatch.setattr("pipelines.platform.ray_start.ACCOUNT_TOKEN", str(account))
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    monkeypatch.setenv("RAY_ENABLE_K8S_TOKEN_AUTH", "true")
+    if content is not None:
+        account.write_text(content)
+    with nullcontext() if content else pytest.raises(UserError, match=str(account)):
         check_node(LOOPBACK, LOOPBACK)
 
 

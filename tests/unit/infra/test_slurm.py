@@ -6,6 +6,7 @@ A real Slurm runs it in tests/infra/test_slurm.py.
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,7 +37,8 @@ STUBS = {
         echo "$*" >>"$NOTES/slurm"
         for node in $(cat "$PENSTOCK_HOME/srun-$SLURM_JOB_ID"); do
             kill $(pgrep -P "$node") "$node" || true
-        done""",
+        done
+        exit "$SCANCEL_EXIT" """,
     "srun": """
         echo "$*" >>"$NOTES/srun"
         mkdir -p "$PENSTOCK_HOME"
@@ -113,6 +115,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "BREAKS": "",
         "NOTICE_EXIT": "143",
         "JOB_STATE": "RUNNING",
+        "SCANCEL_EXIT": "0",
         "PENSTOCK_HOME": str(tmp_path / "home"),
         "SLURM_SUBMIT_DIR": str(tmp_path / "project"),
         "SLURM_JOB_ID": JOB,
@@ -231,6 +234,17 @@ def test_scancel_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> 
     assert job.wait(30) == 143
     assert nothing_left(environment)
     assert not (tmp_path / "notes" / "slurm").exists()  # which Slurm would refuse by then
+
+
+def test_nodes_leave_nothing_though_slurm_says_that_it_could_not_signal_them(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The real one says so where one of the nodes has left, and signals the others all the same."""
+    slow = tmp_path / "project" / ".venv" / "bin" / "tar"
+    slow.write_text(f'#!/bin/sh\nsleep 2\nexec {shutil.which("tar")} "$@"\n')
+    slow.chmod(0o755)
+    assert submit(environment | {"SCANCEL_EXIT": "225"}).returncode == 0
+    assert nothing_left(environment)
 
 
 def test_a_node_that_is_signalled_several_times_leaves_nothing(

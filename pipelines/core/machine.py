@@ -1,5 +1,6 @@
 """What this machine has available, free ports and memory, and what it ran out of."""
 
+import ctypes
 import re
 import socket
 from pathlib import Path
@@ -11,6 +12,15 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def has_cuda_driver() -> bool:
+    """Return whether NVIDIA's driver is here, without which torch finds no CUDA device."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:

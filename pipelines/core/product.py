@@ -57,8 +57,13 @@ def product_state() -> dict[str, str]:
 
 def code_digest() -> str:
     """Return a digest of the names and contents of all code that a DAG or a stage may import."""
+    return digest_of(*(PRODUCT / name for name in CODE), DAGS)
+
+
+def digest_of(*folders: Path) -> str:
+    """Return a digest of the names and contents of the Python files below these folders."""
     digest = hashlib.sha256()
-    for folder in (*(PRODUCT / name for name in CODE), DAGS):
+    for folder in folders:
         for path in sorted(folder.rglob("*.py")):
             name = str(path.relative_to(folder.parent)).encode()
             digest.update(name + b"\0" + path.read_bytes() + b"\0")

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.distributed.tensor import DTensor
 
 from pipelines.loading.dataloader import IGNORED
+from pipelines.models.weights import is_sharded
 
 CHUNK = 1 << 27  # most logits held at once: half a GiB in fp32
 SLICE = 1 << 24  # most numbers of a weight gradient held beside its sum: they fit a GPU's cache
@@ -133,4 +133,4 @@ def _add_gradient(total: Tensor, of_logits_PV: Tensor, x_PD: Tensor) -> None:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor

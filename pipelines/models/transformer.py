@@ -105,6 +105,15 @@ class Block(nn.Module):
         return out_BSD + attended_BSD if self.parallel_residual else out_BSD  # type: ignore[no-any-return]
 
 
+class Embedding(nn.Embedding):
+    """nn.Embedding that fills no weights without memory: torch would import its compiler for it."""
+
+    def reset_parameters(self) -> None:
+        """Fill the weights as torch does, but on the meta device."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class Transformer(nn.Module):
     """A decoder, or consecutive layers of one as a stage of a pipeline.
 
@@ -136,9 +145,9 @@ class Transformer(nn.Module):
         layers = range(config.layers) if layers is None else layers
         first, last = layers.start == 0, layers.stop == config.layers
         learned = config.positions == "learned"
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.width) if first else None
+        self.embed_tokens = Embedding(config.vocab_size, config.width) if first else None
         self.embed_positions = (
-            nn.Embedding(config.context_length, config.width) if first and learned else None
+            Embedding(config.context_length, config.width) if first and learned else None
         )
         self.layers = nn.ModuleDict({str(number): Block(config) for number in layers})
         self.norm = build_norm(config) if last else None

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.core.errors import UserError
+from pipelines.core.machine import has_cuda_driver
 from pipelines.core.settings import PROJECT, Settings
-from pipelines.planning.precision_rule import is_settled, settle_precision
+from pipelines.planning.precision_rule import Device, is_settled, settle_precision
 from pipelines.platform.airflow_api import AirflowApi
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import RESOLVED, override_values
@@ -190,6 +191,8 @@ def _for_this_machine(recipe: Recipe) -> Recipe:
     """Return the recipe with the precision of the device on which a stage would train here."""
     if is_settled(recipe):
         return recipe
+    if not has_cuda_driver():
+        return settle_precision(recipe, Device(is_cpu=True, has_bf16=False))
     # Both import torch, which takes seconds.
     from pipelines.models.served import inference_device
     from pipelines.stages.train.train_layout import properties

@@ -7,6 +7,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any
 import yaml
 
 from pipelines.core.errors import UserError
-from pipelines.core.product import LOCK
-from pipelines.core.storage import write_json
+from pipelines.core.product import CODE, LOCK, digest_of
+from pipelines.core.settings import load_settings
+from pipelines.core.storage import read_json, write_json
 from pipelines.stage_cache.reach import Reached, reach
 from pipelines.stage_cache.syntax import Sources
 
 CODE_FILE = "code.json"  # in a workspace: the fingerprints of each stage
+_KEPT = "code-fingerprints.json"
 NEUTRAL = Path(__file__).with_name("neutral.yaml")
 # Import names that differ from the package's name.
 _DISTRIBUTIONS = {"stdnum": "python-stdnum", "yaml": "pyyaml"}
@@ -52,11 +55,37 @@ def write_code(workspace: Path) -> None:
     Raises:
         UserError: `meta.code` in `dvc.yaml` names a function that doesn't exist.
     """
-    codes = stage_codes(workspace)
-    if codes:
-        write_json(
-            workspace / CODE_FILE, {stage: code.fingerprints for stage, code in codes.items()}
-        )
+    if found := fingerprints(workspace):
+        write_json(workspace / CODE_FILE, found)
+
+
+def fingerprints(folder: Path, files: Path | None = None) -> dict[str, dict[str, str]]:
+    """Return the fingerprints of each stage's code; the arguments are those of `stage_codes`.
+
+    They take a second to compute, so `PENSTOCK_HOME` keeps the last ones, which are those of most
+    runs.
+
+    Raises:
+        UserError: `meta.code` in `dvc.yaml` names a function that doesn't exist.
+    """
+    kept = load_settings().home / _KEPT
+    key = _content(folder, files or folder)
+    with suppress(OSError, ValueError, KeyError):  # none yet, or not whole
+        last = read_json(kept)
+        if last["content"] == key:
+            found: dict[str, dict[str, str]] = last["fingerprints"]
+            return found
+    found = {stage: code.fingerprints for stage, code in stage_codes(folder, files).items()}
+    write_json(kept, {"content": key, "fingerprints": found})
+    return found
+
+
+def _content(folder: Path, files: Path) -> str:
+    """Return a digest of all that decides the fingerprints: the code, and what computes them."""
+    parts = [sys.version, digest_of(*(folder / name for name in CODE)), digest_of(NEUTRAL.parent)]
+    texts = files / "dvc.yaml", files / LOCK, NEUTRAL
+    parts += [hashlib.sha256(each.read_bytes()).hexdigest() for each in texts]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def stage_codes(folder: Path, files: Path | None = None) -> dict[str, StageCode]:

@@ -21,7 +21,7 @@ from pipelines.recipe.recipe_files import dump_yaml, load_recipe, with_absolute_
 from pipelines.registry.parents import name_versions, with_folders
 from pipelines.run.records import RUN_FILE, PreprocessRecord, TrainRecord, record_path
 from pipelines.run.workspace import Run
-from pipelines.stage_cache.fingerprint import stage_codes
+from pipelines.stage_cache.fingerprint import fingerprints
 from pipelines.stages.stage_process import STAGE_LOCK
 from pipelines.stages.train.layout_file import LAYOUT
 from pipelines.training.checkpoint.store import CheckpointStore, checkpoint_places
@@ -65,8 +65,8 @@ def open_workspace(job: Job) -> Iterator[Path]:
     """Hold the workspace of this recipe and source; the same job elsewhere waits for its end."""
     recipe = job.recipe
     _, source = settle(recipe)
-    codes = stage_codes(PRODUCT, PRODUCT_FILES)
-    code = [codes[stage].fingerprints for stage in (PreprocessRecord.stage, TrainRecord.stage)]
+    codes = fingerprints(PRODUCT, PRODUCT_FILES)
+    code = [codes[stage] for stage in (PreprocessRecord.stage, TrainRecord.stage)]
     identity = f"{recipe.fingerprint()} {source} {code}"
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     workspace = job.workspace or load_settings().runs / f"ad-hoc-{recipe.name}-{key}"

@@ -103,7 +103,13 @@ def test_another_thread_may_ask_and_waits_for_the_end(start: Callable, tmp_path:
     run = start(steps=100_000, log_every=1)
     run.trainer.events = noted = Noted()
     ended: list[bool] = []
-    asking = threading.Timer(0.5, lambda: ended.append(preemption.save_and_end("other workers", 9)))
+
+    def ask() -> None:
+        while not run.points:  # before the first step nothing trains yet
+            time.sleep(0.01)
+        ended.append(preemption.save_and_end("other workers", 9))
+
+    asking = threading.Thread(target=ask)
     asking.start()
     with pytest.raises(PreemptedError, match="other workers: saved in"):
         run.trainer.fit()

@@ -29,7 +29,7 @@ IN_A_SHELL = (
 
 @dataclass
 class WatchedRun:
-    """A first `penstock run`, of half the default recipe, and what was to be seen meanwhile."""
+    """A first `penstock run`, shorter than the default recipe, and what was seen meanwhile."""
 
     planted: dict[str, str]  # secrets in the shell that it was started from
     printed: str  # on stdout: its summary

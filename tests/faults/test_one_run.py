@@ -14,10 +14,12 @@ from pipelines.run.logbook import read_logbook
 from tests.faults.pipeline_run import PipelineRun
 from tests.faults.processes import handing_over, kill, kill_tree, service, train_worker
 
+STEPS = 500  # enough for three faults
+
 
 @pytest.mark.timeout(1500)
 def test_a_run_outlives_its_task_process_a_train_worker_and_the_ray_head(scenario):
-    run = scenario.start()
+    run = scenario.start(train__steps=STEPS)
     with run.fault("task lost", lambda: run.step > 0), handing_over(run, "train") as task:
         kill(task)
     assert len(scenario.watch.seen(run, "train")) == 1

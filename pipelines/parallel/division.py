@@ -1,6 +1,6 @@
 """What of a decoder each process gets, in numbers; no torch, so a bad layout is refused at once."""
 
-from math import ceil
+from math import ceil, gcd
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
@@ -9,6 +9,7 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.training_section import Adapter
 
 _NF4_BLOCK = 64  # `BLOCK` of `models/quantization.py`, which needs torch
+_MOMENTS_BLOCK = 64  # numbers of a row that share a scale; larger ones fit fewer `parallel.tp`
 
 
 def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> None:
@@ -22,6 +23,8 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
     _check_heads(config, layout)
     _check_sequence(layout, recipe)
     _check_adapter(config, layout, recipe.adapter)
+    if train.optimizer == "adamw_8bit":
+        _check_moments(config, layout.tp)
     if layout.pp == 1:
         return
     stage_layers(config, stage_count(parallel.schedule, layout.pp))
@@ -89,6 +92,25 @@ def _check_blocks(config: DecoderConfig, tp: int, adapter: Adapter) -> None:
                 f"parallel.tp({tp}): not with adapter.kind = qlora, whose blocks of {_NF4_BLOCK} "
                 f"don't divide the {numbers} numbers of a row of {name} that a process has; "
                 "change parallel.tp, or set adapter.kind = lora"
+            )
+
+
+def moments_block(columns: int) -> int:
+    """Return how many numbers of a row share a scale in moments of 8 bits."""
+    return gcd(columns, _MOMENTS_BLOCK)
+
+
+def _check_moments(config: DecoderConfig, tp: int) -> None:
+    """Check that what a process has of a row is whole blocks of moments in 8 bits."""
+    for name, columns in (
+        ("o_proj", config.heads * config.head_width),
+        ("down_proj", config.hidden),
+    ):
+        if columns // tp % moments_block(columns):
+            raise UserError(
+                f"parallel.tp({tp}): not with train.optimizer = adamw_8bit, whose blocks of "
+                f"{moments_block(columns)} don't divide the {columns // tp} numbers of a row of "
+                f"{name} that a process has; change parallel.tp, or set adamw"
             )
 
 

@@ -16,7 +16,7 @@ from pipelines.planning.memory_activations import (
     received,
     within_block,
 )
-from pipelines.planning.memory_state import linear_shapes, muon_bytes, state_of
+from pipelines.planning.memory_state import linear_shapes, state_of, update_bytes
 from pipelines.planning.memory_training import FP32, Training
 
 HEADROOM = 0.9  # the part of a device's memory that tensors may take; see `Memory.margin`
@@ -31,7 +31,7 @@ class Memory:
     Attributes:
         weights: Weights as stored, as gathered and as cast for matrix products.
         gradients: Gradients of trained weights that exist at that moment.
-        optimizer: AdamW's two moments, or Muon's one.
+        optimizer: AdamW's two moments, in fp32 or in 8 bits, or Muon's one.
         activations: Activations kept for the backward pass, and their gradients.
         logits: Logits and the loss's tensors that exist at that moment.
         buffers: Buffers for exchanges between processes, batches and tables of positions.
@@ -117,7 +117,7 @@ def _moments(config: DecoderConfig, training: Training) -> list[Memory]:
         at("backward pass, last block", begun, activations + again + within),
         at("backward pass, first block", state.gradients, last),
         at("end of the backward pass", ended, 0.0),
-        at("update", state.gradients, muon_bytes(config, training)),
+        at("update", state.gradients, update_bytes(config, training)),
     ]
 
 

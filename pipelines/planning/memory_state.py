@@ -1,7 +1,8 @@
 """Bytes of weights, gradients and moments on one device; no torch here.
 
 The formulas follow ZeRO (Rajbhandari et al. 2020) for the optimizers implemented here: AdamW with
-weights, gradients and moments in fp32, or Muon with one moment for the matrices of blocks.
+weights, gradients and moments in fp32, the same with moments in 8 bits for the matrices of blocks,
+or Muon with one moment for these.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from pipelines.models.config import DecoderConfig
+from pipelines.parallel.division import moments_block
 from pipelines.planning.memory_training import FP32, SHARDINGS, Sharding, Training, layers_of
 from pipelines.recipe.training_section import Adapter
 
@@ -18,6 +20,8 @@ _BY_ROWS = ("o_proj", "down_proj")  # the matrices that tensor parallelism divid
 _GATHERED_TOGETHER = 1 << 26  # bytes, in `parallel/data_parallel.py`
 _MUON_TOGETHER = 1 << 27  # numbers, in `training/optimizer.py`
 _MUON_BYTES = 8  # per number while Muon orthogonalises it: four copies in bf16
+_DECODED_TOGETHER = 1 << 22  # numbers, in `training/optimizer.py`
+_DECODED_BYTES = 28  # per number while its moments are decoded: seven copies in fp32
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,27 @@ def kept_by_zero(sharding: Sharding, ways: int) -> Kept:
     return Kept(*(1 / ways if stage >= divides else 1.0 for divides in (3, 2, 1)))
 
 
-def muon_bytes(config: DecoderConfig, training: Training) -> float:
+def update_bytes(config: DecoderConfig, training: Training) -> float:
+    """Return the further bytes that the optimizer needs while it updates the weights."""
+    if training.optimizer == "adamw_8bit":
+        return _decoded_bytes(config, training)
+    return _muon_bytes(config, training)
+
+
+def _decoded_bytes(config: DecoderConfig, training: Training) -> float:
+    """Return the bytes to decode the moments of a matrix, or of a part of it; compiled, none."""
+    if training.compiled or training.cpu_offload:
+        return 0.0
+    shapes = linear_shapes(config)
+    if not training.trains_all:
+        rank = training.adapter.rank
+        adapted = adapted_shapes(config, training.adapter)
+        shapes = {name: (rank, max(shape)) for name, shape in adapted.items()}
+    largest = max(map(prod, shapes.values())) / training.layout.tp / training.shards
+    return min(largest, _DECODED_TOGETHER) * _DECODED_BYTES
+
+
+def _muon_bytes(config: DecoderConfig, training: Training) -> float:
     """Return the bytes Muon needs to orthogonalise matrices of one shape together, to a limit."""
     if training.optimizer != "muon" or not training.trains_all:
         return 0.0
@@ -220,11 +244,28 @@ def _sharded(held: _Held, training: Training) -> State:
 
 def _moments(config: DecoderConfig, held: _Held, training: Training) -> float:
     """Return the bytes of the moments of all trained weights, before sharding divides them."""
-    if training.optimizer != "muon" or not training.trains_all:
+    if training.optimizer == "adamw":
         return held.whole * MOMENTS
-    matrices = sum(prod(shape) for shape in linear_shapes(config).values())
-    of_blocks = (held.whole - held.root) * matrices / config.layer_parameters
-    return held.whole * MOMENTS - of_blocks * MOMENTS / 2
+    if not training.trains_all:  # adapters are matrices of blocks
+        block = moments_block(training.adapter.rank)
+        return held.whole * (_in_8_bits(block) if training.optimizer == "adamw_8bit" else MOMENTS)
+    of_blocks = {
+        name: (held.whole - held.root) * prod(shape) / config.layer_parameters
+        for name, shape in linear_shapes(config).items()
+    }
+    if training.optimizer == "muon":
+        return held.whole * MOMENTS - sum(of_blocks.values()) * MOMENTS / 2
+    columns = {name: shape[1] for name, shape in linear_shapes(config).items()}
+    saved = sum(
+        numbers * (MOMENTS - _in_8_bits(moments_block(columns[name])))
+        for name, numbers in of_blocks.items()
+    )
+    return held.whole * MOMENTS - saved
+
+
+def _in_8_bits(block: int) -> float:
+    """Return the bytes per weight of two moments: a code each, and a scale for each block."""
+    return 2 * (1 + FP32 / block)
 
 
 def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:

@@ -10,11 +10,12 @@ Higher Order Estimate of the Optimum Checkpoint Interval for Restart Dumps", equ
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pipelines.models.config import DecoderConfig
-from pipelines.planning.memory_state import MOMENTS, adapter_parameters
+from pipelines.parallel.layout import Layout
+from pipelines.planning.memory_state import adapter_parameters, state_of
 from pipelines.planning.memory_training import FP32, Training
 from pipelines.planning.step_time import trainable
 
@@ -141,7 +142,7 @@ class CheckpointSize:
 
     Attributes:
         weights: Trained weights in fp32; the base model's frozen weights are not written.
-        optimizer: AdamW's moments.
+        optimizer: The optimizer's moments.
     """
 
     weights: int
@@ -158,7 +159,8 @@ def checkpoint_size(config: DecoderConfig, training: Training) -> CheckpointSize
     trained = config.parameters
     if not training.trains_all:
         trained = adapter_parameters(config, training.adapter)
-    return CheckpointSize(trained * FP32, trained * MOMENTS)
+    alone = replace(training, layout=Layout(), sharding="none", cpu_offload=False, rank=0)
+    return CheckpointSize(trained * FP32, round(state_of(config, alone).optimizer))
 
 
 def stall_seconds(size: CheckpointSize, training: Training, host_bandwidth: float | None) -> float:

@@ -14,6 +14,7 @@ from pipelines.recipe.section import (
 
 Auto = Literal["auto"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Fp8Scaling = Literal["tensorwise", "rowwise"]
 _BY_RULE = ("tp", "pp", "sharding")
 
 
@@ -69,8 +70,10 @@ class Train(Section):
         8, "Samples per forward pass on one process; auto: by memory"
     )
     global_batch_size: int = form_field(16, "Samples per optimizer step, over all processes", ge=1)
-    optimizer: Literal["adamw", "muon"] = Field(
-        "adamw", description="muon: for the blocks' matrices, at AdamW's rate; AdamW for the rest"
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = Field(
+        "adamw",
+        description="adamw_8bit: a byte for each moment of the blocks' matrices, not four; muon: "
+        "for the blocks' matrices, at AdamW's rate; AdamW for the rest",
     )
     lr: float = form_field(3e-3, "Peak learning rate", gt=0)
     min_lr_ratio: float = Field(0.1, ge=0, le=1, description="Last learning rate ÷ peak")
@@ -81,8 +84,13 @@ class Train(Section):
     grad_clip: float = Field(1.0, gt=0, description="Largest global gradient norm")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = form_field(
         "auto",
-        "Precision of matrix products; weights and moments stay in fp32; auto: bf16 on a GPU that "
+        "Precision of matrix products; weights stay in fp32; auto: bf16 on a GPU that "
         "has it, else fp32",
+    )
+    fp8_scaling: Fp8Scaling = Field(
+        "tensorwise",
+        description="Numbers that share a scale in fp8: those of a tensor, or of a row, which is "
+        "more exact and slower",
     )
     activation_checkpoint: Literal["none", "selective", "full"] = Field(
         "none", description="Parts of a block that are recomputed in the backward pass"

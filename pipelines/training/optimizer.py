@@ -1,15 +1,20 @@
-"""The optimizer, AdamW or Muon, and its learning rate.
+"""The optimizer, AdamW or one with its own rule for hidden matrices, and its learning rate.
 
 Muon moves hidden matrices along the orthogonalised momentum, and other weights by AdamW.
 Sources: Jordan et al. 2024, "Muon"; Liu et al. 2025, "Muon is Scalable for LLM Training", whose
 scale of the update lets both parts share AdamW's learning rate and weight decay. `torch.optim.Muon`
 takes one matrix at a time, and a DTensor's shards one product at a time; here matrices of the same
 shape are multiplied together, and each is gathered only once.
+
+AdamW in 8 bits keeps the moments of hidden matrices as one byte a number, and a scale for each
+block of numbers. Source: Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization".
+torchao and bitsandbytes do the same. They keep it in types of their own, which can't be saved as
+safetensors nor divided anew; here codes and scales are plain tensors, divided as the weight is.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import AdamW, Optimizer
 
 from pipelines.models.weights import whole
+from pipelines.parallel.division import moments_block
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.recipe.training_section import Train
 
@@ -25,10 +31,14 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's quintic polynomial, ste
 _ITERATIONS = 5
 _RMS = 0.2  # the root mean square of AdamW's usual update
 _TOGETHER = 1 << 27  # numbers to orthogonalise at once: each copy takes 256 MiB in bf16
+_EPSILON = 1e-8  # as of torch's AdamW
+_AT_ONCE = 1 << 22  # numbers whose moments are decoded at once: each copy takes 16 MiB
 
 
-class Muon(Optimizer):
-    """Muon and AdamW as one optimizer; `param_groups` and `state` hold those of both.
+class HiddenAndOthers(Optimizer):
+    """Updates hidden matrices by a rule of its own and other weights by AdamW, as one optimizer.
+
+    `param_groups` and `state` hold those of both parts.
 
     Attributes:
         found_inf: A scalar on the weights' device. If it is 1.0, `step` changes nothing.
@@ -38,35 +48,57 @@ class Muon(Optimizer):
     _step_supports_amp_scaling = True  # as of a fused AdamW
 
     def __init__(
-        self, matrices: Iterable[nn.Parameter], others: AdamW, *, lr: float, weight_decay: float
+        self,
+        matrices: Iterable[nn.Parameter],
+        others: AdamW | None,
+        *,
+        lr: float,
+        weight_decay: float,
     ) -> None:
         """Keep the parameters that each part updates.
 
         Args:
             matrices: Two-dimensional parameters, whole or DTensors.
-            others: Has the other parameters; it is part of this optimizer from now on.
+            others: Has the other parameters, if there are any; part of this optimizer from now on.
             lr: The learning rate of the matrices; comparable to AdamW's.
             weight_decay: The weight decay of the matrices.
         """
-        hidden = {"params": list(matrices), "lr": lr, "weight_decay": weight_decay, "muon": True}
-        super().__init__([hidden, *others.param_groups], {"muon": False})
+        hidden = {"params": list(matrices), "lr": lr, "weight_decay": weight_decay}
+        further = others.param_groups if others else []
+        super().__init__([hidden, *further], {})
         self._others = others
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient; a closure is not supported."""
         if closure is not None:
-            raise ValueError("Muon.step takes no closure")
-        self._others.state = self.state
-        self._others.param_groups = [group for group in self.param_groups if not group["muon"]]
-        self._others.found_inf = self.found_inf  # type: ignore[attr-defined]
-        self._others.step()
-        for group in self.param_groups:
-            if group["muon"]:
-                for matrices in _alike(group["params"]):
-                    self._update(matrices, group["lr"], group["weight_decay"])
+            raise ValueError(f"{type(self).__name__}.step takes no closure")
+        hidden, *others = self.param_groups
+        if self._others:
+            self._others.state = self.state
+            self._others.param_groups = others
+            self._others.found_inf = self.found_inf  # type: ignore[attr-defined]
+            self._others.step()
+        matrices = [each for each in hidden["params"] if each.grad is not None]
+        self._update(matrices, hidden["lr"], hidden["weight_decay"])
 
     def _update(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
+        """Update the matrices, which all have gradients."""
+        raise NotImplementedError
+
+    def _unless_bad(self, new: Tensor, old: Tensor) -> Tensor:
+        """Return `new`, or `old` in a step that is left out; 0 times NaN would be NaN."""
+        return new if self.found_inf is None else torch.where(self.found_inf.bool(), old, new)
+
+
+class Muon(HiddenAndOthers):
+    """Muon for hidden matrices, AdamW for other weights."""
+
+    def _update(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
+        for alike in _alike(matrices):
+            self._update_alike(alike, lr, weight_decay)
+
+    def _update_alike(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
         gradients = [(each, each.grad) for each in matrices if each.grad is not None]
         directions = torch.stack([_wide(self._direction(*each)) for each in gradients])
         scale = _RMS * math.sqrt(max(matrices[0].shape))
@@ -75,10 +107,6 @@ class Muon(Optimizer):
             new = matrix * (1 - lr * weight_decay)
             new.add_(_laid_like(lying.to(matrix.dtype), matrix), alpha=-lr * scale)
             matrix.copy_(self._unless_bad(new, matrix))
-
-    def _unless_bad(self, new: Tensor, old: Tensor) -> Tensor:
-        """Return `new`, or `old` in a step that is left out; 0 times NaN would be NaN."""
-        return new if self.found_inf is None else torch.where(self.found_inf.bool(), old, new)
 
     def _direction(self, matrix: nn.Parameter, gradient: Tensor) -> Tensor:
         """Update the momentum, and return Nesterov's direction as a whole bf16 matrix."""
@@ -106,11 +134,10 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 def _alike(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield parameters with gradients, in groups of one shape (or transposed) and limited size."""
+    """Yield parameters in groups of one shape (or transposed) and limited size."""
     shapes: dict[tuple[int, ...], list[nn.Parameter]] = {}
     for parameter in parameters:
-        if parameter.grad is not None:
-            shapes.setdefault(tuple(sorted(parameter.shape)), []).append(parameter)
+        shapes.setdefault(tuple(sorted(parameter.shape)), []).append(parameter)
     for shape, matrices in shapes.items():
         together = max(1, _TOGETHER // math.prod(shape))
         for start in range(0, len(matrices), together):
@@ -131,21 +158,204 @@ def _laid_like(matrix: Tensor, parameter: Tensor) -> Tensor:
     return everywhere.redistribute(placements=parameter.placements).to(parameter.device)
 
 
-def build_optimizer(model: Parallelized, train: Train) -> Optimizer:
-    """Build AdamW, or Muon for the blocks' matrices; only matrices have weight decay.
+class AdamW8bit(HiddenAndOthers):
+    """AdamW that keeps a hidden matrix's moments in 8 bits; the usual AdamW for other weights.
 
-    Norm weights need not be small, so they do not decay. The optimizer's state has the weights'
-    precision, and covers what this process updates.
+    Codes have the weight's shape; scales have a number for each block of a row. Both lie over
+    processes as the weight does, so what a process has of a row must be whole blocks:
+    `parallel/division.py` checks that.
+    """
+
+    def __init__(
+        self,
+        matrices: Iterable[nn.Parameter],
+        others: AdamW | None,
+        *,
+        lr: float,
+        weight_decay: float,
+        betas: tuple[float, float],
+        compiled: bool = False,
+    ) -> None:
+        """Keep the parameters that each part updates.
+
+        Args:
+            matrices: Two-dimensional parameters, whole or DTensors.
+            others: Has the other parameters, if there are any.
+            lr: The learning rate of the matrices.
+            weight_decay: The weight decay of the matrices.
+            betas: AdamW's, of the matrices.
+            compiled: Whether `torch.compile` makes one kernel of the update.
+        """
+        super().__init__(matrices, others, lr=lr, weight_decay=weight_decay)
+        self._betas = betas
+        self._rule = compiled_update() if compiled else update_in_8_bits
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    def _update(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
+        for matrix in matrices:
+            state, gradient = self.state[matrix], cast("Tensor", matrix.grad)
+            if not state:
+                state.update(_moments_in_8_bits(matrix))
+            self._tables = tables = self._tables or _tables(matrix.device)
+            state["step"] += 1 if self.found_inf is None else 1 - self.found_inf
+            for part in _parts([matrix, gradient, *(state[name] for name in _MOMENTS)]):
+                self._rule(
+                    *part,
+                    tables=tables,
+                    step=state["step"],
+                    # As tensors: a compiled function is compiled anew for each other number.
+                    lr=torch.tensor(lr),
+                    decay=torch.tensor(lr * weight_decay),
+                    betas=self._betas,
+                    bad=self.found_inf,
+                )
+
+
+_MOMENTS = ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale")
+
+
+def _moments_in_8_bits(matrix: nn.Parameter) -> dict[str, Tensor]:
+    """Return moments of zero: with a scale of zero, any code means zero."""
+    step = torch.zeros((), device=matrix.device)
+    state = {"step": step}
+    for name in _MOMENTS:
+        state[name] = (
+            _scales_like(matrix)
+            if name.endswith("_scale")
+            else torch.zeros_like(matrix, dtype=torch.uint8, requires_grad=False)
+        )
+    return state
+
+
+def _scales_like(matrix: Tensor) -> Tensor:
+    """Return a zero for each block of each row, divided over processes as `matrix` is."""
+    rows, columns = matrix.shape
+    per_row = columns // moments_block(columns)
+    if not isinstance(matrix, DTensor):
+        return matrix.new_zeros(rows, per_row)
+    local = matrix.to_local()
+    zeros = local.new_zeros(local.shape[0], local.shape[1] // moments_block(columns))
+    scales = DTensor.from_local(
+        zeros,
+        matrix.device_mesh,
+        matrix.placements,
+        run_check=False,
+        shape=torch.Size((rows, per_row)),
+        stride=(per_row, 1),
+    )
+    return scales.to(matrix.device)  # offloaded weights are on the CPU, not on the mesh's device
+
+
+def _parts(tensors: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Yield views of a weight, its gradient, and `_MOMENTS`: as many blocks as `_AT_ONCE` allows.
+
+    Each is [blocks, numbers of a block], or [blocks, 1] for scales.
+    """
+    block = moments_block(tensors[0].shape[1])
+    local = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+    blocks = local[0].numel() // block
+    if blocks == 0:  # this process has no row of it
+        return
+    views = [each.view(blocks, each.numel() // blocks) for each in local]
+    together = max(1, _AT_ONCE // block)
+    yield from zip(*(torch.split(each, together) for each in views), strict=True)
+
+
+def update_in_8_bits(
+    weight: Tensor,
+    gradient: Tensor,
+    first_codes: Tensor,
+    first_scales: Tensor,
+    second_codes: Tensor,
+    second_scales: Tensor,
+    *,
+    tables: tuple[Tensor, Tensor],
+    step: Tensor,
+    lr: Tensor,
+    decay: Tensor,
+    betas: tuple[float, float],
+    bad: Tensor | None,
+) -> None:
+    """Take AdamW's step in fp32, in place, and round the moments.
+
+    A second moment that is not zero never becomes zero: the next step would divide by nothing.
+    """
+    signed, unsigned = tables
+    first = (signed[first_codes.int()] * first_scales).lerp(gradient, 1 - betas[0])
+    second = unsigned[second_codes.int()] * second_scales
+    second = second.lerp(gradient.square(), 1 - betas[1])
+    root = (second / (1 - betas[1] ** step)).sqrt() + _EPSILON
+    new = weight * (1 - decay) - lr / (1 - betas[0] ** step) * first / root
+    values = [new, *_encode(first, signed, 0), *_encode(second, unsigned, 1)]
+    olds = weight, first_codes, first_scales, second_codes, second_scales
+    for old, value in zip(olds, values, strict=True):
+        old.copy_(value if bad is None else torch.where(bad.bool(), old, value))
+
+
+def compiled_update() -> Callable[..., None]:
+    """Return `update_in_8_bits` as one kernel, for any number of blocks."""
+    compiled: Callable[..., None] = torch.compile(update_in_8_bits, dynamic=True)
+    return compiled
+
+
+def _encode(numbers: Tensor, table: Tensor, least: int) -> tuple[Tensor, Tensor]:
+    """Return the codes of the nearest entries of `table`, and each block's scale.
+
+    Args:
+        numbers: [blocks, numbers of a block].
+        table: Its entries rise to 1.
+        least: The lowest code to give.
+    """
+    scales = numbers.abs().amax(dim=1, keepdim=True)
+    borders = (table[1:] + table[:-1]) / 2
+    shares = numbers / scales.clamp(min=torch.finfo(torch.float32).tiny)
+    codes = torch.bucketize(shares, borders, out_int32=True).clamp(min=least)
+    return codes.to(torch.uint8), scales
+
+
+def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the 256 numbers of codes with a sign, and of those without, both in rising order."""
+    signed, unsigned = (torch.tensor(dynamic_numbers(signed=each)) for each in (True, False))
+    return signed.to(device), unsigned.to(device)
+
+
+def dynamic_numbers(*, signed: bool) -> list[float]:
+    """Return the paper's dynamic tree: a power of ten has twice the numbers of the one below.
+
+    They lie in [-1, 1] with a sign, and in [0, 1] without.
+    """
+    numbers = [0.0, 1.0]
+    for power in range(7):
+        parts = 2 ** (power if signed else power + 1)
+        middles = [
+            (0.1 + 0.9 * (part + 0.5) / parts) * 10.0 ** (power - 6) for part in range(parts)
+        ]
+        numbers += middles + ([-each for each in middles] if signed else [])
+    return sorted(numbers)
+
+
+def build_optimizer(model: Parallelized, train: Train) -> Optimizer:
+    """Build AdamW, with its moments in 8 bits or not, or Muon; only matrices have weight decay.
+
+    Norm weights need not be small, so they do not decay. The optimizer's state covers what this
+    process updates. It has the weights' precision; `adamw_8bit` rounds that of the blocks' matrices
+    and, as bitsandbytes advises, not that of embeddings, whose gradients differ most.
     """
     trained = model.trained()
     matrices = {}
-    if train.optimizer == "muon":
+    if train.optimizer != "adamw":
         matrices = {n: each for n, each in trained.items() if "layers." in n and each.ndim == 2}
     others = [each for name, each in trained.items() if name not in matrices]
-    optimizer: Optimizer = (adamw := _adamw(others, train))
-    if matrices:
-        hidden = matrices.values()
-        optimizer = Muon(hidden, adamw, lr=train.lr, weight_decay=train.weight_decay)
+    adamw = _adamw(others, train) if others else None
+    hidden, rates = matrices.values(), {"lr": train.lr, "weight_decay": train.weight_decay}
+    optimizer: Optimizer
+    if train.optimizer == "muon":
+        optimizer = Muon(hidden, adamw, **rates)
+    elif train.optimizer == "adamw_8bit":
+        betas = train.beta1, train.beta2
+        optimizer = AdamW8bit(hidden, adamw, **rates, betas=betas, compiled=train.fixed_compile)
+    else:
+        optimizer = _adamw(others, train)
     model.attach(optimizer)
     return optimizer
 

@@ -5,6 +5,7 @@ It can also make the same step give the same bits, even on a GPU.
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
 from pipelines.models.weights import COMPUTE_DTYPES
-from pipelines.recipe.training_section import Precision
+from pipelines.recipe.training_section import Fp8Scaling, Precision, Train
 
 
 def set_deterministic(wanted: bool) -> None:
@@ -27,20 +28,27 @@ def set_deterministic(wanted: bool) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-_FP8_CAPABILITY = (8, 9)  # NVIDIA Ada; Hopper is 9.0
+# By what shares a scale: NVIDIA Ada, and Hopper.
+_FP8_CAPABILITY: dict[Fp8Scaling, tuple[int, int]] = {
+    "tensorwise": (8, 9),
+    "rowwise": (9, 0),
+}
 _TF32_CAPABILITY = (8, 0)  # Ampere
 
 
-def set_precision(precision: Precision, device: torch.device) -> None:
+def set_precision(train: Train, device: torch.device) -> None:
     """Make this process compute fp32 matrix products exactly, or as TF32.
 
     Raises:
         UserError: the device can't compute in this precision.
     """
+    precision = train.fixed_precision
     if precision == "tf32":
-        _need(device, _TF32_CAPABILITY, precision, "set fp32 or bf16")
+        _need(device, _TF32_CAPABILITY, "precision = tf32", "set fp32 or bf16")
     if precision == "fp8":
-        _need(device, _FP8_CAPABILITY, precision, "set bf16")
+        _need(device, _FP8_CAPABILITY["tensorwise"], "precision = fp8", "set bf16")
+        scaling = train.fp8_scaling
+        _need(device, _FP8_CAPABILITY[scaling], f"fp8_scaling = {scaling}", "set tensorwise")
     if device.type == "cpu":
         _let_onednn_multiply()
     else:  # not by a backend's own setting: torch.compile asks for this one, and refuses both
@@ -67,28 +75,35 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
-def to_fp8(model: nn.Module) -> None:
-    """Make the blocks' matrix products use fp8, scaled by tensor; call it before `parallelize`.
+def to_fp8(model: nn.Module, scaling: Fp8Scaling, *, emulated: bool = False) -> None:
+    """Make the blocks' matrix products use fp8; call it before `parallelize`.
 
     The head is left unchanged, as in Micikevicius et al. 2022, "FP8 formats for deep learning".
+
+    Args:
+        model: Its blocks' linear layers are replaced; parameters and their names stay.
+        scaling: What shares a scale.
+        emulated: Whether to round as fp8 does but multiply in a wider type, as any device can.
     """
-    from torchao.float8 import convert_to_float8_training  # takes seconds, for fp8 GPUs only
+    # It takes seconds, and is for fp8 GPUs only.
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     def convertible(module: nn.Module, name: str) -> bool:
         # The kernels need sizes that are multiples of 16.
         sizes = getattr(module, "in_features", 1), getattr(module, "out_features", 1)
         return name.startswith("layers.") and all(size % 16 == 0 for size in sizes)
 
-    convert_to_float8_training(model, module_filter_fn=convertible)
+    config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulated)
+    convert_to_float8_training(model, config=config, module_filter_fn=convertible)
 
 
-def _need(device: torch.device, capability: tuple[int, int], precision: str, instead: str) -> None:
+def _need(device: torch.device, capability: tuple[int, int], value: str, instead: str) -> None:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= capability:
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     major, minor = capability
     raise UserError(
-        f"train.precision = {precision}: it needs an NVIDIA GPU of compute capability "
+        f"train.{value}: it needs an NVIDIA GPU of compute capability "
         f"{major}.{minor} or later, but this process has {name}; {instead}"
     )
 

@@ -83,7 +83,7 @@ class Trainer:
         self.mesh = model.mesh
         self.device = model.mesh.device
         precision = train.fixed_precision
-        set_precision(precision, self.device)
+        set_precision(train, self.device)
         set_deterministic(train.deterministic)
         self.parameters = model.parameters()
         self.optimizer = build_optimizer(model, train)

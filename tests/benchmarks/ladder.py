@@ -65,6 +65,7 @@ def rung(
 FP32 = rung(None, "fp32", optimizer={"fused": False})
 BF16 = rung(FP32, "bf16", 0.05, train={"precision": "bf16"})
 FUSED = rung(BF16, "+ fused optimizer", optimizer={"fused": True})
+EIGHT_BITS = rung(FUSED, "8-bit moments", 0.1, train={"optimizer": "adamw_8bit"})
 COMPILED = rung(FUSED, "+ compile", 0.05, train={"compile": True})
 ACCUMULATION = rung(COMPILED, "+ accumulation", 0.2, train={"micro_batch_size": 2})
 SELECTIVE = rung(ACCUMULATION, "+ selective", train={"activation_checkpoint": "selective"})
@@ -75,7 +76,7 @@ ZERO_2 = rung(ZERO_1, "zero 2", 0.1, 2, parallel={"sharding": "gradients"})
 ZERO_3 = rung(ZERO_2, "zero 3", 0.02, 2, parallel={"sharding": "full"})
 LORA = rung(FUSED, "lora", 0.1, adapter={"kind": "lora"})
 QLORA = rung(LORA, "qlora", 0.02, adapter={"kind": "qlora"})
-RUNGS = [FP32, BF16, FUSED, COMPILED, ACCUMULATION, SELECTIVE, FULL]
+RUNGS = [FP32, BF16, FUSED, EIGHT_BITS, COMPILED, ACCUMULATION, SELECTIVE, FULL]
 RUNGS += [DDP, ZERO_1, ZERO_2, ZERO_3, LORA, QLORA]
 
 BENCHMARK = Benchmark(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipelines.recipe.training_section import Fp8Scaling
 from pipelines.run.records import Split
 from pipelines.training.checkpoint.checkpointer import Position
 from tests.distributed.pool import Pool
@@ -31,8 +32,8 @@ def curve(found: list[tuple[float, float]]) -> list[float]:
     ("sharding", "precision"),
     [
         ("ddp", "bf16"),
-        ("zero-3", "fp16"),
         pytest.param("ddp", "fp16", marks=ELSEWHERE),
+        pytest.param("zero-3", "fp16", marks=ELSEWHERE),
         pytest.param("zero-1", "bf16", marks=ELSEWHERE),
         pytest.param("zero-1", "fp16", marks=ELSEWHERE),
         pytest.param("zero-3", "bf16", marks=ELSEWHERE),
@@ -115,7 +116,8 @@ def test_the_residual_stream_has_one_type_under_every_layout(
     assert found == [{torch.bfloat16}] * 2
 
 
-@pytest.mark.parametrize("sharding", [pytest.param("zero-1", marks=ELSEWHERE), "zero-3"])
+@ELSEWHERE
+@pytest.mark.parametrize("sharding", ["zero-1", "zero-3"])
 def test_muon_whose_products_are_in_bf16_follows_the_curve_of_one_process(
     sharding: str, data: tuple[Path, Split], pool: Callable[[int], Pool], tmp_path: Path
 ) -> None:
@@ -123,3 +125,60 @@ def test_muon_whose_products_are_in_bf16_follows_the_curve_of_one_process(
     alone = curve(losses(case, data, tmp_path / "alone", torch.float32))
     for found in pool(2).run(losses, case, data, tmp_path / "together", torch.float32):
         assert curve(found) == pytest.approx(alone, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        "zero-3",
+        pytest.param("ddp", marks=ELSEWHERE),
+        pytest.param("zero-1", marks=ELSEWHERE),
+        pytest.param("tp", marks=ELSEWHERE),
+        pytest.param("pp", marks=ELSEWHERE),
+    ],
+)
+def test_moments_in_8_bits_are_those_of_one_process(
+    sharding: str, data: tuple[Path, Split], pool: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    model = {"width": 128, "hidden": 128}
+    train = {"optimizer": "adamw_8bit", "lr": 1e-3}
+    case = Case(sharding, 2, SHARDINGS[sharding], train, model=model)
+    alone = curve(losses(case, data, tmp_path / "alone", torch.float32))
+    exact = replace(case, train={**train, "optimizer": "adamw"})
+    in_fp32 = curve(losses(exact, data, tmp_path / "fp32", torch.float32))
+    for found in pool(2).run(losses, case, data, tmp_path / "together", torch.float32):
+        together = curve(found)
+        assert together == pytest.approx(alone, rel=1e-3)
+        assert together == pytest.approx(in_fp32, rel=2e-2)
+        assert together != in_fp32
+
+
+@ELSEWHERE
+@pytest.mark.parametrize(
+    ("sharding", "scaling"),
+    [
+        ("zero-3", "rowwise"),
+        ("zero-3", "tensorwise"),
+        ("ddp", "rowwise"),
+        ("zero-1", "rowwise"),
+        ("tp", "rowwise"),
+        ("tp", "tensorwise"),
+        ("pp", "rowwise"),
+    ],
+)
+def test_products_that_round_as_fp8_does_follow_the_curve_of_one_process(
+    sharding: str,
+    scaling: Fp8Scaling,
+    data: tuple[Path, Split],
+    pool: Callable[[int], Pool],
+    tmp_path: Path,
+) -> None:
+    train = {"precision": "bf16", "lr": 3e-3}
+    case = Case(sharding, 2, SHARDINGS[sharding], train, fp8=scaling)
+    alone = curve(losses(case, data, tmp_path / "alone", torch.float32))
+    in_bf16 = curve(losses(replace(case, fp8=None), data, tmp_path / "bf16", torch.float32))
+    for found in pool(2).run(losses, case, data, tmp_path / "together", torch.float32):
+        together = curve(found)
+        assert together == pytest.approx(alone, rel=1e-2)
+        assert together == pytest.approx(in_bf16, rel=2e-2)
+        assert together != in_bf16

@@ -86,7 +86,7 @@ def run(
         recipe = settled.recipe
         mesh = build_mesh(settled.choice.layout, device, recipe.train.stall_seconds)
         with one_for_all():
-            set_precision(recipe.train.fixed_precision, device)
+            set_precision(recipe.train, device)
             history = prepare(recipe, dataset, workspace, mesh)
             events = Events() if history is None else logbook(settled, workspace)
             loader = build_loader(recipe, dataset, workspace, mesh)
@@ -186,7 +186,7 @@ def build_model(recipe: Recipe, shape: DecoderConfig) -> Transformer:
         model = Transformer(shape)
         adapt(model, recipe)
     if recipe.train.fixed_precision == "fp8":
-        to_fp8(model)
+        to_fp8(model, recipe.train.fp8_scaling)
     return model
 
 

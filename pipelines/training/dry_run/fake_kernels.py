@@ -20,6 +20,7 @@ from pipelines.models.loss import CrossEntropy
 from pipelines.models.transformer import Transformer
 from pipelines.parallel import parallelize
 from pipelines.planning.hardware import Hardware
+from pipelines.training import optimizer
 
 _FLASH = (8, 0)  # the compute capability that FlashAttention needs
 _WIDEST = 256  # features of a head that it takes
@@ -41,6 +42,7 @@ def fake_kernels(hardware: Hardware) -> Iterator[None]:
             patch.object(F, "scaled_dot_product_attention", attend),
             patch.object(attention, "_compiled", _uncompiled),
             patch.object(parallelize, "compile_blocks", compile_blocks),
+            patch.object(optimizer, "compiled_update", lambda: optimizer.update_in_8_bits),
             torch._functorch.config.patch(graphsafe_rng_functionalization=False),
         ):
             stack.enter_context(each)

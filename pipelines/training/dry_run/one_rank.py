@@ -96,12 +96,12 @@ def _train(
     observer: Observer,
     memory: MemoryCount,
 ) -> None:
-    set_precision(recipe.train.fixed_precision, mesh.device)
+    set_precision(recipe.train, mesh.device)
     with torch.device("meta"):
         model = Transformer(shape)
         adapt(model, recipe)
     if recipe.train.fixed_precision == "fp8":
-        to_fp8(model)
+        to_fp8(model, recipe.train.fp8_scaling)
     with tempfile.TemporaryDirectory() as folder, fake, observer.watching():
         laid = parallelize(model, mesh, recipe, Transformer.after_to_empty)
         del model

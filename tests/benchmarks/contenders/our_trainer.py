@@ -73,12 +73,12 @@ def build_trainer(
         device=mesh.device,
         steps=recipe.train.steps,
     )
-    set_precision(recipe.train.precision, mesh.device)
+    set_precision(recipe.train, mesh.device)
     with torch.device("meta"):
         model = Transformer(shape)
         adapt(model, recipe)
     if recipe.train.precision == "fp8":
-        to_fp8(model)
+        to_fp8(model, recipe.train.fp8_scaling)
     parallelized = parallelize(model, mesh, recipe, partial(_fill, recipe))
     points: list[StepMetrics] = []
     run = folder / scratch

@@ -69,6 +69,13 @@ def test_a_checkpoint_is_weights_and_two_moments_in_fp32() -> None:
     assert adapted.total == adapter_parameters(LLAMA, adapter) * 12
 
 
+def test_moments_in_8_bits_are_less_to_save() -> None:
+    size = checkpoint_size(LLAMA, training(Layout(dp_shard=8), optimizer="adamw_8bit"))
+    in_blocks = LLAMA.layers * LLAMA.layer_parameters
+    rest = LLAMA.parameters - in_blocks
+    assert size.optimizer == pytest.approx(in_blocks * 2 * (1 + 4 / 64) + rest * 8, rel=1e-3)
+
+
 def test_training_waits_until_each_part_is_in_host_memory() -> None:
     sharded = training(Layout(dp_shard=8))
     size = checkpoint_size(LLAMA, sharded)

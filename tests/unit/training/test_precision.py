@@ -1,11 +1,15 @@
 from collections.abc import Callable
+from copy import deepcopy
+from typing import get_args
 
 import pytest
 import torch
+from torch import nn
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
 from pipelines.models.transformer import Transformer
+from pipelines.recipe.training_section import Fp8Scaling, Train
 from pipelines.training.checkpoint.checkpointer import Position
 from pipelines.training.precision import LossScale, set_precision, to_fp8
 
@@ -21,7 +25,16 @@ CPU = torch.device("cpu")
 )
 def test_what_a_device_cannot_do_is_one_line(precision: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
-        set_precision(precision, CPU)
+        set_precision(Train(precision=precision), CPU)
+
+
+def test_rows_with_a_scale_of_their_own_need_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA L40S")
+    train = Train(precision="fp8", fp8_scaling="rowwise")
+    line = r"train\.fp8_scaling = rowwise: .* 9\.0 or later, .* has NVIDIA L40S; set tensorwise"
+    with pytest.raises(UserError, match=line):
+        set_precision(train, torch.device("cuda", 0))
 
 
 def test_the_scale_halves_after_an_overflow_and_doubles_after_a_while() -> None:
@@ -65,7 +78,7 @@ def test_a_step_that_overflows_is_left_out(start: Callable) -> None:
 
 
 def test_fp32_on_the_cpu_rounds_no_factor() -> None:
-    set_precision("fp32", CPU)
+    set_precision(Train(precision="fp32"), CPU)
     torch.manual_seed(0)
     x, weight = torch.randn(512, 256), torch.randn(256, 300)
     # Factors of half the digits would be a thousand times as far off.
@@ -78,7 +91,7 @@ def test_what_compile_asks_for_can_be_answered_with_tf32(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     before = torch.get_float32_matmul_precision()
     try:
-        set_precision("tf32", torch.device("cuda", 0))
+        set_precision(Train(precision="tf32"), torch.device("cuda", 0))
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
@@ -90,9 +103,24 @@ def test_fp8_is_for_the_blocks_alone() -> None:
     )
     with torch.device("meta"):
         model = Transformer(shape)
-        to_fp8(model)
+        to_fp8(model, "tensorwise")
     kinds = {name: type(each).__name__ for name, each in model.named_modules()}
     assert kinds["layers.0.self_attn.q_proj"] == "Float8Linear"
     assert kinds["layers.0.mlp.up_proj"] == "Linear"  # 40 is no multiple of 16
     assert kinds["lm_head"] == "Linear"
     assert model.lm_head.weight is model.embed_tokens.weight
+
+
+def test_a_row_of_large_numbers_costs_the_other_rows_no_digits_where_each_has_a_scale() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(32, 64) * torch.logspace(-6, 0, 32).unsqueeze(1)
+    exact = nn.Linear(64, 48, bias=False)
+    worst = {}
+    for scaling in get_args(Fp8Scaling):
+        model = nn.Module()
+        model.layers = nn.ModuleDict({"0": deepcopy(exact)})
+        to_fp8(model, scaling, emulated=True)
+        off = (model.layers["0"](x) - exact(x)).norm(dim=1) / exact(x).norm(dim=1)
+        worst[scaling] = float(off.max().detach())
+    assert worst["rowwise"] < 0.06
+    assert worst["tensorwise"] > 0.5

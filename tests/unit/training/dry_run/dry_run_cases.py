@@ -67,10 +67,12 @@ FEW = {"micro_batch_size": 1}
 # Compiled, a dry run runs each operator of a graph by itself, so that it counts results that
 # Inductor never writes: it tells more than a GPU needs.
 COMPILED = {"compile": True}
+IN_8_BITS = {"optimizer": "adamw_8bit"}
+FP8 = COMPILED | {"precision": "fp8"}
+BY_ROWS = FP8 | {"fp8_scaling": "rowwise"}
 
+ONE, REPLICAS = Tried(), Tried(8)
 QUICK = {
-    "one": Tried(),
-    "replicas": Tried(8),
     "sharded": Tried(8, FULL | {"dp_shard": 8}),
     "tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, SELECTIVE),
     "pipeline": Tried(2, {"pp": 2}),
@@ -78,8 +80,17 @@ QUICK = {
     "lora": Tried(adapter=LORA),
 }
 FURTHER = {
+    "one": ONE,
+    "replicas": REPLICAS,
     "fp32": Tried(train={"precision": "fp32"}),
     "muon": Tried(train={"optimizer": "muon"}),
+    "8 bits": Tried(train=IN_8_BITS),
+    "sharded, 8 bits": Tried(8, FULL | {"dp_shard": 8}, IN_8_BITS),
+    "compiled, 8 bits": Tried(8, FULL | {"dp_shard": 8}, IN_8_BITS | COMPILED, graphs=1),
+    "lora, 8 bits": Tried(adapter=LORA, train=IN_8_BITS),
+    "fp8": Tried(8, FULL | {"dp_shard": 8}, FP8, graphs=1),
+    "fp8 by rows": Tried(8, FULL | {"dp_shard": 8}, BY_ROWS, graphs=1),
+    "fp8 by rows, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, BY_ROWS, graphs=1),
     "documents": Tried(data={"document_mask": True}, graphs=1),
     "recomputed": Tried(train=AGAIN),
     "selective": Tried(train=SELECTIVE),

@@ -12,7 +12,9 @@ from pipelines.training.dry_run.dry_run import Case, Report, dry_run
 from pipelines.training.dry_run.wait_log import WAITS
 from tests.unit.training.dry_run.dry_run_cases import (
     FURTHER,
+    ONE,
     QUICK,
+    REPLICAS,
     Tried,
     predicted,
     sent,
@@ -77,7 +79,7 @@ def test_a_shipped_recipe(name: str) -> None:
 )
 def test_a_wait_is_found_with_its_place(fault: str, kind: str, monkeypatch) -> None:
     monkeypatch.setenv("DRY_RUN_FAULT", fault)
-    case, _ = QUICK["one"].laid()
+    case, _ = ONE.laid()
     (found,) = (wait for wait in dry_run(case, PLANTED).ranks[0].waits if not wait["reason"])
     assert (found["kind"], found["count"]) == (kind, 1)
     assert found["file"] in ("training/trainer.py", "parallel/gradients.py")
@@ -86,27 +88,27 @@ def test_a_wait_is_found_with_its_place(fault: str, kind: str, monkeypatch) -> N
 
 def test_a_missing_exchange_is_not_what_the_planner_says(monkeypatch) -> None:
     monkeypatch.setenv("DRY_RUN_FAULT", "exchange")
-    case, choice = QUICK["replicas"].laid()
+    case, choice = REPLICAS.laid()
     with pytest.raises(AssertionError):
         check_exchanges(dry_run(case, PLANTED), case, choice)
 
 
 def test_a_mistake_is_told_in_one_line() -> None:
-    case, _ = QUICK["one"].laid()
+    case, _ = ONE.laid()
     recipe = override_values(case.recipe, {"train.precision": "fp8", "train.compile": True})
     with pytest.raises(UserError, match=r"needs an NVIDIA GPU of compute capability 8\.9"):
         dry_run(replace(case, recipe=recipe, hardware=named("a100-80")))
 
 
 def test_a_device_without_cuda_is_refused() -> None:
-    case, _ = QUICK["one"].laid()
+    case, _ = ONE.laid()
     with pytest.raises(UserError, match="is no NVIDIA GPU"):
         dry_run(replace(case, hardware=named("tpu-v4")))
 
 
 def test_its_memory_on_the_host_is_limited(monkeypatch) -> None:
     monkeypatch.setenv("DRY_RUN_FAULT", "memory")
-    case, _ = QUICK["one"].laid()
+    case, _ = ONE.laid()
     with pytest.raises(RuntimeError, match="MemoryError"):
         dry_run(case, PLANTED)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from pipelines.loading.dataloader import IGNORED
-from pipelines.models.weights import is_sharded
+from pipelines.models.weights import local
 
 CHUNK = 1 << 27  # most logits held at once: half a GiB in fp32
 SLICE = 1 << 24  # most numbers of a weight gradient held beside its sum: they fit a GPU's cache
@@ -111,7 +111,7 @@ class _Chunked(torch.autograd.Function):
             for total, dtype in zip(sums, ctx.dtypes, strict=True)
         ]
         for total, into in zip(sums, scaled, strict=True):
-            torch.mul(_local(total), _local(scale), out=_local(into))
+            torch.mul(local(total), local(scale), out=local(into))
         return (None, None, gradient * scale, None, None, *scaled)
 
 
@@ -120,7 +120,7 @@ def _add_gradient(total: Tensor, of_logits_PV: Tensor, x_PD: Tensor) -> None:
 
     The products are of the logits' precision, their sum of the total's.
     """
-    total, of_logits_PV, x_PD = map(_local, (total, of_logits_PV, x_PD))
+    total, of_logits_PV, x_PD = map(local, (total, of_logits_PV, x_PD))
     if total.dim() == 1:
         total.add_(of_logits_PV.sum(dim=0))
         return
@@ -130,7 +130,3 @@ def _add_gradient(total: Tensor, of_logits_PV: Tensor, x_PD: Tensor) -> None:
         torch.split(total, rows), torch.split(of_logits_PV, rows, dim=1), strict=True
     ):
         part_VD.add_(gradient_PV.T @ x_PD)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if is_sharded(tensor) else tensor

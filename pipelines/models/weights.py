@@ -95,6 +95,11 @@ def is_sharded(tensor: Place) -> "TypeGuard[DTensor]":
     return hasattr(tensor, "placements")
 
 
+def local(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor: its shard of a DTensor, or all of it."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
 def part_here(parameter: "DTensor") -> tuple[Rows, tuple[slice, ...]] | None:
     """Return which rows of a sharded parameter this process holds, and which part of each row.
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from pipelines.models.weights import local
 from pipelines.parallel.mesh import Mesh
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import of_driver
@@ -61,8 +61,8 @@ def _held(modules: Iterable[nn.Module], optimizer: Optimizer) -> Iterable[Tensor
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the tensors' storages, and count shared storage once."""
-    local = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
-    storages = {each.data_ptr(): each.untyped_storage() for each in map(Tensor.detach, local)}
+    here = (local(each).detach() for each in tensors)
+    storages = {each.data_ptr(): each.untyped_storage() for each in here}
     return sum(each.nbytes() for each in storages.values())
 
 

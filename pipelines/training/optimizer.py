@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import AdamW, Optimizer
 
-from pipelines.models.weights import whole
+from pipelines.models.weights import local, whole
 from pipelines.parallel.division import moments_block
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.recipe.training_section import Train
@@ -86,9 +86,10 @@ class HiddenAndOthers(Optimizer):
         """Update the matrices, which all have gradients."""
         raise NotImplementedError
 
-    def _unless_bad(self, new: Tensor, old: Tensor) -> Tensor:
-        """Return `new`, or `old` in a step that is left out; 0 times NaN would be NaN."""
-        return new if self.found_inf is None else torch.where(self.found_inf.bool(), old, new)
+
+def unless(bad: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+    """Return `new`, or `old` in a step that is left out; 0 times NaN would be NaN."""
+    return new if bad is None else torch.where(bad.bool(), old, new)
 
 
 class Muon(HiddenAndOthers):
@@ -106,14 +107,14 @@ class Muon(HiddenAndOthers):
             lying = update.T if matrix.shape[0] > matrix.shape[1] else update
             new = matrix * (1 - lr * weight_decay)
             new.add_(_laid_like(lying.to(matrix.dtype), matrix), alpha=-lr * scale)
-            matrix.copy_(self._unless_bad(new, matrix))
+            matrix.copy_(unless(self.found_inf, new, matrix))
 
     def _direction(self, matrix: nn.Parameter, gradient: Tensor) -> Tensor:
         """Update the momentum, and return Nesterov's direction as a whole bf16 matrix."""
         state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix)
-        gradient = self._unless_bad(gradient, state["momentum"])  # which then stays as it is
+        gradient = unless(self.found_inf, gradient, state["momentum"])  # which then stays as it is
         state["momentum"].lerp_(gradient, 1 - MOMENTUM)
         direction = gradient.lerp(state["momentum"], MOMENTUM).bfloat16()
         return whole(direction)
@@ -192,6 +193,8 @@ class AdamW8bit(HiddenAndOthers):
         self._tables: tuple[Tensor, Tensor] | None = None
 
     def _update(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
+        # As tensors: a compiled function is compiled anew for each other number.
+        rate, decay = torch.tensor(lr), torch.tensor(lr * weight_decay)
         for matrix in matrices:
             state, gradient = self.state[matrix], cast("Tensor", matrix.grad)
             if not state:
@@ -203,9 +206,8 @@ class AdamW8bit(HiddenAndOthers):
                     *part,
                     tables=tables,
                     step=state["step"],
-                    # As tensors: a compiled function is compiled anew for each other number.
-                    lr=torch.tensor(lr),
-                    decay=torch.tensor(lr * weight_decay),
+                    lr=rate,
+                    decay=decay,
                     betas=self._betas,
                     bad=self.found_inf,
                 )
@@ -216,8 +218,7 @@ _MOMENTS = ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale")
 
 def _moments_in_8_bits(matrix: nn.Parameter) -> dict[str, Tensor]:
     """Return moments of zero: with a scale of zero, any code means zero."""
-    step = torch.zeros((), device=matrix.device)
-    state = {"step": step}
+    state = {"step": torch.zeros((), device=matrix.device)}
     for name in _MOMENTS:
         state[name] = (
             _scales_like(matrix)
@@ -230,11 +231,12 @@ def _moments_in_8_bits(matrix: nn.Parameter) -> dict[str, Tensor]:
 def _scales_like(matrix: Tensor) -> Tensor:
     """Return a zero for each block of each row, divided over processes as `matrix` is."""
     rows, columns = matrix.shape
-    per_row = columns // moments_block(columns)
+    block = moments_block(columns)
+    per_row = columns // block
+    here = local(matrix)
+    zeros = here.new_zeros(here.shape[0], here.shape[1] // block)
     if not isinstance(matrix, DTensor):
-        return matrix.new_zeros(rows, per_row)
-    local = matrix.to_local()
-    zeros = local.new_zeros(local.shape[0], local.shape[1] // moments_block(columns))
+        return zeros
     scales = DTensor.from_local(
         zeros,
         matrix.device_mesh,
@@ -252,11 +254,11 @@ def _parts(tensors: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     Each is [blocks, numbers of a block], or [blocks, 1] for scales.
     """
     block = moments_block(tensors[0].shape[1])
-    local = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
-    blocks = local[0].numel() // block
+    here = [local(each) for each in tensors]
+    blocks = here[0].numel() // block
     if blocks == 0:  # this process has no row of it
         return
-    views = [each.view(blocks, each.numel() // blocks) for each in local]
+    views = [each.view(blocks, each.numel() // blocks) for each in here]
     together = max(1, _AT_ONCE // block)
     yield from zip(*(torch.split(each, together) for each in views), strict=True)
 
@@ -289,7 +291,7 @@ def update_in_8_bits(
     values = [new, *_encode(first, signed, 0), *_encode(second, unsigned, 1)]
     olds = weight, first_codes, first_scales, second_codes, second_scales
     for old, value in zip(olds, values, strict=True):
-        old.copy_(value if bad is None else torch.where(bad.bool(), old, value))
+        old.copy_(unless(bad, value, old))
 
 
 def compiled_update() -> Callable[..., None]:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from pipelines.loading.sources.readers import device_threads
 from pipelines.models.model_folder import fingerprint
+from pipelines.models.weights import local
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import DatasetRef
@@ -95,13 +96,13 @@ class HostStager(AsyncStager):
         return {name: self._copy_one(name, tensor) for name, tensor in state.items()}
 
     def _copy_one(self, name: str, tensor: Tensor) -> Tensor:
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        here = local(tensor)
         if name not in self._buffers:
             self._buffers[name] = torch.empty(
-                local.shape, dtype=local.dtype, pin_memory=self._stream is not None
+                here.shape, dtype=here.dtype, pin_memory=self._stream is not None
             )
         buffer = self._buffers[name]
-        buffer.copy_(local, non_blocking=True)
+        buffer.copy_(here, non_blocking=True)
         if not isinstance(tensor, DTensor):
             return buffer
         # This keeps the shard's placement; `from_local` would move it to the device.

@@ -9,7 +9,7 @@ from math import prod
 from typing import Literal
 
 from pipelines.core.errors import UserError
-from pipelines.recipe.training_section import Parallel
+from pipelines.recipe.training_section import Fp8Scaling, Parallel, Precision
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,14 @@ def _check_sharding(layout: Layout, parallel: Parallel) -> None:
         raise UserError(
             f"parallel.cpu_offload: not with parallel.sharding = {sharding}; set gradients or full"
         )
+
+
+def gathers_in_fp8(precision: Precision, scaling: Fp8Scaling, *, offloaded: bool) -> bool:
+    """Return whether shards of the blocks' matrices travel in fp8, as torchao's can.
+
+    It takes one scale for each matrix, and what is offloaded loses it on its way to the GPU.
+    """
+    return precision == "fp8" and scaling == "tensorwise" and not offloaded
 
 
 Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"]

@@ -14,17 +14,20 @@ Activation checkpointing: what of a block is computed again in the backward pass
 Papers: sublinear memory (Chen et al. 2016); selective recomputation (Korthikanti et al. 2022).
 
 Regional compile: a decoder's blocks, which are alike, are compiled once and not one by one.
+
+Products in fp8: Micikevicius et al. 2022, "FP8 formats for deep learning".
 """
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+import torch._functorch.config
+from torch import fx, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -39,9 +42,10 @@ from pipelines.models.loss import CrossEntropy
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import COMPUTE_DTYPES, canonical_name
 from pipelines.parallel.data_parallel import ShardedUpdate, is_fully_sharded, replicate, shard
+from pipelines.parallel.layout import gathers_in_fp8
 from pipelines.parallel.mesh import Mesh
 from pipelines.recipe.recipe import Recipe
-from pipelines.recipe.training_section import Parallel
+from pipelines.recipe.training_section import Fp8Scaling, Parallel
 
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 # Expensive to compute again: matrix products, attention, sums over processes and their exchanges.
@@ -105,6 +109,60 @@ def _policy(
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def to_fp8(
+    part: nn.Module, scaling: Fp8Scaling, device: torch.device, *, gathered: bool = False
+) -> None:
+    """Make the blocks' matrix products use fp8, but not the head's.
+
+    On a CPU, which has no fp8, they round as fp8 does and multiply in a wider type.
+
+    Args:
+        part: Its blocks' linear layers are replaced; parameters and their names stay.
+        scaling: What shares a scale.
+        device: Where the products are computed.
+        gathered: Whether FSDP2 shall also gather these layers' weights in fp8.
+    """
+    # It takes seconds, and is for fp8 GPUs only.
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    def convertible(module: nn.Module, name: str) -> bool:
+        # The kernels need sizes that are multiples of 16.
+        sizes = getattr(module, "in_features", 1), getattr(module, "out_features", 1)
+        return name.startswith("layers.") and all(size % 16 == 0 for size in sizes)
+
+    config = replace(
+        Float8LinearConfig.from_recipe_name(scaling),
+        enable_fsdp_float8_all_gather=gathered,
+        emulate=device.type == "cpu",
+    )
+    convert_to_float8_training(part, config=config, module_filter_fn=convertible)
+
+
+def _turned_again(graph: fx.GraphModule, _: Any) -> fx.GraphModule:
+    """Mark gathered weights in fp8 that the backward pass reads by columns, not to be kept for it.
+
+    torch 2.13 knows which of a graph's inputs exist anyway by numbers that are wrong once inputs
+    consist of several tensors: it would keep the turned copies of whole weights between the passes.
+    """
+    for node in graph.graph.nodes:
+        if node.target is not _aten.clone.default or node.meta["val"].dtype not in _FP8:
+            continue
+        source = node.args[0]
+        while source.target is _aten.permute.default:
+            source = source.args[0]
+        if source.op == "placeholder":
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    return graph
+
+
+def _scale_weights(part: nn.Module, _: Any) -> None:
+    """Find the scales of all weights that are gathered in fp8 at once, not one by one."""
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    precompute_float8_dynamic_scale_for_fsdp(part)
+
+
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -243,6 +301,12 @@ def _lay(
     fill: Callable[[Transformer], None] | None,
 ) -> nn.Module:
     parallel, train = recipe.parallel, recipe.train
+    sharded = is_fully_sharded(mesh, parallel)
+    gathers_fp8 = sharded and gathers_in_fp8(
+        train.fixed_precision, train.fp8_scaling, offloaded=parallel.cpu_offload
+    )
+    if train.fixed_precision == "fp8":
+        to_fp8(part, train.fp8_scaling, mesh.device, gathered=gathers_fp8)
     if (tp := mesh.along("tp")) is not None:
         from pipelines.parallel.tensor_parallel import tensor_parallel
 
@@ -252,9 +316,12 @@ def _lay(
 
         context_parallel(part, cp)
     _compute_again(part, recipe, divided=tp is not None)
-    sharded = is_fully_sharded(mesh, parallel)
     if sharded:
         shard(part, part.layers.values(), mesh, parallel, COMPUTE_DTYPES.get(train.fixed_precision))
+    if gathers_fp8:
+        torch._functorch.config.joint_custom_pass = _turned_again
+        # At each call: weights may also change by a checkpoint that is loaded
+        part.register_forward_pre_hook(_scale_weights, prepend=True)
     if fill is not None:
         _make_room(part, mesh.device, on_cpu=sharded and parallel.cpu_offload)
         fill(part)

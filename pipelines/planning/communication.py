@@ -135,10 +135,9 @@ def _data_parallel(
         # ZeRO's first stage also sends out the updated weights.
         updated = held * trained * FP32 if training.sharding == "optimizer" else 0.0
         return 0.0, 0.0, every.gather(2 * gradients + updated, hardware)
-    frozen = NF4 if training.adapter.kind == "qlora" else training.compute_bytes
-    whole = held * (trained * training.compute_bytes + (1 - trained) * frozen)
     shards = Group.of(training.shards, layout.tp, per_node)
-    gathers = _gathers(training, config.layers * config.layer_parameters / parameters)
+    blocks = config.layers * config.layer_parameters / parameters
+    gathered = held * _gathered(training, trained, blocks)
     divided, added = shards.gather(gradients, hardware), 0.0
     replicas = layout.dp_cp // training.shards
     if replicas > 1:
@@ -147,17 +146,23 @@ def _data_parallel(
         added = copies.all_reduce(gradients / training.shards, hardware)
     if training.whole_gradients_wait:
         divided, added = 0.0, divided + added
-    return gathers * shards.gather(whole, hardware), divided, added
+    return shards.gather(gathered, hardware), divided, added
 
 
-def _gathers(training: Training, blocks: float) -> float:
-    """Return how often a step gathers all weights, of which `blocks` is the blocks' part."""
+def _gathered(training: Training, trained: float, blocks: float) -> float:
+    """Return the bytes that a step gathers for each weight, of which `blocks` is the blocks' part.
+
+    Each pass gathers the blocks; the root stays gathered for both. A pipeline's stage keeps the
+    root, and its blocks from a backward pass to the next forward.
+    """
     number = training.micro_batches
-    if training.layout.pp == 1:
-        # Each pass gathers the blocks; the root stays gathered for both.
-        return number * (1 + blocks if training.gives_up_blocks else 1)
-    # A pipeline's stage keeps the root, and its blocks from a backward pass to the next forward.
-    return 1 + number * blocks if training.gives_up_blocks else 1
+    of_root, of_blocks = (number, 2 * number) if training.layout.pp == 1 else (1, number + 1)
+    if not training.gives_up_blocks:
+        of_blocks = of_root
+    root, block = training.compute_bytes, training.gathered_bytes
+    frozen = NF4 / training.compute_bytes if training.adapter.kind == "qlora" else 1
+    times = (1 - blocks) * of_root * root + blocks * of_blocks * block
+    return times * (trained + (1 - trained) * frozen)
 
 
 def _pipeline(training: Training, hardware: Hardware, stream: float) -> float:

@@ -221,6 +221,7 @@ def _training(recipe: Recipe, layout: Layout, micro_batch: int) -> Training:
         micro_batches=micro_batches(train.global_batch_size, layout.dp, micro_batch),
         sequence=recipe.data.sequence_length,
         precision=train.fixed_precision,
+        fp8_scaling=train.fp8_scaling,
         activation_checkpoint=train.activation_checkpoint,
         schedule=parallel.schedule,
         cpu_offload=parallel.cpu_offload,

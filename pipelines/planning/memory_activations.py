@@ -127,13 +127,16 @@ def _block_compiled(config: DecoderConfig, training: Training) -> float:
 
     Inductor repeats element-wise work in the backward pass. It keeps the stream, attention's
     addition to it, both norms' results, attention's operands and result, and the feed-forward
-    layer's inner products.
+    layer's inner products. To round what a product in fp8 reads is element-wise work, too; with a
+    scale for each row it is kept all the same.
     """
-    norms = 1 if config.shared_norm else 2
+    rounded = training.precision == "fp8" and training.fp8_scaling == "tensorwise"
+    norms = 0 if rounded else 1 if config.shared_norm else 2
     read = training.layout.tp * norms * config.width
     written = 0 if config.parallel_residual else training.stream_copies * config.width
     heads = 2 * (config.heads + _kv_heads(config, training)) * config.head_width
-    inner = heads + (3 if config.gated else 2) * config.hidden + _adapters(config, training)
+    hidden = ((3 if config.gated else 2) - rounded) * config.hidden
+    inner = heads + hidden + _adapters(config, training)
     return _stream(config, training) + training.compute_bytes * (read + written + inner)
 
 

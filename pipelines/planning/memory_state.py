@@ -192,9 +192,12 @@ def _replicated(held: _Held, training: Training) -> State:
     """Return the state of trained weights that every process holds undivided."""
     whole, exchanged = held.whole, training.layout.dp_cp > 1
     half = 0 if training.compute_bytes == FP32 else training.compute_bytes
-    casts = (whole - held.looked_up) * half
+    # Those to fp8 are made for a product, and again for the next one.
+    of_block = 0 if training.precision == "fp8" else held.block * half
+    of_root = (held.root - held.looked_up) * half
+    casts = of_root + held.layers * of_block
     # With activation checkpointing, weights are cast again in the backward pass, block by block.
-    kept = min(casts, (held.root - held.looked_up + held.block) * half)
+    kept = min(casts, of_root + of_block)
     buffers = 0.0
     if exchanged and training.accumulates:
         buffers += whole * FP32  # DistributedDataParallel's buckets for the gradients' sum
@@ -218,8 +221,9 @@ def _sharded(held: _Held, training: Training) -> State:
 
     ZeRO stage 2 gathers all weights in the forward pass; stage 3 gathers one block at a time.
     """
-    whole, size = held.whole, training.compute_bytes
-    gathered = (held.root if training.gives_up_blocks else whole) * size
+    whole, size = held.whole, training.gathered_bytes
+    of_root, of_blocks = held.root * training.compute_bytes, (whole - held.root) * size
+    gathered = of_root + (0 if training.gives_up_blocks else of_blocks)
     undivided = (whole if training.whole_gradients_wait else held.unit) * FP32
     # FSDP2 gathers a block into one buffer and copies it out, and its gradients in the same way;
     # meanwhile it gathers the next block.

@@ -5,8 +5,14 @@ from typing import Literal, get_args
 
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.division import stage_layers
-from pipelines.parallel.layout import Layout, Schedule, stage_count, stage_numbers
-from pipelines.recipe.training_section import Adapter, Precision
+from pipelines.parallel.layout import (
+    Layout,
+    Schedule,
+    gathers_in_fp8,
+    stage_count,
+    stage_numbers,
+)
+from pipelines.recipe.training_section import Adapter, Fp8Scaling, Precision
 
 FP32 = 4
 Sharding = Literal["none", "optimizer", "gradients", "full"]
@@ -23,6 +29,7 @@ class Training:
     micro_batches: int  # per step on one process
     sequence: int
     precision: Precision = "fp32"
+    fp8_scaling: Fp8Scaling = "tensorwise"
     activation_checkpoint: str = "none"
     schedule: Schedule = "1f1b"
     cpu_offload: bool = False
@@ -38,6 +45,12 @@ class Training:
     def compute_bytes(self) -> int:
         """The bytes of a number in a matrix product."""
         return FP32 if self.precision in ("fp32", "tf32") else 2
+
+    @property
+    def gathered_bytes(self) -> int:
+        """The bytes of a number of a block's weights that is gathered from shards."""
+        fp8 = gathers_in_fp8(self.precision, self.fp8_scaling, offloaded=self.cpu_offload)
+        return 1 if fp8 else self.compute_bytes
 
     @property
     def reduce_bytes(self) -> int:

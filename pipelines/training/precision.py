@@ -5,11 +5,10 @@ It can also make the same step give the same bits, even on a GPU.
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipelines.core.errors import UserError
 from pipelines.models.weights import COMPUTE_DTYPES
@@ -73,28 +72,6 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     """
     dtype = COMPUTE_DTYPES.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
-
-
-def to_fp8(model: nn.Module, scaling: Fp8Scaling, *, emulated: bool = False) -> None:
-    """Make the blocks' matrix products use fp8; call it before `parallelize`.
-
-    The head is left unchanged, as in Micikevicius et al. 2022, "FP8 formats for deep learning".
-
-    Args:
-        model: Its blocks' linear layers are replaced; parameters and their names stay.
-        scaling: What shares a scale.
-        emulated: Whether to round as fp8 does but multiply in a wider type, as any device can.
-    """
-    # It takes seconds, and is for fp8 GPUs only.
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    def convertible(module: nn.Module, name: str) -> bool:
-        # The kernels need sizes that are multiples of 16.
-        sizes = getattr(module, "in_features", 1), getattr(module, "out_features", 1)
-        return name.startswith("layers.") and all(size % 16 == 0 for size in sizes)
-
-    config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulated)
-    convert_to_float8_training(model, config=config, module_filter_fn=convertible)
 
 
 def _need(device: torch.device, capability: tuple[int, int], value: str, instead: str) -> None:

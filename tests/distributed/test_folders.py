@@ -39,8 +39,10 @@ GPT_NEOX = DecoderConfig(**SIZE, **flags("gpt_neox"))
 
 FSDP = {"sharding": "full", "dp_shard": 2}
 MORE = pytest.mark.parity
+BY_16 = DecoderConfig(**SIZE)
 CASES = {
     "fsdp": (2, LLAMA, FSDP),
+    "fsdp-fp8": (2, BY_16, FSDP),
     "fsdp-gpt2": (2, GPT2, FSDP),
     "tp": (2, LLAMA, {"tp": 2}),
     "tp-fsdp-gpt_neox": (4, GPT_NEOX, {"tp": 2, "sharding": "full", "dp_shard": 2}),
@@ -49,9 +51,16 @@ CASES = {
 }
 
 
-def lay_and_save(config: DecoderConfig, parallel: dict[str, Any], read: Path, folder: Path) -> None:
+def lay_and_save(
+    config: DecoderConfig,
+    parallel: dict[str, Any],
+    read: Path,
+    folder: Path,
+    precision: str = "fp32",
+) -> None:
     """What each process does: fill the model from a seed, or a folder, and write it together."""
-    recipe = Recipe.model_validate({"name": "t", "parallel": parallel, "train": FP32})
+    train = FP32 | {"precision": precision}
+    recipe = Recipe.model_validate({"name": "t", "parallel": parallel, "train": train})
     mesh = build_mesh(resolve_layout(recipe.parallel, torch.distributed.get_world_size()), CPU)
     fills: dict[str, Callable[[Transformer], None]] = {
         "drawn": lambda part: part.init_weights(3),
@@ -77,7 +86,8 @@ def test_every_layout_writes_the_folder_of_one_process(
     alone = Transformer(config)
     alone.init_weights(3)
     save_pretrained(alone, tmp_path / "alone")
-    pool(world).run(lay_and_save, config, parallel, tmp_path / "alone", tmp_path)
+    precision = "fp8" if name.endswith("fp8") else "fp32"  # of the products; weights are the same
+    pool(world).run(lay_and_save, config, parallel, tmp_path / "alone", tmp_path, precision)
     for file in ("model.safetensors", "config.json"):
         expected = (tmp_path / "alone" / file).read_bytes()
         assert (tmp_path / "drawn" / file).read_bytes() == expected

@@ -29,7 +29,12 @@ FURTHER = [
     Case("ddp-bf16-sums", 2, {"reduce_dtype": "bf16"}),
     Case("zero-3-bf16-sums", 2, {"sharding": "full", "reduce_dtype": "bf16"}),
     Case("zero-3-8-bits", 2, {"sharding": "full"}, {"optimizer": "adamw_8bit"}),
+    *(
+        Case(f"zero-3-fp8-{each}", 2, {"sharding": "full"}, {"precision": "fp8", "optimizer": each})
+        for each in ("adamw", "adamw_8bit", "muon")
+    ),
 ]
+KINDS = ("optimizer", "precision")
 
 WHOLE_BLOCKS = {"width": 128, "hidden": 128}  # of 8-bit moments, with two processes to a row
 
@@ -41,7 +46,7 @@ def layouts() -> list[object]:
     """Each layout once; all but one are part of the proof only."""
     every = reversed([*CASES, *FURTHER])
     found = {
-        f"{sorted(case.parallel.items())} {case.world} {case.train.get('optimizer')}": case
+        (*sorted(case.parallel.items()), case.world, *map(case.train.get, KINDS)): case
         for case in every
     }
     return [

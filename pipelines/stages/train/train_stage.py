@@ -46,7 +46,7 @@ from pipelines.training.checkpoint.store import (
 )
 from pipelines.training.hooks import Events
 from pipelines.training.metrics import History, Report, StepMetrics
-from pipelines.training.precision import set_precision, to_fp8
+from pipelines.training.precision import set_precision
 from pipelines.training.recipe_check import check_recipe
 from pipelines.training.trainer import Trainer
 
@@ -185,8 +185,6 @@ def build_model(recipe: Recipe, shape: DecoderConfig) -> Transformer:
     with torch.device("meta"):
         model = Transformer(shape)
         adapt(model, recipe)
-    if recipe.train.fixed_precision == "fp8":
-        to_fp8(model, recipe.train.fp8_scaling)
     return model
 
 

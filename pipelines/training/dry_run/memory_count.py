@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
 _ROUNDED = 512  # bytes; the allocator of CUDA gives a multiple
 Part = Literal["weights", "gradients", "optimizer", "activations", "logits", "buffers"]
+_INNER = ("_local_tensor", "_tensor", "_data")
 _aten = torch.ops.aten
 
 
@@ -114,8 +115,10 @@ class MemoryCount:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    while isinstance(tensor, DTensor):
-        tensor = tensor._local_tensor
+    """Return the memory of what a DTensor, or torchao's tensor for fp8, is made of."""
+    while is_traceable_wrapper_subclass(tensor):
+        # Not by `__tensor_flatten__`: that of torchao's weights waits for their scale.
+        tensor = next(getattr(tensor, name) for name in _INNER if hasattr(tensor, name))
     return tensor.untyped_storage()
 
 

@@ -32,7 +32,7 @@ from pipelines.training.dry_run.memory_count import MemoryCount
 from pipelines.training.dry_run.observer import Observer
 from pipelines.training.dry_run.wait_log import WaitLog
 from pipelines.training.hooks import Phase
-from pipelines.training.precision import set_precision, to_fp8
+from pipelines.training.precision import set_precision
 from pipelines.training.trainer import Trainer
 
 _STEPS = 2  # in the second one the moments exist, and all graphs are compiled
@@ -100,8 +100,6 @@ def _train(
     with torch.device("meta"):
         model = Transformer(shape)
         adapt(model, recipe)
-    if recipe.train.fixed_precision == "fp8":
-        to_fp8(model, recipe.train.fp8_scaling)
     with tempfile.TemporaryDirectory() as folder, fake, observer.watching():
         laid = parallelize(model, mesh, recipe, Transformer.after_to_empty)
         del model

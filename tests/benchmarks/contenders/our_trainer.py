@@ -24,7 +24,7 @@ from pipelines.parallel.parallelize import parallelize
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import Split
 from pipelines.training.metrics import StepMetrics
-from pipelines.training.precision import set_precision, to_fp8
+from pipelines.training.precision import set_precision
 from pipelines.training.trainer import Trainer
 from tests.settled import FP32
 
@@ -77,8 +77,6 @@ def build_trainer(
     with torch.device("meta"):
         model = Transformer(shape)
         adapt(model, recipe)
-    if recipe.train.precision == "fp8":
-        to_fp8(model, recipe.train.fp8_scaling)
     parallelized = parallelize(model, mesh, recipe, partial(_fill, recipe))
     points: list[StepMetrics] = []
     run = folder / scratch

@@ -25,6 +25,8 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
     _check_adapter(config, layout, recipe.adapter)
     if train.optimizer == "adamw_8bit":
         _check_moments(config, layout.tp)
+    if parallel.async_tp:
+        _check_async_tp(config, recipe)
     if layout.pp == 1:
         return
     stage_layers(config, stage_count(parallel.schedule, layout.pp))
@@ -76,6 +78,25 @@ def _check_adapter(config: DecoderConfig, layout: Layout, adapter: Adapter) -> N
         raise UserError(
             f"parallel.pp({layout.pp}) * tp({layout.tp}): not with adapter.dropout"
             f"({adapter.dropout:g}), which each process would draw by itself; set 0"
+        )
+
+
+def _check_async_tp(config: DecoderConfig, recipe: Recipe) -> None:
+    """Check that the compiler can overlap the exchanges of this model's blocks with products."""
+    if recipe.train.compile is False:
+        raise UserError(
+            "parallel.async_tp: not with train.compile = false, as the compiler does it; set "
+            "train.compile = true, or parallel.async_tp = false"
+        )
+    if recipe.train.precision == "fp8":
+        raise UserError(
+            "parallel.async_tp: not with train.precision = fp8, which rounds what was gathered "
+            "before it is multiplied; set bf16, or parallel.async_tp = false"
+        )
+    if config.qkv_bias or config.output_bias or config.mlp_bias:
+        raise UserError(
+            "parallel.async_tp: not with a model whose products add biases, which the compiler "
+            "can't overlap; set parallel.async_tp = false"
         )
 
 

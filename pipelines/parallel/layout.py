@@ -3,6 +3,7 @@
 The stages of a pipeline in numbers; no torch here, so that bad ones are refused at once.
 """
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
 from math import prod
@@ -69,6 +70,8 @@ def resolve_layout(parallel: Parallel, world: int) -> Layout:
     if layout.world != world:
         raise UserError(f"parallel: {layout} = {layout.world} processes, but there are {world}")
     _check_sharding(layout, parallel)
+    if parallel.async_tp:
+        _check_async_tp(layout, parallel)
     return layout
 
 
@@ -111,6 +114,45 @@ def gathers_in_fp8(precision: Precision, scaling: Fp8Scaling, *, offloaded: bool
     It takes one scale for each matrix, and what is offloaded loses it on its way to the GPU.
     """
     return precision == "fp8" and scaling == "tensorwise" and not offloaded
+
+
+def _check_async_tp(layout: Layout, parallel: Parallel) -> None:
+    if layout.tp == 1:
+        raise UserError(
+            "parallel.async_tp: with parallel.tp(1) there is nothing to exchange; raise it, or set "
+            "parallel.async_tp = false"
+        )
+    if not parallel.sequence_parallel:
+        raise UserError(
+            "parallel.async_tp: not with parallel.sequence_parallel = false, whose sums are not "
+            "scattered; set it to true, or parallel.async_tp = false"
+        )
+
+
+def check_places(layout: Layout, device: str, hosts: Sequence[str]) -> None:
+    """Check that processes share the memory through which `parallel.async_tp` exchanges.
+
+    Args:
+        layout: Of all processes.
+        device: The type of their devices.
+        hosts: The host of each, by rank.
+
+    Raises:
+        UserError: they have no GPUs, or tensor-parallel ones are on several hosts.
+    """
+    if device != "cuda":
+        raise UserError(
+            f"parallel.async_tp: it needs NVIDIA GPUs, but this is a {device.upper()}; set "
+            "parallel.async_tp = false"
+        )
+    for first in range(0, layout.world, layout.tp):
+        several = list(dict.fromkeys(hosts[first : first + layout.tp]))
+        if len(several) > 1:
+            raise UserError(
+                f"parallel.async_tp: the processes {first} to {first + layout.tp - 1} of "
+                f"parallel.tp({layout.tp}) must share a host, but are on {' and '.join(several)}; "
+                "lower it, or set parallel.async_tp = false"
+            )
 
 
 Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"]

@@ -18,6 +18,7 @@ Regional compile: a decoder's blocks, which are alike, are compiled once and not
 Products in fp8: Micikevicius et al. 2022, "FP8 formats for deep learning".
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from typing import Any, Literal
 import torch
 import torch._functorch.config
 from torch import fx, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -47,6 +49,7 @@ from pipelines.parallel.mesh import Mesh
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.training_section import Fp8Scaling, Parallel
 
+_log = logging.getLogger(__name__)
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 # Expensive to compute again: matrix products, attention, sums over processes and their exchanges.
 _KEPT = {
@@ -178,7 +181,11 @@ def check_path(device: torch.device, folder: Path = Path(torch.__file__).parent)
         )
 
 
-def compile_blocks(part: Transformer, backend: str = "inductor") -> None:
+def compile_blocks(
+    part: Transformer,
+    backend: str | Callable[..., Any] = "inductor",
+    options: dict[str, Any] | None = None,
+) -> None:
     """Compile each block, and the loss where it is here, in place; a graph break is an error.
 
     It is a block's `forward` that is compiled: hooks on the block, such as FSDP's, stay outside,
@@ -192,7 +199,9 @@ def compile_blocks(part: Transformer, backend: str = "inductor") -> None:
     if isinstance(part.cross_entropy, CrossEntropy):  # not one that exchanges with other processes
         regions.append(part.cross_entropy)
     for region in regions:
-        region.forward = torch.compile(region.forward, fullgraph=True, backend=backend)
+        region.forward = torch.compile(
+            region.forward, fullgraph=True, backend=backend, options=options
+        )
 
 
 _EMBEDDINGS = "embed_tokens.weight"
@@ -250,6 +259,19 @@ class Parallelized:
         if self._sharded_update is not None:
             return self._sharded_update.shards
         return {name: each for name, each in self.named_parameters().items() if each.requires_grad}
+
+    def check_overlap(self, recipe: Recipe) -> None:
+        """Say in the log what `parallel.async_tp` overlaps; all graphs are compiled.
+
+        Raises:
+            UserError: it overlaps nothing, in any process.
+        """
+        if recipe.parallel.async_tp:
+            from pipelines.parallel.async_tensor_parallel import Exchanges
+
+            line = Exchanges.compiled().check()
+            if self.mesh.rank == 0:
+                _log.info("%s", line)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep the parameters up to date with what an optimizer of `trained` does."""
@@ -315,12 +337,12 @@ def _lay(
         from pipelines.parallel.context_parallel import context_parallel
 
         context_parallel(part, cp)
-    _compute_again(part, recipe, divided=tp is not None)
+    _compute_again(part, recipe, tp)
     if sharded:
         shard(part, part.layers.values(), mesh, parallel, COMPUTE_DTYPES.get(train.fixed_precision))
     if gathers_fp8:
         torch._functorch.config.joint_custom_pass = _turned_again
-        # At each call: weights may also change by a checkpoint that is loaded
+        # At each call, as weights may also change by a checkpoint that is loaded.
         part.register_forward_pre_hook(_scale_weights, prepend=True)
     if fill is not None:
         _make_room(part, mesh.device, on_cpu=sharded and parallel.cpu_offload)
@@ -328,7 +350,7 @@ def _lay(
     return part if sharded else replicate(part, mesh, parallel)
 
 
-def _compute_again(part: Transformer, recipe: Recipe, *, divided: bool) -> None:
+def _compute_again(part: Transformer, recipe: Recipe, tp: DeviceMesh | None) -> None:
     """Activation checkpointing, then compile, which so decides together what is computed again.
 
     Whole blocks that are divided are compiled first: torch 2.13 can't keep a mesh, which a DTensor
@@ -336,13 +358,21 @@ def _compute_again(part: Transformer, recipe: Recipe, *, divided: bool) -> None:
     """
     train = recipe.train
     again = partial(checkpoint_activations, part.layers.values(), train.activation_checkpoint)
-    compiled_first = divided and train.activation_checkpoint == "full"
+    compiled_first = tp is not None and train.activation_checkpoint == "full"
     if not compiled_first:
         again()
     if train.fixed_compile:
-        compile_blocks(part)
+        compile_blocks(part, options=_compiler_options(recipe, tp))
     if compiled_first:
         again()
+
+
+def _compiler_options(recipe: Recipe, tp: DeviceMesh | None) -> dict[str, Any] | None:
+    if tp is None or not recipe.parallel.async_tp:
+        return None
+    from pipelines.parallel.async_tensor_parallel import compiler_options
+
+    return compiler_options(tp)
 
 
 def _make_room(model: nn.Module, device: torch.device, *, on_cpu: bool) -> None:

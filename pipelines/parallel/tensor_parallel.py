@@ -33,7 +33,6 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
-    PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
 )
@@ -194,6 +193,52 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         return gradient_PV, None, None, None
 
 
+class _GatheredInput(ParallelStyle):
+    """A module whose first input lies over the processes, and is gathered once for all its layers.
+
+    As torch's `PrepareModuleInput`, but one sample is gathered as a matrix, see `_exchanged`.
+    """
+
+    def __init__(self, inputs: Placement) -> None:
+        super().__init__()
+        self._inputs = inputs
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module.register_forward_pre_hook(partial(self._gather, device_mesh))
+        return module
+
+    def _gather(self, mesh: DeviceMesh, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        first, *others = inputs
+        if not isinstance(first, DTensor):
+            first = DTensor.from_local(first, mesh, (self._inputs,), run_check=False)
+        return _exchanged(first, Replicate()), *others
+
+
+class _RowwiseParallel(RowwiseParallel):
+    """torch's, but sums of one sample are scattered as a matrix, see `_exchanged`."""
+
+    @staticmethod
+    def _prepare_output_fn(
+        output_layouts: Any, use_local_output: bool, _: Any, outputs: DTensor, __: Any
+    ) -> Tensor:
+        outputs = _exchanged(outputs, *output_layouts)
+        return outputs.to_local() if use_local_output else outputs
+
+
+def _exchanged(x_BSX: DTensor, wanted: Placement) -> DTensor:
+    """Return a tensor laid otherwise over the processes, its positions gathered or scattered.
+
+    One sample is exchanged as a matrix [S, X]: its rows lie in memory as they travel, so that
+    nothing is copied beside, and torch's pass for `parallel.async_tp` only knows this form.
+    """
+    (had,) = x_BSX.placements
+    if x_BSX.ndim != 3 or x_BSX.shape[0] != 1 or _SEQUENCE not in (had, wanted):
+        return x_BSX.redistribute(placements=(wanted,), async_op=True)
+    rows = Shard(0) if wanted == _SEQUENCE else wanted
+    x_SX = cast("DTensor", x_BSX.flatten(0, 1)).redistribute(placements=(rows,), async_op=True)
+    return cast("DTensor", x_SX.view(1, *x_SX.shape))
+
+
 def _first(vocabulary: int, mesh: DeviceMesh) -> int:
     """Return the first token of this process's part."""
     return _share(vocabulary, mesh) * mesh.get_local_rank()
@@ -248,16 +293,14 @@ def _block(layer: Block, stream: Placement) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {
         "input_layernorm": Replicated(stream, stream),
         # Gathered once for all that read it.
-        "self_attn": PrepareModuleInput(
-            input_layouts=(stream, None, None), desired_input_layouts=(Replicate(), None, None)
-        ),
+        "self_attn": _GatheredInput(stream),
         "self_attn.q_proj": ColwiseParallel(),
         "self_attn.k_proj": ColwiseParallel(),
         "self_attn.v_proj": ColwiseParallel(),
-        "self_attn.o_proj": RowwiseParallel(output_layouts=stream),
-        "mlp": PrepareModuleInput(input_layouts=stream, desired_input_layouts=Replicate()),
+        "self_attn.o_proj": _RowwiseParallel(output_layouts=stream),
+        "mlp": _GatheredInput(stream),
         "mlp.up_proj": ColwiseParallel(),
-        "mlp.down_proj": RowwiseParallel(output_layouts=stream),
+        "mlp.down_proj": _RowwiseParallel(output_layouts=stream),
     }
     if layer.mlp.gate_proj is not None:
         plan["mlp.gate_proj"] = ColwiseParallel()
@@ -286,6 +329,6 @@ def _with_adapters(
             found[f"{name}.lora_a"] = Replicated(Replicate(), Replicate())
             found[f"{name}.lora_b"] = ColwiseParallel()
         else:
-            found[f"{name}.lora_a"] = RowwiseParallel(output_layouts=stream)
+            found[f"{name}.lora_a"] = _RowwiseParallel(output_layouts=stream)
             found[f"{name}.lora_b"] = Replicated(stream, stream, local=True)
     return found

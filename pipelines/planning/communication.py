@@ -72,7 +72,7 @@ class Communication:
         weights: FSDP's gathers for all micro-batches; computation that takes longer hides them.
         gradients: Scattering gradients to shards, which overlaps with every backward pass.
         replicas: Adding up gradients once per step, which overlaps with the last backward pass.
-        tensor: Tensor parallelism, which no computation hides.
+        tensor: Tensor parallelism, which no computation hides without `parallel.async_tp`.
         context: Context parallelism, which no computation hides.
         pipeline: Sending activations and their gradients between stages.
     """

@@ -228,6 +228,7 @@ def _training(recipe: Recipe, layout: Layout, micro_batch: int) -> Training:
         adapter=recipe.adapter,
         optimizer=train.optimizer,
         sequence_parallel=parallel.sequence_parallel,
+        async_tp=parallel.async_tp,
         compiled=train.fixed_compile,
         reduce_dtype=parallel.reduce_dtype,
     )

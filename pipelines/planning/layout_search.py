@@ -155,6 +155,10 @@ def _ranked(
 def _candidate(each: Choice | Refusal, config: DecoderConfig, hardware: Hardware) -> Candidate:
     if isinstance(each, Refusal):
         return Candidate(str(each), None, None, str(each.why))
+    tp, neighbours = each.training.layout.tp, hardware.devices_per_node
+    if each.training.async_tp and tp > neighbours:
+        why = f"parallel.async_tp: parallel.tp({tp}) is more than the {neighbours} of a node"
+        return Candidate(_name(each.training), None, None, why)
     if hardware.is_cpu:
         training = replace(each.training, on_cpu=True)
         each = replace(each, training=training, memory=estimate(config, training))

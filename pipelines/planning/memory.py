@@ -141,11 +141,14 @@ def _further_gradient(config: DecoderConfig, training: Training) -> float:
 
 def _buffers(config: DecoderConfig, training: Training) -> float:
     """Return the bytes of batches read ahead, position tables, what a pipeline's stages receive
-    into, and one matrix decoded from NF4.
+    into, one matrix decoded from NF4, and what tensor-parallel processes read of each other: two
+    parts of a sum (`_pipelined_produce_and_all2all` of `torch.distributed._symmetric_memory`).
     """
     tokens = training.micro_batch * training.sequence
     tables = 2 * config.context_length * config.rotary_width * FP32
     largest = max(rows * columns for rows, columns in linear_shapes(config).values())
     decoded = largest * training.compute_bytes if training.adapter.kind == "qlora" else 0.0
     fixed = tokens * _BATCH * _BATCHES + tables + received(config, training)
+    shared = 2 * training.positions * config.width * training.compute_bytes
+    fixed += shared if training.async_tp else 0.0
     return fixed + decoded / training.layout.tp

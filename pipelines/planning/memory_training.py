@@ -36,6 +36,7 @@ class Training:
     adapter: Adapter = field(default_factory=Adapter)
     optimizer: str = "adamw"
     sequence_parallel: bool = True  # divides activations between matrix products over tp
+    async_tp: bool = False  # exchange of tensor parallelism overlaps with products
     compiled: bool = False  # `torch.compile` keeps only what the backward pass reads, and once
     reduce_dtype: str = "fp32"  # in which gradients are added up over processes
     on_cpu: bool = False  # on a CPU, RMSNorm has no fused kernel and keeps more

@@ -38,6 +38,11 @@ class Parallel(Section):
     sequence_parallel: bool = Field(
         True, description="Under tensor parallelism, each norm works on a part of the sequence"
     )
+    async_tp: bool = Field(
+        False,
+        description="Exchange of tensor parallelism overlaps with matrix products, on NVIDIA GPUs "
+        "of one host",
+    )
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = Field(
         "1f1b", description="Order in which pipeline stages run micro-batches"
     )

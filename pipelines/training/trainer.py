@@ -140,8 +140,11 @@ class Trainer:
         hooks.begin_window()
         # The time may have been over before, when the run was stopped while it wrote its model.
         finished = self._finished(position) or self._hear_requests(position).time_is_over
+        first = position.step
         while not finished:
             self._step(position)
+            if position.step == first:
+                self.model.check_overlap(self.recipe)
             position = Position(position.step + 1, position.seconds)
             finished = self._finished(position)
             requests = None

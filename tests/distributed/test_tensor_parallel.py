@@ -52,15 +52,17 @@ def built(config: DecoderConfig) -> Transformer:
 
 
 def passes(model: Transformer, vocabulary: int) -> Tensor:
-    """The loss of two batches, the second of several documents, after their backward passes."""
+    """The loss of three batches, one of several documents, one of a sample, after their backward
+    passes.
+    """
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(vocabulary, (3, 17), generator=generator)
     inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
     targets[0, :5] = IGNORED
     documents = (torch.arange(16) > 6).int().expand(3, 16).clone()
     total = torch.zeros((), dtype=torch.float64)
-    for numbers in (None, documents):
-        nats = model(inputs, numbers, targets)
+    for samples, numbers in ((3, None), (3, documents), (1, None)):
+        nats = model(inputs[:samples], numbers, targets[:samples])
         torch.autograd.backward(nats * 0.37)
         total = total + nats.detach()
     return total

@@ -111,6 +111,7 @@ PARTS = [
     Part("fp8", "training_speed:fp8", 55, ">= 1.15 x bf16"),
     Part("ladder", "peak_memory:ladder", 30, "each rung saves what it promises"),
     Part("nccl", "same_numbers:ranks", 60, "losses as of one GPU, within 1e-4", must=True, gpus=2),
+    Part("async-tp", "async_tp:async_tp", 120, "faster than tp, and the same losses", gpus=2),
 ]
 
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
+from pipelines.parallel.layout import check_places
 from pipelines.parallel.process_group import one_for_all, rank
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import of_driver
@@ -52,12 +54,18 @@ class SettledLayout:
         self._config = config
         self._workspace, self._file = workspace, LayoutFile(workspace, recipe)
         world = dist.get_world_size() if dist.is_initialized() else 1
-        mine = device_bytes(device), self._file.read(), _datasheet(device), properties(device)
+        mine = (
+            device_bytes(device),
+            self._file.read(),
+            _datasheet(device),
+            properties(device),
+            socket.gethostname(),
+        )
         known: list[Any] = [mine]
         if world > 1:
             known = [None] * world
             dist.all_gather_object(known, mine)
-        self._bytes, (_, before, self._hardware, _) = min(each[0] for each in known), known[0]
+        self._bytes, (_, before, self._hardware, *_) = min(each[0] for each in known), known[0]
         self.before: Facts | None = before.get("layout")
         least = least_of([each[3] for each in known])
         recipe = self._recipe = self._with_precision(recipe, least)
@@ -67,6 +75,8 @@ class SettledLayout:
             if self.choice.training.micro_batch > (most := before.get("most_samples", math.inf)):
                 smaller = override_values(recipe, {MICRO_BATCH: most})
                 self.choice = self._choose(smaller, world, below)
+            if recipe.parallel.async_tp:
+                check_places(self.choice.layout, device.type, [each[4] for each in known])
         if rank() == 0:
             _log.info("layout: %s", self.choice)
             self._file.write(layout=self.facts())

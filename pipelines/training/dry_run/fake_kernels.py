@@ -50,8 +50,11 @@ def fake_kernels(hardware: Hardware) -> Iterator[None]:
     aten._destroy()
 
 
-def _compile(compile_blocks: Any, part: Transformer) -> None:
-    """Compile blocks; the loss, where it would be compiled, is one kernel as Inductor makes it."""
+def _compile(compile_blocks: Any, part: Transformer, options: Any) -> None:  # noqa: ARG001
+    """Compile blocks; the loss, where it would be compiled, is one kernel as Inductor makes it.
+
+    Inductor's options are left out: what overlaps in it sends the same bytes.
+    """
     if isinstance(part.cross_entropy, CrossEntropy):
         part.cross_entropy = _FusedCrossEntropy()
     compile_blocks(part, backend=_BACKEND)

@@ -18,6 +18,9 @@ CONFIG = DecoderConfig(
 )
 
 
+ASYNC = {"parallel": {"tp": 2, "async_tp": True}}
+
+
 def test_a_head_as_large_as_layers_makes_the_last_stage_shorter() -> None:
     assert [len(each) for each in stage_layers(replace(CONFIG, vocab_size=8), 2)] == [2, 2]
     assert [len(each) for each in stage_layers(replace(CONFIG, vocab_size=1000), 2)] == [3, 1]
@@ -52,6 +55,12 @@ def test_a_head_as_large_as_layers_makes_the_last_stage_shorter() -> None:
         ),
         (
             Layout(tp=2),
+            ASYNC | {"train": {"compile": False}},
+            "async_tp: not with train.compile = f",
+        ),
+        (Layout(tp=2), ASYNC | {"train": {"precision": "fp8"}}, "async_tp: not with .* = fp8"),
+        (
+            Layout(tp=2),
             {"adapter": {"kind": "lora", "dropout": 0.1}},
             r"tp\(2\): not with adapter\.dropout\(0\.1\)",
         ),
@@ -79,6 +88,14 @@ def test_what_does_not_divide_is_one_line_with_its_numbers(
 ) -> None:
     with pytest.raises(UserError, match=line):
         check_division(CONFIG, layout, Recipe.model_validate({"name": "t"} | recipe))
+
+
+def test_products_with_biases_overlap_with_nothing() -> None:
+    recipe = Recipe.model_validate({"name": "t"} | ASYNC)
+    check_division(CONFIG, Layout(tp=2), recipe)
+    for biased in ({"qkv_bias": True}, {"output_bias": True}, {"mlp_bias": True}):
+        with pytest.raises(UserError, match="async_tp: not with a model whose products add biases"):
+            check_division(replace(CONFIG, **biased), Layout(tp=2), recipe)
 
 
 def test_adapters_can_be_divided_where_blocks_of_64_end_with_each_process() -> None:

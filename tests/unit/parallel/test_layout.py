@@ -1,7 +1,7 @@
 import pytest
 
 from pipelines.core.errors import UserError
-from pipelines.parallel.layout import Layout, resolve_layout
+from pipelines.parallel.layout import Layout, check_places, resolve_layout
 from pipelines.recipe.training_section import Parallel
 
 
@@ -35,6 +35,12 @@ def test_auto_takes_what_the_others_leave(parallel: dict, world: int, layout: La
         ({"dp_shard": 2}, 2, r"dp_shard\(2\) shards nothing with parallel\.sharding = none"),
         ({"sharding": "full", "dp_replicate": 2}, 2, r"dp_replicate\(2\) leaves nothing"),
         ({"sharding": "optimizer", "tp": 2}, 4, r"optimizer: not with parallel\.tp\(2\)"),
+        ({"async_tp": True}, 2, r"async_tp: with parallel\.tp\(1\) there is nothing to exchange"),
+        (
+            {"async_tp": True, "tp": 2, "sequence_parallel": False},
+            2,
+            "async_tp: not with parallel.sequence_parallel = false",
+        ),
         ({"cpu_offload": True}, 2, "cpu_offload: not with parallel.sharding = none"),
         ({"reduce_dtype": "bf16", "pp": 2}, 2, r"reduce_dtype = bf16: not with parallel\.pp\(2\)"),
         (
@@ -55,3 +61,12 @@ def test_an_impossible_layout_is_refused_with_its_numbers(
 def test_a_rule_is_not_a_layout() -> None:
     with pytest.raises(ValueError, match="resolved by planning"):
         resolve_layout(Parallel.model_validate("auto"), 4)
+
+
+def test_async_tp_needs_gpus_that_share_a_host() -> None:
+    hosts = ["a", "a", "a", "b", "b", "b", "b", "b"]
+    check_places(Layout(dp_shard=4, tp=2), "cuda", ["a"] * 4 + ["b"] * 4)
+    with pytest.raises(UserError, match=r"processes 2 to 3 of parallel\.tp\(2\) .* on a and b"):
+        check_places(Layout(dp_shard=4, tp=2), "cuda", hosts)
+    with pytest.raises(UserError, match="needs NVIDIA GPUs, but this is a CPU"):
+        check_places(Layout(tp=2), "cpu", ["a", "a"])

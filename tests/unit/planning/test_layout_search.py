@@ -13,7 +13,7 @@ from pipelines.planning.plan import Machine, plan, plan_json
 from pipelines.planning.step_time import step_time
 from pipelines.planning.storage_needs import Storage
 from pipelines.recipe.recipe import Recipe
-from pipelines.recipe.recipe_files import parse_recipe
+from pipelines.recipe.recipe_files import override_values, parse_recipe
 
 
 def usual(model: str, gpu: str, gpus: int, adapter: str = "none") -> Recipe:
@@ -62,6 +62,21 @@ def test_what_divides_nothing_says_so() -> None:
     found = searched("gpt2-124m", "h100", 8)
     refused = [each for each in found if each.choice is None]
     assert any("does not divide the model's kv_heads(12)" in str(each.why_not) for each in refused)
+
+
+def test_what_overlaps_over_nodes_says_so() -> None:
+    wide = {"parallel.async_tp": True, "parallel.tp": 4, "parallel.pp": 1, "train.compile": True}
+    recipe = override_values(usual("llama3-8b", "h100", 8), wide)
+    (refused,) = own(recipe, preset("llama3-8b"), replace(named("h100"), devices_per_node=2), 8)
+    assert refused.why_not == "parallel.async_tp: parallel.tp(4) is more than the 2 of a node"
+    overlapped, apart = (
+        own(each, preset("llama3-8b"), named("h100"), 8)[0]
+        for each in (recipe, override_values(recipe, {"parallel.async_tp": False}))
+    )
+    assert overlapped.step is not None
+    assert apart.step is not None
+    assert overlapped.step.network < apart.step.network
+    assert overlapped.step.products == apart.step.products
 
 
 def test_long_samples_are_divided_too() -> None:

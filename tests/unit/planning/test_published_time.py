@@ -24,7 +24,7 @@ from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import named
 from pipelines.planning.memory_training import Training
 from pipelines.planning.roofs import flops_per_token
-from pipelines.planning.step_time import FLASH_1, bubble, step_time
+from pipelines.planning.step_time import FLASH_1, HIDDEN_BY_ASYNC_TP, bubble, step_time
 
 WITHIN = 0.15
 # Layers, width, heads of MPT.
@@ -47,9 +47,6 @@ FARTHER = {
     "a100-40": {"70b x 2048 bf16"},
 }
 TITAN = replace(named("h100"), memory_bandwidth=2.4e12)
-# Of tensor parallelism's sums, by asynchronous ones: with them 70B goes from 829 to 876 tokens/s
-# (the row is none of the table's here), 5.4% of a step of which sums are predicted to be 17%.
-HIDDEN = 0.32
 LLAMA = {
     "8b": preset("llama3-8b"),
     "70b": preset("llama3-70b"),
@@ -179,7 +176,7 @@ def as_torchtitan(config: DecoderConfig, training: Training, hardware: Hardware)
     if training.precision == "fp8":
         summed *= 1 - (2 / 11 if is_full else 1 / 10)
     if config == LLAMA["405b"]:
-        summed *= 1 - HIDDEN
+        summed *= 1 - HIDDEN_BY_ASYNC_TP
     network += summed - sent.tensor
     busy = products + attention + step.traffic + network
     return busy / (1 - bubble(training.schedule, layout.pp, training.micro_batches))
@@ -215,6 +212,18 @@ def test_torchtitan() -> None:
     # 17 % too fast; the same with two stages a process is within 1 %.
     farther = {name for name, error in errors.items() if abs(error) > WITHIN}
     assert farther == {"405b 8 8 1 8 1 32 8192 fp8 1 full 1f1b 100"}
+
+
+def test_asynchronous_tensor_parallelism_is_as_much_faster_as_published() -> None:
+    """876 over 829 tokens/s of 70B, which was in float8; this project has it in bf16 only."""
+    rows = table("torchtitan.csv")
+    (row,) = (row for row in rows if row["throughput"] == "597.3")
+    training, board = titan_training(row), replace(TITAN, mfu=calibrated(rows[1]))
+    apart, overlapped = (
+        step_time(LLAMA["70b"], replace(training, async_tp=async_tp), board).total
+        for async_tp in (False, True)
+    )
+    assert apart / overlapped == pytest.approx(876 / 829, abs=0.005)
 
 
 @pytest.mark.parametrize(

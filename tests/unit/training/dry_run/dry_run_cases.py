@@ -108,6 +108,7 @@ FURTHER = {
     "hybrid": Tried(16, FULL | {"dp_replicate": 2, "dp_shard": 8}),
     "context": Tried(8, FULL | {"cp": 2, "dp_shard": 4}),
     "tensor alone": Tried(4, {"tp": 4}),
+    "tensor, overlapped": Tried(4, {"tp": 4, "async_tp": True}, COMPILED, graphs=1),
     "interleaved": Tried(2, {"pp": 2, "schedule": "interleaved_1f1b"}),
     "sharded pipeline": Tried(8, FULL | {"pp": 2, "dp_shard": 4}, AGAIN),
     "four stages": Tried(4, {"pp": 4}),

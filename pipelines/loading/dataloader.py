@@ -73,6 +73,11 @@ class TokenLoader:
         self._begun: deque[_Begun] = deque()  # in the order in which they will be requested
         self._plan: Iterator[_Begun] = iter(())
 
+    @property
+    def most_documents(self) -> int:
+        """The most documents that a sample may hold."""
+        return self._dataset.most_documents
+
     def micro_batches(self, step: int) -> Iterator[tuple[Batch, bool]]:
         """Yield the micro-batches of one step, each with whether it is the last one.
 

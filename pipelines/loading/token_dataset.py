@@ -3,6 +3,7 @@
 # ruff: noqa: N806 (names that end in their shape)
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,21 @@ class TokenDataset:
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @cached_property
+    def most_documents(self) -> int:
+        """The most documents that a sample may hold; 1 unless `documents` are told apart."""
+        if not self.has_documents:
+            return 1
+        most, size, length = 1, self.dtype.itemsize, self.sequence_length
+        for begins, begin, end in zip(self._pointers, self._begins, self._ends, strict=True):
+            starts = np.arange(end - begin, dtype=np.int64) * self._stride
+            first, last = (
+                np.searchsorted(begins, (starts + place) * size, side="right")
+                for place in (1, length)
+            )
+            most = max(most, 1 + int((last - first).max(initial=0)))
+        return most
 
     def open(self, device: torch.device) -> Reader:
         """Return a reader of the files that the ranges of `tokens` and `mask` refer to."""

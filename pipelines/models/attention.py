@@ -1,7 +1,8 @@
 """Self-attention, its masks, and rotary positions.
 
 Shape suffixes: B batch, S sequence, D model width, N heads, K key-value heads, H head width,
-R rotated features, 2 cosine and sine, 1 for every head.
+R rotated features, 2 cosine and sine, 1 for every head, T tokens of all rows one after the other,
+C bounds of sequences among them.
 
 Papers: grouped-query attention (Ainslie et al. 2023), sliding windows (Beltagy et al. 2020),
 rotary positions (Su et al. 2021); their scaling as in Llama 3.1 (Meta 2024, section 3.4.1).
@@ -10,7 +11,7 @@ rotary positions (Su et al. 2021); their scaling as in Llama 3.1 (Meta 2024, sec
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -69,12 +70,31 @@ def positions(tokens_BS: Tensor, documents_BS: Tensor | None) -> Tensor:
     numbers_1S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device).unsqueeze(0)
     if documents_BS is None:
         return numbers_1S
-    begins_BS = documents_BS.diff(dim=1, prepend=documents_BS[:, :1] - 1) != 0
-    return numbers_1S - numbers_1S.where(begins_BS, 0).cummax(dim=1).values
+    return numbers_1S - numbers_1S.where(_begins(documents_BS), 0).cummax(dim=1).values
+
+
+def _begins(documents_BS: Tensor) -> Tensor:
+    """Return whether a document begins at each token, [B, S]."""
+    return documents_BS.diff(dim=1, prepend=documents_BS[:, :1] - 1) != 0
+
+
+class Sequences(NamedTuple):
+    """What `varlen_attn` takes in place of a mask: a token sees earlier ones of its sequence only.
+
+    Attributes:
+        bounds_C: Where each sequence begins among the tokens of all rows, and where the last one
+            ends, int32. Sequences at the end may be empty.
+        longest: The most tokens of a sequence that there can be.
+        before: How many tokens before itself a token sees; -1 means all.
+    """
+
+    bounds_C: Tensor  # noqa: N815
+    longest: int
+    before: int
 
 
 # None means that each token sees itself and all earlier tokens.
-Mask: TypeAlias = "Tensor | BlockMask | None"
+Mask: TypeAlias = "Tensor | BlockMask | Sequences | None"
 _Visible = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -137,6 +157,8 @@ def attend(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask) -> Tensor
         return F.scaled_dot_product_attention(
             q_BNSH, k_BKSH, v_BKSH, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
         )
+    if isinstance(mask, Sequences):
+        return _attend_within(q_BNSH, k_BKSH, v_BKSH, mask)
     from torch.nn.attention.flex_attention import flex_attention
 
     # A block that is being compiled includes this call; otherwise compile the call alone.
@@ -145,6 +167,68 @@ def attend(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask) -> Tensor
         run = _compiled("flex_attention")
     out_BNSH: Tensor = run(q_BNSH, k_BKSH, v_BKSH, block_mask=mask, enable_gqa=grouped)
     return out_BNSH
+
+
+def _attend_within(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, within: Sequences) -> Tensor:
+    """Attend within sequences by FlashAttention, which takes bf16 and fp16, on a GPU."""
+    from torch.nn.attention.varlen import varlen_attn  # takes seconds
+
+    # The kernel's result has no gaps, and the compiler must know its strides.
+    rows = (x.transpose(1, 2).flatten(0, 1).contiguous() for x in (q_BNSH, k_BKSH, v_BKSH))
+    q_TNH, k_TKH, v_TKH = rows
+    out_TNH: Any = varlen_attn(
+        q_TNH,
+        k_TKH,
+        v_TKH,
+        within.bounds_C,
+        within.bounds_C,
+        within.longest,
+        within.longest,
+        window_size=(within.before, 0),
+        enable_gqa=q_TNH.shape[1] != k_TKH.shape[1],
+    )
+    out_BSNH: Tensor = out_TNH.view(len(q_BNSH), -1, *out_TNH.shape[1:])
+    return out_BSNH.transpose(1, 2)
+
+
+def sequences(
+    documents_BS: Tensor | None,
+    batch: int,
+    length: int,
+    window: int | None,
+    most_documents: int,
+    device: torch.device,
+) -> Sequences | None:
+    """Return what hides the same as `attention_mask`, for `varlen_attn`.
+
+    The host waits for nothing, so there are always `most_documents` sequences for each row, and
+    those at the end are empty. In its backward pass FlashAttention 2 needs memory for 128 tokens
+    more for each of them.
+
+    Args:
+        documents_BS: As for `attention_mask`; a number that comes again later is another document.
+        batch: B.
+        length: S.
+        window: As for `attention_mask`.
+        most_documents: The most documents in a row of the data.
+        device: That of the tokens.
+    """
+    if window is not None and window >= length:
+        window = None
+    if documents_BS is None and window is None:
+        return None
+    end = batch * length
+    if documents_BS is None:
+        bounds_C = torch.arange(0, end + 1, length, dtype=torch.int32, device=device)
+    else:
+        begins_T = _begins(documents_BS).flatten()
+        most = min(batch * most_documents, end)
+        # More would be taken for the last one's tokens, and nobody would see it.
+        torch._assert_async(begins_T.sum() <= most, "a row holds more documents than were counted")
+        numbers_T = torch.arange(end, dtype=torch.int32, device=device)
+        first_T = numbers_T.where(begins_T, end).sort().values
+        bounds_C = F.pad(first_T[:most], (0, 1), value=end)
+    return Sequences(bounds_C, longest=length, before=-1 if window is None else window - 1)
 
 
 def attention_mask(

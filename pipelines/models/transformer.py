@@ -16,7 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipelines.models.attention import Attention, Mask, attention_mask, positions, rotary_table
+from pipelines.models.attention import (
+    Attention,
+    Mask,
+    attention_mask,
+    positions,
+    rotary_table,
+    sequences,
+)
 from pipelines.models.config import DecoderConfig
 from pipelines.models.loss import CrossEntropy, next_token_loss
 from pipelines.models.weights import draw
@@ -130,6 +137,8 @@ class Transformer(nn.Module):
         sequence_shards: The number of processes that hidden states are split over by position.
         context: The index of this process's part of each sequence, and the number of parts, in
             context parallelism.
+        most_documents: The most documents in a row of the data, if `varlen_attn` attends within
+            documents and windows; None if that is left to masks.
     """
 
     def __init__(self, config: DecoderConfig, layers: range | None = None) -> None:
@@ -157,6 +166,7 @@ class Transformer(nn.Module):
         self.cross_entropy: nn.Module = CrossEntropy()
         self.sequence_shards = 1
         self.context = (0, 1)
+        self.most_documents: int | None = None
         table = None if learned else torch.empty(2, config.context_length, config.rotary_width)
         self.register_buffer("rotary_2SR", table, persistent=False)
         self.rotary_2SR: Tensor | None
@@ -190,7 +200,12 @@ class Transformer(nn.Module):
         if self.embed_positions is not None:
             numbers = positions(inputs, documents_BS)[:, mine]
             x_BSD = x_BSD + to_stream(self.embed_positions(numbers))
-        mask = attention_mask(documents_BS, length, window, inputs.device)
+        if self.most_documents is None:
+            mask = attention_mask(documents_BS, length, window, inputs.device)
+        else:
+            size = len(inputs), length
+            most, device = self.most_documents, inputs.device
+            mask = sequences(documents_BS, *size, window, most, device)
         for layer in self.layers.values():
             x_BSD = layer(x_BSD, self.rotary_2SR, mask)
         if self.norm is None or self.lm_head is None:

@@ -27,6 +27,7 @@ from pipelines.planning.precision_rule import (
 from pipelines.recipe.recipe import Recipe
 from pipelines.registry.parents import Settled
 from pipelines.stages.run_plan import dry_run_beforehand, plan_run
+from pipelines.training.recipe_check import check_attention
 
 VARIABLE = "PENSTOCK_GPU"  # GPU of each worker if nodes come and go, as in `penstock plan --gpu`
 _TIMEOUT = httpx.Timeout(2.0)  # seconds; a run rather starts without a plan than late
@@ -87,11 +88,9 @@ def settle_on_cluster(settings: Settings, run: Settled) -> Settled:
     device = Device.of(machine.hardware)
     for line in reasons(run.recipe, device):
         _log.info("%s", line)
-    return replace(
-        run,
-        recipe=settle_precision(run.recipe, device),
-        ready=settle_precision(run.ready, device),
-    )
+    settled = settle_precision(run.recipe, device)
+    check_attention(settled)
+    return replace(run, recipe=settled, ready=settle_precision(run.ready, device))
 
 
 class _UnknownMachineError(Exception):

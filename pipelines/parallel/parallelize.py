@@ -67,6 +67,7 @@ _KEPT = {
     _c10d.all_to_all_single.default,
     _c10d.reduce_scatter_tensor.default,
 }
+_KEPT_BY_NAME = {"torch_attn::_varlen_attn"}  # it takes seconds to import
 
 
 def checkpoint_activations(
@@ -107,7 +108,8 @@ def _policy(
     adapter_ranks: set[int], _context: Any, operator: Any, *arguments: Any, **_named: Any
 ) -> CheckpointPolicy:
     is_second_of_adapter = operator is _aten.mm.default and arguments[0].shape[1] in adapter_ranks
-    if operator in _KEPT and not is_second_of_adapter:
+    is_kept = operator in _KEPT or operator.name() in _KEPT_BY_NAME
+    if is_kept and not is_second_of_adapter:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -14,6 +14,7 @@ from pipelines.recipe.section import (
 
 Auto = Literal["auto"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+AttentionKernel = Literal["auto", "flex", "varlen"]
 Fp8Scaling = Literal["tensorwise", "rowwise"]
 _BY_RULE = ("tp", "pp", "sharding")
 
@@ -102,6 +103,12 @@ class Train(Section):
     )
     compile: bool | Auto = Field(
         "auto", description="torch.compile each block; auto: on a GPU that has bf16"
+    )
+    attention: AttentionKernel = Field(
+        "auto",
+        description="What attends within packed documents and sliding windows on a GPU: "
+        "FlexAttention, or FlashAttention by varlen_attn, for bf16 and fp16; auto: flex unless a "
+        "check on the GPU finds that varlen gives the same",
     )
     deterministic: bool = Field(
         False,

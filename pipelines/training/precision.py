@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pipelines.core.errors import UserError
 from pipelines.models.weights import COMPUTE_DTYPES
+from pipelines.planning.attention_rule import FLASH_CAPABILITY
 from pipelines.recipe.training_section import Fp8Scaling, Precision, Train
 
 
@@ -39,9 +40,11 @@ def set_precision(train: Train, device: torch.device) -> None:
     """Make this process compute fp32 matrix products exactly, or as TF32.
 
     Raises:
-        UserError: the device can't compute in this precision.
+        UserError: the device can't compute in this precision, or attend as `train` says.
     """
     precision = train.fixed_precision
+    if train.attention == "varlen":
+        _need(device, FLASH_CAPABILITY, "attention = varlen", "set flex or auto")
     if precision == "tf32":
         _need(device, _TF32_CAPABILITY, "precision = tf32", "set fp32 or bf16")
     if precision == "fp8":

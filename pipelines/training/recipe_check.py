@@ -9,6 +9,7 @@ from pipelines.models.model_folder import load_config, weight_files
 from pipelines.models.presets import preset
 from pipelines.parallel.division import check_division
 from pipelines.parallel.layout import Layout, resolve_layout
+from pipelines.planning.attention_rule import why_not_flash
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.section import registered_label
 
@@ -26,11 +27,26 @@ def check_recipe(recipe: Recipe) -> None:
             "tensor is scaled and rounded by kernels of its own; set that, or bf16"
         )
     _check_adapter(recipe)
+    check_attention(recipe)
     if registered_label(recipe.model.init_from):
         return  # a run is checked once more when it has the model's folder
     config = _shape(recipe)
+    check_attention(recipe, config)
     for layout in layouts:
         check_division(config, layout, recipe)
+
+
+def check_attention(recipe: Recipe, config: DecoderConfig | None = None) -> None:
+    """Check that `varlen_attn`, if the recipe sets it, takes this precision and this shape.
+
+    A precision that is still `auto` is checked once more when it is settled.
+
+    Raises:
+        UserError: one line with what it does not take.
+    """
+    train = recipe.train
+    if train.attention == "varlen" and (why := why_not_flash(config, train.precision)):
+        raise UserError(f"train.attention = varlen: {why}; change that, or set flex")
 
 
 def _check_adapter(recipe: Recipe) -> None:

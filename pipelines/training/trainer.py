@@ -85,6 +85,9 @@ class Trainer:
         precision = train.fixed_precision
         set_precision(train, self.device)
         set_deterministic(train.deterministic)
+        if train.attention == "varlen":
+            for part in model.modules:
+                part.most_documents = loader.most_documents
         self.parameters = model.parameters()
         self.optimizer = build_optimizer(model, train)
         self.scale = LossScale(precision, self.device)

@@ -133,6 +133,7 @@ _MAY_CHANGE = (
     "train.micro_batch_size",
     "train.activation_checkpoint",
     "train.compile",
+    "train.attention",
     "train.checkpoints",
     "train.checkpoint_every",
     "train.keep_checkpoints",

@@ -133,6 +133,7 @@ class FakeLoader:
         train, data = recipe.train, recipe.data
         self.tokens_per_step = train.global_batch_size * data.sequence_length
         self.has_mask = data.instruction.kind != "none"
+        self.most_documents = 1
         self.reader = types.SimpleNamespace(name="none")
         self._documents = data.document_mask
         self._number = micro_batches(

@@ -138,6 +138,25 @@ def test_documents_are_numbered_within_a_sample(
     for targets, numbers in zip(batch.targets_BS, batch.documents_BS, strict=True):
         of = np.searchsorted(ends, targets.numpy(), side="right")  # tokens are their own positions
         assert numbers.tolist() == [int((np.diff(of[: i + 1]) > 0).sum()) for i in range(6)]
+    assert dataset.most_documents == 1 + batch.documents_BS.max() == 3
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_sample_holds_more_documents_than_are_counted(
+    seed: int, tmp_path: Path, write_split: Callable[..., Split]
+) -> None:
+    lengths = np.random.default_rng(seed).integers(1, 6, 12).tolist()
+    split = write_split([[[range(length)] for length in part] for part in (lengths, lengths[:7])])
+    dataset = TokenDataset(tmp_path, split, 5, documents=True)
+    assert dataset.most_documents == 1 + dataset.documents(np.arange(len(dataset))).max()
+
+
+def test_documents_that_are_not_told_apart_are_one(
+    tmp_path: Path, write_split: Callable[..., Split]
+) -> None:
+    split = write_split([[[[token]] for token in range(9)]])
+    assert TokenDataset(tmp_path, split, 4).most_documents == 1
+    assert TokenDataset(tmp_path, split, 4, documents=True).most_documents == 4
 
 
 @pytest.mark.parametrize("name", ["train-00001.bin", "train-00001.idx", "train-00001.mask"])

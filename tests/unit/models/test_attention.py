@@ -5,7 +5,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipelines.models import attention
-from pipelines.models.attention import attend, attention_mask, positions
+from pipelines.models.attention import Mask, attend, attention_mask, positions, sequences
+from tests import varlen_on_cpu
 
 CPU = torch.device("cpu")
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2], [4, 5, 5, 5, 5, 5, 5, 9]])
@@ -65,6 +66,73 @@ def test_a_compiled_block_takes_new_documents_without_compiling_again() -> None:
         expected = attend(q, k, v, attention_mask(documents, 8, None, CPU))
         torch.testing.assert_close(compiled(q, k, v, mask), expected)
     assert len(graphs) == 2
+
+
+def test_sequences_are_the_documents_of_all_rows_and_empty_ones() -> None:
+    found = sequences(DOCUMENTS, 2, 8, None, 4, CPU)
+    assert found is not None
+    assert found.bounds_C.tolist() == [0, 3, 5, 8, 9, 15, 16, 16, 16]
+    assert (found.bounds_C.dtype, found.longest, found.before) == (torch.int32, 8, -1)
+    exactly = sequences(DOCUMENTS, 2, 8, None, 3, CPU)
+    assert exactly is not None and exactly.bounds_C.tolist() == [0, 3, 5, 8, 9, 15, 16]
+    one_token_each = sequences(torch.arange(8).expand(2, 8), 2, 8, None, 99, CPU)
+    assert one_token_each is not None and one_token_each.bounds_C.tolist() == list(range(17))
+
+
+def test_sequences_of_a_window_are_the_rows() -> None:
+    found = sequences(None, 2, 8, 3, 1, CPU)
+    assert found is not None
+    assert (found.bounds_C.tolist(), found.before) == ([0, 8, 16], 2)  # and itself
+    assert sequences(None, 2, 8, 8, 1, CPU) is None
+
+
+def test_more_documents_than_there_is_room_for_are_found() -> None:
+    with pytest.raises(RuntimeError, match="more documents than were counted"):
+        sequences(DOCUMENTS, 2, 8, None, 2, CPU)
+
+
+def with_gradients(mask: Mask, compiled: bool = False) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, heads, 8, 16) for heads in (4, 2, 2, 4)]
+    q, k, v, gradient = (torch.randn(shape, generator=generator) for shape in shapes)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    run = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+    out = run(q, k, v, mask)
+    return [out, *torch.autograd.grad(out, leaves, gradient)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("documents", "window"),
+    [(DOCUMENTS, None), (DOCUMENTS, 3), (DOCUMENTS, 1), (None, 3), (None, 1)],
+)
+def test_attention_within_sequences_is_attention_under_the_mask(
+    documents: Tensor | None, window: int | None, compiled: bool
+) -> None:
+    within = sequences(documents, 2, 8, window, 5, CPU)
+    before = dict(varlen_on_cpu.calls)
+    found = with_gradients(within, compiled)
+    assert all(varlen_on_cpu.calls[name] == before[name] + 1 for name in before)
+    expected = with_gradients(attention_mask(documents, 8, window, CPU))
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_compiled_block_takes_new_sequences_without_compiling_again() -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(attend, fullgraph=True, backend=backend)
+    q, k, v = torch.randn(2, 4, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 16)
+    for step in range(3):
+        documents = DOCUMENTS.roll(step, dims=1).cummax(dim=1).values
+        expected = attend(q, k, v, attention_mask(documents, 8, None, CPU))
+        found = compiled(q, k, v, sequences(documents, 2, 8, None, 6, CPU))
+        torch.testing.assert_close(found, expected)
+    assert len(graphs) == 1
 
 
 def test_positions_begin_anew_in_each_document() -> None:

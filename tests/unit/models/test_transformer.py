@@ -4,6 +4,7 @@ import torch
 from pipelines.models.config import DecoderConfig
 from pipelines.models.families import flags
 from pipelines.models.transformer import LayerNorm, RMSNorm, Transformer
+from tests import varlen_on_cpu
 
 TINY = DecoderConfig(
     layers=2, width=32, heads=4, kv_heads=2, hidden=48, vocab_size=61, context_length=24
@@ -62,6 +63,24 @@ def test_a_packed_document_is_what_it_is_alone() -> None:
     one = model(torch.cat(documents, 1), torch.zeros_like(numbers))
     torch.testing.assert_close(one, model(torch.cat(documents, 1)), atol=1e-5, rtol=0)
     assert not torch.allclose(one[:, 7:], packed[:, 7:], atol=1e-3)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_sequences_give_the_loss_and_gradients_of_masks(window: int | None) -> None:
+    tokens, targets = torch.randint(0, 61, (2, 3, 24))
+    documents = (torch.rand(3, 24) < 0.2).cumsum(dim=1)
+    found = []
+    for most in (None, 24):
+        model = tiny(sliding_window=window)
+        model.most_documents = most
+        before = dict(varlen_on_cpu.calls)
+        loss = model(tokens, documents, targets)
+        loss.backward()
+        for name, count in before.items():
+            assert varlen_on_cpu.calls[name] - count == (0 if most is None else TINY.layers)
+        found.append([loss, *(each.grad for each in model.parameters())])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_the_seed_alone_gives_the_weights() -> None:

@@ -183,6 +183,17 @@ def test_a_run_s_recipe_has_the_precision_of_its_workers(
     assert f"train.precision: auto is {expected[0]} on " in caplog.text
 
 
+def test_varlen_attn_is_refused_on_a_cpu_beforehand(tmp_path, monkeypatch) -> None:
+    with (
+        cluster([node()], tmp_path, monkeypatch) as settings,
+        pytest.raises(UserError, match=r"attention = varlen: .* but train\.precision is fp32"),
+    ):
+        settle_on_cluster(settings, a_run(attention="varlen"))
+    with cluster([node(2)], tmp_path, monkeypatch) as settings:
+        settled = settle_on_cluster(settings, a_run(attention="varlen"))
+    assert settled.recipe.train.attention == "varlen"
+
+
 def test_what_a_recipe_sets_needs_no_cluster(tmp_path) -> None:
     settings = replace(load_settings(), ray_url="http://127.0.0.1:9")
     run = a_run(precision="fp32", compile=False)

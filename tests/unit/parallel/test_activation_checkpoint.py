@@ -16,6 +16,7 @@ from pipelines.parallel.mesh import build_mesh
 from pipelines.parallel.parallelize import checkpoint_activations, parallelize
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.training_section import Adapter
+from tests import varlen_on_cpu
 from tests.settled import FP32
 
 BLOCKS, ROWS, WIDTH, RANK = 3, 8, 16, 4
@@ -103,6 +104,18 @@ def test_an_adapters_large_product_is_not_kept_beside_that_of_the_frozen_weights
     whole, thin = ROWS * WIDTH * 4, ROWS * RANK * 4
     assert kept["selective"] - kept["full"] == BLOCKS * (whole + thin)
     assert all(map(torch.equal, adapted("none")[1], adapted("selective")[1]))
+
+
+@pytest.mark.parametrize(("mode", "times"), [("none", 1), ("selective", 1), ("full", 2)])
+def test_attention_within_sequences_is_kept(mode: Mode, times: int) -> None:
+    model = Transformer(DECODER)
+    model.init_weights(0)
+    model.most_documents = 2
+    checkpoint_activations(model.layers.values(), mode)
+    before = varlen_on_cpu.calls["forward"]
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
+    model(torch.zeros(1, ROWS, dtype=torch.int64), documents).sum().backward()
+    assert varlen_on_cpu.calls["forward"] - before == times
 
 
 def test_the_rank_is_the_loaded_adapters_and_not_the_recipes() -> None:

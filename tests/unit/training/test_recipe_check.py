@@ -54,6 +54,19 @@ def test_fp8_is_compiled() -> None:
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
+        (["train.precision=fp32"], "takes bf16 and fp16, but train.precision is fp32; change that"),
+        (["train.precision=tf32"], "takes bf16 and fp16, but train.precision is tf32"),
+    ],
+)
+def test_what_varlen_attn_does_not_take(overrides: list[str], line: str) -> None:
+    with pytest.raises(UserError, match=rf"train\.attention = varlen: .*{line}"):
+        check_recipe(load_recipe("debug", ["train.attention=varlen", *overrides]))
+    check_recipe(load_recipe("debug", ["train.attention=varlen"]))  # where auto is bf16
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
         (["parallel.tp=4"], r"tp\(4\) does not divide the model's kv_heads\(2\)"),
         (["parallel.pp=4"], r"4 stages, but the model only 2 layers"),
         (

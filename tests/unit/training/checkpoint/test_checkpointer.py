@@ -395,6 +395,7 @@ DATASET = DatasetRef(vocab_size=50, train=SPLIT, validation=SPLIT)
         ({"resources": {"workers": 4}}, True),
         ({"train": {"micro_batch_size": 4, "compile": True, "log_every": 3}}, True),
         ({"train": {"activation_checkpoint": "full", "checkpoints": "s3://bucket"}}, True),
+        ({"train": {"attention": "varlen"}}, True),
         ({"data": {"reader": "pinned"}}, True),
         ({"seed": 7}, False),
         ({"train": {"lr": 0.5}}, False),

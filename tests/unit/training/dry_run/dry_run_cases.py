@@ -73,6 +73,9 @@ IN_8_BITS = {"optimizer": "adamw_8bit"}
 FP8 = COMPILED | {"precision": "fp8"}
 BY_ROWS = FP8 | {"fp8_scaling": "rowwise"}
 
+DOCUMENTS = {"document_mask": True}
+VARLEN = {"attention": "varlen"}
+
 ONE, REPLICAS = Tried(), Tried(8)
 QUICK = {
     "sharded": Tried(8, FULL | {"dp_shard": 8}),
@@ -80,6 +83,7 @@ QUICK = {
     "pipeline": Tried(2, {"pp": 2}),
     "compiled": Tried(8, FULL | {"dp_shard": 8}, COMPILED, graphs=1),
     "lora": Tried(adapter=LORA),
+    "documents, varlen, compiled": Tried(train=VARLEN | COMPILED, data=DOCUMENTS, graphs=1),
 }
 FURTHER = {
     "one": ONE,
@@ -97,7 +101,14 @@ FURTHER = {
     "fp8, pipeline": Tried(8, FULL | {"pp": 2, "dp_shard": 4}, FP8 | AGAIN, graphs=1, off=0.11),
     "fp8 by rows": Tried(8, FULL | {"dp_shard": 8}, BY_ROWS, graphs=1),
     "fp8 by rows, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, BY_ROWS, graphs=1),
-    "documents": Tried(data={"document_mask": True}, graphs=1),
+    "documents": Tried(data=DOCUMENTS, graphs=1),
+    "documents, varlen": Tried(train=VARLEN, data=DOCUMENTS),
+    "documents, varlen, selective": Tried(train=VARLEN | SELECTIVE, data=DOCUMENTS),
+    "documents, varlen, compiled, context": Tried(
+        8, FULL | {"cp": 2, "dp_shard": 4}, VARLEN | COMPILED | SELECTIVE, data=DOCUMENTS, graphs=1
+    ),
+    "documents, varlen, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, VARLEN, data=DOCUMENTS),
+    "documents, varlen, pipeline": Tried(2, {"pp": 2}, VARLEN, data=DOCUMENTS),
     "recomputed": Tried(train=AGAIN),
     "selective": Tried(train=SELECTIVE),
     "zero 1": Tried(8, {"sharding": "optimizer"}),

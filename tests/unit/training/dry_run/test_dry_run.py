@@ -64,6 +64,18 @@ def test_another_layout(name: str) -> None:
 
 
 @pytest.mark.parity
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_window_by_varlen(masked: bool) -> None:
+    case, choice = QUICK["documents, varlen, compiled"].laid()
+    recipe = override_values(case.recipe, {"data.document_mask": masked})
+    shape = replace(case.shape, sliding_window=512)
+    report = dry_run(replace(case, recipe=recipe, shape=shape))
+    check_waits(report)
+    assert report.ranks[0].graphs == 1
+    assert choice.memory.used == pytest.approx(report.fullest.peak_bytes, rel=BYTES)
+
+
+@pytest.mark.parity
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_a_shipped_recipe(name: str) -> None:
     case, choice = shipped(name)
@@ -98,6 +110,12 @@ def test_a_mistake_is_told_in_one_line() -> None:
     recipe = override_values(case.recipe, {"train.precision": "fp8", "train.compile": True})
     with pytest.raises(UserError, match=r"needs an NVIDIA GPU of compute capability 8\.9"):
         dry_run(replace(case, recipe=recipe, hardware=named("a100-80")))
+
+
+def test_varlen_is_refused_where_flash_attention_does_not_run() -> None:
+    case, _ = QUICK["documents, varlen, compiled"].laid()
+    with pytest.raises(UserError, match=r"attention = varlen: .* capability 8\.0 or later"):
+        dry_run(replace(case, hardware=named("t4")))
 
 
 def test_a_device_without_cuda_is_refused() -> None:

@@ -1,8 +1,9 @@
 """`layout.json` in a run's workspace: what the tries of a run tell the ones after them.
 
 No torch here: the driver of a Ray job reads and writes the file, too. Its keys are `layout`, the
-one used; `too_much`, the computed bytes that were too much for a device, by number of processes;
-and `most_samples` of a micro-batch, after the memory of a machine ran out.
+one used; `flash_attention`, that which torch called instead of its own, or null; `too_much`, the
+computed bytes that were too much for a device, by number of processes; and `most_samples` of a
+micro-batch, after the memory of a machine ran out.
 """
 
 from pathlib import Path
@@ -12,6 +13,7 @@ from pipelines.core.storage import read_json, write_json
 from pipelines.recipe.recipe import Recipe
 
 MICRO_BATCH = "train.micro_batch_size"
+FLASH = "flash_attention"
 LAYOUT = "layout.json"
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 import torch.distributed as dist
 
 from pipelines.core.errors import UserError
+from pipelines.loading.dataloader import TokenLoader
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.layout import check_places
 from pipelines.parallel.process_group import one_for_all, rank
+from pipelines.planning.attention_rule import ATTENTION
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import of_driver
 from pipelines.planning.layout_rule import Choice, choose, is_left_to_the_rule
@@ -29,8 +32,10 @@ from pipelines.planning.precision_rule import (
 )
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import get_dotted, override_values
-from pipelines.stages.train.layout_file import MICRO_BATCH, LayoutFile
+from pipelines.stages.train.layout_file import FLASH, MICRO_BATCH, LayoutFile
 from pipelines.stages.train.train_logbook import Facts, out_of_memory
+from pipelines.training.attention_choice import Kernels, choose_kernels
+from pipelines.training.recipe_check import check_attention
 
 _log = logging.getLogger(__name__)
 
@@ -67,9 +72,11 @@ class SettledLayout:
             dist.all_gather_object(known, mine)
         self._bytes, (_, before, self._hardware, *_) = min(each[0] for each in known), known[0]
         self.before: Facts | None = before.get("layout")
+        self._flash: str | None = before.get(FLASH)
         least = least_of([each[3] for each in known])
         recipe = self._recipe = self._with_precision(recipe, least)
         with one_for_all():
+            check_attention(recipe)
             below = before.get("too_much", {}).get(str(world), math.inf)
             self.choice = self._choose(recipe, world, below)
             if self.choice.training.micro_batch > (most := before.get("most_samples", math.inf)):
@@ -79,7 +86,21 @@ class SettledLayout:
                 check_places(self.choice.layout, device.type, [each[4] for each in known])
         if rank() == 0:
             _log.info("layout: %s", self.choice)
-            self._file.write(layout=self.facts())
+
+    def choose_kernels(self, loader: TokenLoader, device: torch.device) -> None:
+        """Choose what computes attention, and note the layout; every process calls this.
+
+        Raises:
+            UserError: The recipe wants what some device can't do.
+        """
+        before = None
+        if self.before is not None:  # a run of an earlier version noted less
+            before = Kernels(self.before.get(ATTENTION, "flex"), self._flash)  # type: ignore[arg-type]
+        kernels = choose_kernels(self.recipe, self._config, loader, device, before)
+        laid = override_values(self.choice.laid, {ATTENTION: kernels.attention})
+        self.choice = replace(self.choice, laid=laid)
+        if rank() == 0:
+            self._file.write(layout=self.facts(), **{FLASH: kernels.flash})
 
     @property
     def recipe(self) -> Recipe:
@@ -89,7 +110,7 @@ class SettledLayout:
     def facts(self) -> Facts:
         """Return the layout under the recipe's keys."""
         keys = [f"parallel.{name}" for name in vars(self.choice.layout)]
-        keys += ["parallel.sharding", MICRO_BATCH, PRECISION, COMPILE]
+        keys += ["parallel.sharding", MICRO_BATCH, PRECISION, COMPILE, ATTENTION]
         return {key: get_dotted(self.recipe.to_dict(), key) for key in keys}
 
     @contextmanager

@@ -139,10 +139,22 @@ def test_on_a_cpu_auto_is_what_it_was_before(tmp_path: Path) -> None:
     auto, by_hand = make_workspace(tmp_path / "auto"), make_workspace(tmp_path / "by hand")
     record = train(auto, recipe())
     assert (record.layout["train.precision"], record.layout["train.compile"]) == ("fp32", False)
+    assert record.layout["train.attention"] == "flex"
+    assert read_json(auto / "layout.json")["flash_attention"] is None
     assert record == TrainRecord.read(auto)
     assert read_json(auto / "layout.json")["layout"] == record.layout
     assert train(by_hand, recipe(**{"train.precision": "fp32", "train.compile": False})) == record
     assert len({folder_hash(output_folder(each, "train")) for each in (auto, by_hand)}) == 1
+
+
+def test_varlen_attn_is_refused_on_a_cpu(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w")
+    varlen = {"train.attention": "varlen", "data.document_mask": True}
+    with pytest.raises(UserError, match=r"takes bf16 and fp16, but train\.precision is fp32"):
+        train(workspace, recipe(**varlen))
+    with pytest.raises(UserError, match=r"attention = varlen: .* this process has cpu; set flex"):
+        train(workspace, recipe(**varlen, **{"train.precision": "bf16"}))
+    assert not (workspace / "layout.json").exists()
 
 
 @pytest.mark.parametrize(("began", "then"), [(GPU, CPU), (CPU, GPU)], ids=["on a GPU", "on a CPU"])

@@ -11,6 +11,7 @@ offload: it moves bytes from a GPU to the host's memory, and on a CPU both are o
 from pathlib import Path
 from typing import Any
 
+from pipelines.core.machine import has_cuda_driver
 from tests.benchmarks.harness import Benchmark, Contender, Demand
 from tests.benchmarks.loader import write_split
 
@@ -49,7 +50,7 @@ def rung(
     Args:
         before: The rung that it is measured against.
         name: Its own.
-        saves: Share of that rung's peak memory that it must save.
+        saves: Share of that rung's peak memory that it must save; below 0, that it may need more.
         world: Processes.
         changes: Of the rung before: sections of the recipe, or `fused`.
     """
@@ -78,11 +79,20 @@ LORA = rung(FUSED, "lora", 0.1, adapter={"kind": "lora"})
 QLORA = rung(LORA, "qlora", 0.02, adapter={"kind": "qlora"})
 RUNGS = [FP32, BF16, FUSED, EIGHT_BITS, COMPILED, ACCUMULATION, SELECTIVE, FULL]
 RUNGS += [DDP, ZERO_1, ZERO_2, ZERO_3, LORA, QLORA]
+# On a GPU only: a CPU has no FlexAttention and no FlashAttention to compare. The backward pass of
+# the second needs memory for 128 tokens more of each document, and sums in fp32.
+DOCUMENTS = {"optimizer": {"fused": True}, "data": {"document_mask": True}}
+FLEX = rung(None, "documents", train={"precision": "bf16", "attention": "flex"}, **DOCUMENTS)
+VARLEN = rung(FLEX, "+ varlen", -0.1, train={"attention": "varlen"})
+PACKED = [FLEX, VARLEN] if has_cuda_driver() else []
 
 BENCHMARK = Benchmark(
     name="ladder",
     unit="tokens",
-    contenders=RUNGS,
-    demands=[Demand(of="+ fused optimizer", over="bf16", ratio=1.0)],
+    contenders=RUNGS + PACKED,
+    demands=[
+        Demand(of="+ fused optimizer", over="bf16", ratio=1.0),
+        Demand(of="+ varlen", over="documents", ratio=1.0),
+    ],
     make_data=make_data,
 )

@@ -64,7 +64,7 @@ def build_trainer(
     world = dist.get_world_size() if dist.is_initialized() else 1
     mesh = build_mesh(resolve_layout(recipe.parallel, world), device or torch.device("cpu"))
     loader = TokenLoader(
-        TokenDataset(folder, split, shape.context_length),
+        TokenDataset(folder, split, shape.context_length, documents=recipe.data.document_mask),
         seed=recipe.seed,
         global_batch=recipe.train.global_batch_size,
         micro_batch=recipe.train.fixed_micro_batch_size,

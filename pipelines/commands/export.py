@@ -16,6 +16,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.formatting import size
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import folder_bytes, write_json
+from pipelines.run.progress import ProgressMeter
 
 if TYPE_CHECKING:
     from pipelines.export.program import Kind
@@ -207,9 +208,14 @@ def _write_quantized(request: _Request, folder: Path, form: str) -> dict[str, An
         request.source, folder, "int8" if form == Format.INT8 else "int4", request.group_size
     )
     return {
-        "bits_per_byte": score_export(folder, held_out),
+        "bits_per_byte": score_export(folder, held_out, _progress(form)),
         "registered_bits_per_byte": held_out.bits_per_byte,
     }
+
+
+def _progress(form: str) -> ProgressMeter:
+    """Return a meter that prints a line with the remaining time to stderr every few seconds."""
+    return ProgressMeter(form, lambda each: typer.echo(each.line(), err=True), interval=5)
 
 
 def _write_fitting(
@@ -229,7 +235,7 @@ def _write_fitting(
         variants = measure_variants(
             request.source,
             Path(scratch),
-            lambda variant: score_export(variant, held_out),
+            lambda variant: score_export(variant, held_out, _progress(variant.name)),
             request.group_size,
             lambda why: typer.echo(f"left out: {why}", err=True),
         )

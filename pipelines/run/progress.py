@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -47,11 +49,11 @@ class Progress(BaseModel):
         return ", ".join(parts)
 
 
-class ProgressWriter:
-    """A writer of a workspace's progress file, with at most one line every `interval` seconds."""
+class ProgressMeter:
+    """Rate and remaining time of one piece of work, told at most once every `interval` seconds."""
 
-    def __init__(self, workspace: Path, stage: str, interval: float = 1.0) -> None:
-        self._path = workspace / PROGRESS_FILE
+    def __init__(self, stage: str, tell: Callable[[Progress], None], interval: float = 1.0) -> None:
+        self._tell = tell
         self._stage = stage
         self._interval = interval
         self._first: tuple[float, float] | None = None  # done, time; resumed jobs start late
@@ -67,7 +69,7 @@ class ProgressWriter:
         tokens_per_second: float | None = None,
         force: bool = False,
     ) -> None:
-        """Record progress; use `force` for the last line of a stage."""
+        """Tell the progress; use `force` for the last line of a stage."""
         now = time.monotonic()
         if not force and now - self._last < self._interval:
             return
@@ -86,7 +88,14 @@ class ProgressWriter:
             loss=loss,
             tokens_per_second=tokens_per_second,
         )
-        _append(self._path, progress)
+        self._tell(progress)
+
+
+class ProgressWriter(ProgressMeter):
+    """A writer of a workspace's progress file, with at most one line every `interval` seconds."""
+
+    def __init__(self, workspace: Path, stage: str, interval: float = 1.0) -> None:
+        super().__init__(stage, partial(_append, workspace / PROGRESS_FILE), interval)
 
 
 def add_note(workspace: Path, stage: str, text: str) -> None:

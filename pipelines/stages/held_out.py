@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.core.errors import UserError
+from pipelines.data.passes import map_in_process
 from pipelines.models.model_folder import read_object
 from pipelines.registry.registry import LINEAGE
+from pipelines.run.progress import ProgressMeter
 from pipelines.run.records import (
     VALIDATION,
     EvaluateRecord,
@@ -66,12 +68,14 @@ def read_held_out(model: Path, runs: Path, workspace: Path | None = None) -> Hel
     return HeldOut(documents, record.bits_per_byte, record.stride)
 
 
-def score_export(folder: Path, held_out: HeldOut) -> float:
+def score_export(folder: Path, held_out: HeldOut, progress: ProgressMeter) -> float:
     """Return the bits per byte of an exported folder, which is loaded as a server loads it."""
     from pipelines.evaluation.bootstrap import bits_per_byte
-    from pipelines.evaluation.perplexity import score_documents
+    from pipelines.stages.evaluate.scoring import Scoring
 
-    return bits_per_byte(score_documents(folder, held_out.documents, held_out.stride))
+    scoring = Scoring(held_out.documents, {}, held_out.stride, progress)
+    (scores,) = scoring.folders(map_in_process, [folder])
+    return bits_per_byte(scores)
 
 
 def _documents(workspace: Path) -> "pa.Table":

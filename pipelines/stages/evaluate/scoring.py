@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.data.passes import MapOrdered
-from pipelines.run.progress import ProgressWriter
+from pipelines.run.progress import ProgressMeter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +24,7 @@ class Scoring:
         documents: "pa.Table",
         of_datasets: "dict[str, pa.Table]",
         stride: float,
-        progress: ProgressWriter,
+        progress: ProgressMeter,
     ) -> None:
         """Divide the documents into parts; nothing is scored yet.
 

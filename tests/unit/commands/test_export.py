@@ -104,6 +104,9 @@ def test_a_user_reads_size_and_loss(model, tmp_path):
     assert "kB (registered weights " in size
     assert "bits per byte" in score
     assert "same held-out documents" in score
+    began, *_, ended = [line for line in result.stderr.splitlines() if "KiB scored" in line]
+    assert began == "int8 0/0 KiB scored"
+    assert ended.endswith(" s left")
     assert serve.split() == ["serve", "vllm", "serve", str(tmp_path / "to")]
 
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 import torch
 from safetensors import safe_open
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import folder_hash
@@ -14,10 +15,12 @@ from pipelines.evaluation.bootstrap import bits_per_byte
 from pipelines.evaluation.perplexity import score_documents
 from pipelines.export.hf_folder import export_bf16
 from pipelines.export.quantized import encode_int4, export_quantized
+from pipelines.models import served
 from pipelines.models.served import decode_int4, load_quantized
 from tests.unit.export.models import PROMPTS, small, tokens, write_registered
 
 CPU = torch.device("cpu")
+aten = torch.ops.aten
 DOCUMENTS = pa.table({"doc_id": [f"{n}" for n in range(4)], "text": [p * 9 for p in PROMPTS]})
 
 
@@ -145,6 +148,49 @@ def test_what_is_scored_is_the_quantised_model(registered: Path, tmp_path: Path)
         scores[bits] = abs(bits_per_byte(score_documents(folder, DOCUMENTS)) - ours)
     assert 0 < scores[16] < 0.05
     assert scores[8] < scores[4]
+
+
+class HalfProducts(TorchDispatchMode):
+    """Counts the matrix products of bfloat16 in this thread."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        product = func.overloadpacket in (aten.mm, aten.addmm, aten.linear)
+        if product and any(getattr(each, "dtype", None) == torch.bfloat16 for each in args):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_cpu_without_units_for_half_precision_scores_with_fp32_products(
+    bits: int, registered: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bfloat16's are ten times slower there; the scores are those of the served tensors."""
+    export_quantized(registered, made, bits, group=32)
+    found = {}
+    for units in (True, False):
+        monkeypatch.setattr(served, "has_half_products", lambda units=units: units)
+        served.let_go()
+        with HalfProducts() as products:
+            scores = score_documents(made, DOCUMENTS)
+        assert (products.count > 0) is units
+        found[units] = scores["nats"].to_pylist()
+    served.let_go()
+    assert found[False] == pytest.approx(found[True], rel=2e-3)
+
+
+def test_any_number_of_threads_scores_alike(registered: Path) -> None:
+    """Where several take batches beside each other; the machine's own number is given back."""
+    documents = pa.concat_tables([DOCUMENTS] * 20)
+    expected = score_documents(registered, documents)["nats"].to_pylist()
+    torch.set_num_threads(3)
+    try:
+        found = score_documents(registered, documents)["nats"].to_pylist()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_long_context_is_scored_alike(registered: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipelines.models import served
 from pipelines.models.presets import preset
 from pipelines.models.served import use_onednn
 from pipelines.models.transformer import Transformer
@@ -34,8 +35,42 @@ def small_gpt2():
     return replace(preset("gpt2-124m"), **sizes).sized(257, 64)
 
 
-@torch.inference_mode()
-def test_what_is_not_fp32_stays_as_it_is() -> None:
-    layer = nn.Linear(8, 8, dtype=torch.bfloat16)
+def half_linear(bits: int) -> nn.Linear:
+    """A layer of the torchao folder formats, or of bfloat16."""
+    layer = nn.Linear(128, 48, dtype=torch.bfloat16)
+    if bits == 8:
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+        quantize_(layer, Int8WeightOnlyConfig(set_inductor_config=False))
+    return layer.requires_grad_(False)
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_half_precision_stays_as_it_is_where_the_cpu_has_units_for_it(
+    units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "has_half_products", lambda: units)
+    layer = half_linear(16)
     use_onednn(layer)
-    assert "forward" not in vars(layer)
+    assert ("forward" in vars(layer)) is not units
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+@torch.inference_mode()
+def test_half_precision_is_rounded_where_the_server_rounds(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no sum is rounded in fp32, in whatever order, every bit is the server's."""
+    monkeypatch.setattr(served, "has_half_products", lambda: False)
+    torch.manual_seed(0)
+    layer = half_linear(bits)
+    layer.bias.copy_(torch.randint(-64, 64, (48,)))
+    if bits == 16:
+        layer.weight.copy_(torch.randint(-127, 128, (48, 128)))
+    x = torch.randint(-127, 128, (3, 40, 128)).to(torch.bfloat16)
+    expected = layer(x)
+    use_onednn(layer)
+    assert torch.equal(layer(x), expected)
+    # And for any input, to one rounding of the sum and one of each step behind it.
+    x = torch.randn(3, 40, 128).to(torch.bfloat16)
+    torch.testing.assert_close(layer(x), nn.Linear.forward(layer, x), rtol=2**-6, atol=2**-6)

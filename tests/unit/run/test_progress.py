@@ -1,6 +1,13 @@
 """Progress travels through a file that one process appends and others tail."""
 
-from pipelines.run.progress import PROGRESS_FILE, Progress, ProgressReader, ProgressWriter, add_note
+from pipelines.run.progress import (
+    PROGRESS_FILE,
+    Progress,
+    ProgressMeter,
+    ProgressReader,
+    ProgressWriter,
+    add_note,
+)
 
 
 def test_a_reader_goes_on_where_it_stopped_and_ignores_half_a_line(tmp_path):
@@ -30,6 +37,18 @@ def test_frequent_writes_are_thinned_but_the_last_is_kept(tmp_path):
     for step in range(1, 101):
         writer.write(step, 100, "steps", force=step == 100)
     assert [event.done for event in ProgressReader(tmp_path).read()] == [1, 100]
+
+
+def test_a_meter_tells_how_much_time_is_left():
+    told = []
+    meter = ProgressMeter("int8", told.append, interval=0)
+    meter.write(0, 100, "KiB scored")
+    meter.write(50, 100, "KiB scored")
+    first, second = told
+    assert (first.line(), first.eta) == ("int8 0/100 KiB scored", None)
+    assert second.eta > 0
+    assert second.line().startswith("int8 50/100 KiB scored, ")
+    assert second.line().endswith(" s left")
 
 
 def test_a_note_repeats_how_far_the_stage_is(tmp_path):

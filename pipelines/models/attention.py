@@ -192,12 +192,7 @@ def _attend_within(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, within: Seque
 
 
 def sequences(
-    documents_BS: Tensor | None,
-    batch: int,
-    length: int,
-    window: int | None,
-    most_documents: int,
-    device: torch.device,
+    tokens_BS: Tensor, documents_BS: Tensor | None, window: int | None, most_documents: int
 ) -> Sequences | None:
     """Return what hides the same as `attention_mask`, for `varlen_attn`.
 
@@ -206,13 +201,12 @@ def sequences(
     more for each of them.
 
     Args:
+        tokens_BS: Their shape and device count.
         documents_BS: As for `attention_mask`; a number that comes again later is another document.
-        batch: B.
-        length: S.
         window: As for `attention_mask`.
         most_documents: The most documents in a row of the data.
-        device: That of the tokens.
     """
+    (batch, length), device = tokens_BS.shape, tokens_BS.device
     if window is not None and window >= length:
         window = None
     if documents_BS is None and window is None:

@@ -10,16 +10,16 @@ which ignores AVX-512 on AMD's processors: on one EPYC core oneDNN is 2.2 times 
 by the rounding of sums.
 
 Most CPUs have no fast products of bfloat16: on one core torch reaches 10 to 30 GFLOP/s with AVX2 or
-AVX-512, and 70 to 135 in fp32. There, a linear layer in half precision computes with oneDNN in
+AVX-512, and 70 to 135 in fp32. There, a linear layer in bfloat16 computes with oneDNN in
 fp32, from the same stored numbers. The conversion to fp32 is exact, a product of two such numbers
-too, and the result is rounded to half precision at the points where a server's kernel rounds. So
+too, and the result is rounded to bfloat16 at the points where a server's kernel rounds. So
 the weights and the roundings are those of the served model; only the order of fp32 sums differs.
 
 A process keeps the model that it used last in memory, as an evaluation is many short tasks over one
 model, whose loading may take longer than any of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,21 +48,38 @@ if TYPE_CHECKING:
 def use_onednn(model: nn.Module) -> None:
     """Make a model's linear layers on the CPU compute in fp32 with oneDNN, if torch has it.
 
-    Layers in half precision stay as they are on a CPU that has units for such products. The layers
-    then have no gradients.
+    Layers in bfloat16 stay as they are on a CPU that has units for such products, and so do layers
+    of other types. The layers then have no gradients.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     for module in model.modules():
-        if type(module) is nn.Linear and module.weight.device.type == "cpu":
-            if module.weight.dtype == torch.float32:
-                module.forward = partial(_linear, module)  # type: ignore[method-assign]
-            elif not has_half_products():
-                module.forward = partial(_half_linear, module)  # type: ignore[method-assign]
+        if type(module) is nn.Linear and (forward := _in_fp32(module.weight)) is not None:
+            module.forward = partial(forward, module)  # type: ignore[method-assign]
+
+
+def _in_fp32(weight: Any) -> Callable[[nn.Linear, Tensor], Tensor] | None:
+    """Return how a layer with this weight computes in fp32; None if it should not, or can't."""
+    if weight.device.type != "cpu":
+        return None
+    plain = type(weight) in (Tensor, nn.Parameter)
+    if plain and weight.dtype == torch.float32:
+        return _linear
+    if weight.dtype != torch.bfloat16 or has_bfloat16_products():
+        return None
+    return _bfloat16_linear if plain else _int8_linear if _has_int8_rows(weight) else None
+
+
+def _has_int8_rows(weight: Any) -> bool:
+    """Return whether a weight is torchao's int8 with a scale for each row, as exports have it."""
+    if type(weight).__name__ != "Int8Tensor":
+        return False
+    changed = weight.act_quant_kwargs is not None or weight.act_pre_scale is not None
+    return not changed and weight.scale.numel() == len(weight)
 
 
 @cache
-def has_half_products() -> bool:
+def has_bfloat16_products() -> bool:
     """Return whether the CPU multiplies matrices of bfloat16 faster than those of fp32.
 
     AVX-512's bfloat16 instructions alone do not: they reach 100 GFLOP/s where fp32 reaches 135
@@ -76,15 +93,18 @@ def _linear(module: nn.Linear, x: Tensor) -> Tensor:
     return _product(x, module.weight, module.bias)
 
 
-def _half_linear(module: nn.Linear, x: Tensor) -> Tensor:
-    """Map [..., in] to [..., out] in half precision, as the server's kernels do.
+def _bfloat16_linear(module: nn.Linear, x: Tensor) -> Tensor:
+    """Map [..., in] to [..., out] in bfloat16, rounded where the server's kernels round."""
+    bias = None if module.bias is None else module.bias.float()
+    return _product(x.float(), module.weight.float(), bias).to(x.dtype)
 
-    torchao multiplies by int8 codes, rounds, and multiplies the result by each row's scale.
+
+def _int8_linear(module: nn.Linear, x: Tensor) -> Tensor:
+    """Map [..., in] to [..., out] in bfloat16, rounded where torchao rounds.
+
+    It multiplies by int8 codes, rounds, and multiplies the result by each row's scale.
     """
     weight: Any = module.weight
-    if not hasattr(weight, "qdata"):
-        bias = None if module.bias is None else module.bias.float()
-        return _product(x.float(), weight.float(), bias).to(x.dtype)
     summed = _product(x.float(), weight.qdata.float(), None).to(x.dtype)
     made: Tensor = summed * weight.scale.to(x.dtype).flatten()
     return made if module.bias is None else made + module.bias

@@ -203,9 +203,7 @@ class Transformer(nn.Module):
         if self.most_documents is None:
             mask = attention_mask(documents_BS, length, window, inputs.device)
         else:
-            size = len(inputs), length
-            most, device = self.most_documents, inputs.device
-            mask = sequences(documents_BS, *size, window, most, device)
+            mask = sequences(inputs, documents_BS, window, self.most_documents)
         for layer in self.layers.values():
             x_BSD = layer(x_BSD, self.rotary_2SR, mask)
         if self.norm is None or self.lm_head is None:

@@ -30,6 +30,7 @@ _OVERLAPPED = (
     _symmetric.fused_all_gather_matmul.default,
     _symmetric.fused_matmul_reduce_scatter.default,
 )
+_COUNTER = "penstock_exchanges"
 
 
 class Exchanges(NamedTuple):
@@ -45,9 +46,9 @@ class Exchanges(NamedTuple):
 
     @classmethod
     def compiled(cls) -> "Exchanges":
-        """Return those of all graphs so far, also of such that came from the compiler's cache."""
+        """Return those of all graphs since `compiler_options`, also of graphs out of a cache."""
         found = counters["inductor"]
-        return cls(*(found[f"penstock_exchanges_{name}"] for name in cls._fields))
+        return cls(*(found[f"{_COUNTER}_{name}"] for name in cls._fields))
 
     def check(self) -> str:
         """Return a line for the log.
@@ -100,14 +101,18 @@ class _CountExchanges(_Pass):
     def __call__(self, graph: Graph) -> None:
         found = counters["inductor"]
         for node in graph.nodes:
-            found["penstock_exchanges_apart"] += node.target in _APART
-            found["penstock_exchanges_overlapped"] += node.target in _OVERLAPPED
+            found[f"{_COUNTER}_apart"] += node.target in _APART
+            found[f"{_COUNTER}_overlapped"] += node.target in _OVERLAPPED
 
 
 def _same_shape(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
     return len(ours) == len(theirs) and all(
         statically_known_true(a == b) for a, b in zip(ours, theirs, strict=True)
     )
+
+
+# One of each, as torch compiles anew for options that are not equal.
+_JOIN_VIEWS, _COUNT_EXCHANGES = _JoinViews(), _CountExchanges()
 
 
 def compiler_options(mesh: DeviceMesh) -> dict[str, Any]:
@@ -120,8 +125,10 @@ def compiler_options(mesh: DeviceMesh) -> dict[str, Any]:
         # torch 2.13 says that this is no longer needed, but its pass leaves other groups alone.
         warnings.simplefilter("ignore", FutureWarning)
         enable_symm_mem_for_group(mesh.get_group().group_name)
+    for name in Exchanges._fields:  # an earlier run in this process may have counted
+        counters["inductor"].pop(f"{_COUNTER}_{name}", None)
     return {
         "_micro_pipeline_tp": True,
-        "post_grad_custom_pre_pass": _JoinViews(),
-        "post_grad_custom_post_pass": _CountExchanges(),
+        "post_grad_custom_pre_pass": _JOIN_VIEWS,
+        "post_grad_custom_post_pass": _COUNT_EXCHANGES,
     }

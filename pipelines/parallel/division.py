@@ -6,7 +6,7 @@ from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.layout import Layout, check_micro_batches, split_layers, stage_count
 from pipelines.recipe.recipe import Recipe
-from pipelines.recipe.training_section import Adapter
+from pipelines.recipe.training_section import Adapter, Fp8Scaling, Precision
 
 _NF4_BLOCK = 64  # `BLOCK` of `models/quantization.py`, which needs torch
 _MOMENTS_BLOCK = 64  # numbers of a row that share a scale; larger ones fit fewer `parallel.tp`
@@ -26,7 +26,7 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
     if train.optimizer == "adamw_8bit":
         _check_moments(config, layout.tp)
     if parallel.async_tp:
-        _check_async_tp(config, recipe)
+        _check_products(config, recipe)
     if layout.pp == 1:
         return
     stage_layers(config, stage_count(parallel.schedule, layout.pp))
@@ -81,7 +81,7 @@ def _check_adapter(config: DecoderConfig, layout: Layout, adapter: Adapter) -> N
         )
 
 
-def _check_async_tp(config: DecoderConfig, recipe: Recipe) -> None:
+def _check_products(config: DecoderConfig, recipe: Recipe) -> None:
     """Check that the compiler can overlap the exchanges of this model's blocks with products."""
     if recipe.train.compile is False:
         raise UserError(
@@ -114,6 +114,27 @@ def _check_blocks(config: DecoderConfig, tp: int, adapter: Adapter) -> None:
                 f"don't divide the {numbers} numbers of a row of {name} that a process has; "
                 "change parallel.tp, or set adapter.kind = lora"
             )
+
+
+def gathers_in_fp8(
+    config: DecoderConfig,
+    layout: Layout,
+    precision: Precision,
+    scaling: Fp8Scaling,
+    *,
+    offloaded: bool,
+) -> bool:
+    """Return whether shards of the blocks' matrices travel in fp8, as torchao's can.
+
+    It takes one scale for each matrix, and what is offloaded loses it on its way to the GPU. Nor
+    does FSDP2 fill up tensors like torchao's, so all processes must have equally many rows.
+    """
+    if precision != "fp8" or scaling != "tensorwise" or offloaded:
+        return False
+    heads = config.heads * config.head_width, config.kv_heads * config.head_width
+    return not any(
+        rows % (layout.tp * layout.shards) for rows in (*heads, config.width, config.hidden)
+    )
 
 
 def moments_block(columns: int) -> int:

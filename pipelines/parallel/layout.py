@@ -10,7 +10,7 @@ from math import prod
 from typing import Literal
 
 from pipelines.core.errors import UserError
-from pipelines.recipe.training_section import Fp8Scaling, Parallel, Precision
+from pipelines.recipe.training_section import Parallel
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def resolve_layout(parallel: Parallel, world: int) -> Layout:
         raise UserError(f"parallel: {layout} = {layout.world} processes, but there are {world}")
     _check_sharding(layout, parallel)
     if parallel.async_tp:
-        _check_async_tp(layout, parallel)
+        _check_exchange(layout, parallel)
     return layout
 
 
@@ -108,15 +108,7 @@ def _check_sharding(layout: Layout, parallel: Parallel) -> None:
         )
 
 
-def gathers_in_fp8(precision: Precision, scaling: Fp8Scaling, *, offloaded: bool) -> bool:
-    """Return whether shards of the blocks' matrices travel in fp8, as torchao's can.
-
-    It takes one scale for each matrix, and what is offloaded loses it on its way to the GPU.
-    """
-    return precision == "fp8" and scaling == "tensorwise" and not offloaded
-
-
-def _check_async_tp(layout: Layout, parallel: Parallel) -> None:
+def _check_exchange(layout: Layout, parallel: Parallel) -> None:
     if layout.tp == 1:
         raise UserError(
             "parallel.async_tp: with parallel.tp(1) there is nothing to exchange; raise it, or set "

@@ -44,8 +44,9 @@ from pipelines.models.loss import CrossEntropy
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import COMPUTE_DTYPES, canonical_name
 from pipelines.parallel.data_parallel import ShardedUpdate, is_fully_sharded, replicate, shard
-from pipelines.parallel.layout import gathers_in_fp8
+from pipelines.parallel.division import gathers_in_fp8
 from pipelines.parallel.mesh import Mesh
+from pipelines.parallel.process_group import one_for_all
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.training_section import Fp8Scaling, Parallel
 
@@ -183,6 +184,11 @@ def check_path(device: torch.device, folder: Path = Path(torch.__file__).parent)
         )
 
 
+def keep_compiled() -> None:
+    """Keep what is compiled for the next run; torch looks here once, when it compiles first."""
+    os.environ.setdefault(_CACHE, str(load_settings().home / "torchinductor"))
+
+
 def compile_blocks(
     part: Transformer,
     backend: str | Callable[..., Any] = "inductor",
@@ -194,7 +200,7 @@ def compile_blocks(
     and parameters keep their names. A micro-batch of another size makes one more graph, for all
     sizes. What is compiled is kept in `PENSTOCK_HOME`, or where TORCHINDUCTOR_CACHE_DIR says.
     """
-    os.environ.setdefault(_CACHE, str(load_settings().home / "torchinductor"))
+    keep_compiled()
     # DDP needs no cuts in a graph as small as a block, and its cutter does not know checkpointing.
     torch._dynamo.config.optimize_ddp = False
     regions = list(part.layers.values())
@@ -266,12 +272,13 @@ class Parallelized:
         """Say in the log what `parallel.async_tp` overlaps; all graphs are compiled.
 
         Raises:
-            UserError: it overlaps nothing, in any process.
+            SharedError: it overlaps nothing in some process.
         """
         if recipe.parallel.async_tp:
             from pipelines.parallel.async_tensor_parallel import Exchanges
 
-            line = Exchanges.compiled().check()
+            with one_for_all():
+                line = Exchanges.compiled().check()
             if self.mesh.rank == 0:
                 _log.info("%s", line)
 
@@ -327,7 +334,11 @@ def _lay(
     parallel, train = recipe.parallel, recipe.train
     sharded = is_fully_sharded(mesh, parallel)
     gathers_fp8 = sharded and gathers_in_fp8(
-        train.fixed_precision, train.fp8_scaling, offloaded=parallel.cpu_offload
+        part.config,
+        mesh.layout,
+        train.fixed_precision,
+        train.fp8_scaling,
+        offloaded=parallel.cpu_offload,
     )
     if train.fixed_precision == "fp8":
         to_fp8(part, train.fp8_scaling, mesh.device, gathered=gathers_fp8)

@@ -12,7 +12,7 @@ from pipelines.recipe.recipe import Recipe
 ATTENTION = "train.attention"
 FLASH_CAPABILITY = (8, 0)  # Ampere
 _WIDEST, _MULTIPLE = 256, 8  # features of a head
-_TOKENS = 32  # of a sample for each document in it: the memory is then that of 5 times its tokens
+_TOKENS = 512  # of a sample for each document in it: the memory is then for a quarter more tokens
 
 
 def is_divided(recipe: Recipe, config: DecoderConfig) -> bool:

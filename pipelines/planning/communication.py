@@ -15,7 +15,7 @@ from pipelines.models.config import DecoderConfig
 from pipelines.parallel.layout import stage_count
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.memory_state import NF4
-from pipelines.planning.memory_training import FP32, Training
+from pipelines.planning.memory_training import FP32, Training, gathered_bytes
 
 # The reached part of a link's datasheet rate: NCCL's maintainer reports 370 of 450 GB/s
 # (nccl-tests, issue 212).
@@ -137,7 +137,7 @@ def _data_parallel(
         return 0.0, 0.0, every.gather(2 * gradients + updated, hardware)
     shards = Group.of(training.shards, layout.tp, per_node)
     blocks = config.layers * config.layer_parameters / parameters
-    gathered = held * _gathered(training, trained, blocks)
+    gathered = held * _gathered(training, trained, blocks, gathered_bytes(config, training))
     divided, added = shards.gather(gradients, hardware), 0.0
     replicas = layout.dp_cp // training.shards
     if replicas > 1:
@@ -149,19 +149,20 @@ def _data_parallel(
     return shards.gather(gathered, hardware), divided, added
 
 
-def _gathered(training: Training, trained: float, blocks: float) -> float:
+def _gathered(training: Training, trained: float, blocks: float, size: int) -> float:
     """Return the bytes that a step gathers for each weight, of which `blocks` is the blocks' part.
 
-    Each pass gathers the blocks; the root stays gathered for both. A pipeline's stage keeps the
-    root, and its blocks from a backward pass to the next forward.
+    A number of a block has `size` bytes. Each pass gathers the blocks; the root stays gathered for
+    both. A pipeline's stage keeps the root, and its blocks from a backward pass to the next
+    forward.
     """
     number = training.micro_batches
     of_root, of_blocks = (number, 2 * number) if training.layout.pp == 1 else (1, number + 1)
     if not training.gives_up_blocks:
         of_blocks = of_root
-    root, block = training.compute_bytes, training.gathered_bytes
+    root = training.compute_bytes
     frozen = NF4 / training.compute_bytes if training.adapter.kind == "qlora" else 1
-    times = (1 - blocks) * of_root * root + blocks * of_blocks * block
+    times = (1 - blocks) * of_root * root + blocks * of_blocks * size
     return times * (trained + (1 - trained) * frozen)
 
 

@@ -11,7 +11,14 @@ from typing import NamedTuple
 
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.division import moments_block
-from pipelines.planning.memory_training import FP32, SHARDINGS, Sharding, Training, layers_of
+from pipelines.planning.memory_training import (
+    FP32,
+    SHARDINGS,
+    Sharding,
+    Training,
+    gathered_bytes,
+    layers_of,
+)
 from pipelines.recipe.training_section import Adapter
 
 NF4 = 0.516  # bytes per weight: QLoRA's 4 bits, and the quantised scales of blocks of 64
@@ -84,7 +91,8 @@ def state_of(config: DecoderConfig, training: Training) -> State:
     trained = held if training.trains_all else _adapters(config, training)
     frozen = 0.0 if training.trains_all else _frozen(config, held, training)
     sharded = training.is_fully_sharded
-    state = _sharded(trained, training) if sharded else _replicated(trained, training)
+    size = gathered_bytes(config, training)
+    state = _sharded(trained, training, size) if sharded else _replicated(trained, training)
     moments = _moments(config, trained, training)
     moments *= kept_by_zero(training.sharding, training.layout.shards).optimizer
     return State(
@@ -216,12 +224,13 @@ def _replicated(held: _Held, training: Training) -> State:
     )
 
 
-def _sharded(held: _Held, training: Training) -> State:
+def _sharded(held: _Held, training: Training, size: int) -> State:
     """Return the state of trained weights under FSDP2, which divides weights between steps.
 
-    ZeRO stage 2 gathers all weights in the forward pass; stage 3 gathers one block at a time.
+    ZeRO stage 2 gathers all weights in the forward pass; stage 3 gathers one block at a time, with
+    `size` bytes for each of its numbers.
     """
-    whole, size = held.whole, training.gathered_bytes
+    whole = held.whole
     of_root, of_blocks = held.root * training.compute_bytes, (whole - held.root) * size
     gathered = of_root + (0 if training.gives_up_blocks else of_blocks)
     undivided = (whole if training.whole_gradients_wait else held.unit) * FP32

@@ -4,14 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from pipelines.models.config import DecoderConfig
-from pipelines.parallel.division import stage_layers
-from pipelines.parallel.layout import (
-    Layout,
-    Schedule,
-    gathers_in_fp8,
-    stage_count,
-    stage_numbers,
-)
+from pipelines.parallel.division import gathers_in_fp8, stage_layers
+from pipelines.parallel.layout import Layout, Schedule, stage_count, stage_numbers
 from pipelines.recipe.training_section import Adapter, Fp8Scaling, Precision
 
 FP32 = 4
@@ -46,12 +40,6 @@ class Training:
     def compute_bytes(self) -> int:
         """The bytes of a number in a matrix product."""
         return FP32 if self.precision in ("fp32", "tf32") else 2
-
-    @property
-    def gathered_bytes(self) -> int:
-        """The bytes of a number of a block's weights that is gathered from shards."""
-        fp8 = gathers_in_fp8(self.precision, self.fp8_scaling, offloaded=self.cpu_offload)
-        return 1 if fp8 else self.compute_bytes
 
     @property
     def reduce_bytes(self) -> int:
@@ -128,3 +116,15 @@ def layers_by_rank(config: DecoderConfig, training: Training) -> list[int]:
 def layers_of(config: DecoderConfig, training: Training) -> int:
     """Return the number of layers on the process."""
     return layers_by_rank(config, training)[training.rank]
+
+
+def gathered_bytes(config: DecoderConfig, training: Training) -> int:
+    """Return the bytes of a number of a block's weights that is gathered from shards."""
+    in_fp8 = gathers_in_fp8(
+        config,
+        training.layout,
+        training.precision,
+        training.fp8_scaling,
+        offloaded=training.cpu_offload,
+    )
+    return 1 if in_fp8 else training.compute_bytes

@@ -1,30 +1,30 @@
-"""What computes attention on the GPUs of a run: found out once, before the first step.
+"""What attends within packed documents and windows on GPUs: found out once, before the first step.
 
 There are two choices, and each is made by a small attention on each process's own device, whose
 result and gradients are compared with exact ones:
 
-- FlashAttention 3 instead of FlashAttention 2, wherever torch calls FlashAttention: on Hopper,
-  where the module `flash_attn_interface` is installed.
-- `varlen_attn` instead of FlexAttention, for packed documents and sliding windows.
+- `varlen_attn` instead of FlexAttention.
+- For it, FlashAttention 3 instead of FlashAttention 2: on Hopper, where the module
+  `flash_attn_interface` is installed.
 
-What one process can't do, none does. What a run began with it keeps, as another kernel rounds
-otherwise.
+What one process can't do, none does. What a run began with it keeps if it still can, as another
+kernel rounds otherwise. Attention to all earlier tokens is left to torch.
 
 Papers: FlashAttention 2 (Dao 2023) and 3 (Shah et al. 2024).
 """
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention import (
-    SDPBackend,
     activate_flash_attention_impl,
     current_flash_attention_impl,
     restore_flash_attention_impl,
-    sdpa_kernel,
 )
 
 from pipelines.core.errors import SharedError, one_line
@@ -32,6 +32,7 @@ from pipelines.loading.dataloader import TokenLoader
 from pipelines.models.attention import Mask, attend, attention_mask, sequences
 from pipelines.models.config import DecoderConfig
 from pipelines.models.weights import COMPUTE_DTYPES
+from pipelines.parallel.parallelize import keep_compiled
 from pipelines.parallel.process_group import from_all, rank
 from pipelines.planning.attention_rule import (
     FLASH_CAPABILITY,
@@ -55,7 +56,7 @@ class Kernels(NamedTuple):
 
     Attributes:
         attention: What attends within documents and windows; never `auto`.
-        flash: The FlashAttention that torch calls instead of its own; None if it is its own.
+        flash: The FlashAttention that `varlen_attn` calls instead of torch's own; None if that.
     """
 
     attention: AttentionKernel
@@ -69,7 +70,7 @@ def choose_kernels(
     device: torch.device,
     before: Kernels | None,
 ) -> Kernels:
-    """Choose what computes attention, and make it do so; all processes call this.
+    """Choose what attends within documents and windows; all processes call this.
 
     Args:
         recipe: Its precision is settled.
@@ -81,21 +82,17 @@ def choose_kernels(
     Raises:
         SharedError: the recipe wants `varlen_attn`, but some process can't have it.
     """
+    _restore_flash_2()  # an earlier run in this process may have called another
     asked = recipe.train.attention
     dtype = COMPUTE_DTYPES.get(recipe.train.fixed_precision)
-    if device.type != "cuda" or dtype is None:
+    if device.type != "cuda" or dtype is None or not is_divided(recipe, config):
         return Kernels("flex" if asked == "auto" else asked)
-    wants_flash_3 = before is None or before.flash == FLASH_3
-    flash = None
-    if wants_flash_3 and _calls_flash_3(recipe, config, dtype, device):
-        flash = FLASH_3
-    else:
-        _restore_flash_2()
-    if not is_divided(recipe, config):
-        return Kernels("flex" if asked == "auto" else asked, flash)
-    chosen, why = _attention(recipe, config, loader, device, dtype, before)
+    draw = partial(_Problem.drawn, config, dtype, device, config.sliding_window)
+    chosen, why = _attention(recipe, config, loader, device, draw, before)
     _say(f"train.attention: {asked} is {chosen}: {why}")
-    return Kernels(chosen, flash)
+    if chosen == "flex" or (before is not None and before.flash != FLASH_3):
+        return Kernels(chosen)
+    return Kernels(chosen, FLASH_3 if _calls_flash_3(recipe, device, draw) else None)
 
 
 def _attention(
@@ -103,29 +100,41 @@ def _attention(
     config: DecoderConfig,
     loader: TokenLoader,
     device: torch.device,
-    dtype: torch.dtype,
+    draw: Callable[[], "_Problem"],
     before: Kernels | None,
 ) -> tuple[AttentionKernel, str]:
     """Return what attends within documents and windows, and why."""
     asked, precision = recipe.train.attention, recipe.train.fixed_precision
     if asked == "flex":
         return asked, "the recipe says so"
-    began = None if before is None else before.attention
-    if began == "flex":
-        return began, "the run began with it"
-    mine = why_not_flash(config, precision) or _why_not_on(device)
-    if asked == "auto" and began is None:
-        mine = mine or why_not_by_itself(recipe, loader.most_documents)
-    if mine is None and began is None:
-        mine = _why_it_differs(_Problem.drawn(config, dtype, device, config.sliding_window))
-    why = next(filter(None, from_all(mine)), None)
-    if why is None and began is not None:
-        return began, "the run began with it"
+    if asked == "auto" and before is not None and before.attention == "flex":
+        return before.attention, "the run began with it"
+
+    def why_not() -> str | None:
+        why = why_not_flash(config, precision) or _why_not_on(device)
+        if why or before is not None:
+            return why
+        if asked == "auto" and (why := why_not_by_itself(recipe, loader.most_documents)):
+            return why
+        return _why_it_differs(draw())
+
+    why = _first_reason(why_not)
+    if why is None and before is not None:
+        return "varlen", "the run began with it"
     if why is None:
         return "varlen", "the check on each GPU gives FlexAttention's result, within rounding"
     if asked == "varlen":
         raise SharedError(f"train.attention = varlen: {why}; set flex or auto")
     return "flex", why
+
+
+def _first_reason(find: Callable[[], str | None]) -> str | None:
+    """Return the reason of the first process that finds one; all processes call this."""
+    try:
+        mine = find()
+    except Exception as error:  # kernels and packages raise what they like where they don't run
+        mine = f"{type(error).__name__}: {one_line(error)}"
+    return next(filter(None, from_all(mine)), None)
 
 
 def _why_not_on(device: torch.device) -> str | None:
@@ -138,19 +147,18 @@ def _why_not_on(device: torch.device) -> str | None:
     return None
 
 
-def _calls_flash_3(
-    recipe: Recipe, config: DecoderConfig, dtype: torch.dtype, device: torch.device
-) -> bool:
-    """Let torch call FlashAttention 3, and return whether all processes can."""
-    mine = why_not_flash(config, recipe.train.fixed_precision) or _why_no_flash_3(
-        device, deterministic=recipe.train.deterministic
-    )
-    if mine is None:
-        mine = _activated(_Problem.drawn(config, dtype, device, None))
-    why = next(filter(None, from_all(mine)), None)
+def _calls_flash_3(recipe: Recipe, device: torch.device, draw: Callable[[], "_Problem"]) -> bool:
+    """Let `varlen_attn` call FlashAttention 3, and return whether all processes can."""
+
+    def why_not() -> str | None:
+        why = _why_no_flash_3(device, deterministic=recipe.train.deterministic)
+        return why or _activated(draw())
+
+    why = _first_reason(why_not)
     if why is None:
-        _say("FlashAttention 3 computes attention: the check on each GPU gives the right result")
+        _say("varlen_attn calls FlashAttention 3: the check on each GPU gives the right result")
     else:
+        _restore_flash_2()
         _say(f"FlashAttention 3 is not used, and torch's own FlashAttention 2 stays: {why}")
     return why is None
 
@@ -174,32 +182,20 @@ def _why_no_flash_3(device: torch.device, *, deterministic: bool) -> str | None:
 
 
 def _activated(problem: "_Problem") -> str | None:
-    """Let this process call FlashAttention 3, unless that fails: then return why."""
-    _restore_flash_2()
-
-    def computed() -> list[Tensor]:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return problem.computed(None)
-
-    try:
-        expected = computed()
-        activate_flash_attention_impl(FLASH_3)
-        return _difference(computed(), expected, problem.exact(None, None), problem.epsilon)
-    except Exception as error:  # a package for another torch or device may raise anything
-        return f"{type(error).__name__}: {one_line(error)}"
+    """Let this process call FlashAttention 3, and return why its result is wrong, or None."""
+    expected = problem.packed()
+    activate_flash_attention_impl(FLASH_3)
+    return _difference(problem.packed(), expected, problem.exact(), problem.epsilon)
 
 
 def _why_it_differs(problem: "_Problem") -> str | None:
     """Return why `varlen_attn` does not do what FlexAttention does, or None if it does."""
-    documents, (batch, length) = problem.documents_BS, problem.documents_BS.shape
-    most, device = int(documents.max()) + 3, documents.device  # so that some are empty
+    keep_compiled()
+    documents, window = problem.documents_BS, problem.window
     try:
-        found = problem.computed(sequences(documents, batch, length, problem.window, most, device))
-        masked = problem.computed(attention_mask(documents, length, problem.window, device))
-        exact = problem.exact(documents, problem.window)
-        return _difference(found, masked, exact, problem.epsilon)
-    except Exception as error:  # kernels raise what they like where they don't run
-        return f"{type(error).__name__}: {one_line(error)}"
+        found = problem.packed()
+        mask = attention_mask(documents, documents.shape[1], window, documents.device)
+        return _difference(found, problem.computed(mask), problem.exact(), problem.epsilon)
     finally:
         # Else blocks would be compiled for sizes that change, as these were others.
         torch.compiler.reset()
@@ -253,13 +249,18 @@ class _Problem(NamedTuple):
         gradients = torch.autograd.grad(out, leaves, self.gradient_BNSH)
         return [x.detach().float().cpu() for x in (out, *gradients)]
 
-    def exact(self, documents: Tensor | None, window: int | None) -> list[Tensor]:
+    def packed(self) -> list[Tensor]:
+        """Return the same by `varlen_attn`."""
+        documents = self.documents_BS
+        most = int(documents.max()) + 3  # so that some are empty
+        return self.computed(sequences(documents, documents, self.window, most))
+
+    def exact(self) -> list[Tensor]:
         """Return the same without rounding to the type."""
         operands = tuple(x.cpu().float() for x in self.operands)
         there = self._replace(operands=operands, gradient_BNSH=self.gradient_BNSH.cpu().float())
-        if documents is not None:
-            documents = documents.cpu()
-        return there.computed(attention_mask(documents, operands[0].shape[2], window, _CPU))
+        length = operands[0].shape[2]
+        return there.computed(attention_mask(self.documents_BS.cpu(), length, self.window, _CPU))
 
 
 def _difference(

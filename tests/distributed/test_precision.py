@@ -22,7 +22,9 @@ SHARDINGS = {
     "pp": {"pp": 2},
     "zero-3, tp": {"sharding": "full", "dp_shard": 2, "tp": 2},
     "zero-3, pp": {"sharding": "full", "dp_shard": 2, "pp": 2},
+    "zero-3, uneven": {"sharding": "full"},
 }
+WORLDS = {"zero-3, tp": 4, "zero-3, pp": 4, "zero-3, uneven": 3}  # the others have two processes
 ELSEWHERE = pytest.mark.parity  # seconds each, in make test-parity
 
 
@@ -168,6 +170,7 @@ def test_moments_in_8_bits_are_those_of_one_process(
         ("tp", "tensorwise"),
         ("zero-3, tp", "tensorwise"),
         ("zero-3, pp", "tensorwise"),
+        ("zero-3, uneven", "tensorwise"),
         ("pp", "rowwise"),
     ],
 )
@@ -179,7 +182,7 @@ def test_products_that_round_as_fp8_does_follow_the_curve_of_one_process(
     tmp_path: Path,
 ) -> None:
     train = {"precision": "fp8", "fp8_scaling": scaling, "lr": 3e-3, "steps": 8}
-    world = 4 if "," in sharding else 2
+    world = WORLDS.get(sharding, 2)
     case = Case(sharding, world, SHARDINGS[sharding], train)
     alone = curve(losses(case, data, tmp_path / "alone", torch.float32))
     in_bf16 = replace(case, train={**train, "precision": "bf16"})

@@ -87,12 +87,13 @@ def run(
         mesh = build_mesh(settled.choice.layout, device, recipe.train.stall_seconds)
         with one_for_all():
             set_precision(recipe.train, device)
-            history = prepare(recipe, dataset, workspace, mesh)
             loader = build_loader(recipe, dataset, workspace, mesh)
             model = build_model(recipe, shape)
         settled.choose_kernels(loader, device)
         recipe = settled.recipe
-        events = Events() if history is None else logbook(settled, workspace)
+        with one_for_all():
+            history = prepare(recipe, dataset, workspace, mesh)
+            events = Events() if history is None else logbook(settled, workspace)
         with tracked_run(workspace) as tracked, settled.out_of_memory():
             parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
             reporter = Reporter(recipe, workspace, history, tracked, report)

@@ -1,6 +1,7 @@
 """Quantised folders load in plain transformers, and are what is scored."""
 
 import json
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -170,7 +171,7 @@ def test_a_cpu_without_units_for_half_precision_scores_with_fp32_products(
     export_quantized(registered, made, bits, group=32)
     found = {}
     for units in (True, False):
-        monkeypatch.setattr(served, "has_half_products", lambda units=units: units)
+        monkeypatch.setattr(served, "has_bfloat16_products", lambda units=units: units)
         served.let_go()
         with HalfProducts() as products:
             scores = score_documents(made, DOCUMENTS)
@@ -180,16 +181,31 @@ def test_a_cpu_without_units_for_half_precision_scores_with_fp32_products(
     assert found[False] == pytest.approx(found[True], rel=2e-3)
 
 
-def test_any_number_of_threads_scores_alike(registered: Path) -> None:
+def test_any_number_of_threads_scores_alike(
+    registered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where several take batches beside each other; the machine's own number is given back."""
+    from pipelines.evaluation import perplexity
+
     documents = pa.concat_tables([DOCUMENTS] * 20)
-    expected = score_documents(registered, documents)["nats"].to_pylist()
-    torch.set_num_threads(3)
+    seen, before = set(), torch.get_num_threads()
+    scored = perplexity._window_nats
+
+    def noted(*given, **named):
+        seen.add((threading.get_ident(), torch.get_num_threads()))
+        return scored(*given, **named)
+
+    torch.set_num_threads(1)
     try:
+        expected = score_documents(registered, documents)["nats"].to_pylist()
+        torch.set_num_threads(3)
+        monkeypatch.setattr(perplexity, "_window_nats", noted)
         found = score_documents(registered, documents)["nats"].to_pylist()
         assert torch.get_num_threads() == 3
     finally:
-        torch.set_num_threads(1)
+        torch.set_num_threads(before)
+    assert {threads for _, threads in seen} == {1}
+    assert threading.get_ident() not in {thread for thread, _ in seen}
     assert found == pytest.approx(expected, rel=1e-5)
 
 

@@ -49,7 +49,7 @@ def half_linear(bits: int) -> nn.Linear:
 def test_half_precision_stays_as_it_is_where_the_cpu_has_units_for_it(
     units: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served, "has_half_products", lambda: units)
+    monkeypatch.setattr(served, "has_bfloat16_products", lambda: units)
     layer = half_linear(16)
     use_onednn(layer)
     assert ("forward" in vars(layer)) is not units
@@ -61,7 +61,7 @@ def test_half_precision_is_rounded_where_the_server_rounds(
     bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no sum is rounded in fp32, in whatever order, every bit is the server's."""
-    monkeypatch.setattr(served, "has_half_products", lambda: False)
+    monkeypatch.setattr(served, "has_bfloat16_products", lambda: False)
     torch.manual_seed(0)
     layer = half_linear(bits)
     layer.bias.copy_(torch.randint(-64, 64, (48,)))

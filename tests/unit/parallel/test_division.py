@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -6,8 +7,9 @@ import torch
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
 from pipelines.models.lora import Size, add_adapters, chosen_sizes
+from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
-from pipelines.parallel.division import check_division, stage_layers
+from pipelines.parallel.division import check_division, gathers_in_fp8, stage_layers
 from pipelines.parallel.layout import Layout
 from pipelines.parallel.pipeline_parallel import part_of, stages_of
 from pipelines.recipe.recipe import Recipe
@@ -143,3 +145,23 @@ def test_parts_in_a_row_are_the_model(tied: bool) -> None:
     for part in parts:
         x = part(x)
     assert torch.equal(x, model(tokens))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"layout": Layout(dp_shard=24)}, False),  # 1,024 rows of keys
+        ({"layout": Layout(dp_shard=64, tp=8)}, True),
+        ({"layout": Layout(dp_shard=256, tp=8)}, False),
+        ({"precision": "bf16"}, False),
+        ({"scaling": "rowwise"}, False),
+        ({"offloaded": True}, False),
+    ],
+)
+def test_weights_travel_in_fp8_where_all_processes_have_equally_many_rows(
+    changes: dict[str, Any], expected: bool
+) -> None:
+    usual = {"layout": Layout(dp_shard=64), "precision": "fp8", "scaling": "tensorwise"}
+    asked = usual | {"offloaded": False} | changes
+    assert gathers_in_fp8(preset("llama3-8b"), **asked) is expected

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.run.logbook import Entry, read_logbook
-from pipelines.run.progress import ProgressWriter
+from pipelines.run.progress import PROGRESS_FILE, ProgressWriter
 from pipelines.stages.train import train_logbook
 from pipelines.stages.train.train_logbook import TrainLogbook, out_of_memory
 
@@ -29,7 +29,8 @@ def test_the_first_try_starts_and_the_next_ones_resume(tmp_path: Path) -> None:
     progress = ProgressWriter(tmp_path, "train", interval=0)
     progress.write(10, 100, "steps")
     progress.write(60, 100, "steps")
-    progress._path.open("a").write('{"stage": "train", "done": 65, "unit": "steps", "rate": 2}\n')
+    with (tmp_path / PROGRESS_FILE).open("a") as file:
+        file.write('{"stage": "train", "done": 65, "unit": "steps", "rate": 2}\n')
     second = a_try(tmp_path, TWO, TWO)
     second.begin_training(50)
     second.begin_training(50)  # told again, it is the same event

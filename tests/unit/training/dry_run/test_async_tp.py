@@ -24,7 +24,12 @@ FORWARD_LORA, BACKWARD_LORA, LAST_LORA = [False, 6, 0], [True, 4, 2], [True, 4, 
     ("tried", "graphs"),
     [
         pytest.param(Tried(4, ASYNC), [FORWARD, BACKWARD], id="samples"),
-        pytest.param(Tried(4, SHARDED, ONE_SAMPLE), [FORWARD, AGAIN_GATHERED], id="a sample"),
+        pytest.param(
+            Tried(4, SHARDED, ONE_SAMPLE),
+            [FORWARD, AGAIN_GATHERED],
+            id="a sample",
+            marks=pytest.mark.parity,
+        ),
         pytest.param(
             Tried(4, ASYNC, AGAIN), [FORWARD, BACKWARD], id="full", marks=pytest.mark.parity
         ),

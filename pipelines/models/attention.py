@@ -192,7 +192,11 @@ def _attend_within(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, within: Seque
 
 
 def sequences(
-    tokens_BS: Tensor, documents_BS: Tensor | None, window: int | None, most_documents: int
+    documents_BS: Tensor | None,
+    shape: tuple[int, int],
+    window: int | None,
+    most_documents: int,
+    device: torch.device,
 ) -> Sequences | None:
     """Return what hides the same as `attention_mask`, for `varlen_attn`.
 
@@ -201,12 +205,13 @@ def sequences(
     more for each of them.
 
     Args:
-        tokens_BS: Their shape and device count.
         documents_BS: As for `attention_mask`; a number that comes again later is another document.
+        shape: B and S.
         window: As for `attention_mask`.
         most_documents: The most documents in a row of the data.
+        device: That of the tokens.
     """
-    (batch, length), device = tokens_BS.shape, tokens_BS.device
+    batch, length = shape
     if window is not None and window >= length:
         window = None
     if documents_BS is None and window is None:

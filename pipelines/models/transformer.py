@@ -203,7 +203,8 @@ class Transformer(nn.Module):
         if self.most_documents is None:
             mask = attention_mask(documents_BS, length, window, inputs.device)
         else:
-            mask = sequences(inputs, documents_BS, window, self.most_documents)
+            shape, most = (len(inputs), length), self.most_documents
+            mask = sequences(documents_BS, shape, window, most, inputs.device)
         for layer in self.layers.values():
             x_BSD = layer(x_BSD, self.rotary_2SR, mask)
         if self.norm is None or self.lm_head is None:

@@ -251,9 +251,9 @@ class _Problem(NamedTuple):
 
     def packed(self) -> list[Tensor]:
         """Return the same by `varlen_attn`."""
-        documents = self.documents_BS
-        most = int(documents.max()) + 3  # so that some are empty
-        return self.computed(sequences(documents, documents, self.window, most))
+        documents, (batch, length) = self.documents_BS, self.documents_BS.shape
+        most, device = int(documents.max()) + 3, documents.device  # so that some are empty
+        return self.computed(sequences(documents, (batch, length), self.window, most, device))
 
     def exact(self) -> list[Tensor]:
         """Return the same without rounding to the type."""

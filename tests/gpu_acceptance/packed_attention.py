@@ -53,7 +53,7 @@ def _seconds(place: Place, device: torch.device) -> dict[str, float]:
     documents = documents.to(torch.int32).expand(rows, -1)
     masks: dict[str, Mask] = {
         "flex": attention_mask(documents, length, None, device),
-        "varlen": sequences(documents, documents, None, _DOCUMENTS),
+        "varlen": sequences(documents, (rows, length), None, _DOCUMENTS, device),
     }
     return {name: _timed(mask, rows, length, times, device) for name, mask in masks.items()}
 

@@ -82,6 +82,9 @@ def _copy_from(source: torch.Tensor, target: DeviceTensor, non_blocking: bool = 
 class Module(_DummyBackendModule):
     """`torch.npu`."""
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
     def current_stream(self, device: Any = None) -> "Stream":
         return Stream()
 

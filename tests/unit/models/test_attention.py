@@ -9,7 +9,6 @@ from pipelines.models.attention import Mask, attend, attention_mask, positions, 
 from tests import varlen_on_cpu
 
 CPU = torch.device("cpu")
-TOKENS = torch.zeros(2, 8)
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2], [4, 5, 5, 5, 5, 5, 5, 9]])
 
 
@@ -70,26 +69,26 @@ def test_a_compiled_block_takes_new_documents_without_compiling_again() -> None:
 
 
 def test_sequences_are_the_documents_of_all_rows_and_empty_ones() -> None:
-    found = sequences(TOKENS, DOCUMENTS, None, 4)
+    found = sequences(DOCUMENTS, (2, 8), None, 4, CPU)
     assert found is not None
     assert found.bounds_C.tolist() == [0, 3, 5, 8, 9, 15, 16, 16, 16]
     assert (found.bounds_C.dtype, found.longest, found.before) == (torch.int32, 8, -1)
-    exactly = sequences(TOKENS, DOCUMENTS, None, 3)
+    exactly = sequences(DOCUMENTS, (2, 8), None, 3, CPU)
     assert exactly is not None and exactly.bounds_C.tolist() == [0, 3, 5, 8, 9, 15, 16]
-    one_token_each = sequences(TOKENS, torch.arange(8).expand(2, 8), None, 99)
+    one_token_each = sequences(torch.arange(8).expand(2, 8), (2, 8), None, 99, CPU)
     assert one_token_each is not None and one_token_each.bounds_C.tolist() == list(range(17))
 
 
 def test_sequences_of_a_window_are_the_rows() -> None:
-    found = sequences(TOKENS, None, 3, 1)
+    found = sequences(None, (2, 8), 3, 1, CPU)
     assert found is not None
     assert (found.bounds_C.tolist(), found.before) == ([0, 8, 16], 2)  # and itself
-    assert sequences(TOKENS, None, 8, 1) is None
+    assert sequences(None, (2, 8), 8, 1, CPU) is None
 
 
 def test_more_documents_than_there_is_room_for_are_found() -> None:
     with pytest.raises(RuntimeError, match="more documents than were counted"):
-        sequences(TOKENS, DOCUMENTS, None, 2)
+        sequences(DOCUMENTS, (2, 8), None, 2, CPU)
 
 
 def with_gradients(mask: Mask, compiled: bool = False) -> list[Tensor]:
@@ -110,7 +109,7 @@ def with_gradients(mask: Mask, compiled: bool = False) -> list[Tensor]:
 def test_attention_within_sequences_is_attention_under_the_mask(
     documents: Tensor | None, window: int | None, compiled: bool
 ) -> None:
-    within = sequences(TOKENS, documents, window, 5)
+    within = sequences(documents, (2, 8), window, 5, CPU)
     before = dict(varlen_on_cpu.calls)
     found = with_gradients(within, compiled)
     assert all(varlen_on_cpu.calls[name] == before[name] + 1 for name in before)
@@ -131,7 +130,7 @@ def test_a_compiled_block_takes_new_sequences_without_compiling_again() -> None:
     for step in range(3):
         documents = DOCUMENTS.roll(step, dims=1).cummax(dim=1).values
         expected = attend(q, k, v, attention_mask(documents, 8, None, CPU))
-        found = compiled(q, k, v, sequences(TOKENS, documents, None, 6))
+        found = compiled(q, k, v, sequences(documents, (2, 8), None, 6, CPU))
         torch.testing.assert_close(found, expected)
     assert len(graphs) == 1
 

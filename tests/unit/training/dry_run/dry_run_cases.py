@@ -83,6 +83,7 @@ QUICK = {
     "pipeline": Tried(2, {"pp": 2}),
     "compiled": Tried(8, FULL | {"dp_shard": 8}, COMPILED, graphs=1),
     "lora": Tried(adapter=LORA),
+    "documents, varlen, pipeline": Tried(2, {"pp": 2}, VARLEN, data=DOCUMENTS),
     "documents, varlen, compiled": Tried(train=VARLEN | COMPILED, data=DOCUMENTS, graphs=1),
 }
 FURTHER = {
@@ -108,7 +109,6 @@ FURTHER = {
         8, FULL | {"cp": 2, "dp_shard": 4}, VARLEN | COMPILED | SELECTIVE, data=DOCUMENTS, graphs=1
     ),
     "documents, varlen, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, VARLEN, data=DOCUMENTS),
-    "documents, varlen, pipeline": Tried(2, {"pp": 2}, VARLEN, data=DOCUMENTS),
     "recomputed": Tried(train=AGAIN),
     "selective": Tried(train=SELECTIVE),
     "zero 1": Tried(8, {"sharding": "optimizer"}),

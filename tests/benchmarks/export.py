@@ -2,8 +2,7 @@
 
 The model is the recipe `stdlib-code`'s, trained briefly on Python's library; it is measured on
 1.3 MB of other files. There is no baseline: what is demanded is 20 s for each form, imports
-included. The recorded run, on two cores shared with other work, took 1 to 2 s more for int8 and
-int4.
+included.
 """
 
 import random

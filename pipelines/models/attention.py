@@ -191,6 +191,11 @@ def _attend_within(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, within: Seque
     return out_BSNH.transpose(1, 2)
 
 
+def _narrower(window: int | None, length: int) -> int | None:
+    """Return the window if it hides anything of a row of this length, else None."""
+    return window if window is not None and window < length else None
+
+
 def sequences(
     documents_BS: Tensor | None,
     shape: tuple[int, int],
@@ -212,8 +217,7 @@ def sequences(
         device: That of the tokens.
     """
     batch, length = shape
-    if window is not None and window >= length:
-        window = None
+    window = _narrower(window, length)
     if documents_BS is None and window is None:
         return None
     end = batch * length
@@ -242,8 +246,7 @@ def attention_mask(
         device: On CUDA the mask is FlexAttention's, with one bit per 128 x 128 positions; elsewhere
             it is a tensor [B or 1, 1, S, S], as FlexAttention has no backward pass there.
     """
-    if window is not None and window >= length:
-        window = None
+    window = _narrower(window, length)
     if documents_BS is None and window is None:
         return None
     visible = _visible(documents_BS, window)

@@ -8,6 +8,7 @@ from pipelines.parallel.layout import Layout, check_micro_batches, split_layers,
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.training_section import Adapter, Fp8Scaling, Precision
 
+BY_ROWS = ("o_proj", "down_proj")  # the matrices that tensor parallelism divides by rows
 _NF4_BLOCK = 64  # `BLOCK` of `models/quantization.py`, which needs torch
 _MOMENTS_BLOCK = 64  # numbers of a row that share a scale; larger ones fit fewer `parallel.tp`
 
@@ -102,18 +103,47 @@ def _check_products(config: DecoderConfig, recipe: Recipe) -> None:
 
 def _check_blocks(config: DecoderConfig, tp: int, adapter: Adapter) -> None:
     """Check that what a process reads of a row of each quantised matrix is whole blocks."""
-    read = dict.fromkeys(("q_proj", "k_proj", "v_proj", "up_proj"), config.width)
-    read |= {"gate_proj": config.width} if config.gated else {}
-    read |= {"o_proj": config.heads * config.head_width // tp, "down_proj": config.hidden // tp}
     # Adapters that are loaded have targets of their own.
     targets = adapter.targets if adapter.init_from is None else ()
-    for name, numbers in read.items():
-        if numbers % _NF4_BLOCK and (not targets or name in targets):
+    shapes = linear_shapes(config)
+    blocks = {name: _NF4_BLOCK for name in shapes if not targets or name in targets}
+    _check_whole(config, tp, blocks, "adapter.kind = qlora", "adapter.kind = lora")
+
+
+def _check_moments(config: DecoderConfig, tp: int) -> None:
+    """Check that what a process has of a row is whole blocks of moments in 8 bits."""
+    blocks = {name: moments_block(row) for name, (_, row) in linear_shapes(config).items()}
+    _check_whole(config, tp, blocks, "train.optimizer = adamw_8bit", "adamw")
+
+
+def _check_whole(
+    config: DecoderConfig, tp: int, blocks: dict[str, int], what: str, instead: str
+) -> None:
+    """Check that the blocks of rows, by matrix, divide the part of a row that a process has."""
+    for name, block in blocks.items():
+        columns = linear_shapes(config)[name][1]
+        numbers = columns // tp if name in BY_ROWS else columns
+        if numbers % block:
             raise UserError(
-                f"parallel.tp({tp}): not with adapter.kind = qlora, whose blocks of {_NF4_BLOCK} "
-                f"don't divide the {numbers} numbers of a row of {name} that a process has; "
-                "change parallel.tp, or set adapter.kind = lora"
+                f"parallel.tp({tp}): not with {what}, whose blocks of {block} don't divide the "
+                f"{numbers} numbers of a row of {name} that a process has; change parallel.tp, or "
+                f"set {instead}"
             )
+
+
+def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """Return the rows and columns of each matrix of a block by name."""
+    queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
+    width, hidden = config.width, config.hidden
+    shapes = {
+        "q_proj": (queries, width),
+        "k_proj": (keys, width),
+        "v_proj": (keys, width),
+        "o_proj": (width, queries),
+        "up_proj": (hidden, width),
+        "down_proj": (width, hidden),
+    }
+    return shapes | ({"gate_proj": (hidden, width)} if config.gated else {})
 
 
 def gathers_in_fp8(
@@ -131,29 +161,13 @@ def gathers_in_fp8(
     """
     if precision != "fp8" or scaling != "tensorwise" or offloaded:
         return False
-    heads = config.heads * config.head_width, config.kv_heads * config.head_width
-    return not any(
-        rows % (layout.tp * layout.shards) for rows in (*heads, config.width, config.hidden)
-    )
+    ways = layout.tp * layout.shards
+    return not any(rows % ways for rows, _ in linear_shapes(config).values())
 
 
 def moments_block(columns: int) -> int:
     """Return how many numbers of a row share a scale in moments of 8 bits."""
     return gcd(columns, _MOMENTS_BLOCK)
-
-
-def _check_moments(config: DecoderConfig, tp: int) -> None:
-    """Check that what a process has of a row is whole blocks of moments in 8 bits."""
-    for name, columns in (
-        ("o_proj", config.heads * config.head_width),
-        ("down_proj", config.hidden),
-    ):
-        if columns // tp % moments_block(columns):
-            raise UserError(
-                f"parallel.tp({tp}): not with train.optimizer = adamw_8bit, whose blocks of "
-                f"{moments_block(columns)} don't divide the {columns // tp} numbers of a row of "
-                f"{name} that a process has; change parallel.tp, or set adamw"
-            )
 
 
 def check_divisible(config: DecoderConfig, tp: int) -> None:

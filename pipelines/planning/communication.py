@@ -162,8 +162,8 @@ def _gathered(training: Training, trained: float, blocks: float, size: int) -> f
         of_blocks = of_root
     root = training.compute_bytes
     frozen = NF4 / training.compute_bytes if training.adapter.kind == "qlora" else 1
-    times = (1 - blocks) * of_root * root + blocks * of_blocks * size
-    return times * (trained + (1 - trained) * frozen)
+    unfrozen = (1 - blocks) * of_root * root + blocks * of_blocks * size
+    return unfrozen * (trained + (1 - trained) * frozen)
 
 
 def _pipeline(training: Training, hardware: Hardware, stream: float) -> float:

@@ -7,6 +7,7 @@ example, unless gradients accumulate, none exists yet while all activations do.
 from dataclasses import dataclass, replace
 
 from pipelines.models.config import DecoderConfig
+from pipelines.parallel.division import linear_shapes
 from pipelines.planning.memory_activations import (
     computed_again,
     in_flight,
@@ -16,7 +17,7 @@ from pipelines.planning.memory_activations import (
     received,
     within_block,
 )
-from pipelines.planning.memory_state import linear_shapes, state_of, update_bytes
+from pipelines.planning.memory_state import state_of, update_bytes
 from pipelines.planning.memory_training import FP32, Training
 
 HEADROOM = 0.9  # the part of a device's memory that tensors may take; see `Memory.margin`

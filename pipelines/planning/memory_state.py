@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from pipelines.models.config import DecoderConfig
-from pipelines.parallel.division import moments_block
+from pipelines.parallel.division import BY_ROWS, linear_shapes, moments_block
 from pipelines.planning.memory_training import (
     FP32,
     SHARDINGS,
@@ -23,7 +23,6 @@ from pipelines.recipe.training_section import Adapter
 
 NF4 = 0.516  # bytes per weight: QLoRA's 4 bits, and the quantised scales of blocks of 64
 MOMENTS = 8  # bytes per weight of AdamW's two moments
-_BY_ROWS = ("o_proj", "down_proj")  # the matrices that tensor parallelism divides by rows
 _GATHERED_TOGETHER = 1 << 26  # bytes, in `parallel/data_parallel.py`
 _MUON_TOGETHER = 1 << 27  # numbers, in `training/optimizer.py`
 _MUON_BYTES = 8  # per number while Muon orthogonalises it: four copies in bf16
@@ -150,21 +149,6 @@ def _muon_bytes(config: DecoderConfig, training: Training) -> float:
         lying = tuple(sorted(shape))
         numbers[lying] = numbers.get(lying, 0) + layers_of(config, training) * prod(shape)
     return max(min(n, max(prod(s), _MUON_TOGETHER)) for s, n in numbers.items()) * _MUON_BYTES
-
-
-def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """Return the rows and columns of each matrix of a block by name."""
-    queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
-    width, hidden = config.width, config.hidden
-    shapes = {
-        "q_proj": (queries, width),
-        "k_proj": (keys, width),
-        "v_proj": (keys, width),
-        "o_proj": (width, queries),
-        "up_proj": (hidden, width),
-        "down_proj": (width, hidden),
-    }
-    return shapes | ({"gate_proj": (hidden, width)} if config.gated else {})
 
 
 def adapted_shapes(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[int, int]]:
@@ -300,7 +284,7 @@ def _adapters(config: DecoderConfig, training: Training) -> _Held:
     """Return the adapters' parameter counts; tensor parallelism divides one matrix of each two."""
     adapter, tp = training.adapter, training.layout.tp
     block = adapter.rank * sum(
-        rows + columns / tp if name in _BY_ROWS else rows / tp + columns
+        rows + columns / tp if name in BY_ROWS else rows / tp + columns
         for name, (rows, columns) in adapted_shapes(config, adapter).items()
     )
     layers = layers_of(config, training)

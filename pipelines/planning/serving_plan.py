@@ -17,9 +17,9 @@ from typing import Literal
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
+from pipelines.parallel.division import linear_shapes
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.memory import HEADROOM
-from pipelines.planning.memory_state import linear_shapes
 from pipelines.planning.roofs import matrix_parameters
 
 _HOURS_A_MONTH = 365.25 * 24 / 12

@@ -52,10 +52,10 @@ _log = logging.getLogger(__name__)
 
 
 class Kernels(NamedTuple):
-    """What computes attention.
+    """What attends within documents and windows.
 
     Attributes:
-        attention: What attends within documents and windows; never `auto`.
+        attention: As in the recipe, but never `auto`.
         flash: The FlashAttention that `varlen_attn` calls instead of torch's own; None if that.
     """
 

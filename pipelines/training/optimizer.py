@@ -344,22 +344,21 @@ def build_optimizer(model: Parallelized, train: Train) -> Optimizer:
     and, as bitsandbytes advises, not that of embeddings, whose gradients differ most.
     """
     trained = model.trained()
-    matrices = {}
-    if train.optimizer != "adamw":
-        matrices = {n: each for n, each in trained.items() if "layers." in n and each.ndim == 2}
+    plain = train.optimizer == "adamw"
+    optimizer = _adamw(trained.values(), train) if plain else _with_hidden(trained, train)
+    model.attach(optimizer)
+    return optimizer
+
+
+def _with_hidden(trained: dict[str, nn.Parameter], train: Train) -> HiddenAndOthers:
+    matrices = {n: each for n, each in trained.items() if "layers." in n and each.ndim == 2}
     others = [each for name, each in trained.items() if name not in matrices]
     adamw = _adamw(others, train) if others else None
     hidden, rates = matrices.values(), {"lr": train.lr, "weight_decay": train.weight_decay}
-    optimizer: Optimizer
     if train.optimizer == "muon":
-        optimizer = Muon(hidden, adamw, **rates)
-    elif train.optimizer == "adamw_8bit":
-        betas = train.beta1, train.beta2
-        optimizer = AdamW8bit(hidden, adamw, **rates, betas=betas, compiled=train.fixed_compile)
-    else:
-        optimizer = _adamw(others, train)
-    model.attach(optimizer)
-    return optimizer
+        return Muon(hidden, adamw, **rates)
+    betas = train.beta1, train.beta2
+    return AdamW8bit(hidden, adamw, **rates, betas=betas, compiled=train.fixed_compile)
 
 
 def _adamw(parameters: Iterable[nn.Parameter], train: Train) -> AdamW:

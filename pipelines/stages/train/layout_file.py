@@ -1,9 +1,9 @@
 """`layout.json` in a run's workspace: what the tries of a run tell the ones after them.
 
 No torch here: the driver of a Ray job reads and writes the file, too. Its keys are `layout`, the
-one used; `flash_attention`, that which torch called instead of its own, or null; `too_much`, the
-computed bytes that were too much for a device, by number of processes; and `most_samples` of a
-micro-batch, after the memory of a machine ran out.
+one used; `flash_attention`, that which `varlen_attn` called instead of torch's own, or null;
+`too_much`, the computed bytes that were too much for a device, by number of processes; and
+`most_samples` of a micro-batch, after the memory of a machine ran out.
 """
 
 from pathlib import Path

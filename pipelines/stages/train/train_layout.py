@@ -88,7 +88,7 @@ class SettledLayout:
             _log.info("layout: %s", self.choice)
 
     def choose_kernels(self, loader: TokenLoader, device: torch.device) -> None:
-        """Choose what computes attention, and note the layout; every process calls this.
+        """Choose what attends within documents, and note the layout; every process calls this.
 
         Raises:
             UserError: The recipe wants what some device can't do.

@@ -100,6 +100,18 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
+def host_like(tensor: Tensor, *, pinned: bool) -> Tensor:
+    """Return memory of the host for what this process holds of a tensor, placed as that is."""
+    here = local(tensor)
+    memory = torch.empty(here.shape, dtype=here.dtype, pin_memory=pinned)
+    if not is_sharded(tensor):
+        return memory
+    from torch.distributed.tensor import DTensor
+
+    # `from_local` would move it to the mesh's device.
+    return DTensor(memory, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
 def part_here(parameter: "DTensor") -> tuple[Rows, tuple[slice, ...]] | None:
     """Return which rows of a sharded parameter this process holds, and which part of each row.
 

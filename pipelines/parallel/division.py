@@ -26,6 +26,8 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
     _check_adapter(config, layout, recipe.adapter)
     if train.optimizer == "adamw_8bit":
         _check_moments(config, layout.tp)
+    if parallel.paged_moments:
+        _check_paging(recipe)
     if parallel.async_tp:
         _check_products(config, recipe)
     if layout.pp == 1:
@@ -79,6 +81,20 @@ def _check_adapter(config: DecoderConfig, layout: Layout, adapter: Adapter) -> N
         raise UserError(
             f"parallel.pp({layout.pp}) * tp({layout.tp}): not with adapter.dropout"
             f"({adapter.dropout:g}), which each process would draw by itself; set 0"
+        )
+
+
+def _check_paging(recipe: Recipe) -> None:
+    instead = "set parallel.paged_moments = false"
+    if recipe.train.optimizer != "adamw":
+        raise UserError(
+            f"parallel.paged_moments: not with train.optimizer = {recipe.train.optimizer}; "
+            f"set adamw, or {instead}"
+        )
+    if recipe.parallel.cpu_offload:
+        raise UserError(
+            "parallel.paged_moments: parallel.cpu_offload keeps the moments in the host's memory "
+            f"already, and updates the weights there; {instead}"
         )
 
 

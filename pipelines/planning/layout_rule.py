@@ -225,6 +225,7 @@ def _training(recipe: Recipe, layout: Layout, micro_batch: int) -> Training:
         activation_checkpoint=train.activation_checkpoint,
         schedule=parallel.schedule,
         cpu_offload=parallel.cpu_offload,
+        paged_moments=parallel.paged_moments,
         adapter=recipe.adapter,
         optimizer=train.optimizer,
         sequence_parallel=parallel.sequence_parallel,

@@ -26,6 +26,7 @@ MOMENTS = 8  # bytes per weight of AdamW's two moments
 _GATHERED_TOGETHER = 1 << 26  # bytes, in `parallel/data_parallel.py`
 _MUON_TOGETHER = 1 << 27  # numbers, in `training/optimizer.py`
 _MUON_BYTES = 8  # per number while Muon orthogonalises it: four copies in bf16
+_PAGES = 3 << 23  # numbers whose paged moments are here at once, in `training/paged_moments.py`
 _DECODED_TOGETHER = 1 << 22  # numbers, in `training/optimizer.py`
 _DECODED_BYTES = 28  # per number while its moments are decoded: seven copies in fp32
 
@@ -90,6 +91,8 @@ def state_of(config: DecoderConfig, training: Training) -> State:
     trained = held if training.trains_all else _adapters(config, training)
     frozen = 0.0 if training.trains_all else _frozen(config, held, training)
     sharded = training.is_fully_sharded
+    on_host = training.cpu_offload if sharded else False
+    on_host = on_host or (training.paged_moments and not training.on_cpu)
     size = gathered_bytes(config, training)
     state = _sharded(trained, training, size) if sharded else _replicated(trained, training)
     moments = _moments(config, trained, training)
@@ -100,7 +103,7 @@ def state_of(config: DecoderConfig, training: Training) -> State:
         casts_kept=state.casts_kept,
         gradients=state.gradients,
         gradients_at_loss=state.gradients_at_loss,
-        optimizer=0.0 if sharded and training.cpu_offload else moments,
+        optimizer=0.0 if on_host else moments,
         buffers=state.buffers,
         passing=state.passing,
     )
@@ -122,9 +125,18 @@ def kept_by_zero(sharding: Sharding, ways: int) -> Kept:
 
 def update_bytes(config: DecoderConfig, training: Training) -> float:
     """Return the further bytes that the optimizer needs while it updates the weights."""
+    if training.paged_moments:
+        return min(_update_numbers(config, training), _PAGES) * MOMENTS
     if training.optimizer == "adamw_8bit":
         return _decoded_bytes(config, training)
     return _muon_bytes(config, training)
+
+
+def _update_numbers(config: DecoderConfig, training: Training) -> float:
+    """Return how many trained numbers a process updates."""
+    held = _held(config, training)
+    trained = held if training.trains_all else _adapters(config, training)
+    return trained.whole * kept_by_zero(training.sharding, training.layout.shards).optimizer
 
 
 def _decoded_bytes(config: DecoderConfig, training: Training) -> float:

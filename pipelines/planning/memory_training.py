@@ -27,6 +27,7 @@ class Training:
     activation_checkpoint: str = "none"
     schedule: Schedule = "1f1b"
     cpu_offload: bool = False
+    paged_moments: bool = False
     adapter: Adapter = field(default_factory=Adapter)
     optimizer: str = "adamw"
     sequence_parallel: bool = True  # divides activations between matrix products over tp

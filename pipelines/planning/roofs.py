@@ -52,6 +52,7 @@ class Share:
         trainable: The fraction of the weights that is trained; below 1 with adapters.
         frozen_bytes: Bytes per frozen weight, as stored in memory.
         offloaded: Whether weights are kept in the host's memory between uses.
+        paged: Whether AdamW's moments are.
     """
 
     tokens: int
@@ -63,6 +64,7 @@ class Share:
     trainable: float = 1.0
     frozen_bytes: float = _FP32
     offloaded: bool = False
+    paged: bool = False
 
 
 def matrix_parameters(config: DecoderConfig) -> int:
@@ -115,6 +117,8 @@ def step_work(config: DecoderConfig, share: Share, precision: Precision) -> Work
     activations = activations_per_token(config) * tokens / share.model * width
     ids = 2 * 8 * tokens  # inputs and targets, int64 at most
     loads = share.micro_batches * held / share.shards if share.offloaded else 0.0
+    # They leave as fast as they come, at the same time.
+    loads += 2 * _FP32 * trained / share.shards if share.paged else 0.0
     return Work(
         flops=flops_per_token(config, share.length, share.trainable) * tokens / share.model,
         memory_bytes=passes + update + activations * ACTIVATION_ACCESSES,

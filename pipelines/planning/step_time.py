@@ -140,7 +140,7 @@ class StepTime:
         traffic: Traffic between the device and its memory, besides the products.
         network: Collectives that no computation hides.
         bubble: Waiting for the pipeline to fill and to drain.
-        pcie: Transfer of weights and gradients from the host's memory.
+        pcie: Transfer of weights, gradients and paged moments from the host's memory.
         memory: The name of the device's memory.
     """
 
@@ -330,6 +330,7 @@ def _work(config: DecoderConfig, training: Training, trained: float) -> Work:
         # A weight decoded from NF4 is written in the products' dtype, then read.
         frozen_bytes=NF4 + 2 * training.compute_bytes if quantised else training.compute_bytes,
         offloaded=training.cpu_offload,
+        paged=training.paged_moments,
     )
     return step_work(config, share, training.precision)
 

@@ -159,7 +159,8 @@ def checkpoint_size(config: DecoderConfig, training: Training) -> CheckpointSize
     trained = config.parameters
     if not training.trains_all:
         trained = adapter_parameters(config, training.adapter)
-    alone = replace(training, layout=Layout(), sharding="none", cpu_offload=False, rank=0)
+    alone = replace(training, layout=Layout(), sharding="none", rank=0)
+    alone = replace(alone, cpu_offload=False, paged_moments=False)
     return CheckpointSize(trained * FP32, round(state_of(config, alone).optimizer))
 
 

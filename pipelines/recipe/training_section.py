@@ -55,6 +55,11 @@ class Parallel(Section):
     cpu_offload: bool = Field(
         False, description="Keep sharded weights, gradients and moments in the host's memory"
     )
+    paged_moments: bool = Field(
+        False,
+        description="Keep AdamW's moments in the host's memory, and bring a few at a time to the "
+        "device for the update",
+    )
 
     @model_validator(mode="before")
     @classmethod

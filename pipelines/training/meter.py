@@ -50,6 +50,7 @@ class Meter(Hook):
             trainable=trainable,
             frozen_bytes=frozen_bytes,
             offloaded=recipe.parallel.cpu_offload,
+            paged=recipe.parallel.paged_moments,
         )
         self.hardware = hardware_of(mesh.device, train.fixed_precision)
         self._precision = train.fixed_precision

@@ -14,6 +14,7 @@ safetensors nor divided anew; here codes and scales are plain tensors, divided a
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -25,6 +26,7 @@ from pipelines.models.weights import local, whole
 from pipelines.parallel.division import moments_block
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.recipe.training_section import Train
+from pipelines.training.paged_moments import PagedAdamW
 
 MOMENTUM = 0.95
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's quintic polynomial, steepest at zero
@@ -336,8 +338,8 @@ def dynamic_numbers(*, signed: bool) -> list[float]:
     return sorted(numbers)
 
 
-def build_optimizer(model: Parallelized, train: Train) -> Optimizer:
-    """Build AdamW, with its moments in 8 bits or not, or Muon; only matrices have weight decay.
+def build_optimizer(model: Parallelized, train: Train, *, paged: bool = False) -> Optimizer:
+    """Build AdamW, with its moments in 8 bits or paged or not, or Muon; only matrices have decay.
 
     Norm weights need not be small, so they do not decay. The optimizer's state covers what this
     process updates. It has the weights' precision; `adamw_8bit` rounds that of the blocks' matrices
@@ -345,7 +347,11 @@ def build_optimizer(model: Parallelized, train: Train) -> Optimizer:
     """
     trained = model.trained()
     plain = train.optimizer == "adamw"
-    optimizer = _adamw(trained.values(), train) if plain else _with_hidden(trained, train)
+    optimizer: Optimizer
+    if paged:
+        optimizer = _adamw(trained.values(), train, partial(PagedAdamW, device=model.mesh.device))
+    else:
+        optimizer = _adamw(trained.values(), train) if plain else _with_hidden(trained, train)
     model.attach(optimizer)
     return optimizer
 
@@ -361,22 +367,25 @@ def _with_hidden(trained: dict[str, nn.Parameter], train: Train) -> HiddenAndOth
     return AdamW8bit(hidden, adamw, **rates, betas=betas, compiled=train.fixed_compile)
 
 
-def _adamw(parameters: Iterable[nn.Parameter], train: Train) -> AdamW:
+_FUSED = partial(AdamW, fused=True)
+
+
+def _adamw(
+    parameters: Iterable[nn.Parameter],
+    train: Train,
+    kind: Callable[..., AdamW] = _FUSED,
+) -> AdamW:
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         # A fused kernel updates many tensors at once, but only tensors of the same mesh.
         key = parameter.ndim >= 2, getattr(parameter, "device_mesh", None)
         groups.setdefault(key, []).append(parameter)
     decay = {True: train.weight_decay, False: 0.0}
-    return AdamW(
-        [
-            {"params": group, "weight_decay": decay[is_matrix]}
-            for (is_matrix, _), group in groups.items()
-        ],
-        lr=train.lr,
-        betas=(train.beta1, train.beta2),
-        fused=True,
-    )
+    of_kinds = [
+        {"params": group, "weight_decay": decay[is_matrix]}
+        for (is_matrix, _), group in groups.items()
+    ]
+    return kind(of_kinds, lr=train.lr, betas=(train.beta1, train.beta2))
 
 
 def learning_rate(step: int, train: Train) -> float:

@@ -89,7 +89,7 @@ class Trainer:
             for part in model.modules:
                 part.most_documents = loader.most_documents
         self.parameters = model.parameters()
-        self.optimizer = build_optimizer(model, train)
+        self.optimizer = build_optimizer(model, train, paged=recipe.parallel.paged_moments)
         self.scale = LossScale(precision, self.device)
         self.guard = Guard(train.spike_sigma, self.device, overflows=precision == "fp16")
         self.checkpoints = Checkpoints(

@@ -84,12 +84,14 @@ RUNGS += [DDP, ZERO_1, ZERO_2, ZERO_3, LORA, QLORA]
 DOCUMENTS = {"optimizer": {"fused": True}, "data": {"document_mask": True}}
 FLEX = rung(None, "documents", train={"precision": "bf16", "attention": "flex"}, **DOCUMENTS)
 VARLEN = rung(FLEX, "+ varlen", -0.1, train={"attention": "varlen"})
-PACKED = [FLEX, VARLEN] if has_cuda_driver() else []
+# Nor does it save anything by paging within its own memory.
+PAGED = rung(FUSED, "paged moments", 0.1, parallel={"paged_moments": True})
+ON_GPU = [PAGED, FLEX, VARLEN] if has_cuda_driver() else []
 
 BENCHMARK = Benchmark(
     name="ladder",
     unit="tokens",
-    contenders=RUNGS + PACKED,
+    contenders=RUNGS + ON_GPU,
     demands=[
         Demand(of="+ fused optimizer", over="bf16", ratio=1.0),
         Demand(of="+ varlen", over="documents", ratio=1.0),

@@ -28,6 +28,8 @@ IN_MAKE_TEST = "zero-3"
 FURTHER = [
     Case("ddp-bf16-sums", 2, {"reduce_dtype": "bf16"}),
     Case("zero-3-bf16-sums", 2, {"sharding": "full", "reduce_dtype": "bf16"}),
+    Case("zero-1-paged", 2, {"sharding": "optimizer", "paged_moments": True}),
+    Case("zero-3-paged", 2, {"sharding": "full", "paged_moments": True}),
     Case("zero-3-8-bits", 2, {"sharding": "full"}, {"optimizer": "adamw_8bit"}),
     *(
         Case(f"zero-3-fp8-{each}", 2, {"sharding": "full"}, {"precision": "fp8", "optimizer": each})

@@ -66,11 +66,14 @@ def train_losses(place: Place, split: Split, device: str, values: dict[str, Any]
 
 
 def resume(place: Place) -> Outcome:
-    """Weights, moments, losses and norms after a break beside those without one; save and load."""
+    """Weights, moments, losses and norms after a break beside those without one; save and load.
+
+    Before the break the moments are paged, which changes no bit either.
+    """
     split = write_split(place.folder, _TOKENS, 512)
     whole = _resumable(place, split, "whole")
     whole.trainer.fit()
-    cut = _resumable(place, split, "cut")
+    cut = _resumable(place, split, "cut", paged_moments=True)
 
     def stop(point: StepMetrics) -> None:
         if point.step == _CUT:
@@ -88,7 +91,7 @@ def resume(place: Place) -> Outcome:
     return Outcome(len(different), "differ", None, not different, limits, detail)
 
 
-def _resumable(place: Place, split: Split, scratch: str) -> Built:
+def _resumable(place: Place, split: Split, scratch: str, **parallel: bool) -> Built:
     shape = TINY if place.fake else shape_of("gpt2-124m", 1024)
     values = {
         "steps": _STEPS,
@@ -97,7 +100,7 @@ def _resumable(place: Place, split: Split, scratch: str) -> Built:
         "precision": "fp32" if place.fake else "bf16",
         "micro_batch_size": 4,
     }
-    sections = {"train": _FP32 | values}
+    sections = {"train": _FP32 | values, "parallel": parallel}
     device = torch.device(place.device)
     config = DecoderConfig(**shape)
     return build_trainer(place.folder, split, config, sections, device, scratch, saves=True)

@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.staging import AsyncStager
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from pipelines.loading.sources.readers import device_threads
 from pipelines.models.model_folder import fingerprint
-from pipelines.models.weights import local
+from pipelines.models.weights import host_like, local
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import DatasetRef
@@ -24,6 +23,8 @@ State = dict[str, Tensor]
 def state_of(model: Parallelized, optimizer: Optimizer) -> State:
     """Return this process's weights and moments by canonical names; nothing is copied.
 
+    What lies on the host may be read and written: the device has done with it.
+
     The names, such as `model.norm.weight` and `optimizer.norm.weight.exp_avg`, do not depend on the
     layout, so any layout loads what another saved. Frozen weights are left out, as they are those
     of the base model, and so is the learning rate, which follows from the step.
@@ -33,6 +34,9 @@ def state_of(model: Parallelized, optimizer: Optimizer) -> State:
     for name, parameter in model.trained().items():
         for key, value in optimizer.state[parameter].items():
             state[f"optimizer.{name}.{key}"] = value
+    on_host = any(local(each).device.type == "cpu" for each in state.values())
+    if on_host and model.mesh.device.type != "cpu":
+        torch.accelerator.current_stream().synchronize()  # paged moments may be on their way
     return state
 
 
@@ -96,18 +100,11 @@ class HostStager(AsyncStager):
         return {name: self._copy_one(name, tensor) for name, tensor in state.items()}
 
     def _copy_one(self, name: str, tensor: Tensor) -> Tensor:
-        here = local(tensor)
         if name not in self._buffers:
-            self._buffers[name] = torch.empty(
-                here.shape, dtype=here.dtype, pin_memory=self._stream is not None
-            )
+            self._buffers[name] = host_like(tensor, pinned=self._stream is not None)
         buffer = self._buffers[name]
-        buffer.copy_(here, non_blocking=True)
-        if not isinstance(tensor, DTensor):
-            return buffer
-        # This keeps the shard's placement; `from_local` would move it to the device.
-        staged: DTensor = DTensor(buffer, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-        return staged
+        local(buffer).copy_(local(tensor), non_blocking=True)
+        return buffer
 
 
 def _once(done: torch.Event, staged: State) -> State:

@@ -11,9 +11,10 @@ from pipelines.parallel.layout import Layout, Schedule, stage_count, stage_numbe
 from pipelines.parallel.pipeline_parallel import part_of
 from pipelines.planning.memory import HEADROOM, estimate
 from pipelines.planning.memory_activations import kept, logits
-from pipelines.planning.memory_state import state_of
+from pipelines.planning.memory_state import state_of, update_bytes
 from pipelines.planning.memory_training import Training
 from pipelines.recipe.training_section import Adapter
+from pipelines.training.paged_moments import PAGE
 
 ONE = Training(Layout(), "none", micro_batch=2, micro_batches=1, sequence=64)
 
@@ -76,6 +77,17 @@ def test_recomputing_needs_less_and_offloading_less_still():
     assert totals[0] > totals[1] > totals[2]
     full = sharded(8, "full")
     assert state_of(shape, replace(full, cpu_offload=True)).optimizer == 0
+
+
+def test_paged_moments_take_three_pages_while_they_are_updated():
+    shape = preset("llama3-8b")
+    paged = replace(ONE, paged_moments=True)
+    assert state_of(shape, paged).optimizer == 0
+    assert update_bytes(shape, paged) == 3 * PAGE * 8
+    small = replace(paged, layout=Layout(dp_shard=1024), sharding="full")
+    assert update_bytes(shape, small) == pytest.approx(shape.parameters / 1024 * 8)
+    on_cpu = replace(paged, on_cpu=True)
+    assert state_of(shape, on_cpu).optimizer == state_of(shape, ONE).optimizer
 
 
 def test_gradients_that_wait_for_further_micro_batches_are_divided_where_weights_are():

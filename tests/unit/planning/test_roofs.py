@@ -88,6 +88,12 @@ def test_offloaded_weights_bind_at_pcie() -> None:
     assert used.bound_by()[0] == "PCIe"
 
 
+def test_paged_moments_come_once_a_step() -> None:
+    share = Share(tokens=1, length=512, micro_batches=8, shards=4)
+    plain, paged = (step_work(SHAPE, replace(share, paged=each), "bf16") for each in (False, True))
+    assert paged.pcie_bytes - plain.pcie_bytes == 8 * SHAPE.parameters / 4
+
+
 def test_datasheets_are_dense_and_in_order() -> None:
     for hardware in ENTRIES.values():
         rates = [hardware.flops[kind] for kind in ("fp32", "bf16", "fp8") if kind in hardware.flops]

@@ -79,8 +79,11 @@ def split(tmp_path: Path) -> Split:
 def start(tmp_path: Path, split: Split) -> Callable[..., Run]:
     """Build a run: `start("checkpoints", steps=4)`."""
 
-    def build(folder: str = "checkpoints", **train: object) -> Run:
-        recipe = Recipe.model_validate({"name": "t", "train": TRAIN | train})
+    def build(
+        folder: str = "checkpoints", parallel: dict[str, Any] | None = None, **train: object
+    ) -> Run:
+        values = {"name": "t", "train": TRAIN | train, "parallel": parallel or {}}
+        recipe = Recipe.model_validate(values)
         model = Transformer(SHAPE)
         model.init_weights(recipe.seed)
         loader = TokenLoader(

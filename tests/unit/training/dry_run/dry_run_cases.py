@@ -71,6 +71,7 @@ FEW = {"micro_batch_size": 1}
 COMPILED = {"compile": True}
 IN_8_BITS = {"optimizer": "adamw_8bit"}
 FP8 = COMPILED | {"precision": "fp8"}
+PAGED = {"paged_moments": True}
 BY_ROWS = FP8 | {"fp8_scaling": "rowwise"}
 
 DOCUMENTS = {"document_mask": True}
@@ -92,6 +93,10 @@ FURTHER = {
     "fp32": Tried(train={"precision": "fp32"}),
     "muon": Tried(train={"optimizer": "muon"}),
     "8 bits": Tried(train=IN_8_BITS),
+    "paged": Tried(parallel=PAGED),
+    "sharded, paged": Tried(8, FULL | PAGED | {"dp_shard": 8}),
+    "zero 1, paged": Tried(8, PAGED | {"sharding": "optimizer"}),
+    "lora, paged": Tried(parallel=PAGED, adapter=LORA),
     "sharded, 8 bits": Tried(8, FULL | {"dp_shard": 8}, IN_8_BITS),
     "compiled, 8 bits": Tried(8, FULL | {"dp_shard": 8}, IN_8_BITS | COMPILED, graphs=1),
     "lora, 8 bits": Tried(adapter=LORA, train=IN_8_BITS),

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import ray
 from ray._private.state import available_resources_per_node
 from ray.exceptions import OutOfMemoryError, RayActorError
@@ -238,21 +237,6 @@ def _set_variables(address: str, port: int) -> None:
         "LOCAL_WORLD_SIZE": str(worker.get_local_world_size()),
         "NODE_RANK": str(worker.get_node_rank()),
     }
-    if interface := interface_of(ray.util.get_node_ip_address()):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-
-
-def interface_of(address: str) -> str | None:
-    """Return the network interface that has an address; None where none has, as behind a
-    translation.
-
-    Left alone, gloo listens where the host's own name leads, which on many hosts is the loopback.
-    """
-    interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
-    return next(
-        (name for name, has in interfaces.items() if any(each.address == address for each in has)),
-        None,
-    )
 
 
 SETTLE_S = 5.0  # until workers that have just ended have given back what they held

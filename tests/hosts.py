@@ -19,10 +19,13 @@ class Hosts:
     """So many hosts on one switch, numbered from 1, while in the block.
 
     `name` and `subnet` keep two networks apart that exist at the same time.
+
+    Attributes:
+        numbers: Of the hosts.
     """
 
     def __init__(self, number: int, name: str = "penstock", subnet: str = "10.77.0") -> None:
-        self._numbers = range(1, number + 1)
+        self.numbers = range(1, number + 1)
         self._name = name
         self._subnet = subnet
         self._switch = f"{name}-switch"
@@ -46,9 +49,9 @@ class Hosts:
         self._lock.release()
 
     def _remove(self) -> None:
-        for host in self._numbers:
+        for host in self.numbers:
             self.kill(host)
-        for space in (*map(self.space, self._numbers), self._switch):
+        for space in (*map(self.space, self.numbers), self._switch):
             subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)
 
     def kill(self, host: int) -> None:
@@ -83,24 +86,24 @@ class Hosts:
     @contextmanager
     def cut(self, host: int) -> Iterator[None]:
         """Nothing reaches a host in the block, and nothing tells of it."""
-        _ip("-n", self._switch, "link", "set", f"port{host}", "down")
+        run_ip("-n", self._switch, "link", "set", f"port{host}", "down")
         try:
             yield
         finally:
-            _ip("-n", self._switch, "link", "set", f"port{host}", "up")
+            run_ip("-n", self._switch, "link", "set", f"port{host}", "up")
 
     def _connect(self) -> None:
-        _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", self._switch, "link", "set", "bridge", "up")
-        for host in self._numbers:
+        run_ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        run_ip("-n", self._switch, "link", "set", "bridge", "up")
+        for host in self.numbers:
             space, port = self.space(host), f"port{host}"
-            _ip("netns", "add", space)
+            run_ip("netns", "add", space)
             pair = ["type", "veth", "peer", "name", port, "netns", self._switch]
-            _ip("link", "add", "eth0", "netns", space, *pair)
-            _ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
-            _ip("-n", space, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
-            _ip("-n", space, "link", "set", "eth0", "up")
-            _ip("-n", space, "link", "set", "lo", "up")
+            run_ip("link", "add", "eth0", "netns", space, *pair)
+            run_ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
+            run_ip("-n", space, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+            run_ip("-n", space, "link", "set", "eth0", "up")
+            run_ip("-n", space, "link", "set", "lo", "up")
 
 
 def only_run(name: str) -> FileLock:
@@ -113,5 +116,5 @@ def only_run(name: str) -> FileLock:
     return lock
 
 
-def _ip(*arguments: str) -> None:
+def run_ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)

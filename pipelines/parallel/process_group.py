@@ -6,8 +6,10 @@ when it has already arrived, while the device works on the next step.
 """
 
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -39,6 +41,8 @@ def process_group(
     device = _device()
     world = int(os.environ.get("WORLD_SIZE", "1"))
     ours = not dist.is_initialized() and (world > 1 or even_alone)
+    if world > int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+        _choose_interface()
     if ours:
         backend = dist.get_default_backend_for_device(device)
         if world > 1:
@@ -57,6 +61,33 @@ def process_group(
     finally:
         if ours and ended:
             dist.destroy_process_group()
+
+
+def _choose_interface() -> None:
+    """Let gloo listen on the network interface from which MASTER_ADDR is reached.
+
+    Left alone, it listens where the host's own name leads, which on many hosts is the loopback.
+    GPUs need it too: checkpoints and errors pass through gloo.
+    """
+    with suppress(KeyError, OSError):  # then gloo is left alone, and says what it can't reach
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        family, kind, *_, target = socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as unused:
+            unused.connect(target)  # nothing is sent
+            own = unused.getsockname()[0]
+        if not ip_address(own).is_loopback and (interface := interface_of(own)):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface that has an address; None where none has."""
+    import psutil  # type: ignore[import-untyped]
+
+    interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
+    return next(
+        (name for name, has in interfaces.items() if any(each.address == address for each in has)),
+        None,
+    )
 
 
 def _device() -> torch.device:

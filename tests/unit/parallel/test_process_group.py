@@ -1,11 +1,18 @@
 import os
+import socket
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
-from pipelines.parallel.process_group import one_for_all, process_group
+from pipelines.parallel.process_group import (
+    _choose_interface,
+    interface_of,
+    one_for_all,
+    process_group,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +65,32 @@ def test_a_gpus_memory_grows_in_place_unless_the_user_has_settings(
     with process_group():
         pass
     assert len(second_gpu) == 1
+
+
+def test_gloo_listens_where_the_first_process_is_reached_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    addresses = {
+        each.address: name
+        for name, has in psutil.net_if_addrs().items()
+        for each in has
+        if each.family == socket.AF_INET and name != "lo"
+    }
+    if not addresses:
+        pytest.skip("this machine has the loopback only")
+    own, name = next(iter(addresses.items()))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "set back after the test")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    chosen = []
+    for address in (own, "127.0.0.1", "no such host"):
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+        monkeypatch.setenv("MASTER_ADDR", address)
+        _choose_interface()
+        chosen.append(os.environ.get("GLOO_SOCKET_IFNAME"))
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "")
+    assert chosen == [name, None, None]
+
+
+def test_the_loopback_and_an_address_of_nobody() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.9") is None  # TEST-NET-3, which nobody has

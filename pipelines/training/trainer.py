@@ -217,12 +217,13 @@ class Trainer:
     def _step(self, position: Position) -> None:
         """Run one optimizer step on this process's share of the batch."""
         hooks, step = self.hooks, position.step
+        # Before a profile begins, which would count their end but not their beginning.
+        for parameter in self.parameters:
+            parameter.grad = None
         hooks.before_step(step)
         # Seeding each step makes random numbers resume correctly on any number of processes.
         torch.manual_seed(hash((self.recipe.seed, step, self.mesh.token_rank)))
         set_learning_rate(self.optimizer, learning_rate(step, self.train))
-        for parameter in self.parameters:
-            parameter.grad = None
         hooks.enter_phase(step, "data")
         batches, predicted = self.batches.of(self.guard.data_step(step))
         # Each token has the same weight on any process; the mean over processes is taken later.

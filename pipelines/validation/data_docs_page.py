@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 
 from jinja2 import StrictUndefined, Template
 
+from pipelines.data.cleaning.pii import Scrubber
+from pipelines.recipe.cleaning_section import Pii
 from pipelines.validation.runner import Check
 
 if TYPE_CHECKING:
     from great_expectations.core import ExpectationSuiteValidationResult
+
+    from pipelines.validation.expectations.conversations import Piece
 
 TEMPLATE = Path(__file__).with_name("data_docs.html.j2")
 
@@ -31,6 +35,7 @@ def render_page(
             "held": result.statistics["successful_expectations"],
             "total": len(check.expectations),
             "tables": _tables(result, number),  # HTML, escaped by Great Expectations
+            "sample": _sample(check) if result.success else [],
         }
         for number, (check, result) in enumerate(results)
     ]
@@ -49,6 +54,24 @@ def render_page(
         sections=sections,
     )
     return page
+
+
+def _sample(check: Check) -> "list[Piece]":
+    """Return the first conversation where a check is of conversations, without personal data."""
+    from pipelines.validation.expectations.conversations import (
+        ExpectColumnValuesToBeWellFormedConversations,
+        Piece,
+    )
+
+    for demand in check.expectations:
+        if isinstance(demand, ExpectColumnValuesToBeWellFormedConversations):
+            scrubber = Scrubber(Pii(action="mask"))
+            found = check.frame[demand.column].dropna()
+            return [
+                Piece(scrubber.scrub(piece.text).text, piece.trained)
+                for piece in demand.pieces(found.iloc[0])
+            ]
+    return []
 
 
 def _tables(result: "ExpectationSuiteValidationResult", number: int) -> str:

@@ -106,6 +106,10 @@ class ChatEncoder:
             for messages, chat, bounds in zip(conversations, chats, cuts, strict=True)
         ]
 
+    def decode(self, ids: Ids) -> str:
+        """Return the text of ids, special tokens included."""
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
     def encode_prompt(self, messages: Messages) -> Ids:
         """Return the ids of a conversation up to where the assistant is to answer."""
         (chat,) = self.encode([(*messages, (ASSISTANT, "."))])

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from great_expectations.execution_engine import PandasExecutionEngine
 from great_expectations.expectations.metrics.map_metric_provider import (
     ColumnMapMetricProvider,
@@ -14,9 +15,17 @@ from great_expectations.expectations.metrics.map_metric_provider import (
 )
 
 from pipelines.core.errors import UserError
+from pipelines.data.normalize import Messages
 from pipelines.data.reading.instruction import ASSISTANT, SYSTEM, USER
 from pipelines.data.tokens.chat_encoder import ChatEncoder
 from pipelines.validation.expectations.sentence import ReasonedRows
+
+
+class Piece(NamedTuple):
+    """Some tokens of a conversation as text, and whether a model is trained to say them."""
+
+    text: str
+    trained: bool
 
 
 class ValuesWellFormedConversations(ColumnMapMetricProvider):
@@ -65,14 +74,28 @@ class ExpectColumnValuesToBeWellFormedConversations(ReasonedRows):
         """Return what is wrong with a conversation."""
         return _fault(value, self.tokenizer)
 
+    def pieces(self, value: Any) -> list[Piece]:
+        """Return a well-formed conversation as the model sees it, cut where its mask changes."""
+        encoder = _encoder(self.tokenizer)
+        (encoded,) = encoder.encode([_messages(value)])
+        ends = [*(np.flatnonzero(np.diff(encoded.mask)) + 1), len(encoded.ids)]
+        return [
+            Piece(encoder.decode(encoded.ids[begin:end]), bool(encoded.mask[begin]))
+            for begin, end in pairwise([0, *ends])
+        ]
+
+
+def _messages(value: Any) -> Messages:
+    turns = json.loads(value) if isinstance(value, str) else value
+    return tuple(
+        (turn["role"], turn["content"]) if isinstance(turn, Mapping) else tuple(turn)
+        for turn in turns
+    )
+
 
 def _fault(value: Any, tokenizer: str) -> str | None:
     try:
-        turns = json.loads(value) if isinstance(value, str) else value
-        messages = tuple(
-            (turn["role"], turn["content"]) if isinstance(turn, Mapping) else tuple(turn)
-            for turn in turns
-        )
+        messages = _messages(value)
         roles = [role for role, _ in messages]
     except (ValueError, KeyError, TypeError) as error:
         return f"is no list of turns ({type(error).__name__}: {error})"

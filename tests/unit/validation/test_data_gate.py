@@ -1,6 +1,7 @@
 """The whole gate on small data: every fault is found and named in one line."""
 
 import hashlib
+import html
 import json
 
 import numpy as np
@@ -324,6 +325,27 @@ def test_conversations_are_held_against_the_chat_template(tmp_path):
     assert "texts: expect_column_values_to_be_well_formed_conversations of messages" in line
     (row,) = quarantined(tmp_path)
     assert row["reason"] == "has the roles user, user, assistant, which do not take turns"
+
+
+def test_data_docs_mark_what_the_model_learns_to_say(tmp_path):
+    talk = (
+        ("user", "2+2 < 5?"),
+        ("assistant", "4"),
+        ("user", "anna.lee@corp-mail.net"),
+        ("assistant", "Y"),
+    )
+    preprocess = write_dataset(tmp_path, TRAIN[:1], VALIDATION[:1])
+    make_chat_tokenizer(preprocess / "tokenizer", Instruction())
+    rewrite_documents(preprocess, "train", messages=[json.dumps(talk)])
+    data = {"instruction": {"kind": "messages"}}
+    data_gate.run(Recipe.model_validate({"name": "small", "data": data}), tmp_path)
+    page = (tmp_path / "outputs/validate/data_docs/index.html").read_text()
+    sample = html.unescape(page.partition("<pre>")[2].partition("</pre>")[0])
+    assert sample == (
+        "<|im_start|>user\n2+2 < 5?<|im_end|>\n<|im_start|>assistant\n<mark>4<|im_end|></mark>\n"
+        "<|im_start|>user\n<EMAIL><|im_end|>\n<|im_start|>assistant\n<mark>Y<|im_end|>\n"
+        "<|endoftext|></mark>"
+    )
 
 
 def test_of_a_streamed_dataset_version_the_indexes_are_checked(tmp_path, preprocess):

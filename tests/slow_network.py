@@ -1,7 +1,7 @@
 """Hosts whose links have a rate, a delay and a loss: a switch in a process of its own carries them.
 
-Linux can do this by `tc`, but kernels are built without its queues. So each host's interface is a
-TAP device, whose frames this process reads and hands on.
+Linux can do this by `tc`, but kernels are often built without netem, which delays and drops. So
+each host's interface is a TAP device, whose frames this process reads and hands on.
 
     python -m tests.slow_network DEVICE... --rate 125e6 --delay 0.001 --loss 0.0001
 """
@@ -111,7 +111,7 @@ def _open(device: str) -> int:
 def _write(port: int, frame: bytes) -> None:
     try:
         os.write(port, frame)
-    except OSError:  # the interface is not up, so that the frame is lost
+    except OSError:  # the interface is not up, or its queue is full: the frame is lost
         return
 
 

@@ -25,6 +25,8 @@ T = TypeVar("T")
 _ALLOCATOR = "expandable_segments:True,pinned_max_round_threshold_mb:1"
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
+_OUTSIDE = "192.0.2.1"  # of TEST-NET-1, which nobody has
+
 
 @contextmanager
 def process_group(
@@ -66,17 +68,19 @@ def process_group(
 def _choose_interface() -> None:
     """Let gloo listen on the network interface from which MASTER_ADDR is reached.
 
-    Left alone, it listens where the host's own name leads, which on many hosts is the loopback.
+    Left alone, it listens where the host's own name leads, which on many hosts is the loopback. So
+    may MASTER_ADDR on the host that has that name: there it is the interface of the default route.
     GPUs need it too: checkpoints and errors pass through gloo.
     """
-    with suppress(KeyError, OSError):  # then gloo is left alone, and says what it can't reach
-        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        family, kind, *_, target = socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as unused:
-            unused.connect(target)  # nothing is sent
-            own = unused.getsockname()[0]
-        if not ip_address(own).is_loopback and (interface := interface_of(own)):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    for address in (os.environ.get("MASTER_ADDR", ""), _OUTSIDE):
+        with suppress(OSError, ValueError):  # then gloo is left alone, and says what it can't reach
+            family, kind, *_, target = socket.getaddrinfo(address, 1, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as unused:
+                unused.connect(target)  # nothing is sent
+                own = unused.getsockname()[0]
+            if not ip_address(own).is_loopback and (interface := interface_of(own)):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+                return
 
 
 def interface_of(address: str) -> str | None:

@@ -91,8 +91,7 @@ def state_of(config: DecoderConfig, training: Training) -> State:
     trained = held if training.trains_all else _adapters(config, training)
     frozen = 0.0 if training.trains_all else _frozen(config, held, training)
     sharded = training.is_fully_sharded
-    on_host = training.cpu_offload if sharded else False
-    on_host = on_host or (training.paged_moments and not training.on_cpu)
+    paged = training.paged_moments and not training.on_cpu
     size = gathered_bytes(config, training)
     state = _sharded(trained, training, size) if sharded else _replicated(trained, training)
     moments = _moments(config, trained, training)
@@ -103,7 +102,7 @@ def state_of(config: DecoderConfig, training: Training) -> State:
         casts_kept=state.casts_kept,
         gradients=state.gradients,
         gradients_at_loss=state.gradients_at_loss,
-        optimizer=0.0 if on_host else moments,
+        optimizer=0.0 if paged or (sharded and training.cpu_offload) else moments,
         buffers=state.buffers,
         passing=state.passing,
     )

@@ -49,7 +49,7 @@ class PagedAdamW(AdamW):
         """Divide the parameters into pages.
 
         Args:
-            groups: As of AdamW; all parameters have one type.
+            groups: As of AdamW; all parameters have one type, and are contiguous on each process.
             lr: The learning rate.
             betas: AdamW's.
             device: Of the update. On a CPU, pages are copied within its memory.
@@ -93,11 +93,11 @@ class PagedAdamW(AdamW):
 
     def _slots(self) -> list[Tensor]:
         """Return memory on the device, [moments, numbers], for each page that is there at once."""
-        longest = max(page[-1].place.stop for _, page in self._pages)
         dtype = self._pages[0][1][0].parameter.dtype
+        ends = [page[-1].place.stop for _, page in self._pages]
         return [
-            torch.empty(len(_MOMENTS), longest, dtype=dtype, device=self._device)
-            for _ in self._pages[:PAGES]
+            torch.empty(len(_MOMENTS), max(ends[slot::PAGES]), dtype=dtype, device=self._device)
+            for slot in range(min(PAGES, len(ends)))
         ]
 
     def _moments(self, number: int, slots: list[Tensor]) -> list[tuple[Tensor, Tensor]]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -76,6 +76,8 @@ _RAY_JOB = "tests.benchmarks.contenders.several_hosts_ray"
 def main(results: Path, device: dict[str, Any], *, as_json: bool) -> int:
     """Measure each case, keep and show the figures."""
     rows: list[dict[str, Any]] = []
+    if os.geteuid() != 0:
+        raise SystemExit("several_hosts makes network namespaces, which root may only")
     with tempfile.TemporaryDirectory() as folder:
         expected = _losses_of_one(Path(folder))
         for number, sharding, way, name in _cases():
@@ -146,15 +148,20 @@ def _first_step(begin: Callable[[], subprocess.Popen[bytes]], workspace: Path) -
 
     def has_stepped() -> bool:
         if process.poll():
-            raise SystemExit((workspace / "log").read_text()[-3000:])
+            _fail(workspace)
         return any(each.stage == "train" and each.done >= 1 for each in progress.read())
 
     began = time.time()
     process = begin()
     seconds = wait_until(has_stepped, "the first step") - began
     if process.wait(LIMIT_S):
-        raise SystemExit((workspace / "log").read_text()[-3000:])
+        _fail(workspace)
     return seconds
+
+
+def _fail(workspace: Path) -> NoReturn:
+    logs = sorted(workspace.glob("*log*"))
+    raise SystemExit("\n".join(f"{each.name}:\n{each.read_text()[-2000:]}" for each in logs))
 
 
 @contextmanager
@@ -198,7 +205,7 @@ def _ray(
     job = [sys.executable, "-m", _RAY_JOB]
     waits = [*job, str(len(hosts.numbers))]
     if hosts.start(1, waits, environment, workspace / "log").wait(LIMIT_S):
-        raise SystemExit((workspace / "log").read_text()[-3000:])
+        _fail(workspace)
     trains = [*job, "--recipe", str(recipe), "--workspace", str(workspace)]
     yield lambda: hosts.start(1, trains, environment, workspace / "log")
     for host in hosts.numbers:

@@ -23,7 +23,7 @@ State = dict[str, Tensor]
 def state_of(model: Parallelized, optimizer: Optimizer) -> State:
     """Return this process's weights and moments by canonical names; nothing is copied.
 
-    What lies on the host may be read and written: the device has done with it.
+    What lies on the host may be read and written: the device no longer uses it.
 
     The names, such as `model.norm.weight` and `optimizer.norm.weight.exp_avg`, do not depend on the
     layout, so any layout loads what another saved. Frozen weights are left out, as they are those
@@ -59,24 +59,26 @@ class HostStager(AsyncStager):
     """Copies a state to buffers on the host, which are reused for the next save.
 
     The copy runs in parallel with work that only reads the state: a forward and a backward pass.
-    On an accelerator it goes to pinned memory on its own stream.
+    From an accelerator it goes to pinned memory on its own stream; from the host, in a thread.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = None if device.type == "cpu" else torch.Stream(device)
         self._pool = device_threads(1, "checkpoint-staging", device)
         self._buffers: State = {}
+        self._from_host: Future[State] | None = None
         self._copied: Future[State] | None = None
 
     def stage(self, state_dict: State) -> Future[State]:
         """Begin to copy; the future's result is the complete copy."""
-        if self._stream is None:
-            self._copied = self._pool.submit(self._copy, state_dict)
-        else:
+        on_host = {n: each for n, each in state_dict.items() if local(each).device.type == "cpu"}
+        self._from_host = self._copied = self._pool.submit(self._copy, on_host)
+        if self._stream is not None:
             self._stream.wait_stream(torch.accelerator.current_stream())
             with self._stream:
-                staged = self._copy(state_dict)
-            self._copied = self._pool.submit(_once, self._stream.record_event(), staged)
+                staged = self._copy({n: state_dict[n] for n in state_dict if n not in on_host})
+            arrived = self._stream.record_event()
+            self._copied = self._pool.submit(_together, arrived, staged, self._from_host)
         return self._copied
 
     def synchronize_staging(self) -> None:
@@ -85,11 +87,11 @@ class HostStager(AsyncStager):
             self._copied.result()
 
     def before_update(self) -> None:
-        """Wait until the state may change; on an accelerator, only its stream waits."""
+        """Wait until the state may change; for what is on an accelerator, only its stream waits."""
         if self._stream is not None:
             torch.accelerator.current_stream().wait_stream(self._stream)
-        elif self._copied is not None:
-            self._copied.result()
+        if self._from_host is not None:
+            self._from_host.result()
 
     def close(self) -> None:
         """End the copying thread."""
@@ -107,9 +109,9 @@ class HostStager(AsyncStager):
         return buffer
 
 
-def _once(done: torch.Event, staged: State) -> State:
-    done.synchronize()
-    return staged
+def _together(arrived: torch.Event, from_device: State, from_host: Future[State]) -> State:
+    arrived.synchronize()
+    return from_device | from_host.result()
 
 
 # A run can be resumed with other values of these keys. They change neither a step's samples nor

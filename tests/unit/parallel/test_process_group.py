@@ -1,5 +1,6 @@
 import os
 import socket
+from pathlib import Path
 
 import psutil
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
+from pipelines.parallel import process_group as process_groups
 from pipelines.parallel.process_group import (
     _choose_interface,
     interface_of,
@@ -67,28 +69,58 @@ def test_a_gpus_memory_grows_in_place_unless_the_user_has_settings(
     assert len(second_gpu) == 1
 
 
+def chosen_for(
+    address: str, monkeypatch: pytest.MonkeyPatch, told: str | None = None
+) -> str | None:
+    # Set first, so that it is set back after the test.
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", told or "")
+    if told is None:
+        del os.environ["GLOO_SOCKET_IFNAME"]
+    monkeypatch.setenv("MASTER_ADDR", address)
+    _choose_interface()
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME")
+    os.environ["GLOO_SOCKET_IFNAME"] = ""
+    return chosen
+
+
 def test_gloo_listens_where_the_first_process_is_reached_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    addresses = {
+    own = {
         each.address: name
         for name, has in psutil.net_if_addrs().items()
         for each in has
         if each.family == socket.AF_INET and name != "lo"
     }
-    if not addresses:
+    if not own:
         pytest.skip("this machine has the loopback only")
-    own, name = next(iter(addresses.items()))
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "set back after the test")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    chosen = []
-    for address in (own, "127.0.0.1", "no such host"):
-        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-        monkeypatch.setenv("MASTER_ADDR", address)
-        _choose_interface()
-        chosen.append(os.environ.get("GLOO_SOCKET_IFNAME"))
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "")
-    assert chosen == [name, None, None]
+    address, name = next(iter(own.items()))
+    assert chosen_for(address, monkeypatch) == name
+    assert chosen_for(address, monkeypatch, told="mine") == "mine"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "no such host", "a..b"])
+def test_where_its_name_leads_to_the_loopback_it_is_the_default_route(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
+    default = next((name for name, destination, *_ in routes if destination == "00000000"), None)
+    assert chosen_for(address, monkeypatch) == default
+
+
+@pytest.mark.parametrize(("here", "times"), [("1", 1), ("2", 0), (None, 1)])
+def test_it_is_chosen_for_several_hosts_only(
+    here: str | None, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(process_groups, "_choose_interface", lambda: calls.append(None))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)  # nobody is to meet
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if here:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    with process_group():
+        assert len(calls) == times
 
 
 def test_the_loopback_and_an_address_of_nobody() -> None:

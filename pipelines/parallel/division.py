@@ -11,6 +11,10 @@ from pipelines.recipe.training_section import Adapter, Fp8Scaling, Precision
 BY_ROWS = ("o_proj", "down_proj")  # the matrices that tensor parallelism divides by rows
 _NF4_BLOCK = 64  # `BLOCK` of `models/quantization.py`, which needs torch
 _MOMENTS_BLOCK = 64  # numbers of a row that share a scale; larger ones fit fewer `parallel.tp`
+MX_BLOCK = 32  # numbers of a row that share a scale in mxfp8
+# Layers in fp8 read and write multiples of this, which the kernels need, or the scales; the others
+# stay in bf16.
+FP8_MULTIPLES: dict[Fp8Scaling, int] = {"tensorwise": 16, "rowwise": 16, "mx": MX_BLOCK}
 
 
 def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> None:
@@ -28,6 +32,8 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
         _check_moments(config, layout.tp)
     if parallel.paged_moments:
         _check_paging(recipe)
+    if train.precision == "fp8" and train.fp8_scaling == "mx":
+        _check_mx(config, layout, recipe.data.sequence_length)
     if parallel.async_tp:
         _check_products(config, recipe)
     if layout.pp == 1:
@@ -130,6 +136,28 @@ def _check_moments(config: DecoderConfig, tp: int) -> None:
     """Check that what a process has of a row is whole blocks of moments in 8 bits."""
     blocks = {name: moments_block(row) for name, (_, row) in linear_shapes(config).items()}
     _check_whole(config, tp, blocks, "train.optimizer = adamw_8bit", "adamw")
+
+
+def _check_mx(config: DecoderConfig, layout: Layout, length: int) -> None:
+    """Check that a process's part of each product that mxfp8 rounds is whole blocks.
+
+    Products sum over rows, columns and, for a weight's gradient, positions.
+    """
+    tp, cp = layout.tp, layout.cp
+    if length // cp % MX_BLOCK:
+        each = f" over parallel.cp({cp})" if cp > 1 else ""
+        raise UserError(
+            f"data.sequence_length({length}){each}: not with train.fp8_scaling = mx, whose blocks "
+            f"are of {MX_BLOCK} positions; change it, or set rowwise"
+        )
+    for name, (rows, columns) in linear_shapes(config).items():
+        divided = columns if name in BY_ROWS else rows
+        if not (rows % MX_BLOCK or columns % MX_BLOCK) and divided // tp % MX_BLOCK:
+            raise UserError(
+                f"parallel.tp({tp}): not with train.fp8_scaling = mx, whose blocks of {MX_BLOCK} "
+                f"don't divide the {divided // tp} numbers of {name} that a process has; change "
+                "parallel.tp, or set rowwise"
+            )
 
 
 def _check_whole(

@@ -15,7 +15,7 @@ Papers: sublinear memory (Chen et al. 2016); selective recomputation (Korthikant
 
 Regional compile: a decoder's blocks, which are alike, are compiled once and not one by one.
 
-Products in fp8: Micikevicius et al. 2022, "FP8 formats for deep learning".
+Products in fp8: Micikevicius et al. 2022, "FP8 formats for deep learning"; `mxfp8.py`.
 """
 
 import logging
@@ -44,7 +44,7 @@ from pipelines.models.loss import CrossEntropy
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import COMPUTE_DTYPES, canonical_name
 from pipelines.parallel.data_parallel import ShardedUpdate, is_fully_sharded, replicate, shard
-from pipelines.parallel.division import gathers_in_fp8
+from pipelines.parallel.division import FP8_MULTIPLES, gathers_in_fp8
 from pipelines.parallel.mesh import Mesh
 from pipelines.parallel.process_group import one_for_all
 from pipelines.recipe.recipe import Recipe
@@ -130,16 +130,26 @@ def to_fp8(
     """
     # It takes seconds, and is for fp8 GPUs only.
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.float8.float8_linear_utils import swap_linear_layers
 
     def convertible(module: nn.Module, name: str) -> bool:
-        # The kernels need sizes that are multiples of 16.
         sizes = getattr(module, "in_features", 1), getattr(module, "out_features", 1)
-        return name.startswith("layers.") and all(size % 16 == 0 for size in sizes)
+        return name.startswith("layers.") and not any(
+            size % FP8_MULTIPLES[scaling] for size in sizes
+        )
 
+    emulated = device.type == "cpu"
+    if scaling == "mx":
+        from pipelines.parallel.mxfp8 import MXLinear
+
+        swap_linear_layers(
+            part, partial(MXLinear.of, emulated=emulated), module_filter_fn=convertible
+        )
+        return
     config = replace(
         Float8LinearConfig.from_recipe_name(scaling),
         enable_fsdp_float8_all_gather=gathered,
-        emulate=device.type == "cpu",
+        emulate=emulated,
     )
     convert_to_float8_training(part, config=config, module_filter_fn=convertible)
 

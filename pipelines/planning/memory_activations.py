@@ -128,7 +128,7 @@ def _block_compiled(config: DecoderConfig, training: Training) -> float:
     Inductor repeats element-wise work in the backward pass. It keeps the stream, attention's
     addition to it, both norms' results, attention's operands and result, and the feed-forward
     layer's inner products. To round what a product in fp8 reads is element-wise work, too; with a
-    scale for each row it is kept all the same.
+    scale for each row, or for 32 numbers of it, it is kept all the same.
     """
     rounded = training.precision == "fp8" and training.fp8_scaling == "tensorwise"
     norms = 0 if rounded else 1 if config.shared_norm else 2

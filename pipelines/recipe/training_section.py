@@ -15,7 +15,7 @@ from pipelines.recipe.section import (
 Auto = Literal["auto"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 AttentionKernel = Literal["auto", "flex", "varlen"]
-Fp8Scaling = Literal["tensorwise", "rowwise"]
+Fp8Scaling = Literal["tensorwise", "rowwise", "mx"]
 _BY_RULE = ("tp", "pp", "sharding")
 
 
@@ -101,7 +101,7 @@ class Train(Section):
     fp8_scaling: Fp8Scaling = Field(
         "tensorwise",
         description="Numbers that share a scale in fp8: those of a tensor, or of a row, which is "
-        "more exact and slower",
+        "more exact and slower; mx: 32 of a row (mxfp8), from Blackwell on",
     )
     activation_checkpoint: Literal["none", "selective", "full"] = Field(
         "none", description="Parts of a block that are recomputed in the backward pass"

@@ -28,10 +28,11 @@ def set_deterministic(wanted: bool) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-# By what shares a scale: NVIDIA Ada, and Hopper.
+# By what shares a scale: NVIDIA Ada, Hopper, and Blackwell.
 _FP8_CAPABILITY: dict[Fp8Scaling, tuple[int, int]] = {
     "tensorwise": (8, 9),
     "rowwise": (9, 0),
+    "mx": (10, 0),
 }
 _TF32_CAPABILITY = (8, 0)  # Ampere
 

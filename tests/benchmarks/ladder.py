@@ -11,6 +11,8 @@ offload: it moves bytes from a GPU to the host's memory, and on a CPU both are o
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pipelines.core.machine import has_cuda_driver
 from tests.benchmarks.harness import Benchmark, Contender, Demand
 from tests.benchmarks.loader import write_split
@@ -87,11 +89,15 @@ VARLEN = rung(FLEX, "+ varlen", -0.1, train={"attention": "varlen"})
 # Nor does it save anything by paging within its own memory.
 PAGED = rung(FUSED, "paged moments", 0.1, parallel={"paged_moments": True})
 ON_GPU = [PAGED, FLEX, VARLEN] if has_cuda_driver() else []
+# From compute capability 10.0 on. It saves no memory: a product's factors lie beside their copies.
+MXFP8 = rung(COMPILED, "+ mxfp8", -0.1, train={"precision": "fp8", "fp8_scaling": "mx"})
+_HAS_MX = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (10, 0)
+BLOCKS_OF_32 = [MXFP8] if _HAS_MX else []
 
 BENCHMARK = Benchmark(
     name="ladder",
     unit="tokens",
-    contenders=RUNGS + ON_GPU,
+    contenders=RUNGS + ON_GPU + BLOCKS_OF_32,
     demands=[
         Demand(of="+ fused optimizer", over="bf16", ratio=1.0),
         Demand(of="+ varlen", over="documents", ratio=1.0),

@@ -35,8 +35,14 @@ FURTHER = [
         Case(f"zero-3-fp8-{each}", 2, {"sharding": "full"}, {"precision": "fp8", "optimizer": each})
         for each in ("adamw", "adamw_8bit", "muon")
     ),
+    Case(
+        "zero-3-mx",
+        2,
+        {"sharding": "full"},
+        {"precision": "fp8", "fp8_scaling": "mx", "micro_batch_size": 2},
+    ),
 ]
-KINDS = ("optimizer", "precision")
+KINDS = ("optimizer", "precision", "fp8_scaling")
 
 WHOLE_BLOCKS = {"width": 128, "hidden": 128}  # of 8-bit moments, with two processes to a row
 

@@ -14,6 +14,7 @@ from pipelines.planning.hardware_table import named, of_driver
 from pipelines.planning.plan import Machine, plan
 from pipelines.recipe.recipe import Recipe
 from pipelines.training.metrics import StepMetrics, most_bound_by
+from pipelines.training.precision import _FP8_CAPABILITY
 from tests.benchmarks import gpu_lora, gpu_train
 from tests.benchmarks.contenders.our_trainer import build_trainer, free
 from tests.benchmarks.gpu_train import case, shape_of
@@ -35,6 +36,7 @@ TINY = {
     "context_length": 64,
 }
 _TINY_TRAIN = {"precision": "fp32", "micro_batch_size": 2, "global_batch_size": 4}
+_SAME = 1e-2  # of products in bf16, whose sums are made in another order
 _MFU, _LORA_RATE, _MEMORY, _SPEED, _OVER_HF, _FP8 = 0.5, 12_473, 0.55, 0.8, 1.15, 1.15
 
 
@@ -157,13 +159,44 @@ def qlora(place: Place) -> Outcome:
 
 
 def fp8(place: Place) -> Outcome:
-    """fp8 over bf16; a CPU has no fp8, so that the fake has bf16 over fp32."""
+    """fp8 over bf16, and mxfp8 where the GPU has it; a CPU has no fp8: the fake has bf16 over fp32.
+
+    Raises:
+        ValueError: products in mxfp8 differ from those that only round so.
+    """
+    kinds = {"bf16": {"precision": "bf16"}, "fp8": {"precision": "fp8"}}
+    needed, line = _FP8_CAPABILITY["mx"], "mxfp8: left out, needs compute capability 10.0"
+    has_mx = place.fake or torch.cuda.get_device_capability() >= needed
+    if has_mx:
+        _check_mx(place)
+        kinds["mxfp8"] = kinds["fp8"] | {"fp8_scaling": "mx"}
     found = {}
-    for precision in ("bf16", "fp8"):
-        work = sized(place, WIDE, 12, precision=precision)
-        if place.fake and precision == "fp8":
+    for kind, train in kinds.items():
+        work = sized(place, WIDE, 12, **train)
+        if place.fake and kind != "bf16":
             work["train"]["precision"] = "bf16"
-        found[precision] = measured(place, work)
-    rate = found["fp8"]["tokens_per_second"]
-    ratio = rate / found["bf16"]["tokens_per_second"]
-    return Outcome(rate, "tokens/s", ratio, ratio >= _FP8, _limits(found["fp8"]), found)
+        found[kind] = measured(place, work)
+    rate, slower = (found[kind]["tokens_per_second"] for kind in ("fp8", "bf16"))
+    ratio = rate / slower
+    if has_mx:
+        line = f"mxfp8: {found['mxfp8']['tokens_per_second'] / slower:.2f} x bf16"
+    limits = f"{_limits(found['fp8'])}; {line}"
+    return Outcome(rate, "tokens/s", ratio, ratio >= _FP8, limits, found)
+
+
+def _check_mx(place: Place) -> None:
+    """Check the GPU's products in mxfp8, and their gradients, against emulated ones."""
+    from pipelines.parallel.mxfp8 import MXLinear  # takes seconds
+
+    kind: dict[str, Any] = {"device": place.device, "dtype": torch.bfloat16}
+    layer = torch.nn.Linear(256, 128, bias=False, **kind)
+    x, given = torch.randn(4, 32, 256, **kind), torch.randn(4, 32, 128, **kind)
+    both = []
+    for emulated in (place.fake, True):
+        made, inputs = MXLinear.of(layer, emulated=emulated), x.clone().requires_grad_()
+        result = made(inputs)
+        both.append([result, *torch.autograd.grad(result, (inputs, made.weight), given)])
+    pairs = zip(*both, strict=True)
+    furthest = max(((ours - theirs).norm() / theirs.norm()).item() for ours, theirs in pairs)
+    if not furthest <= _SAME:
+        raise ValueError(f"mxfp8 differs from emulated products by {furthest:.1e}, over {_SAME}")

@@ -20,6 +20,7 @@ CONFIG = DecoderConfig(
 )
 
 
+MX = {"train": {"precision": "fp8", "fp8_scaling": "mx"}}
 ASYNC = {"parallel": {"tp": 2, "async_tp": True}}
 
 
@@ -60,6 +61,12 @@ def test_a_head_as_large_as_layers_makes_the_last_stage_shorter() -> None:
             ASYNC | {"train": {"compile": False}},
             "async_tp: not with train.compile = f",
         ),
+        (
+            Layout(cp=2),
+            MX | {"data": {"sequence_length": 96}},
+            r"sequence_length\(96\) over parallel\.cp\(2\): not with .* = mx, .* of 32 positions",
+        ),
+        (Layout(tp=2), MX, r"tp\(2\): .* blocks of 32 don't divide the 16 numbers of q_proj"),
         (Layout(tp=2), ASYNC | {"train": {"precision": "fp8"}}, "async_tp: not with .* = fp8"),
         (
             Layout(tp=2),
@@ -108,6 +115,14 @@ def test_adapters_can_be_divided_where_blocks_of_64_end_with_each_process() -> N
     # A quantised matrix that is not divided at borders of its blocks has no adapter.
     odd = {"name": "t", "adapter": {"kind": "qlora", "targets": ["q_proj", "o_proj"]}}
     check_division(replace(wide, hidden=96), Layout(tp=2), Recipe.model_validate(odd))
+
+
+def test_mxfp8_divides_into_whole_blocks_what_it_rounds() -> None:
+    recipe = Recipe.model_validate({"name": "t", "data": {"sequence_length": 64}} | MX)
+    # Keys, of which there are 32, and a hidden size of 80 stay in bf16 under every layout.
+    check_division(replace(CONFIG, width=64, kv_heads=4, hidden=80), Layout(tp=2, cp=2), recipe)
+    with pytest.raises(UserError, match=r"tp\(2\): .* the 48 numbers of up_proj"):
+        check_division(replace(CONFIG, width=64, kv_heads=4, hidden=96), Layout(tp=2), recipe)
 
 
 def test_a_stage_that_loaded_adapters_leave_out_is_refused() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pipelines.core.errors import UserError
-from pipelines.recipe.training_section import Train
+from pipelines.recipe.training_section import Fp8Scaling, Train
 from pipelines.training.checkpoint.checkpointer import Position
 from pipelines.training.precision import LossScale, set_precision
 
@@ -23,11 +23,21 @@ def test_what_a_device_cannot_do_is_one_line(precision: str, line: str) -> None:
         set_precision(Train(precision=precision), CPU)
 
 
-def test_rows_with_a_scale_of_their_own_need_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA L40S")
-    train = Train(precision="fp8", fp8_scaling="rowwise")
-    line = r"train\.fp8_scaling = rowwise: .* 9\.0 or later, .* has NVIDIA L40S; set tensorwise"
+@pytest.mark.parametrize(
+    ("scaling", "needed", "has", "name"),
+    [("rowwise", "9.0", (8, 9), "NVIDIA L40S"), ("mx", "10.0", (9, 0), "NVIDIA H100")],
+)
+def test_more_scales_need_a_later_gpu(
+    scaling: Fp8Scaling,
+    needed: str,
+    has: tuple[int, int],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: has)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    train = Train(precision="fp8", fp8_scaling=scaling)
+    line = rf"train\.fp8_scaling = {scaling}: .* {needed} or later, .* has {name}; set tensorwise"
     with pytest.raises(UserError, match=line):
         set_precision(train, torch.device("cuda", 0))
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from pipelines.models.presets import preset
 from pipelines.planning.communication import REACHED, Communication, communication
+from pipelines.planning.hardware import Hardware
 from pipelines.planning.hardware_table import named
 from pipelines.planning.layout_rule import Choice, choose
 from pipelines.planning.precision_rule import Device, settle_precision
@@ -17,7 +18,7 @@ from tests.settled import FP32
 LENGTH = 2048
 # All layers are alike, so that four say as much as sixteen.
 SHAPE = replace(preset("llama-1b"), layers=4, context_length=LENGTH)
-H100 = named("h100")
+H100, B200 = named("h100"), named("b200")
 BASES = {
     "llama3-8b-lora": "llama3-8b",
     "llama3-8b-qlora": "llama3-8b",
@@ -36,6 +37,7 @@ class Tried:
         parallel, train, adapter, data: Sections of its recipe.
         graphs: Compiled of blocks.
         off: By how much of its bytes the planner may be wrong.
+        hardware: The GPUs.
     """
 
     world: int = 1
@@ -45,6 +47,7 @@ class Tried:
     data: dict[str, Any] = field(default_factory=dict)
     graphs: int = 0
     off: float = 0.08
+    hardware: Hardware = H100
 
     def laid(self) -> tuple[Case, Choice]:
         """Return the case, and the planner's choice for it."""
@@ -56,7 +59,7 @@ class Tried:
             "data": {"sequence_length": LENGTH} | self.data,
             "adapter": self.adapter,
         }
-        return laid(Recipe.model_validate(values), self.world)
+        return laid(Recipe.model_validate(values), self.world, hardware=self.hardware)
 
 
 FULL = {"sharding": "full"}
@@ -73,6 +76,7 @@ IN_8_BITS = {"optimizer": "adamw_8bit"}
 FP8 = COMPILED | {"precision": "fp8"}
 PAGED = {"paged_moments": True}
 BY_ROWS = FP8 | {"fp8_scaling": "rowwise"}
+MX = FP8 | {"fp8_scaling": "mx"}
 
 DOCUMENTS = {"document_mask": True}
 VARLEN = {"attention": "varlen"}
@@ -107,6 +111,11 @@ FURTHER = {
     "fp8, pipeline": Tried(8, FULL | {"pp": 2, "dp_shard": 4}, FP8 | AGAIN, graphs=1, off=0.11),
     "fp8 by rows": Tried(8, FULL | {"dp_shard": 8}, BY_ROWS, graphs=1),
     "fp8 by rows, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, BY_ROWS, graphs=1),
+    "mxfp8": Tried(8, FULL | {"dp_shard": 8}, MX, graphs=1, hardware=B200),
+    "mxfp8, one": Tried(train=MX, graphs=1, hardware=B200),
+    "mxfp8, tensor, selective": Tried(
+        8, FULL | {"tp": 2, "dp_shard": 4}, MX | SELECTIVE, graphs=1, hardware=B200
+    ),
     "documents": Tried(data=DOCUMENTS, graphs=1),
     "documents, varlen": Tried(train=VARLEN, data=DOCUMENTS),
     "documents, varlen, selective": Tried(train=VARLEN | SELECTIVE, data=DOCUMENTS),
@@ -140,7 +149,9 @@ FURTHER = {
 }
 
 
-def laid(recipe: Recipe, world: int, model: str | None = None) -> tuple[Case, Choice]:
+def laid(
+    recipe: Recipe, world: int, model: str | None = None, hardware: Hardware = H100
+) -> tuple[Case, Choice]:
     """Return a recipe's case, and the planner's choice for it."""
     if recipe.adapter.kind != "none":
         recipe = recipe.model_copy(
@@ -149,9 +160,9 @@ def laid(recipe: Recipe, world: int, model: str | None = None) -> tuple[Case, Ch
     shape = preset(model) if model else SHAPE
     if not shape.vocab_size:
         shape = shape.sized(SMALL_VOCABULARY, recipe.data.sequence_length)
-    recipe = settle_precision(recipe, Device.of(H100))
-    choice = choose(recipe, shape, world, H100.memory_bytes, hardware=H100)
-    return Case(choice.recipe, shape, H100, world), choice
+    recipe = settle_precision(recipe, Device.of(hardware))
+    choice = choose(recipe, shape, world, hardware.memory_bytes, hardware=hardware)
+    return Case(choice.recipe, shape, hardware, world), choice
 
 
 def shipped(name: str) -> tuple[Case, Choice]:

@@ -6,19 +6,13 @@ number is cut off.
 
 Sources: OCP Microscaling Formats specification 1.0; Rouhani et al. 2023, "Microscaling Data Formats
 for Deep Learning"; Mishra et al. 2025, "Recipes for Pre-training LLMs with MXFP8", section 3.
-
-It takes seconds to import, and is for fp8 GPUs only.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 from torchao.prototype.moe_training.mxfp8_linear import mx_mm
-from torchao.prototype.mx_formats.config import (
-    MXFP8Dim0CastKernelChoice,
-    MXFP8Dim1CastKernelChoice,
-    ScaleCalculationMode,
-)
+from torchao.prototype.mx_formats import config
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
 from pipelines.parallel.division import MX_BLOCK
@@ -62,19 +56,16 @@ class MXLinear(nn.Linear):
         return DTensor.from_local(product, x.device_mesh, [result], run_check=False)
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
-        e4m3 = torch.float8_e4m3fn
         found: Tensor = mx_mm.apply(
             x.contiguous(),
             weight,
-            e4m3,
-            e4m3,
-            e4m3,
+            *(torch.float8_e4m3fn,) * 3,
             MX_BLOCK,
             KernelPreference.EMULATED if self.emulated else KernelPreference.AUTO,
             # Inductor fuses them. torchao's own for columns needs CUDA where it emulates, too.
-            MXFP8Dim0CastKernelChoice.TORCH,
-            MXFP8Dim1CastKernelChoice.TORCH,
-            ScaleCalculationMode.RCEIL,
+            config.MXFP8Dim0CastKernelChoice.TORCH,
+            config.MXFP8Dim1CastKernelChoice.TORCH,
+            config.ScaleCalculationMode.RCEIL,
             False,  # the weight's gradient in mxfp8, too
         )
         return found

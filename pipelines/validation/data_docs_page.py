@@ -35,7 +35,7 @@ def render_page(
             "held": result.statistics["successful_expectations"],
             "total": len(check.expectations),
             "tables": _tables(result, number),  # HTML, escaped by Great Expectations
-            "sample": _sample(check) if result.success else [],
+            "sample": _sample(check),
         }
         for number, (check, result) in enumerate(results)
     ]
@@ -57,7 +57,7 @@ def render_page(
 
 
 def _sample(check: Check) -> "list[Piece]":
-    """Return the first conversation where a check is of conversations, without personal data."""
+    """Return the first good conversation where a check is of some, without personal data."""
     from pipelines.validation.expectations.conversations import (
         ExpectColumnValuesToBeWellFormedConversations,
         Piece,
@@ -65,11 +65,12 @@ def _sample(check: Check) -> "list[Piece]":
 
     for demand in check.expectations:
         if isinstance(demand, ExpectColumnValuesToBeWellFormedConversations):
+            values = check.frame[demand.column].dropna()
+            good = next((value for value in values if demand.reason(value) is None), None)
             scrubber = Scrubber(Pii(action="mask"))
-            found = check.frame[demand.column].dropna()
             return [
                 Piece(scrubber.scrub(piece.text).text, piece.trained)
-                for piece in demand.pieces(found.iloc[0])
+                for piece in (demand.pieces(good) if good is not None else [])
             ]
     return []
 

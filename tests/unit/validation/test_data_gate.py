@@ -317,7 +317,7 @@ def test_conversations_are_held_against_the_chat_template(tmp_path):
     preprocess = write_dataset(tmp_path, TRAIN[:2], VALIDATION[:1])
     make_chat_tokenizer(preprocess / "tokenizer", Instruction())
     rewrite_documents(
-        preprocess, "train", messages=[json.dumps(messages) for messages in (good, bad)]
+        preprocess, "train", messages=[json.dumps(messages) for messages in (bad, good)]
     )
     data = {"instruction": {"kind": "messages"}}
     recipe = Recipe.model_validate({"name": "small", "data": data})
@@ -325,6 +325,7 @@ def test_conversations_are_held_against_the_chat_template(tmp_path):
     assert "texts: expect_column_values_to_be_well_formed_conversations of messages" in line
     (row,) = quarantined(tmp_path)
     assert row["reason"] == "has the roles user, user, assistant, which do not take turns"
+    assert "<mark>4" in (tmp_path / "outputs/validate/data_docs/index.html").read_text()
 
 
 def test_data_docs_mark_what_the_model_learns_to_say(tmp_path):

@@ -58,6 +58,8 @@ def print_summary(summary: Summary, settings: Settings) -> None:
     console.print(_scores(evaluate))
     verdict = register.verdict
     console.print(f"verdict   [bold]{verdict.decision}[/]: {escape(verdict.reason)}")
+    if verdict.warning:
+        console.print(f"[yellow]warning[/]   {escape(verdict.warning)}")
     if model := register.model:
         aliases = ", ".join(f"@{alias}" for alias in model.aliases)
         console.print(f"model     [bold]{model.name}[/] version {model.version} {aliases}")

@@ -1,6 +1,7 @@
 """Numbers as a report shows them: only the digits that matter, and words for missing values."""
 
 import math
+import sys
 
 UNKNOWN = "\N{EN DASH}"
 NO_NUMBER = "not a number"
@@ -68,6 +69,12 @@ def amount(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def probability(value: float) -> str:
+    """Format a probability with four digits, and near 1 with two of what is missing: `0.999949`."""
+    missing = max(1 - value, sys.float_info.epsilon)
+    return f"{value:.{max(4, 1 - math.floor(math.log10(missing)))}f}".rstrip("0").rstrip(".")
 
 
 def baseline_label(name: str) -> str:

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from pipelines.core.formatting import UNKNOWN, decimals, interval, percent, signed, size
+from pipelines.core.formatting import (
+    UNKNOWN,
+    decimals,
+    interval,
+    percent,
+    probability,
+    signed,
+    size,
+)
 from pipelines.evaluation.charts import Bar, CurveChart, Scale, Tick, curve_chart, extent
 from pipelines.evaluation.html_page import Table
 from pipelines.evaluation.loss_curve import CurvePoint
@@ -77,8 +85,8 @@ def changes(verdict: Verdict, demands: Register) -> dict[str, Any] | None:
         "scale": scale,
         "ticks": [(tick, f"{signed(tick.value, _digits(scale))} %") for tick in ticks],
         "table": _change_table(verdict, found),
-        "confidence": f"{found.confidence:.4g}",
-        "slice_confidence": f"{found.slice_confidence:.4g}",
+        "confidence": probability(found.confidence),
+        "slice_confidence": probability(found.slice_confidence),
         "slices": len(found.slices),
     }
 

@@ -16,6 +16,7 @@ from pipelines.core.formatting import (
     duration,
     interval,
     percent,
+    probability,
     short,
     signed,
     significant,
@@ -180,7 +181,9 @@ def _tiles(
         yield decimals(theirs), "of the champion", "theirs"
     if (found := verdict.comparison) and theirs is not None:
         lower = percent(found.improvement.lower, theirs)
-        least = f", at least {signed(lower, 2)} % at {found.confidence:.4g}" if lower else ""
+        least = (
+            f", at least {signed(lower, 2)} % at {probability(found.confidence)}" if lower else ""
+        )
         yield f"{signed(percent(found.improvement.value, theirs), 2)} %", f"improvement{least}", ""
         yield f"{found.better_on:,}", f"of {found.documents:,} documents are better", ""
     else:

@@ -7,17 +7,20 @@ improvement has an uncertainty, which the paired bootstrap over documents measur
 if all of these hold:
 
 1. The lower confidence bound of its improvement exceeds `register.min_improvement`: a tie is not
-   enough, nor is an improvement that other documents might not show.
-2. It is on no slice worse than the champion by more than `register.max_slice_regression` with that
-   confidence. Each of K slices gets a K-th of the allowed error (Bonferroni), so that a good
-   candidate isn't refused because one slice of many looks bad by chance.
+   enough, nor is an improvement that other documents might not show. The confidence grows with the
+   number of candidates that this champion was compared with (`spending`).
+2. It is on no slice worse than the champion by more than `register.max_slice_regression` with
+   `register.confidence`; more confidence would let worse slices pass. Each of K slices gets a K-th
+   of the allowed error (Bonferroni), so that a good candidate isn't refused because one slice of
+   many looks bad by chance.
 3. It passes at least as many cases of each behavioural test as the champion. The cases are all that
    is tested, not a sample, so passing one case fewer is worse.
 4. It stays within the recipe's bounds on bias, memorisation and leakage, as a first model must too.
 
-The confidence applies to one comparison. Of twenty candidates that are no better, each in its own
-run, one may pass at 0.95; and a held-out set that decided about hundreds of candidates has become
-part of the training. Fewer than `LEAST_DOCUMENTS` documents are too few for a comparison.
+`register.confidence` applies to all candidates of one champion together: at 0.95, each champion has
+a chance of at most 5% to be replaced by a model that is no better, however many there are. A model
+that was chosen by its score on the held-out documents is not covered, so a verdict counts their
+uses and warns. Fewer than `LEAST_DOCUMENTS` documents are too few for a comparison.
 """
 
 import math
@@ -26,6 +29,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from pipelines.core.formatting import probability
 from pipelines.evaluation.bootstrap import (
     LEAST_DOCUMENTS,
     RESAMPLES,
@@ -35,6 +39,7 @@ from pipelines.evaluation.bootstrap import (
 )
 from pipelines.evaluation.bounds import broken_bounds
 from pipelines.evaluation.slices import Slices, slices_of
+from pipelines.evaluation.spending import confidence_of
 from pipelines.recipe.recipe import Register
 from pipelines.run.verdict import (
     BehaviourChange,
@@ -43,6 +48,7 @@ from pipelines.run.verdict import (
     Estimate,
     Probes,
     SliceChange,
+    Turn,
     Verdict,
 )
 
@@ -65,13 +71,21 @@ class Measured:
     probes: Probes = field(default_factory=Probes)
 
 
-def decide(candidate: Measured, champion: Measured | None, demands: Register) -> Verdict:
+def decide(
+    candidate: Measured, champion: Measured | None, demands: Register, turn: Turn
+) -> Verdict:
     """Check a candidate against the recipe's bounds and compare it with the champion, if any.
+
+    Args:
+        candidate: The model that was trained.
+        champion: The model that it might replace.
+        demands: The recipe's requirements for a champion.
+        turn: The place of this comparison among the champion's.
 
     Raises:
         ValueError: The two were not scored on the same documents, or by the same tests.
     """
-    verdict = _compared(candidate, champion, demands)
+    verdict = _compared(candidate, champion, demands, turn)
     changes: dict[str, object] = {"probes": candidate.probes}
     broken = broken_bounds(candidate.probes, demands)
     if broken and verdict.decision != "unchanged":
@@ -79,7 +93,9 @@ def decide(candidate: Measured, champion: Measured | None, demands: Register) ->
     return verdict.model_copy(update=changes)
 
 
-def _compared(candidate: Measured, champion: Measured | None, demands: Register) -> Verdict:
+def _compared(
+    candidate: Measured, champion: Measured | None, demands: Register, turn: Turn
+) -> Verdict:
     ours = bits_per_byte(candidate.scores)
     if not math.isfinite(ours):
         return refuse(candidate, f"the candidate's bits per byte are {ours}")
@@ -96,7 +112,7 @@ def _compared(candidate: Measured, champion: Measured | None, demands: Register)
     theirs = bits_per_byte(champion.scores)
     if not math.isfinite(theirs):
         return refuse(candidate, f"the champion's bits per byte are {theirs}")
-    comparison = compare(candidate, champion, demands)
+    comparison = compare(candidate, champion, demands, turn)
     objection = _objection(comparison, demands)
     return Verdict(
         decision="refused" if objection else "promoted",
@@ -117,7 +133,7 @@ def refuse(candidate: Measured, reason: str) -> Verdict:
     )
 
 
-def compare(candidate: Measured, champion: Measured, demands: Register) -> Comparison:
+def compare(candidate: Measured, champion: Measured, demands: Register, turn: Turn) -> Comparison:
     """Return the improvement on all documents and each slice, and the passed cases of each test.
 
     Raises:
@@ -130,18 +146,20 @@ def compare(candidate: Measured, champion: Measured, demands: Register) -> Compa
     slices = slices_of(tables[0])
     everything = np.ones((len(sizes), 1), bool)
     found = bootstrap(theirs - ours, sizes, np.concatenate([everything, slices.members], axis=1))
-    lower, upper = found.bounds(demands.confidence)
+    confidence = confidence_of(turn.number, demands.confidence)
+    lower, upper = found.bounds(confidence)
     slice_confidence = 1 - (1 - demands.confidence) / max(1, len(slices.names))
     of_slices = zip(found.values, *found.bounds(slice_confidence), strict=True)
     return Comparison(
         documents=len(sizes),
         better_on=int((ours < theirs).sum()),
         improvement=Estimate.of(found.values[0], lower[0], upper[0]),
-        confidence=demands.confidence,
+        confidence=confidence,
         resamples=RESAMPLES,
         slice_confidence=slice_confidence,
         slices=_changes(slices, ours, theirs, sizes, list(of_slices)[1:], demands),
         behaviours=_behaviour_changes(candidate.behaviours, champion.behaviours),
+        turn=turn,
     )
 
 
@@ -193,7 +211,7 @@ def _objection(found: Comparison, demands: Register) -> str | None:
         return f"{found.documents} documents are too few, at least {LEAST_DOCUMENTS} are needed"
     if found.improvement.lower <= demands.min_improvement:
         by = f" by more than {demands.min_improvement:g}" if demands.min_improvement else ""
-        return f"not better{by} with {found.confidence:.4g} confidence"
+        return f"not better{by} with {probability(found.confidence)} confidence"
     regressed = [_loss(change) for change in found.slices if change.regressed]
     if regressed:
         return f"worse by more than {demands.max_slice_regression:g} on {', '.join(regressed)}"
@@ -215,13 +233,12 @@ def _loss(change: SliceChange) -> str:
 
 def _numbers(ours: float, theirs: float, found: Comparison) -> str:
     lower = found.improvement.lower
-    least = (
-        "" if lower is None else f", at least {lower:.4f} with {found.confidence:.4g} confidence"
-    )
+    confidence = probability(found.confidence)
+    least = "" if lower is None else f", at least {lower:.4f} with {confidence} confidence"
     return (
         f"{ours:.4f} bits per byte, champion {theirs:.4f}; improvement "
         f"{found.improvement.value:.4f}{least}; "
-        f"better on {found.better_on} of the same {found.documents} documents"
+        f"better on {found.better_on} of the same {found.documents} documents; {found.turn}"
     )
 
 

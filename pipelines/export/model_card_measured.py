@@ -2,7 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
-from pipelines.core.formatting import UNKNOWN, baseline_label, decimals, interval, signed, size
+from pipelines.core.formatting import (
+    UNKNOWN,
+    baseline_label,
+    decimals,
+    interval,
+    probability,
+    signed,
+    size,
+)
 from pipelines.run.records import EvaluateRecord
 from pipelines.run.verdict import (
     HARNESS_COLUMNS,
@@ -189,8 +197,9 @@ def verdict_text(verdict: Verdict) -> str:
     rows = _changes(verdict, verdict.comparison)
     columns = ("documents", "number", "champion before", "this model", "improvement", "interval")
     return (
-        f"{text} Each bound on all documents holds with {verdict.comparison.confidence:.4g}\n"
-        f"confidence, and each bound on a slice with {verdict.comparison.slice_confidence:.4g}.\n\n"
+        f"{text} Each bound on all documents holds with\n"
+        f"{probability(verdict.comparison.confidence)} confidence, and each bound on a slice with "
+        f"{probability(verdict.comparison.slice_confidence)}.\n\n"
         f"{table(columns, rows)}"
     )
 

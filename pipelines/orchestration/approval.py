@@ -124,6 +124,7 @@ def comparison(workspace: Path, hours: float) -> str:
     ]
     facts = [
         f"Gate: {verdict.reason}.",
+        *([f"**Warning:** {verdict.warning}."] if verdict.warning else []),
         f"Held out: {evaluate.documents:,} documents, {evaluate.bytes:,} bytes. "
         f"On the same text: {baselines}.",
         f"Recipe {run.recipe_fingerprint}, commit {run.git_commit[:12]}"

@@ -188,7 +188,11 @@ class Register(Section):
         0.0, ge=0, description="Bits per byte by which a candidate must beat the champion"
     )
     confidence: float = Field(
-        0.95, gt=0.5, le=0.999, description="Confidence that it does so on documents of this kind"
+        0.95,
+        gt=0.5,
+        le=0.999,
+        description="Confidence that it does so on documents of this kind, for all candidates that "
+        "are compared with one champion together",
     )
     max_slice_regression: float = Field(
         0.02,

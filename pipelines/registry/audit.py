@@ -9,6 +9,8 @@ one becomes the seventh and the others get an error. This needs no lock and work
 An entry is written before the aliases move and says where they go; a second param, `00007.state`,
 says that they have moved. If a promotion died in between, the next one finishes it.
 
+The run also holds the comparisons that the gate made, in params of another name (`comparisons`).
+
 Limits: a user who may delete runs can delete the trail (MLflow keeps it, and can restore it, until
 its own `gc`), and a user who may write to MLflow's database can change anything.
 """

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from pipelines.core.formatting import UNKNOWN, decimals
 
@@ -214,17 +214,47 @@ class SliceChange(_Figures):
     regressed: bool  # worse than the recipe allows
 
 
+# Of 20 equal models, the best looks 1.87 standard errors better on average, which is more than the
+# 1.64 that a single comparison at 95% demands. So whoever picks by these scores picks chance.
+MOST_USES = 20
+
+
+class Turn(_Figures):
+    """The place of a comparison among all that one registered model's champions have had."""
+
+    number: int = Field(1, ge=1)  # of the candidate among those of this champion
+    uses: int = Field(1, ge=1)  # comparisons that used these held-out documents, with this one
+
+    @property
+    def warning(self) -> str:
+        """The warning that the held-out documents are worn out; empty if they are not."""
+        if self.uses <= MOST_USES:
+            return ""
+        return (
+            f"the held-out documents have been used for {self.uses} comparisons, more than "
+            f"{MOST_USES}: the best of so many equal models looks better by chance, so do not "
+            "choose models or settings by these scores, and add documents to the data"
+        )
+
+    def __str__(self) -> str:
+        times = "once" if self.uses == 1 else f"{self.uses} times"
+        return (
+            f"candidate {self.number} compared with this champion; held-out documents used {times}"
+        )
+
+
 class Comparison(_Figures):
     """The candidate compared with the champion on the same documents."""
 
     documents: int
     better_on: int  # of the documents
     improvement: Estimate  # the champion's bits per byte minus the candidate's
-    confidence: float  # of each bound
+    confidence: float  # of each bound; that of this turn
     resamples: int
     slice_confidence: float  # of each slice's bounds
     slices: tuple[SliceChange, ...] = ()
     behaviours: tuple[BehaviourChange, ...] = ()
+    turn: Turn | None = None  # None: of a time when each candidate had the whole error
 
 
 class Verdict(_Figures):
@@ -236,6 +266,12 @@ class Verdict(_Figures):
     champion_bits_per_byte: float | None = None
     comparison: Comparison | None = None  # if there was a champion to compare with
     probes: Probes = Probes()  # the candidate's
+
+    @property
+    def warning(self) -> str:
+        """What a user should know besides the reason; empty if there is nothing."""
+        turn = self.comparison.turn if self.comparison else None
+        return turn.warning if turn else ""
 
     def figures(self) -> dict[str, float]:
         """Return the main numbers by name, for a tracker that takes finite ones only."""

@@ -22,6 +22,7 @@ from pipelines.models.model_folder import load_config
 from pipelines.recipe.recipe import Recipe
 from pipelines.registry import registry
 from pipelines.registry.audit import LONGEST_TEXT
+from pipelines.registry.comparisons import take_turn
 from pipelines.registry.promotion import ChampionMovedError, challenge, promote, withdraw
 from pipelines.registry.registration import SBOM, bill_of_materials, register
 from pipelines.run.records import (
@@ -33,7 +34,7 @@ from pipelines.run.records import (
     TrainRecord,
     output_folder,
 )
-from pipelines.run.verdict import Comparison, Verdict
+from pipelines.run.verdict import Comparison, Turn, Verdict
 from pipelines.stages.costs import training_elsewhere
 from pipelines.stages.evaluate.right_sizing import served_model
 from pipelines.stages.register.answer import Answer
@@ -77,6 +78,8 @@ def run(recipe: Recipe, workspace: Path) -> RegisterRecord:
         _report(tracked, verdict, champion)
         _log_dataset(recipe, workspace, facts, tracked)
     _log.info("%s: %s", verdict.decision, verdict.reason)
+    if verdict.warning:
+        _log.warning("%s", verdict.warning)
     write_json(output / "verdict.json", verdict.model_dump(mode="json"))
     record = RegisterRecord(
         verdict=verdict,
@@ -170,7 +173,7 @@ def _decide_against_champion(
     if found.right_size and found.right_size.refusal:
         return refuse(candidate, f"evaluate.budget_gb: {found.right_size.refusal}")
     if champion is None or champion.model_hash == candidate.model_hash:
-        return decide(candidate, candidate if champion else None, recipe.registration)
+        return decide(candidate, candidate if champion else None, recipe.registration, Turn())
     try:
         measured = measure_champion(recipe, workspace, champion, scores["doc_id"])
     except UserError as error:
@@ -180,7 +183,9 @@ def _decide_against_champion(
             f"the champion, version {champion.version}, can't be evaluated: {error}; "
             f"run `penstock models rollback {champion.name}` or promote another version",
         )
-    return decide(candidate, measured, recipe.registration)
+    # Written down before the verdict is used: a crash must not let a champion meet one more.
+    turn = take_turn(champion, candidate.model_hash, scores["doc_id"].to_pylist())
+    return decide(candidate, measured, recipe.registration, turn)
 
 
 def _with_consent(

@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from pipelines.core.formatting import decimals, duration, interval, short, signed, size
+from pipelines.core.formatting import (
+    decimals,
+    duration,
+    interval,
+    probability,
+    short,
+    signed,
+    size,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,3 +55,19 @@ def test_what_is_no_number_or_not_known_is_said_in_words() -> None:
 def test_a_sign_is_as_wide_as_the_other() -> None:
     assert interval(-0.5, 0.25, 2, sign=True) == "\N{MINUS SIGN}0.50 to +0.25"
     assert signed(0.0, 1) == "0.0"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.5"),
+        (0.95, "0.95"),
+        (0.98086, "0.9809"),
+        (0.9987, "0.9987"),
+        (0.999948956, "0.999949"),
+        (1 - 3.2e-9, "0.9999999968"),
+        (1.0, "1"),
+    ],
+)
+def test_a_probability_near_one_keeps_what_is_missing(value, text):
+    assert probability(value) == text

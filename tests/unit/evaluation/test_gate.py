@@ -9,9 +9,11 @@ import pytest
 from pipelines.core.errors import UserError
 from pipelines.evaluation.bootstrap import bits_per_byte
 from pipelines.evaluation.gate import Measured, decide, refuse
+from pipelines.evaluation.spending import confidence_of
 from pipelines.recipe.recipe import Register
 from pipelines.recipe.recipe_files import parse_recipe
 from pipelines.run.verdict import (
+    MOST_USES,
     BehaviourScore,
     BiasScore,
     Estimate,
@@ -19,6 +21,7 @@ from pipelines.run.verdict import (
     Leakage,
     Memorisation,
     Probes,
+    Turn,
     Verdict,
 )
 
@@ -38,7 +41,7 @@ def scores(bits, sizes=100, **slices):
 
 
 def gate(candidate, champion, **demands):
-    return decide(Measured("a", candidate), Measured("b", champion), Register(**demands))
+    return decide(Measured("a", candidate), Measured("b", champion), Register(**demands), Turn())
 
 
 def noisy(mean, count=40, seed=0, spread=0.2):
@@ -50,7 +53,7 @@ def test_bits_per_byte_weighs_documents_by_their_bytes():
 
 
 def test_the_first_model_is_promoted():
-    verdict = decide(Measured("a", scores([2, 3])), None, Register(min_improvement=0.5))
+    verdict = decide(Measured("a", scores([2, 3])), None, Register(min_improvement=0.5), Turn())
     assert (verdict.decision, verdict.champion_bits_per_byte) == ("promoted", None)
     assert verdict.candidate_bits_per_byte == pytest.approx(2.5)
     assert verdict.comparison is None
@@ -65,7 +68,9 @@ def test_a_better_model_is_promoted_with_every_number():
         verdict.champion_bits_per_byte - verdict.candidate_bits_per_byte
     )
     assert 0 < found.improvement.lower < found.improvement.value < found.improvement.upper
-    assert (found.documents, found.confidence, found.resamples) == (40, 0.95, 10_000)
+    assert (found.documents, found.resamples) == (40, 10_000)
+    assert found.confidence == confidence_of(1, 0.95)
+    assert found.turn == Turn(number=1, uses=1)
     for number in (
         verdict.candidate_bits_per_byte,
         verdict.champion_bits_per_byte,
@@ -88,16 +93,56 @@ def test_a_worse_model_is_refused_with_the_same_numbers():
     verdict = gate(scores(noisy(2.2)), scores(noisy(2, seed=1)))
     assert verdict.decision == "refused"
     assert verdict.comparison.improvement.value < 0
-    assert verdict.reason.startswith("not better with 0.95 confidence: ")
+    assert verdict.reason.startswith("not better with 0.9809 confidence: ")
 
 
 def test_an_improvement_that_other_documents_might_not_show_is_refused():
     theirs = noisy(2)
-    ours = scores(theirs - 0.01 + noisy(0, seed=1))
+    ours = scores(theirs - 0.04 + noisy(0, seed=1))
     verdict = gate(ours, scores(theirs))
     assert verdict.comparison.improvement.value > 0 > verdict.comparison.improvement.lower
     assert verdict.decision == "refused"
     assert gate(ours, scores(theirs), confidence=0.51).decision == "promoted"
+
+
+def test_the_more_candidates_a_champion_has_met_the_surer_the_gate_must_be():
+    languages = ["en"] * 20 + ["ko"] * 20
+    theirs = noisy(2)
+    ours = scores(theirs - 0.08 + noisy(0, seed=1), language=languages)
+    demands, champion = Register(), Measured("b", scores(theirs))
+    turns = (Turn(number=1, uses=1), Turn(number=7, uses=7), Turn(number=500, uses=900))
+    verdicts = [decide(Measured("a", ours), champion, demands, each) for each in turns]
+    assert [each.decision for each in verdicts] == ["promoted", "refused", "refused"]
+    first, seventh, last = (each.comparison for each in verdicts)
+    assert first.improvement.lower > seventh.improvement.lower > last.improvement.lower
+    assert first.confidence < seventh.confidence < last.confidence < 1
+    assert first.slices == seventh.slices == last.slices != ()
+    assert "0.999 confidence" in verdicts[1].reason
+    assert "candidate 7 compared with this champion" in verdicts[1].reason
+    assert verdicts[1].reason.endswith("held-out documents used 7 times")
+    assert "0.9999983 confidence" in verdicts[2].reason
+    assert Verdict.model_validate_json(verdicts[2].model_dump_json()) == verdicts[2]
+
+
+def test_worn_out_documents_are_a_warning_and_never_a_reason():
+    theirs = noisy(2)
+    candidate, champion = Measured("a", scores(theirs - 0.1)), Measured("b", scores(theirs))
+    fresh, worn = (
+        decide(candidate, champion, Register(), Turn(number=1, uses=uses))
+        for uses in (MOST_USES, MOST_USES + 1)
+    )
+    assert (fresh.decision, fresh.warning) == ("promoted", "")
+    assert worn.decision == "promoted"
+    assert worn.warning.startswith("the held-out documents have been used for 21 comparisons")
+    assert decide(candidate, None, Register(), Turn(uses=99)).warning == ""
+
+
+def test_a_verdict_of_a_time_without_turns_is_still_read():
+    verdict = gate(scores(noisy(1.9)), scores(noisy(2)))
+    old = verdict.model_dump()
+    del old["comparison"]["turn"]
+    assert Verdict.model_validate(old).comparison.turn is None
+    assert Verdict.model_validate(old).warning == ""
 
 
 def test_a_tie_is_refused():
@@ -117,7 +162,7 @@ def test_an_improvement_must_exceed_the_least(gain, decision):
 
 
 def test_the_same_content_is_unchanged():
-    verdict = decide(Measured("a", scores(2)), Measured("a", scores(2)), Register())
+    verdict = decide(Measured("a", scores(2)), Measured("a", scores(2)), Register(), Turn())
     assert verdict.decision == "unchanged"
     assert verdict.candidate_bits_per_byte == verdict.champion_bits_per_byte == 2
 
@@ -137,7 +182,7 @@ def test_other_documents_are_no_comparison():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_a_number_is_never_promoted(bad):
-    assert decide(Measured("a", scores(bad)), None, Register()).decision == "refused"
+    assert decide(Measured("a", scores(bad)), None, Register(), Turn()).decision == "refused"
     assert gate(scores(bad), scores(2)).decision == "refused"
     assert gate(scores(2), scores(bad)).decision == "refused"
 
@@ -210,7 +255,7 @@ def measured(model_hash, bits, *passed):
 
 def test_a_candidate_that_fails_more_of_a_behavioural_test_is_refused():
     champion = measured("b", noisy(2), 9, 4)
-    refused = decide(measured("a", noisy(1.5), 8, 10), champion, Register())
+    refused = decide(measured("a", noisy(1.5), 8, 10), champion, Register(), Turn())
     assert refused.decision == "refused"
     assert refused.reason.startswith(
         "fails more of the behavioural tests: brackets (8 of 10 cases, not 9): "
@@ -219,9 +264,11 @@ def test_a_candidate_that_fails_more_of_a_behavioural_test_is_refused():
         (each.candidate_passed, each.champion_passed) for each in refused.comparison.behaviours
     ]
     assert found == [(8, 9), (10, 4)]
-    assert decide(measured("a", noisy(1.5), 9, 4), champion, Register()).decision == "promoted"
+    assert (
+        decide(measured("a", noisy(1.5), 9, 4), champion, Register(), Turn()).decision == "promoted"
+    )
     with pytest.raises(ValueError, match="not tested with the same"):
-        decide(measured("a", noisy(1.5), 9), champion, Register())
+        decide(measured("a", noisy(1.5), 9), champion, Register(), Turn())
 
 
 def probes(**changes):
@@ -276,12 +323,12 @@ def probes(**changes):
 )
 def test_a_bound_that_is_broken_refuses_a_first_model_and_a_better_one(demands, said):
     found = probes()
-    first = decide(Measured("a", scores(2), probes=found), None, Register(**demands))
+    first = decide(Measured("a", scores(2), probes=found), None, Register(**demands), Turn())
     assert first.decision == "refused"
     assert first.reason == f"{said}the first model: 2.0000 bits per byte"
     assert first.probes == found
     better = Measured("a", scores(noisy(1.5)), probes=found)
-    refused = decide(better, Measured("b", scores(noisy(2))), Register(**demands))
+    refused = decide(better, Measured("b", scores(noisy(2))), Register(**demands), Turn())
     assert refused.decision == "refused"
     assert refused.reason.startswith(f"{said}better: ")
     assert refused.comparison.improvement.lower > 0
@@ -289,26 +336,26 @@ def test_a_bound_that_is_broken_refuses_a_first_model_and_a_better_one(demands, 
 
 
 def test_without_bounds_what_was_measured_refuses_nothing():
-    verdict = decide(Measured("a", scores(2), probes=probes()), None, Register())
+    verdict = decide(Measured("a", scores(2), probes=probes()), None, Register(), Turn())
     assert (verdict.decision, verdict.probes) == ("promoted", probes())
 
 
 def test_within_the_interval_a_bound_is_kept():
     demands = Register(max_bias=1.3, max_extraction=0.35, max_leakage=0.3)
-    verdict = decide(Measured("a", scores(2), probes=probes()), None, demands)
+    verdict = decide(Measured("a", scores(2), probes=probes()), None, demands, Turn())
     assert verdict.decision == "promoted"
 
 
 def test_a_champion_stays_what_it_is_under_a_new_bound():
     candidate = Measured("b", scores(2), probes=probes())
-    verdict = decide(candidate, Measured("b", scores(2)), Register(max_bias=0.1))
+    verdict = decide(candidate, Measured("b", scores(2)), Register(max_bias=0.1), Turn())
     assert verdict.decision == "unchanged"
 
 
 def test_every_bound_that_is_broken_is_named():
     demands = Register(max_bias=0.1, max_extraction=0.1, max_leakage=0.1)
     worse = Measured("a", scores(noisy(2.2)), probes=probes())
-    verdict = decide(worse, Measured("b", scores(noisy(2))), demands)
+    verdict = decide(worse, Measured("b", scores(noisy(2))), demands, Turn())
     for said in ("bias gender en beyond", "verbatim", "personal data", "not better with"):
         assert said in verdict.reason
     assert "\n" not in verdict.reason
@@ -332,7 +379,7 @@ def test_what_cannot_be_judged_is_no_pass():
         ({"max_leakage": 0.1}, {"leakage": None}, "leakage was not measured"),
     ):
         candidate = Measured("a", scores(2), probes=probes(**found))
-        verdict = decide(candidate, None, Register(**demands))
+        verdict = decide(candidate, None, Register(**demands), Turn())
         assert verdict.decision == "refused"
         assert said in verdict.reason
 

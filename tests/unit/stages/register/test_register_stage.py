@@ -33,6 +33,7 @@ from pipelines.recipe.evaluation_section import Behaviour
 from pipelines.recipe.recipe import Recipe
 from pipelines.registry import registry
 from pipelines.registry.audit import Trail
+from pipelines.registry.comparisons import take_turn
 from pipelines.registry.promotion import promote, rollback
 from pipelines.run.records import (
     DatasetRef,
@@ -326,6 +327,67 @@ def test_the_champion_is_put_to_the_recipes_tests_as_well(models, trained, recip
     assert record.verdict.decision == "refused"
     assert record.verdict.reason.startswith("fails more of the behavioural tests: f (0 of 1 cases")
     assert record.verdict.comparison.improvement.lower > 0
+
+
+def turn(record):
+    found = record.verdict.comparison.turn
+    return found.number, found.uses
+
+
+def test_candidates_of_one_champion_are_counted_and_a_retry_is_the_same_one(
+    models, trained, recipe, mlflow_client
+):
+    register_stage.run(recipe, trained(models[1]))
+    worse = [trained(models[2]) for _ in range(2)]  # two runs that made the same content
+    first = register_stage.run(recipe, worse[0])
+    assert turn(first) == (1, 1)
+    better = register_stage.run(recipe, trained(models[0]))
+    assert (better.verdict.decision, turn(better)) == ("promoted", (2, 2))
+    assert better.verdict.comparison.confidence > first.verdict.comparison.confidence
+    again = register_stage.run(recipe, worse[1])
+    assert turn(again) == (1, 3)  # of the new champion, on documents that were used before
+    assert register_stage.run(recipe, worse[1]).verdict == again.verdict
+    said = "candidate 1 compared with this champion; held-out documents used 3 times"
+    assert said in again.verdict.reason and said in page_of(worse[1], mlflow_client)
+
+
+def test_a_run_that_dies_after_its_turn_finds_it_again(models, trained, recipe, monkeypatch):
+    register_stage.run(recipe, trained(models[0]))
+    died = trained(models[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(register_stage, "decide", None)  # the process is gone there
+        with pytest.raises(TypeError):
+            register_stage.run(recipe, died)
+    assert turn(register_stage.run(recipe, trained(models[2]))) == (2, 2)
+    assert turn(register_stage.run(recipe, died)) == (1, 1)
+
+
+def test_a_candidate_that_is_not_compared_has_no_turn(models, trained, recipe):
+    strict = recipe.model_copy(
+        update={"registration": recipe.registration.model_copy(update={"require_clean": True})}
+    )
+    register_stage.run(recipe, trained(models[0]))
+    register_stage.run(strict, trained(models[1], dirty=True))
+    register_stage.run(recipe, trained(models[0]))  # unchanged
+    assert turn(register_stage.run(recipe, trained(models[2]))) == (1, 1)
+
+
+def test_worn_out_documents_are_said_in_the_log_and_on_the_page(
+    models, trained, recipe, mlflow_client, caplog
+):
+    register_stage.run(recipe, trained(models[0]))
+    champion = registry.champion(recipe.registration.model_name)
+    workspace = trained(models[1])
+    scores = pq.read_table(workspace / "outputs/evaluate/scores.parquet")
+    for number in range(20):
+        take_turn(champion, f"earlier-{number}", scores["doc_id"].to_pylist())
+    found = register_stage.run(recipe, workspace)
+    said = "the held-out documents have been used for 21 comparisons, more than 20"
+    assert said in caplog.text
+    assert f"<strong>Warning:</strong> {said}" in page_of(workspace, mlflow_client)
+    assert found.verdict.reason.endswith(
+        "candidate 21 compared with this champion; held-out documents used 21 times"
+    )
 
 
 def test_the_same_model_from_another_run_is_unchanged(models, trained, recipe):

@@ -1,0 +1,79 @@
+"""The comparisons that the gate made with the champions of a registered model, in order.
+
+How sure the gate must be depends on how many candidates a champion has met. So a comparison is
+written down before it is made, and a run that dies and tries again finds its own and is not
+counted twice. An entry is a param such as `compared.00007` of the audit trail's run, which is
+written only once (see `audit`): of runs that compare at the same time, on however many machines,
+each gets a number of its own.
+
+A candidate that is compared again on other documents gets a second entry, because other documents
+are another chance to look better by luck.
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict
+
+from pipelines.registry import audit, registry
+from pipelines.run.verdict import Turn
+from pipelines.tracking import rest
+
+# Each entry names the 32 documents with the least ids. Ids are hashes, so these are a random sample
+# which two sets of documents share if they have much in common: of sets of which a tenth is
+# shared, 97% are recognised. A data set that grows from week to week is so still the same one.
+_SAMPLE = 32
+
+
+class _Compared(BaseModel):
+    """A comparison of a candidate with a champion, both named by their content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    champion: str
+    candidate: str
+    documents: str  # the hash of all their ids
+    sample: tuple[str, ...]  # some of their ids, shortened
+
+
+def take_turn(champion: registry.ModelVersion, candidate: str, documents: Iterable[str]) -> Turn:
+    """Return the place of a comparison, which is written down if it is a new one.
+
+    Args:
+        champion: The version that is champion.
+        candidate: The hash of the candidate's content.
+        documents: The ids of the held-out documents.
+
+    Raises:
+        UserError: The run of the audit trail was deleted.
+    """
+    ids = sorted(documents)
+    this = _Compared(
+        champion=champion.model_hash,
+        candidate=candidate,
+        documents=hashlib.sha256("\n".join(ids).encode()).hexdigest(),
+        sample=tuple(each[:16] for each in ids[:_SAMPLE]),
+    )
+    tags = registry.tags_of(rest.registered_model(champion.name) or {})
+    run_id = str(audit.open_trail(champion.name, tags).run_id)
+    while this not in (written := _written(run_id)):
+        # If another run writes this number at the same time, this one reads its entry, and goes on.
+        rest.log_param_once(run_id, _key(len(written) + 1), this.model_dump_json())
+    so_far = written[: written.index(this) + 1]
+    return Turn(
+        number=sum(each.champion == this.champion for each in so_far),
+        uses=sum(not set(this.sample).isdisjoint(each.sample) for each in so_far),
+    )
+
+
+def _written(run_id: str) -> list[_Compared]:
+    pairs = rest.run(run_id)["data"].get("params", [])
+    params = {each["key"]: each["value"] for each in pairs}
+    entries: list[_Compared] = []
+    while (text := params.get(_key(len(entries) + 1))) is not None:
+        entries.append(_Compared.model_validate_json(text))
+    return entries
+
+
+def _key(number: int) -> str:
+    return f"compared.{number:05}"

@@ -7,13 +7,13 @@ single tokens. So at a gain of 0 the models are equal in truth.
 """
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.evaluation.bootstrap import bootstrap
 from pipelines.evaluation.gate import Measured, decide
-from pipelines.evaluation.spending import confidence_of
 from pipelines.recipe.recipe import Register
 from pipelines.run.verdict import Turn
 
@@ -21,32 +21,37 @@ DOCUMENTS = 80  # about as many as the default recipe holds out
 CANDIDATES = 52  # of a year
 
 
-def drawn(random, models, gain=0.0, documents=DOCUMENTS):
-    """Return bytes [N] and the bits of a champion and of `models` others, [1 + models, N].
+def pair(random, gain):
+    """Return the scores of a candidate that needs `gain` fewer bits in truth, and the champion."""
+    sizes, text = documents(random)
+    leaning = 0.03 * random.standard_t(4, DOCUMENTS) * (sizes / 3000) ** -0.15
+    tokens = 0.3 * np.sqrt(sizes) * random.normal(size=DOCUMENTS)
+    return table(sizes, text * (1 - gain + leaning) + tokens), table(sizes, text)
 
-    A model's leaning and its tokens' noise are its own. So what the others gain over the champion
-    on one document has the champion's part in common, as in a year of candidates.
+
+def year(random):
+    """Return bytes [N] and the bits of a champion and its candidates, [1 + CANDIDATES, N].
+
+    Half of the variance between two models is each one's own. So what the candidates gain over the
+    champion on one document has the champion's part in common.
     """
-    sizes = np.maximum(40, np.exp(random.normal(8, 1.3, documents))).round()
-    text = sizes * np.exp(random.normal(0, 0.3, documents))
-    shape = (1 + models, documents)
+    sizes, text = documents(random)
+    shape = (1 + CANDIDATES, DOCUMENTS)
     leaning = 0.03 / math.sqrt(2) * random.standard_t(4, shape) * (sizes / 3000) ** -0.15
     tokens = 0.3 / math.sqrt(2) * np.sqrt(sizes) * random.normal(size=shape)
-    bits = text * (1 + leaning) + tokens
-    bits[1:] -= gain * text
-    return sizes, bits
+    return sizes, text * (1 + leaning) + tokens
+
+
+def documents(random):
+    """Return each document's bytes, and the bits that it takes any model about."""
+    sizes = np.maximum(40, np.exp(random.normal(8, 1.3, DOCUMENTS))).round()
+    return sizes, sizes * np.exp(random.normal(0, 0.3, DOCUMENTS))
 
 
 def table(sizes, bits):
     """Return a model's scores."""
     ids = [f"{number:04d}" for number in range(len(sizes))]
     return pa.table({"doc_id": ids, "bytes": sizes.astype(int), "nats": math.log(2) * bits})
-
-
-def pair(random, gain):
-    """Return the scores of a candidate that needs `gain` fewer bits in truth, and the champion."""
-    sizes, (champion, candidate) = drawn(random, 1, gain)
-    return table(sizes, candidate), table(sizes, champion)
 
 
 def ratios(sizes, bits):
@@ -80,7 +85,7 @@ def years_that_promote(years, least):
     random = np.random.default_rng(22)
     count, missed = 0, []
     for _ in range(years):
-        sizes, bits = drawn(random, CANDIDATES)
+        sizes, bits = year(random)
         shares = ratios(sizes, bits) / least
         count += any(promoted(sizes, bits, place + 1) for place in np.flatnonzero(shares >= 1))
         place = int(np.where(shares < 1, shares, -np.inf).argmax())
@@ -89,18 +94,21 @@ def years_that_promote(years, least):
     return count, [each[1:] for each in missed[-50:]]
 
 
-def power(gain, gates, numbers=(1, 10, CANDIDATES), confidence=0.95):
-    """Return how often a candidate that is better by `gain` is promoted.
-
-    The keys are the candidate's number among those of the champion, and `alone` for a gate that
-    has the same confidence in each.
-    """
+def power(gain, gates, confidences):
+    """Return how often a candidate that is better by `gain` is promoted with each confidence."""
     random = np.random.default_rng(23)
-    asked = {"alone": confidence} | {str(each): confidence_of(each, confidence) for each in numbers}
-    seen = dict.fromkeys(asked, 0)
+    seen = np.zeros(len(confidences))
     for _ in range(gates):
-        sizes, (champion, candidate) = drawn(random, 1, gain)
-        found = bootstrap(champion - candidate, sizes, np.ones((len(sizes), 1), bool))
-        for key, each in asked.items():
-            seen[key] += bool(found.bounds(each)[0][0] > 0)
-    return {key: count / gates for key, count in seen.items()}
+        candidate, champion = pair(random, gain)
+        sizes, *bits = (
+            np.asarray(column, np.float64)
+            for column in (champion["bytes"], champion["nats"], candidate["nats"])
+        )
+        found = bootstrap(bits[0] - bits[1], sizes, np.ones((DOCUMENTS, 1), bool))
+        seen += [found.bounds(each)[0][0] > 0 for each in confidences]
+    return seen / gates
+
+
+def least(confidences):
+    """Return improvements in standard errors that the gate surely takes for chance."""
+    return np.array([0.8 * NormalDist().inv_cdf(each) for each in confidences])

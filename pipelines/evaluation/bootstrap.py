@@ -79,6 +79,8 @@ LEAST_DOCUMENTS = 5  # fewer get no bounds: too many resamples would hold only o
 # The count that each random byte stands for, close to Poisson(1): mean and variance are exactly 1,
 # and the third central moment is 0.98. Drawing true Poisson counts is slower.
 _COUNTS = np.repeat(np.arange(6.0), [94, 95, 46, 16, 4, 1])
+# The counts of two bytes at once, the lower one first, which takes half as long to look up.
+_PAIRS = np.stack([np.tile(_COUNTS, 256), np.repeat(_COUNTS, 256)], axis=1)
 _BLOCK = 1 << 18  # counts drawn at once: 2 MiB, which fits in a core's cache
 _BLOCK_DOCUMENTS = 1024
 _ROUNDING = 1e-9  # a smaller relative error comes from the arithmetic, not from the documents
@@ -209,8 +211,9 @@ def _row_blocks(rows: int, size: int) -> list[slice]:
 
 
 def _draw(generator: np.random.Generator, rows: int, columns: int) -> Floats:
-    drawn = np.frombuffer(generator.bytes(rows * columns), np.uint8)
-    return _COUNTS.take(drawn).reshape(rows, columns)
+    count = rows * columns
+    drawn = np.frombuffer(generator.bytes(count + count % 2), "<u2")
+    return _PAIRS.take(drawn, axis=0).reshape(-1)[:count].reshape(rows, columns)
 
 
 def _seed(content: Floats) -> int:

@@ -132,6 +132,10 @@ def show(result: dict[str, Any]) -> None:
     console = Console()
     for case in result["cases"]:
         console.print(_table(f"{result['benchmark']} {case['case']}", result["unit"], case))
+        for name, figures in case["contenders"].items():
+            for key, value in figures.items():
+                if isinstance(value, dict):  # too wide for a column
+                    console.print(f"{name}, {key}: {json.dumps(value)}", soft_wrap=True)
         for ratio in case["ratios"]:
             console.print(
                 f"{ratio['of']} over {ratio['over']}: {ratio['median']:.2f}x "
@@ -155,7 +159,8 @@ def _table(title: str, unit: str, case: dict[str, Any]) -> "Table":
 
     columns = {"median": f"median {unit}", "min": "least", "max": "most"}
     for figures in case["contenders"].values():
-        columns |= {key: key for key in figures if key not in columns and key != "setup_seconds"}
+        hidden = {key for key, value in figures.items() if isinstance(value, dict)}
+        columns |= {key: key for key in figures if key not in {*columns, *hidden, "setup_seconds"}}
     table = Table("", title=title, title_justify="left")
     for column in columns.values():
         table.add_column(column, justify="right")

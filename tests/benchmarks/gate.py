@@ -3,6 +3,9 @@
 All of it is timed, from two tables of scores to the verdict: the bounds of the improvement, and of
 the improvement on each of 24 slices. Beside it scipy's paired bootstrap, which has the improvement
 alone to resample, a hundredth as often, and in batches that fit into memory.
+
+Penstock's figures also hold the gate's power and errors on simulated models, as docs/models.md has
+them.
 """
 
 from pathlib import Path

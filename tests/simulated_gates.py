@@ -23,10 +23,9 @@ CANDIDATES = 52  # of a year
 
 def pair(random, gain):
     """Return the scores of a candidate that needs `gain` fewer bits in truth, and the champion."""
-    sizes, text = documents(random)
-    leaning = 0.03 * random.standard_t(4, DOCUMENTS) * (sizes / 3000) ** -0.15
-    tokens = 0.3 * np.sqrt(sizes) * random.normal(size=DOCUMENTS)
-    return table(sizes, text * (1 - gain + leaning) + tokens), table(sizes, text)
+    sizes, text = documents(random, DOCUMENTS)
+    ours = text * (1 - gain) + own(random, sizes, text)
+    return table(sizes, ours), table(sizes, text)
 
 
 def year(random):
@@ -35,17 +34,21 @@ def year(random):
     Half of the variance between two models is each one's own. So what the candidates gain over the
     champion on one document has the champion's part in common.
     """
-    sizes, text = documents(random)
-    shape = (1 + CANDIDATES, DOCUMENTS)
-    leaning = 0.03 / math.sqrt(2) * random.standard_t(4, shape) * (sizes / 3000) ** -0.15
-    tokens = 0.3 / math.sqrt(2) * np.sqrt(sizes) * random.normal(size=shape)
-    return sizes, text * (1 + leaning) + tokens
+    sizes, text = documents(random, DOCUMENTS)
+    each = np.broadcast_to(text, (1 + CANDIDATES, DOCUMENTS))
+    return sizes, text + own(random, sizes, each) / math.sqrt(2)
 
 
-def documents(random):
+def documents(random, shape):
     """Return each document's bytes, and the bits that it takes any model about."""
-    sizes = np.maximum(40, np.exp(random.normal(8, 1.3, DOCUMENTS))).round()
-    return sizes, sizes * np.exp(random.normal(0, 0.3, DOCUMENTS))
+    sizes = np.maximum(40, np.exp(random.normal(8, 1.3, shape))).round()
+    return sizes, sizes * np.exp(random.normal(0, 0.3, shape))
+
+
+def own(random, sizes, text):
+    """Return the bits by which a model differs from another, of the shape of `text`."""
+    leaning = 0.03 * random.standard_t(4, text.shape) * (sizes / 3000) ** -0.15
+    return text * leaning + 0.3 * np.sqrt(sizes) * random.normal(size=text.shape)
 
 
 def table(sizes, bits):
@@ -54,12 +57,12 @@ def table(sizes, bits):
     return pa.table({"doc_id": ids, "bytes": sizes.astype(int), "nats": math.log(2) * bits})
 
 
-def ratios(sizes, bits):
-    """Return each candidate's improvement in its standard errors, [models]."""
-    differences = bits[0] - bits[1:]
-    improvement = differences.sum(axis=1, keepdims=True) / sizes.sum()
-    own = (differences - improvement * sizes) / (1 - sizes / sizes.sum())
-    return differences.sum(axis=1) / np.sqrt((own**2).sum(axis=1))
+def ratios(sizes, differences):
+    """Return each gate's improvement in its standard errors, [gates], of [gates, N] differences."""
+    total = sizes.sum(axis=-1, keepdims=True)
+    improvement = differences.sum(axis=1, keepdims=True) / total
+    residuals = (differences - improvement * sizes) / (1 - sizes / total)
+    return differences.sum(axis=1) / np.sqrt((residuals**2).sum(axis=1))
 
 
 def promoted(sizes, bits, number):
@@ -86,7 +89,7 @@ def years_that_promote(years, least):
     count, missed = 0, []
     for _ in range(years):
         sizes, bits = year(random)
-        shares = ratios(sizes, bits) / least
+        shares = ratios(sizes, bits[0] - bits[1:]) / least
         count += any(promoted(sizes, bits, place + 1) for place in np.flatnonzero(shares >= 1))
         place = int(np.where(shares < 1, shares, -np.inf).argmax())
         missed.append((shares[place], sizes, bits, place + 1))

@@ -65,7 +65,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
 
 
 def _simulated() -> dict[str, Any]:
-    """Return the gate's power and errors, as shares of 1,000 gates or years."""
+    """Return the gate's power and errors, as shares of gates or years."""
     asked = [CONFIDENCE, *(confidence_of(number, CONFIDENCE) for number in NUMBERS)]
     names = ["alone", *(f"candidate {number}" for number in NUMBERS)]
     seen = {gain: power(gain, 1000, asked) for gain in GAINS}
@@ -75,7 +75,7 @@ def _simulated() -> dict[str, Any]:
         for name, (exponent, total) in SERIES.items()
     }
     sequence = [confidence_of(number, CONFIDENCE) for number in range(1, CANDIDATES + 1)]
-    years, _ = years_that_promote(1000, least(sequence))
+    years, _ = years_that_promote(5000, least(sequence))
     gate.confidence_of = lambda number, confidence: confidence  # the gate before there were turns
     alone, _ = years_that_promote(1000, least([CONFIDENCE] * CANDIDATES))
     gate.confidence_of = confidence_of
@@ -88,7 +88,10 @@ def _simulated() -> dict[str, Any]:
             name: {"first": shares[0], "mean of a year": shares.mean()}
             for name, shares in series.items()
         },
-        "years of equal candidates that promote one": {"sequence": years, "alone": alone},
+        "years of equal candidates that promote one": {
+            "sequence": years / 5000,
+            "alone": alone / 1000,
+        },
     }
 
 

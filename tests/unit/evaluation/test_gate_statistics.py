@@ -1,12 +1,14 @@
 """How often the gate errs, over simulated models whose truth is known."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from pipelines.evaluation import gate
+from pipelines.evaluation.bootstrap import bootstrap
 from pipelines.evaluation.gate import Measured, decide
 from pipelines.evaluation.spending import confidence_of
 from pipelines.recipe.recipe import Register
@@ -14,10 +16,13 @@ from pipelines.run.verdict import Turn
 from tests.simulated_gates import (
     CANDIDATES,
     DOCUMENTS,
+    documents,
     least,
+    own,
     pair,
     power,
     promoted,
+    ratios,
     years_that_promote,
 )
 
@@ -48,8 +53,11 @@ def test_models_equal_in_truth_are_promoted_no_more_often_than_stated(confidence
 def test_a_year_of_equal_candidates_promotes_one_no_more_often_than_stated():
     confidences = [confidence_of(number, 0.95) for number in range(1, CANDIDATES + 1)]
     count, missed = years_that_promote(1000, least(confidences))
-    print(f"years of {CANDIDATES} equal candidates with a promotion: {count} of 1,000")
-    assert 12 < count <= 50
+    margin = 1.645 * math.sqrt(1000 * 0.05 * 0.95)
+    print(
+        f"years of {CANDIDATES} equal candidates with a promotion: {count}, stated 50 + {margin:.0f}"
+    )
+    assert 12 < count <= 50 + margin
     assert not any(promoted(*each) for each in missed)
 
 
@@ -59,6 +67,25 @@ def test_a_gate_that_has_the_same_confidence_in_each_candidate_fails_that_test(m
     print(f"years with a promotion by the gate for single candidates: {count} of 100")
     assert count > 25
     assert not any(promoted(*each) for each in missed)
+
+
+def test_a_bound_beyond_the_resamples_fails_no_more_often_than_stated():
+    """On 20 documents of very different lengths; the bound by the normal distribution does."""
+    random, stated, batches = np.random.default_rng(24), 1e-4, 25
+    further = NormalDist().inv_cdf(stated) / NormalDist().inv_cdf(1e-3)
+    failed = normal = 0
+    for _ in range(batches):
+        sizes, text = documents(random, (10_000, 20))
+        differences = own(random, sizes, text)
+        found = ratios(sizes, differences)
+        for row in np.flatnonzero(abs(found) > 3.5):  # nearer ones are within any bound
+            gained = np.sign(found[row]) * differences[row]
+            each = bootstrap(gained, sizes[row], np.ones((20, 1), bool))
+            failed += each.bounds(1 - stated)[0][0] > 0
+            normal += each.values[0] > further * (each.values[0] - each.bounds(0.999)[0][0])
+    expected = 2 * batches * 10_000 * stated  # both sides of each
+    print(f"bounds that failed: {failed}, by the normal tail {normal}, stated {expected:.0f}")
+    assert failed <= expected < 1.5 * expected < normal
 
 
 def test_the_shares_of_all_candidates_are_the_allowed_error():

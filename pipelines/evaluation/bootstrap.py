@@ -190,7 +190,7 @@ def _resampled_moments(
     """
     u, d = numerators, denominators
     columns = np.stack([u, d, u * u, u * d, d * d], axis=1)
-    generator = np.random.Generator(np.random.SFC64(_seed(columns)))
+    generator = np.random.SFC64(_seed(columns))
     moments = np.zeros((groups.shape[1], resamples, 5))
     names = groups @ (np.uint64(1) << np.arange(groups.shape[1], dtype=np.uint64))
     _, firsts, cell_of = np.unique(names, return_index=True, return_inverse=True)
@@ -210,9 +210,9 @@ def _row_blocks(rows: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def _draw(generator: np.random.Generator, rows: int, columns: int) -> Floats:
+def _draw(generator: np.random.SFC64, rows: int, columns: int) -> Floats:
     count = rows * columns
-    drawn = np.frombuffer(generator.bytes(count + count % 2), "<u2")
+    drawn = generator.random_raw(-(-count // 8)).view(np.uint16)
     return _PAIRS.take(drawn, axis=0).reshape(-1)[:count].reshape(rows, columns)
 
 

@@ -54,9 +54,7 @@ def test_a_year_of_equal_candidates_promotes_one_no_more_often_than_stated():
     confidences = [confidence_of(number, 0.95) for number in range(1, CANDIDATES + 1)]
     count, missed = years_that_promote(1000, least(confidences))
     margin = 1.645 * math.sqrt(1000 * 0.05 * 0.95)
-    print(
-        f"years of {CANDIDATES} equal candidates with a promotion: {count}, stated 50 + {margin:.0f}"
-    )
+    print(f"years of equal candidates that promote one: {count}, stated 50 + {margin:.0f}")
     assert 12 < count <= 50 + margin
     assert not any(promoted(*each) for each in missed)
 

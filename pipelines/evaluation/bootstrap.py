@@ -13,7 +13,7 @@ Beyond a confidence of 0.999 the resamples are too few to show how far a figure 
 there lies further out than the one at 0.999 by the ratio of the same quantiles of Student's t. Its
 degrees of freedom are the effective number of documents, (Σ denominator)² / Σ denominator² (Kish,
 "Survey Sampling", 1965), because long documents make the standard error uncertain. By the normal
-distribution, a bound of 80 documents at 0.99999 failed four times as often as it may.
+distribution, bounds of 20 documents at 0.9999 failed nearly three times as often as they may.
 
 A long document pulls the figure towards itself and so hides its own deviation. The standard error
 corrects this: each residual is divided by one minus the document's share of the denominator, as
@@ -79,7 +79,7 @@ LEAST_DOCUMENTS = 5  # fewer get no bounds: too many resamples would hold only o
 # The count that each random byte stands for, close to Poisson(1): mean and variance are exactly 1,
 # and the third central moment is 0.98. Drawing true Poisson counts is slower.
 _COUNTS = np.repeat(np.arange(6.0), [94, 95, 46, 16, 4, 1])
-# The counts of two bytes at once, the lower one first, which takes half as long to look up.
+# The counts of two bytes at once, the lower one first: fewer are looked up.
 _PAIRS = np.stack([np.tile(_COUNTS, 256), np.repeat(_COUNTS, 256)], axis=1)
 _BLOCK = 1 << 18  # counts drawn at once: 2 MiB, which fits in a core's cache
 _BLOCK_DOCUMENTS = 1024

@@ -75,9 +75,9 @@ def _simulated() -> dict[str, Any]:
         for name, (exponent, total) in SERIES.items()
     }
     sequence = [confidence_of(number, CONFIDENCE) for number in range(1, CANDIDATES + 1)]
-    years, _ = years_that_promote(5000, least(sequence))
+    years, _ = years_that_promote(2000, least(sequence))
     gate.confidence_of = lambda number, confidence: confidence  # the gate before there were turns
-    alone, _ = years_that_promote(1000, least([CONFIDENCE] * CANDIDATES))
+    alone, _ = years_that_promote(200, least([CONFIDENCE] * CANDIDATES))
     gate.confidence_of = confidence_of
     return {
         "promoted by gain": {
@@ -89,8 +89,8 @@ def _simulated() -> dict[str, Any]:
             for name, shares in series.items()
         },
         "years of equal candidates that promote one": {
-            "sequence": years / 5000,
-            "alone": alone / 1000,
+            "sequence": years / 2000,
+            "alone": alone / 200,
         },
     }
 

@@ -141,6 +141,7 @@ def compare_page(
         "yardsticks": yardstick_chart(record, "candidate", verdict.champion_bits_per_byte),
         "loss": loss(candidate, champion),
         "behaviours": _behaviours(verdict, record),
+        "tasks": _tasks(verdict),
         "harness": harness_table(record),
         "served": str(record.right_size or ""),
         "probes": probe_charts(candidate.probes, demands, champion.probes if champion else None),
@@ -199,6 +200,24 @@ def _behaviours(verdict: Verdict, record: EvaluateRecord) -> Table | None:
         return Table(("test", "cases", "candidate passes", "champion passes"), compared)
     alone = [(each.name, f"{each.cases:,}", f"{each.passed:,}") for each in record.behaviours]
     return Table(("test", "cases", "candidate passes"), alone) if alone else None
+
+
+def _tasks(verdict: Verdict) -> Table | None:
+    """Return how both models did on the tasks that the recipe limits, question by question."""
+    changes = verdict.comparison.tasks if verdict.comparison else ()
+    columns = ("task", "questions", "champion", "candidate", "improvement", "interval")
+    rows = [
+        (
+            f"{each.task} (worse than allowed)" if each.regressed else each.task,
+            f"{each.questions:,}, better on {each.better_on:,}, worse on {each.worse_on:,}",
+            decimals(each.champion),
+            decimals(each.candidate),
+            signed(each.improvement.value),
+            interval(each.improvement.lower, each.improvement.upper, sign=True) or UNKNOWN,
+        )
+        for each in changes
+    ]
+    return Table(columns, rows) if rows else None
 
 
 def _compared(change: BehaviourChange) -> tuple[str, ...]:

@@ -15,7 +15,9 @@ if all of these hold:
    many looks bad by chance.
 3. It passes at least as many cases of each behavioural test as the champion. The cases are all that
    is tested, not a sample, so passing one case fewer is worse.
-4. It stays within the recipe's bounds on bias, memorisation and leakage, as a first model must too.
+4. It is on no task of `register.tasks` worse than is allowed there, question by question, with
+   `register.confidence`, which the tasks share as the slices do.
+5. It stays within the recipe's bounds on bias, memorisation and leakage, as a first model must too.
 
 `register.confidence` applies to all candidates of one champion together: at 0.95, each champion has
 a chance of at most 5% to be replaced by a model that is no better, however many there are. A model
@@ -40,6 +42,7 @@ from pipelines.evaluation.bootstrap import (
 from pipelines.evaluation.bounds import broken_bounds
 from pipelines.evaluation.slices import Slices, slices_of
 from pipelines.evaluation.spending import confidence_of
+from pipelines.evaluation.task_scores import compare_tasks
 from pipelines.recipe.recipe import Register
 from pipelines.run.verdict import (
     BehaviourChange,
@@ -48,6 +51,7 @@ from pipelines.run.verdict import (
     Estimate,
     Probes,
     SliceChange,
+    TaskChange,
     Turn,
     Verdict,
 )
@@ -62,12 +66,14 @@ class Measured:
         scores: doc_id, bytes and nats, one row for each document; a candidate's scores also have
             the columns that slices are made from.
         behaviours: How many cases of the recipe's tests it passes.
+        tasks: Its results on the questions of tasks, as of `task_scores`; None: not asked for.
         probes: The results of a candidate's probes.
     """
 
     model_hash: str
     scores: pa.Table
     behaviours: tuple[BehaviourScore, ...] = ()
+    tasks: pa.Table | None = None
     probes: Probes = field(default_factory=Probes)
 
 
@@ -159,6 +165,7 @@ def compare(candidate: Measured, champion: Measured, demands: Register, turn: Tu
         slice_confidence=slice_confidence,
         slices=_changes(slices, ours, theirs, sizes, list(of_slices)[1:], demands),
         behaviours=_behaviour_changes(candidate.behaviours, champion.behaviours),
+        tasks=_task_changes(candidate.tasks, champion.tasks, demands),
         turn=turn,
     )
 
@@ -205,6 +212,17 @@ def _behaviour_changes(
     )
 
 
+def _task_changes(
+    ours: pa.Table | None, theirs: pa.Table | None, demands: Register
+) -> tuple[TaskChange, ...]:
+    if not demands.tasks:
+        return ()
+    if ours is None or theirs is None:
+        raise ValueError("candidate and champion were not both put to the tasks of the recipe")
+    confidence = 1 - (1 - demands.confidence) / len(demands.tasks)
+    return compare_tasks(ours, theirs, demands.tasks, confidence)
+
+
 def _objection(found: Comparison, demands: Register) -> str | None:
     """Return the most important reason against a promotion, or None if there is none."""
     if found.improvement.lower is None:
@@ -215,6 +233,15 @@ def _objection(found: Comparison, demands: Register) -> str | None:
     regressed = [_loss(change) for change in found.slices if change.regressed]
     if regressed:
         return f"worse by more than {demands.max_slice_regression:g} on {', '.join(regressed)}"
+    lost = [_task_loss(change) for change in found.tasks if change.regressed]
+    if lost:
+        return f"worse than register.tasks allows on {', '.join(lost)}"
+    unsure = [each for each in found.tasks if each.improvement.upper is None]
+    if unsure:
+        return (
+            f"{unsure[0].questions} questions of {unsure[0].task} are too few, at least "
+            f"{LEAST_DOCUMENTS} are needed"
+        )
     failed = [
         f"{each.name} ({each.candidate_passed} of {each.cases} cases, not {each.champion_passed})"
         for each in found.behaviours
@@ -228,6 +255,14 @@ def _loss(change: SliceChange) -> str:
     return (
         f"{change.slice} ({-change.improvement.value:.4f} of {change.champion_bits_per_byte:.4f} "
         f"bits per byte lost on {change.documents} documents)"
+    )
+
+
+def _task_loss(change: TaskChange) -> str:
+    """Return e.g. `arc_easy/acc (0.4120, champion 0.4480, worse on 61 of 500 questions)`."""
+    return (
+        f"{change.task} ({change.candidate:.4f}, champion {change.champion:.4f}, worse on "
+        f"{change.worse_on} of {change.questions} questions, better on {change.better_on})"
     )
 
 

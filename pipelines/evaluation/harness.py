@@ -15,18 +15,20 @@ functions are run: trust it as much as the project.
 """
 
 import logging
+import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipelines.core import extensions
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
 from pipelines.core.product import PRODUCT
 from pipelines.core.storage import read_json, write_json
+from pipelines.evaluation.task_scores import TaskRow
 from pipelines.recipe.recipe import Harness
 from pipelines.run.verdict import HarnessScore
 
@@ -38,7 +40,17 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 _log = logging.getLogger(__name__)
 
 
-def run_harness(model_folder: Path, wanted: Harness, *, chat: bool) -> tuple[HarnessScore, ...]:
+class Found(NamedTuple):
+    """What a model scored on tasks, and on each of their questions.
+
+    `rows` has those metrics that are means over questions and of which more is better.
+    """
+
+    scores: tuple[HarnessScore, ...] = ()
+    rows: tuple[TaskRow, ...] = ()
+
+
+def run_harness(model_folder: Path, wanted: Harness, *, chat: bool) -> Found:
     """Score a model on tasks; the model is loaded in the same way as by a server.
 
     Args:
@@ -47,13 +59,14 @@ def run_harness(model_folder: Path, wanted: Harness, *, chat: bool) -> tuple[Har
         chat: Whether prompts are formatted with the tokenizer's chat template.
 
     Returns:
-        Each metric of each task, with the harness's own standard error, in the harness's order.
+        Each metric of each task, with the harness's own standard error, in the harness's order;
+        and the results that they are means of.
 
     Raises:
         UserError: A task does not exist, or its file or its data are wrong.
     """
     if not (wanted.tasks or wanted.files or wanted.extensions):
-        return ()
+        return Found()
     from pipelines.models.served import let_go  # imports torch
 
     let_go()
@@ -73,7 +86,11 @@ def run_harness(model_folder: Path, wanted: Harness, *, chat: bool) -> tuple[Har
             raise UserError(f"evaluate.harness: {read_json(answer)['error']}")
         if code:
             raise RuntimeError(f"lm-evaluation-harness ended with exit code {code}; see the log")
-        return tuple(map(HarnessScore.model_validate, read_json(answer)["scores"]))
+        found = read_json(answer)
+        return Found(
+            tuple(map(HarnessScore.model_validate, found["scores"])),
+            tuple(TaskRow(*row) for row in found["rows"]),
+        )
 
 
 def read_task(path: Path) -> dict[str, Any]:
@@ -112,7 +129,7 @@ def _absolute(files: Any, task: Path) -> Any:
     return str(found)
 
 
-def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
+def _evaluate(request: Mapping[str, Any]) -> Found:
     """Evaluate the tasks of a request; this runs in its own process."""
     import lm_eval
     from jinja2 import TemplateError
@@ -147,11 +164,32 @@ def _evaluate(request: Mapping[str, Any]) -> list[HarnessScore]:
             limit=wanted.limit,
             apply_chat_template=request["chat"],
             bootstrap_iters=_RESAMPLES,
-            log_samples=False,
+            log_samples=True,
         )
     except (TemplateError, KeyError, ValueError) as error:  # a document doesn't fit the template
         raise UserError(_line(error)) from error
-    return _scores(found)
+    scores = _scores(found)
+    return Found(tuple(scores), tuple(_rows(found["samples"], scores)))
+
+
+def _rows(
+    samples: Mapping[str, Sequence[Mapping[str, Any]]], scores: Sequence[HarnessScore]
+) -> Iterator[TaskRow]:
+    """Yield the result on each question, of metrics that are their means."""
+    for score in scores:
+        metric, _, kind = score.metric.partition("/")
+        asked = [each for each in samples.get(score.task, ()) if each["filter"] == (kind or "none")]
+        values = {
+            str(each["doc_id"]): float(each[metric])
+            for each in asked
+            if isinstance(each.get(metric), int | float)
+        }
+        is_whole = 0 < len(values) == len(asked)
+        if not (score.higher_is_better and is_whole):
+            continue
+        if math.isclose(sum(values.values()) / len(values), score.value, abs_tol=1e-9):
+            for question, value in values.items():
+                yield TaskRow(f"{score.task}/{score.metric}", question, value)
 
 
 def _scores(found: Mapping[str, Any]) -> list[HarnessScore]:
@@ -185,12 +223,13 @@ def main(request: Path, answer: Path) -> int:
     """Read a request file and write the answer file; a user's error is also an answer."""
     logging.basicConfig(level=logging.INFO)
     try:
-        scores = _evaluate(read_json(request))
+        found = _evaluate(read_json(request))
     except UserError as error:
         _log.exception("refused")
         write_json(answer, {"error": str(error)})
         return EXIT_USER_ERROR
-    write_json(answer, {"scores": [score.model_dump(mode="json") for score in scores]})
+    scores = [score.model_dump(mode="json") for score in found.scores]
+    write_json(answer, {"scores": scores, "rows": found.rows})
     return 0
 
 

@@ -177,6 +177,21 @@ class Evaluate(Section):
         return tests
 
 
+QUESTIONS = "questions"  # what `evaluate.questions` asks, as a task
+
+
+class TaskLimit(Section):
+    """How much worse than the champion a candidate may be on one task."""
+
+    task: str = Field(
+        description="questions: those of evaluate.questions; or a task of evaluate.harness with "
+        "its metric, as in the report: arc_easy/acc"
+    )
+    max_loss: float = Field(
+        0.0, ge=0, description="By which its mean may be below the champion's: 0.02 of accuracy"
+    )
+
+
 class Register(Section):
     """The conditions for registering a model, and its name."""
 
@@ -199,6 +214,11 @@ class Register(Section):
         ge=0,
         description="Share by which its bits per byte may exceed the champion's for a source, "
         "language or length",
+    )
+    tasks: tuple[TaskLimit, ...] = Field(
+        (),
+        description="Refuse a candidate that is surely worse than this on a task, compared with "
+        "the champion question by question",
     )
     max_bias: float | None = Field(
         None,
@@ -225,6 +245,14 @@ class Register(Section):
         "null: not recorded",
     )
     intended_use: str = Field("", description="For the model card: what the weights are for")
+
+    @field_validator("tasks")
+    @classmethod
+    def _each_task_once(cls, tasks: tuple[TaskLimit, ...]) -> tuple[TaskLimit, ...]:
+        names = [each.task for each in tasks]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two limits are of {', '.join(twice)}")
+        return tasks
 
 
 class Resources(Section):
@@ -331,6 +359,14 @@ class Recipe(Section):
         ):
             if value is not None and not measured:
                 raise ValueError(f"register.{bound} limits what evaluate.{key} has not measured")
+        harness = evaluate.harness
+        for limit in demands.tasks:
+            key = "questions.most" if limit.task == QUESTIONS else "harness"
+            asked = evaluate.questions.most if limit.task == QUESTIONS else harness != Harness()
+            if not asked:
+                raise ValueError(
+                    f"register.tasks limits {limit.task}, which evaluate.{key} has not measured"
+                )
         return self
 
     def to_dict(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ JOBS = "jobs"  # in a workspace: the Ray jobs of each task, and the processes th
 MACHINE = "diagnostics/machine.json"  # in a workspace: the machine that training ran on
 RUN_FILE = "run.json"  # in a workspace: the run that it belongs to
 DATA_DOCS = "data_docs/index.html"  # in the outputs of validate and the run's artifacts
+TASK_SCORES = "task_scores.parquet"  # in the outputs of evaluate and the run's artifacts
 KEPT_FILE = "kept.json"  # in a workspace: results that a user keeps although their keys changed
 PATCH_FILE = "uncommitted.diff"  # in a workspace whose code is not committed
 

@@ -203,6 +203,19 @@ class BehaviourChange(_Figures):
     champion_passed: int
 
 
+class TaskChange(_Figures):
+    """The candidate compared with the champion on the same questions of one task."""
+
+    task: str
+    questions: int
+    candidate: float  # the mean of its results
+    champion: float
+    improvement: Estimate  # its bounds are widened for the number of tasks
+    better_on: int  # of the questions
+    worse_on: int
+    regressed: bool  # worse than the recipe allows
+
+
 class SliceChange(_Figures):
     """The candidate compared with the champion on one slice."""
 
@@ -254,6 +267,7 @@ class Comparison(_Figures):
     slice_confidence: float  # of each slice's bounds
     slices: tuple[SliceChange, ...] = ()
     behaviours: tuple[BehaviourChange, ...] = ()
+    tasks: tuple[TaskChange, ...] = ()
     turn: Turn | None = None  # None: of a time when each candidate had the whole error
 
 

@@ -22,6 +22,7 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.section import Extension
 from pipelines.run.progress import ProgressWriter
 from pipelines.run.records import (
+    TASK_SCORES,
     TRAIN,
     VALIDATION,
     DatasetRef,
@@ -30,7 +31,7 @@ from pipelines.run.records import (
     TrainRecord,
     output_folder,
 )
-from pipelines.run.verdict import BehaviourScore, HarnessScore, Probes, RightSize
+from pipelines.run.verdict import BehaviourScore, Probes, RightSize
 from pipelines.stages.evaluate.probing import gather_probes, probe_tasks
 from pipelines.stages.evaluate.right_sizing import FIGURE, Sized, right_size, size_metrics
 from pipelines.stages.evaluate.scoring import Scoring
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipelines.evaluation.exact_match import Answer
+    from pipelines.evaluation.harness import Found
 
 # Functions that use pyarrow, torch and matplotlib import them: an Airflow worker, which has none of
 # them, calls `publish`, and a task for baselines needn't wait for torch.
@@ -54,6 +56,7 @@ ARTIFACTS = (
     "answers.json",
     "probes.json",
     "scores.parquet",
+    TASK_SCORES,
 )
 QUESTIONS_PER_TASK = 4
 BASELINE_TRAINING_BYTES = 32 << 20  # text that n-grams are fitted on; takes 6 s and 1 GB of memory
@@ -84,7 +87,7 @@ class _Measured(NamedTuple):
     fitted_bytes: int  # of training text, which the n-grams were fitted on
     samples: list[dict[str, str]]
     behaviours: tuple[BehaviourScore, ...]
-    harness: tuple[HarnessScore, ...]
+    harness: "Found"
     answers: "list[Answer]"
     metrics: dict[str, float]
     probes: Probes
@@ -243,7 +246,7 @@ def _run_tests(model: Path, recipe: Recipe) -> tuple[BehaviourScore, ...]:
     return run_tests(model, recipe.evaluate.behaviour, recipe.evaluate.stride)
 
 
-def _run_harness(model: Path, recipe: Recipe) -> tuple[HarnessScore, ...]:
+def _run_harness(model: Path, recipe: Recipe) -> "Found":
     from pipelines.evaluation.harness import run_harness
 
     chat = recipe.data.instruction.is_chat
@@ -304,7 +307,7 @@ def _record(
         behaviours=measured.behaviours,
         exact_match=score_answers(measured.answers, BOUND_CONFIDENCE),
         probes=measured.probes,
-        harness=measured.harness,
+        harness=measured.harness.scores,
         right_size=sized,
         metrics=measured.metrics,
     )
@@ -324,11 +327,14 @@ def _write_outputs(
     from pipelines.evaluation.evaluation_page import Evaluation, write_report
     from pipelines.evaluation.loss_curve import CURVE, draw_loss_curve, read_history, write_curve
     from pipelines.evaluation.slices import write_slices
+    from pipelines.evaluation.task_scores import of_answers, task_table
 
     write_json(folder / "answers.json", [answer._asdict() for answer in measured.answers])
     write_json(folder / "probes.json", measured.probed)
     write_json(folder / "samples.json", measured.samples)
     pq.write_table(measured.scores, folder / "scores.parquet")
+    rows = [*of_answers(measured.answers), *measured.harness.rows]
+    pq.write_table(task_table(rows), folder / TASK_SCORES)
     preprocess = PreprocessRecord.read(workspace)
     history = output_folder(workspace, TrainRecord.stage) / "history.jsonl"
     points = read_history(history, preprocess.dataset.train)

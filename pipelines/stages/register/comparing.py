@@ -4,6 +4,7 @@ Scores on held-out documents are computed once for all runs and lie in `scores/`
 A file's name holds the hashes of the model and the documents, so scores are never out of date.
 """
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -17,16 +18,19 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from pipelines.core.settings import load_settings
-from pipelines.core.storage import write_text
+from pipelines.core.storage import folder_hash, read_json, write_text
 from pipelines.data.documents import documents_folder, split_files
 from pipelines.evaluation.comparison_charts import Side
 from pipelines.evaluation.comparison_page import compare_page
+from pipelines.evaluation.exact_match import Question, answer_questions
 from pipelines.evaluation.gate import Measured
 from pipelines.evaluation.loss_curve import CURVE, parse_curve
-from pipelines.recipe.recipe import Recipe
+from pipelines.evaluation.task_scores import TaskRow, of_answers, task_table
+from pipelines.recipe.recipe import QUESTIONS, Recipe
 from pipelines.registry import registry
 from pipelines.run.records import VALIDATION, EvaluateRecord, PreprocessRecord, output_folder
 from pipelines.run.verdict import BehaviourScore, Probes, Verdict
+from pipelines.stage_cache.used_extensions import extension_fingerprints
 from pipelines.stages.costs import training_elsewhere
 from pipelines.tracking import rest
 from pipelines.tracking.run_search import read_artifact, read_run_artifact
@@ -119,7 +123,49 @@ def measure_champion(
 
         folder = registry.verified_folder(champion)
         behaviours = run_tests(folder, tests, recipe.evaluate.stride)
-    return Measured(champion.model_hash, scores, behaviours)
+    tasks = _champion_tasks(recipe, workspace, champion) if recipe.registration.tasks else None
+    return Measured(champion.model_hash, scores, behaviours, tasks)
+
+
+def _champion_tasks(recipe: Recipe, workspace: Path, champion: registry.ModelVersion) -> pa.Table:
+    """Return the champion's results on the limited tasks, computed once for all runs."""
+    kept = tasks_path(champion.model_hash, recipe, workspace)
+    if kept.is_file():
+        return pq.read_table(kept)
+    from pipelines.evaluation.harness import run_harness
+
+    folder = registry.verified_folder(champion)
+    _log.info("putting champion version %d to tasks", champion.version)
+    limits = [limit.task for limit in recipe.registration.tasks]
+    rows: list[TaskRow] = []
+    if QUESTIONS in limits:
+        asked, questions = recipe.evaluate.questions, _questions(workspace)
+        rows += of_answers(answer_questions(folder, questions, asked.pattern, asked.max_tokens))
+    if limits != [QUESTIONS]:
+        chat = recipe.data.instruction.is_chat
+        rows += run_harness(folder, recipe.evaluate.harness, chat=chat).rows
+    found = task_table(rows)
+    keep_scores(found, kept)
+    return found
+
+
+def _questions(workspace: Path) -> list[Question]:
+    answers = read_json(output_folder(workspace, EvaluateRecord.stage) / "answers.json")
+    return [Question(each["question"], each["wanted"]) for each in answers]
+
+
+def tasks_path(model_hash: str, recipe: Recipe, workspace: Path) -> Path:
+    """Return the path of a model's results on the limited tasks of a recipe, named by content."""
+    asked, harness = recipe.evaluate.questions, recipe.evaluate.harness
+    content = [
+        [limit.task for limit in recipe.registration.tasks],
+        _questions(workspace),
+        [folder_hash(Path(file).parent) for file in harness.files],
+        [asked.model_dump(), harness.model_dump(), recipe.data.instruction.is_chat],
+        extension_fingerprints(recipe),
+    ]
+    name = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return load_settings().home / SCORES / model_hash / f"tasks-{name}.parquet"
 
 
 def _champion_scores(

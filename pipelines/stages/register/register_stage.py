@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.core.errors import UserError
@@ -17,6 +18,7 @@ from pipelines.core.product import LOCK, PRODUCT_FILES
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import one_at_a_time, write_json, write_text
 from pipelines.evaluation.gate import Measured, decide, refuse
+from pipelines.evaluation.task_scores import check_tasks
 from pipelines.export.model_card import model_card
 from pipelines.models.model_folder import load_config
 from pipelines.recipe.recipe import Recipe
@@ -27,6 +29,7 @@ from pipelines.registry.promotion import ChampionMovedError, challenge, promote,
 from pipelines.registry.registration import SBOM, bill_of_materials, register
 from pipelines.run.records import (
     PATCH_FILE,
+    TASK_SCORES,
     DatasetRef,
     EvaluateRecord,
     PreprocessRecord,
@@ -42,6 +45,7 @@ from pipelines.stages.register.comparing import (
     keep_scores,
     measure_champion,
     scores_path,
+    tasks_path,
     write_page,
 )
 from pipelines.stages.register.provenance import provenance
@@ -167,7 +171,8 @@ def _decide_against_champion(
 ) -> Verdict:
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
     found = EvaluateRecord.read(workspace)
-    candidate = Measured(served_model(workspace)[1], scores, found.behaviours, found.probes)
+    tasks = _tasks(recipe, workspace)
+    candidate = Measured(served_model(workspace)[1], scores, found.behaviours, tasks, found.probes)
     if recipe.registration.require_clean and (facts["run"] or {}).get("dirty", True):
         return refuse(candidate, "register.require_clean: the run has uncommitted changes")
     if found.right_size and found.right_size.refusal:
@@ -186,6 +191,15 @@ def _decide_against_champion(
     # Written down before the verdict is used: a crash must not let a champion meet one more.
     turn = take_turn(champion, candidate.model_hash, scores["doc_id"].to_pylist())
     return decide(candidate, measured, recipe.registration, turn)
+
+
+def _tasks(recipe: Recipe, workspace: Path) -> pa.Table | None:
+    """Return the candidate's results on tasks, if the recipe limits some."""
+    if not recipe.registration.tasks:
+        return None
+    found = pq.read_table(output_folder(workspace, EvaluateRecord.stage) / TASK_SCORES)
+    check_tasks(found, recipe.registration.tasks)
+    return found
 
 
 def _with_consent(
@@ -225,6 +239,8 @@ def _register(
         shutil.copyfile(workspace / PATCH_FILE, card / PATCH_FILE)
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
     keep_scores(scores, scores_path(model_hash, evaluate))
+    if (tasks := _tasks(recipe, workspace)) is not None:
+        keep_scores(tasks, tasks_path(model_hash, recipe, workspace))
     beaten = verdict.champion_bits_per_byte
     return register(
         [model, card],

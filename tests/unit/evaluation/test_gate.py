@@ -5,11 +5,13 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.stats import binomtest
 
 from pipelines.core.errors import UserError
 from pipelines.evaluation.bootstrap import bits_per_byte
 from pipelines.evaluation.gate import Measured, decide, refuse
 from pipelines.evaluation.spending import confidence_of
+from pipelines.evaluation.task_scores import TaskRow, check_tasks, compare_tasks, task_table
 from pipelines.recipe.recipe import Register
 from pipelines.recipe.recipe_files import parse_recipe
 from pipelines.run.verdict import (
@@ -269,6 +271,70 @@ def test_a_candidate_that_fails_more_of_a_behavioural_test_is_refused():
     )
     with pytest.raises(ValueError, match="not tested with the same"):
         decide(measured("a", noisy(1.5), 9), champion, Register(), Turn())
+
+
+def answered(right, task="questions", names=None):
+    """Results of a task, 1 or 0 each."""
+    names = names or [f"q{number}" for number in range(len(right))]
+    return task_table(TaskRow(task, *each) for each in zip(names, map(float, right), strict=True))
+
+
+def put_to_tasks(ours, theirs, **limit):
+    """The verdict on a candidate that predicts text better, and answers these."""
+    tasks = [{"task": "questions"} | limit]
+    pair = (
+        Measured("a", scores(noisy(1.5)), tasks=ours),
+        Measured("b", scores(noisy(2)), tasks=theirs),
+    )
+    return decide(*pair, Register(tasks=tasks), Turn())
+
+
+def test_a_candidate_that_is_surely_worse_on_a_task_is_refused():
+    right = np.arange(100) % 2
+    fewer = right * (np.arange(100) >= 20)  # 10 of 50 right answers are lost
+    refused = put_to_tasks(answered(fewer), answered(right))
+    assert refused.decision == "refused"
+    assert refused.reason.startswith(
+        "worse than register.tasks allows on questions (0.4000, champion 0.5000, worse on 10 of "
+        "100 questions, better on 0): "
+    )
+    (change,) = refused.comparison.tasks
+    assert change.improvement.value == pytest.approx(-0.1)
+    assert put_to_tasks(answered(fewer), answered(right), max_loss=0.2).decision == "promoted"
+    assert put_to_tasks(answered(right), answered(right)).decision == "promoted"
+    one = right * (np.arange(100) != 1)  # which chance may do
+    assert put_to_tasks(answered(one), answered(right)).decision == "promoted"
+
+
+def test_tasks_that_can_not_be_compared_promote_nobody():
+    few = put_to_tasks(answered([1, 1, 0]), answered([0, 1, 1]))
+    assert few.reason.startswith("3 questions of questions are too few, at least 5 are needed")
+    other = answered([1] * 9, names=[f"p{number}" for number in range(9)])
+    with pytest.raises(ValueError, match="answered different questions of questions"):
+        put_to_tasks(answered([1] * 9), other)
+    with pytest.raises(ValueError, match="not both put to the tasks"):
+        put_to_tasks(answered([1] * 9), None)
+    with pytest.raises(UserError, match="no arc/acc was measured; there are: questions"):
+        check_tasks(answered([1]), Register(tasks=[{"task": "arc/acc"}]).tasks)
+
+
+def test_right_and_wrong_answers_are_judged_as_by_mcnemars_test():
+    """The exact test, one-sided: are there too many among the changed answers that got worse?"""
+    random, limits = np.random.default_rng(3), Register(tasks=[{"task": "questions"}]).tasks
+    agree, refused = 0, {0.5: 0, 0.75: 0}
+    for trial in range(200):
+        share = (0.5, 0.75)[trial % 2]  # of the changed answers that got worse
+        changes, worse = random.random(200) < 0.2, random.random(200) < share
+        theirs = np.where(changes, worse, random.random(200) < 0.6)
+        ours = np.where(changes, ~worse, theirs)
+        (change,) = compare_tasks(answered(ours), answered(theirs), limits, 0.95)
+        changed = change.better_on + change.worse_on
+        p = binomtest(change.worse_on, changed, alternative="greater").pvalue
+        agree += change.regressed == (p < 0.05)
+        refused[share] += change.regressed
+    assert agree >= 185
+    assert refused[0.5] <= 5 + 6  # of 100 equal candidates, and what chance may add to it
+    assert refused[0.75] >= 70
 
 
 def probes(**changes):

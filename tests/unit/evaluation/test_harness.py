@@ -13,11 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from pipelines.core.errors import UserError
 from pipelines.evaluation import harness
-from pipelines.evaluation.harness import read_task, run_harness
+from pipelines.evaluation.harness import Found, read_task, run_harness
 from pipelines.export.quantized import export_quantized
 from pipelines.recipe.recipe import Harness, Recipe
 from pipelines.recipe.recipe_files import with_absolute_paths
-from pipelines.run.verdict import HarnessScore
 from pipelines.stage_cache.open_workspace import environment
 from pipelines.stages.evaluate import evaluation
 from tests.unit.export.models import small, write_registered
@@ -38,7 +37,7 @@ def evaluate_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
-    def here(model: Path, **wanted: Any) -> list[HarnessScore]:
+    def here(model: Path, **wanted: Any) -> Found:
         return harness._evaluate({"model": str(model), "wanted": wanted, "chat": False})
 
     return here
@@ -65,12 +64,17 @@ def test_scores_are_those_of_the_likeliest_choices(model: Path) -> None:
     share = sum(right) / len(right)
     assert 0 < share < 1
     wanted = Harness(files=(str(TASKS / "numbers.yaml"),))
-    scores = {each.metric: each for each in run_harness(model, wanted, chat=False)}
+    found = run_harness(model, wanted, chat=False)
+    scores = {each.metric: each for each in found.scores}
     acc = scores["acc"]
     assert (acc.task, acc.documents, acc.higher_is_better) == ("numbers", 12, True)
     assert acc.value == pytest.approx(share)
     assert acc.stderr == pytest.approx(math.sqrt(share * (1 - share) / 11))
     assert 0 < scores["brier_score"].value < 2
+    # Of the Brier score less is better.
+    rows = [row for row in found.rows if row.task == "numbers/acc"]
+    assert [row.value for row in sorted(rows, key=lambda row: int(row.question))] == right
+    assert not any(row.task == "numbers/brier_score" for row in found.rows)
 
 
 def test_a_quantised_folder_is_put_to_tasks_as_it_is_served(
@@ -79,8 +83,8 @@ def test_a_quantised_folder_is_put_to_tasks_as_it_is_served(
     folder = tmp_path / "int4"
     folder.mkdir()
     export_quantized(model, folder, 4, 32)
-    scores = evaluate_here(folder, files=[str(TASKS / "numbers.yaml")], limit=4)
-    assert {each.documents for each in scores} == {4}
+    found = evaluate_here(folder, files=[str(TASKS / "numbers.yaml")], limit=4)
+    assert {each.documents for each in found.scores} == {4}
 
 
 @pytest.mark.parametrize(
@@ -134,9 +138,10 @@ def test_a_task_that_the_harness_does_not_have_is_one_line(
 def test_in_the_stage_they_are_run_on_the_model_and_become_metrics(
     tmp_path: Path, evaluate_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(folder: Path, wanted: Harness, *, chat: bool) -> tuple[HarnessScore, ...]:
+    def run(folder: Path, wanted: Harness, *, chat: bool) -> Found:
         assert not chat
-        return tuple(evaluate_here(folder, **wanted.model_dump(mode="json")))
+        found: Found = evaluate_here(folder, **wanted.model_dump(mode="json"))
+        return found
 
     monkeypatch.setattr(harness, "run_harness", run)
     files = {"files": [str(TASKS / "numbers.yaml")], "limit": 4}

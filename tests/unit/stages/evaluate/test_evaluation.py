@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ from pipelines.recipe.data_section import Instruction
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.progress import ProgressReader
 from pipelines.run.records import (
+    TASK_SCORES,
     DatasetRef,
     EvaluateRecord,
     PreprocessRecord,
@@ -100,6 +102,7 @@ def test_measures_all_held_out_documents(workspace: Path) -> None:
     assert record.samples[1].startswith("<b>")
     names = {
         "scores.parquet",
+        "task_scores.parquet",
         "samples.json",
         "answers.json",
         "loss_curve.csv",
@@ -113,8 +116,6 @@ def test_measures_all_held_out_documents(workspace: Path) -> None:
 
 
 def test_slices_have_their_figures_and_intervals(workspace: Path) -> None:
-    import pyarrow.parquet as pq
-
     folder = output_folder(workspace, "preprocess") / "documents"
     texts = [f"def f{number}(x):\n    return x * {number}\n" * 4 for number in range(100, 125)]
     texts += [
@@ -173,6 +174,10 @@ def test_held_out_questions_are_answered(tmp_path: Path) -> None:
     assert 0 == record.exact_match.share.lower < record.exact_match.share.upper < 0.5
     answers = json.loads(outputs(workspace)["answers.json"])
     assert len(answers) == 5
+    tasks = pq.read_table(output_folder(workspace, "evaluate") / TASK_SCORES).to_pylist()
+    assert [(each["task"], each["question"], each["value"]) for each in tasks] == [
+        ("questions", answer["question"], 0.0) for answer in answers
+    ]
     assert all(int(answer["wanted"]) in range(1, 8) for answer in answers)
     assert "0 of 5</td>" in outputs(workspace)["report.html"].decode()
 
@@ -293,8 +298,6 @@ def test_the_page_says_what_the_n_grams_were_fitted_on(
 
 
 def test_scores_are_what_score_documents_says(workspace: Path) -> None:
-    import pyarrow.parquet as pq
-
     evaluation.run(recipe(), workspace)
     kept = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
     texts = output_folder(workspace, "preprocess") / "documents" / "validation-00000.parquet"

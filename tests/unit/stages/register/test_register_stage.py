@@ -21,16 +21,18 @@ from pipelines.data.tokens.tokenizer import (
     save_tokenizer,
     train_bpe,
 )
+from pipelines.evaluation import harness
 from pipelines.evaluation.behaviour import run_tests
 from pipelines.evaluation.gate import bits_per_byte
 from pipelines.evaluation.held_out_documents import read_documents
 from pipelines.evaluation.loss_curve import CurvePoint, write_curve
 from pipelines.evaluation.perplexity import score_documents
+from pipelines.evaluation.task_scores import TaskRow, task_table
 from pipelines.models.config import DecoderConfig
 from pipelines.models.pretrained import save_pretrained
 from pipelines.models.transformer import Transformer
 from pipelines.recipe.evaluation_section import Behaviour
-from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.recipe import Harness, Recipe, TaskLimit
 from pipelines.registry import registry
 from pipelines.registry.audit import Trail
 from pipelines.registry.comparisons import take_turn
@@ -45,7 +47,7 @@ from pipelines.run.records import (
 )
 from pipelines.run.usage import metered
 from pipelines.run.verdict import BiasScore, Estimate, Probes
-from pipelines.stages.register import register_stage
+from pipelines.stages.register import comparing, register_stage
 from pipelines.stages.register.answer import Answer, forget_answer
 from tests.forked import exit_codes, start
 
@@ -327,6 +329,40 @@ def test_the_champion_is_put_to_the_recipes_tests_as_well(models, trained, recip
     assert record.verdict.decision == "refused"
     assert record.verdict.reason.startswith("fails more of the behavioural tests: f (0 of 1 cases")
     assert record.verdict.comparison.improvement.lower > 0
+
+
+def test_the_champion_is_put_to_the_tasks_that_the_recipe_limits_once(
+    models, trained, recipe, monkeypatch
+):
+    ran = []
+
+    def run(folder, wanted, *, chat):
+        assert wanted.files == ("numbers.yaml",)
+        assert not chat
+        ran.append(folder)
+        return harness.Found(rows=tuple(TaskRow("numbers/acc", str(n), 1.0) for n in range(40)))
+
+    monkeypatch.setattr(harness, "run_harness", run)
+    monkeypatch.setattr(comparing, "folder_hash", lambda _: "of the task's folder")
+    wanted = recipe.evaluate.model_copy(update={"harness": Harness(files=("numbers.yaml",))})
+    limits = (TaskLimit(task="numbers/acc", max_loss=0.1),)
+    demands = recipe.registration.model_copy(update={"tasks": limits})
+    strict = recipe.model_copy(update={"evaluate": wanted, "registration": demands})
+    register_stage.run(recipe, trained(models[1]))  # as a champion of a time without limits
+    for _ in range(2):
+        workspace = trained(models[0])
+        rows = [TaskRow("numbers/acc", str(n), float(n % 2)) for n in range(40)]
+        pq.write_table(task_table(rows), workspace / "outputs/evaluate/task_scores.parquet")
+        write_json(workspace / "outputs/evaluate/answers.json", [])
+        record = register_stage.run(strict, workspace)
+        assert record.verdict.decision == "refused"
+        assert record.verdict.reason.startswith(
+            "worse than register.tasks allows on numbers/acc (0.5000, champion 1.0000, worse on 20 "
+            "of 40 questions, better on 0)"
+        )
+        page = (workspace / "outputs/register" / comparing.PAGE).read_text()
+        assert "numbers/acc (worse than allowed)" in page
+    assert len(ran) == 1
 
 
 def turn(record):

@@ -28,6 +28,7 @@ from pipelines.recipe.section import (
     Section,
     check_reference,
     form_field,
+    repeated,
 )
 from pipelines.recipe.training_section import Adapter, Parallel, Train
 
@@ -171,8 +172,7 @@ class Evaluate(Section):
     @field_validator("behaviour")
     @classmethod
     def _tests_have_names_of_their_own(cls, tests: tuple[Behaviour, ...]) -> tuple[Behaviour, ...]:
-        names = [test.name for test in tests]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := repeated([test.name for test in tests]):
             raise ValueError(f"two tests are named {', '.join(twice)}")
         return tests
 
@@ -249,8 +249,7 @@ class Register(Section):
     @field_validator("tasks")
     @classmethod
     def _each_task_once(cls, tasks: tuple[TaskLimit, ...]) -> tuple[TaskLimit, ...]:
-        names = [each.task for each in tasks]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := repeated([each.task for each in tasks]):
             raise ValueError(f"two limits are of {', '.join(twice)}")
         return tasks
 

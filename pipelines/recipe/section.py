@@ -59,6 +59,11 @@ def form_field(default: Any, description: str, **constraints: Any) -> Any:
     )
 
 
+def repeated(names: list[str]) -> list[str]:
+    """Return the names that are there more than once, in order of the alphabet."""
+    return sorted({name for name in names if names.count(name) > 1})
+
+
 def refuse_secret(url: str, key: str) -> None:
     """Raise ValueError for a URL with a password: recipes are logged, tracked and published."""
     if _SECRET.search(url):

@@ -346,12 +346,12 @@ def build_optimizer(model: Parallelized, train: Train, *, paged: bool = False) -
     and, as bitsandbytes advises, not that of embeddings, whose gradients differ most.
     """
     trained = model.trained()
-    plain = train.optimizer == "adamw"
     optimizer: Optimizer
-    if paged:
-        optimizer = _adamw(trained.values(), train, partial(PagedAdamW, device=model.mesh.device))
+    if train.optimizer == "adamw":
+        kind = partial(PagedAdamW, device=model.mesh.device) if paged else _FUSED
+        optimizer = _adamw(trained.values(), train, kind)
     else:
-        optimizer = _adamw(trained.values(), train) if plain else _with_hidden(trained, train)
+        optimizer = _with_hidden(trained, train)
     model.attach(optimizer)
     return optimizer
 

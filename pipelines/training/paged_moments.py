@@ -20,6 +20,7 @@ PAGE = 1 << 23  # numbers of a page: its moments take 64 MiB in fp32
 PAGES = 3  # on the device at once: one arrives, one is updated, one leaves
 _ALIGNED = 64  # numbers; a fused kernel reads several at once
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_Pairs = list[tuple[Tensor, Tensor]]
 
 
 class _Piece(NamedTuple):
@@ -69,16 +70,16 @@ class PagedAdamW(AdamW):
         for _, page in self._pages:
             self._make_moments(page)
         slots, begun = self._slots(), _now(self._device)
-        arrived = [self._fetch(0, slots, begun)]
+        fetched = [self._fetch(0, slots, begun)]
         left: list[torch.Event | None] = []
         for number, (group, page) in enumerate(self._pages):
             if number + 1 < len(self._pages):
                 # Its slot is the one of the page before the last one.
                 free = left[number + 1 - PAGES] if number + 1 >= PAGES else begun
-                arrived.append(self._fetch(number + 1, slots, free))
-            _wait(arrived[number])
+                fetched.append(self._fetch(number + 1, slots, free))
+            pairs, arrived = fetched[number]
+            _wait(arrived)
             self._update(group, page, slots[number % PAGES])
-            pairs = self._moments(number, slots)
             left.append(self._leaving.copy(pairs, _now(self._device)))
         _wait(left[-1])  # what uses the slots' memory next comes after
 
@@ -100,19 +101,16 @@ class PagedAdamW(AdamW):
             for slot in range(min(PAGES, len(ends)))
         ]
 
-    def _moments(self, number: int, slots: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Return a page's moments: on the host, and in its slot."""
-        return [
+    def _fetch(
+        self, number: int, slots: list[Tensor], after: "torch.Event | None"
+    ) -> "tuple[_Pairs, torch.Event | None]":
+        """Begin to copy a page; return its moments on the host and in its slot, and the end."""
+        pairs = [
             (local(self.state[parameter][name]).view(-1)[numbers], moments[place])
             for parameter, numbers, place, _ in self._pages[number][1]
             for name, moments in zip(_MOMENTS, slots[number % PAGES], strict=True)
         ]
-
-    def _fetch(
-        self, number: int, slots: list[Tensor], after: "torch.Event | None"
-    ) -> "torch.Event | None":
-        pairs = self._moments(number, slots)
-        return self._arriving.copy([(slot, host) for host, slot in pairs], after)
+        return pairs, self._arriving.copy([(slot, host) for host, slot in pairs], after)
 
     def _update(self, group: dict[str, Any], page: list[_Piece], slot: Tensor) -> None:
         pieces = [each for each in page if each.parameter.grad is not None]
@@ -163,9 +161,7 @@ class _Lane:
     def __init__(self, device: torch.device) -> None:
         self._stream = None if device.type == "cpu" else torch.Stream(device)
 
-    def copy(
-        self, pairs: list[tuple[Tensor, Tensor]], after: "torch.Event | None"
-    ) -> "torch.Event | None":
+    def copy(self, pairs: _Pairs, after: "torch.Event | None") -> "torch.Event | None":
         """Copy the second of each pair to the first, after an event; return that of their end."""
         if self._stream is None or after is None:
             for target, source in pairs:

@@ -8,7 +8,7 @@ from pipelines.core.errors import UserError
 from pipelines.data.normalize import Document
 from pipelines.data.reading.inputs import Input
 from pipelines.data.reading.instruction import Fields, record_document
-from pipelines.recipe.section import Extension
+from pipelines.recipe.section import Extension, repeated
 
 
 def list_shards(extension: Extension) -> list[Input]:
@@ -23,8 +23,7 @@ def list_shards(extension: Extension) -> list[Input]:
     ]
     if not found:
         raise UserError(f"the extension {extension.name}: this source has no shard")
-    names = [each.path for each in found]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := repeated([each.path for each in found]):
         raise UserError(f"the extension {extension.name}: two shards are named {twice[0]}")
     return found
 

@@ -55,8 +55,9 @@ def _mlflow_answers(settings: Settings, _: Process) -> bool:
 def _ray_answers(settings: Settings, _: Process) -> bool:
     token = settings.ray_token_path.read_text()
     base = f"http://127.0.0.1:{settings.ray_port}"
-    # The dashboard answers before there is a node to run jobs.
-    return _get(f"{base}/api/v0/nodes?limit=1", bearer=token) is not None
+    # The dashboard answers before there is a node, and a node is there before its agent, which
+    # takes the jobs. This request passes through the agent.
+    return _get(f"{base}/api/v0/logs?node_ip=127.0.0.1&glob=raylet.out", bearer=token) is not None
 
 
 def _reconciler_answers(settings: Settings, process: Process) -> bool:

@@ -17,7 +17,7 @@ def failed_run(platform, first_run, webhook):
     """A run that ends at its data gate, and what `penstock run` says of it."""
     before = len(webhook)
     overrides = ["--set", f"validation.min_documents={BAD_DOCUMENTS}"]
-    done = platform.penstock("run", *overrides, timeout=300)
+    done = platform.penstock("run", *overrides, timeout=900)
     assert done.returncode == 2
     run_id = re.search(r"^run (\S+)", done.stdout, re.MULTILINE)[1]
     return run_id, done.stderr.strip(), before

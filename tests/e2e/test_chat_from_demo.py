@@ -20,7 +20,7 @@ NAMES = ["json.loads", "os.path.join", "str.split", "math.sqrt", "random.shuffle
 @pytest.fixture(scope="module")
 def chat_run(platform, first_run):
     steps = ("--set", "train.steps=120")
-    done = platform.penstock("run", "--recipe", "chat-from-demo", *steps, "--json", timeout=300)
+    done = platform.penstock("run", "--recipe", "chat-from-demo", *steps, "--json", timeout=900)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

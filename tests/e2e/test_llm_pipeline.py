@@ -14,6 +14,7 @@ from pipelines.platform.dag_runs import DAG, summarize
 from pipelines.run.records import stage_names
 from pipelines.run.workspace import Run, workspace_path
 from tests.e2e.conftest import STEPS
+from tests.processor_time import limit
 
 MODEL = "penstock-stdlib-code"
 
@@ -40,7 +41,7 @@ def cached_run(platform, first_run):
     airflow.trigger(DAG, run_id, form)
     started = time.monotonic()
     while airflow.run_state(DAG, run_id) not in ("success", "failed"):
-        assert time.monotonic() - started < 300
+        assert time.monotonic() - started < 900
         time.sleep(0.5)
     seconds = time.monotonic() - started
     summary = summarize(airflow, platform.settings, run_id).to_dict()
@@ -121,7 +122,7 @@ def test_a_second_run_comes_out_of_the_cache(cached_run, first_run):
     assert summary["verdict"] == "unchanged"
     assert summary["model"] == first_run["model"]
     assert summary["metrics"] == first_run["metrics"]
-    assert seconds < 120  # 60 on a machine with nothing else to do
+    assert seconds < limit(120)  # 60 on a machine with nothing else to do
 
 
 def test_a_cached_training_points_to_the_run_that_trained(
@@ -170,7 +171,7 @@ def test_wrong_data_ends_the_run_in_one_line_and_registers_nothing(platform, fir
     data.write_text('{"text": "good"}\n{"text": broken\n')
     source = ["--set", "data.source.kind=files", "--set", f"data.source.path={data}"]
     before = platform.penstock("models", "list", "--json").stdout
-    result = platform.penstock("run", "--recipe", "debug", *source, timeout=300)
+    result = platform.penstock("run", "--recipe", "debug", *source, timeout=900)
     assert result.returncode == 2
     assert result.stderr.startswith(f"error: {data}")
     assert "broken.jsonl:2" in result.stderr

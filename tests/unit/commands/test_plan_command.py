@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.core.errors import UserError
-from tests.processor_time import seconds_of
+from tests.processor_time import limit, seconds_of
 
 PENSTOCK = Path(sys.prefix) / "bin" / "penstock"
 
@@ -146,7 +146,7 @@ def test_a_storage_gives_something() -> None:
 
 def test_an_answer_takes_a_second() -> None:
     command = [PENSTOCK, "plan", "--model", "llama3-70b", "--gpus", "512", "--json"]
-    assert seconds_of(*command) < 1.5  # 0.7 on a quiet machine
+    assert seconds_of(*command) < limit(1.5)  # 0.7 on a quiet machine
 
 
 DRY = ("--recipe", "debug", "--gpu", "h100", "--gpus", "1", "--dry-run")

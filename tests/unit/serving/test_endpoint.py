@@ -241,7 +241,7 @@ def test_a_promotion_under_load_mixes_and_drops_nothing(served: Served) -> None:
     with ThreadPoolExecutor(50) as pool:
         clients = [pool.submit(go_on, number) for number in range(50)]
         served.version = 2
-        limit = time.monotonic() + 240
+        limit = time.monotonic() + 600
         while (
             len(served.engines) < 2 or not has_loaded(served.engines[-1])
         ) and time.monotonic() < limit:

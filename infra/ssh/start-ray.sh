@@ -12,7 +12,8 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$RAY_CA/ray-token
 export RAY_USE_TLS=1 RAY_TLS_SERVER_CERT=$tls/tls.crt RAY_TLS_SERVER_KEY=$tls/tls.key
 export RAY_TLS_CA_CERT=$tls/ca.crt
 export RAY_START_HOOK=pipelines.platform.ray_start.guard RAY_USAGE_STATS_ENABLED=0
-export RAY_raylet_start_wait_time_s=240 # for where Python starts slowly
+# For where Python starts slowly.
+export RAY_raylet_start_wait_time_s=240 RAY_agent_register_timeout_ms=240000
 
 options=(--disable-usage-stats --dashboard-agent-listen-port=0 --min-worker-port=0 --max-worker-port=0)
 if [ "$1" = --head ]; then

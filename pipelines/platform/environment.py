@@ -54,8 +54,9 @@ def server_variables(settings: Settings, runtime: Path) -> dict[str, str]:
         "PENSTOCK_CPUS": str(max(2, os.cpu_count() or 1)),  # training asks for two workers
         "RAY_START_HOOK": RAY_START_HOOK,
         "RAY_TMPDIR": str(runtime),
-        # Ray's own 15 s are too few if Python starts slowly, on a cold or busy machine.
+        # Ray's own 15 and 100 s are too few if Python starts slowly, on a cold or busy machine.
         "RAY_raylet_start_wait_time_s": "240",
+        "RAY_agent_register_timeout_ms": "240000",
         # The default ports are fixed, so a second Ray on the machine would collide.
         "AUTOSCALER_METRIC_PORT": "0",
         "DASHBOARD_METRIC_PORT": "0",

@@ -33,7 +33,7 @@ from pipelines.platform.supervisor import (
     wait_for_end,
 )
 
-START_LIMIT_S = 180.0
+START_LIMIT_S = 480.0  # on a slow machine that does other work, too
 _POLL_S = 0.25
 _IMPORTERS = ("dag-processor", "triggerer", "reconciler")  # programs that have imported our code
 

@@ -29,7 +29,7 @@ services.resolve_ip_for_localhost = lambda host: host
 scripts.main()
 """
 NAMES = ("first", "second")
-_START_LIMIT_S = 200
+_START_LIMIT_S = 480
 
 
 @dataclass(frozen=True)

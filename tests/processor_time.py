@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+from functools import cache
 from pathlib import Path
 
 _LOOP = compile("for number in range(2_000_000): total += number", "a loop", "exec")
@@ -11,13 +12,17 @@ _LOOP_S = 0.12  # on the processor that the tests' limits were written on
 
 def limit(seconds: float) -> float:
     """So many seconds on that processor, as seconds on this one where it is slower."""
+    return seconds * max(1.0, _loop_seconds() / _LOOP_S)
 
-    def loop() -> float:
+
+@cache
+def _loop_seconds() -> float:
+    def once() -> float:
         before = time.process_time()
         exec(_LOOP, {"total": 0})
         return time.process_time() - before
 
-    return seconds * max(1.0, min(loop() for _ in range(3)) / _LOOP_S)
+    return min(once() for _ in range(3))
 
 
 def seconds_of(*command: str | Path) -> float:

@@ -27,6 +27,7 @@ from pipelines.evaluation.html_page import Table, render
 from pipelines.evaluation.probe_charts import (
     harness_table,
     probe_charts,
+    served_table,
     slice_chart,
     yardstick_chart,
 )
@@ -144,6 +145,7 @@ def compare_page(
         "tasks": _tasks(verdict),
         "harness": harness_table(record),
         "served": str(record.right_size or ""),
+        "served_checks": served_table(record),
         "probes": probe_charts(candidate.probes, demands, champion.probes if champion else None),
         "samples": _samples(candidate, champion),
         "bought": bought(verdict, candidate),

@@ -15,6 +15,7 @@ from pipelines.evaluation.html_page import Table, render
 from pipelines.evaluation.probe_charts import (
     harness_table,
     probe_charts,
+    served_table,
     slice_chart,
     yardstick_chart,
 )
@@ -52,6 +53,7 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
         "harness": harness_table(record),
         "metrics": _metrics(record),
         "served": str(record.right_size or ""),
+        "served_checks": served_table(record),
         "probes": probe_charts(record.probes),
         "curve": base64.b64encode(loss_curve.read_bytes()).decode(),
         "samples": evaluation.samples,

@@ -67,6 +67,12 @@ def harness_table(record: EvaluateRecord) -> Table | None:
     return Table(HARNESS_COLUMNS, harness_rows(record.harness)) if record.harness else None
 
 
+def served_table(record: EvaluateRecord) -> Table | None:
+    """Return what shows that the written model is the trained one, or None if nothing does."""
+    rows = [(each.name, "yes" if each.holds else "no", each.found) for each in record.served]
+    return Table(("", "holds", "what was compared"), rows, numbers=False) if rows else None
+
+
 def yardstick_chart(
     record: EvaluateRecord, name: str, champion: float | None = None
 ) -> dict[str, Any]:

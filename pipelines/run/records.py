@@ -23,6 +23,7 @@ from pipelines.run.verdict import (
     HarnessScore,
     Probes,
     RightSize,
+    ServedCheck,
     SliceScore,
     Verdict,
 )
@@ -226,6 +227,7 @@ class EvaluateRecord(Record):
     harness: tuple[HarnessScore, ...] = ()
     probes: Probes = Probes()
     right_size: RightSize | None = None  # if there is a memory budget
+    served: tuple[ServedCheck, ...] = ()  # whether the written model is the trained one
     metrics: dict[str, float] = {}  # of a team's own packages, as `metric/figure`
 
 

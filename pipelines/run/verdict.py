@@ -108,6 +108,31 @@ class RightSize(_Figures):
         )
 
 
+ServedCheckName = Literal[
+    "files",
+    "data type",
+    "context",
+    "trained weights",
+    "evaluated weights",
+    "adapter",
+    "tokenizer",
+    "conversations",
+    "training data",
+    "end of text",
+]
+
+
+class ServedCheck(_Figures):
+    """Whether the written model is, in one respect, the model that was trained."""
+
+    name: ServedCheckName
+    holds: bool
+    found: str  # what was compared, with figures
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.found}"
+
+
 class BehaviourScore(_Figures):
     """The number of cases of a behavioural test that a model passes."""
 

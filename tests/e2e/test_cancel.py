@@ -16,6 +16,7 @@ from pipelines.run.logbook import read_logbook
 from pipelines.run.workspace import workspace_path
 from pipelines.stages.stage_process import RAY_JOB_VARIABLE
 from tests.conftest import Platform
+from tests.processor_time import limit
 
 WITHIN_S = 15
 
@@ -96,7 +97,7 @@ class Run:
 def until(condition: Callable[[], bool], what: str, seconds: float) -> None:
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < seconds, f"waited {seconds:.0f} s for {what}"
+        assert time.monotonic() - began < limit(seconds), f"waited {seconds:.0f} s for {what}"
         time.sleep(0.3)
     print(f"{what}: {time.monotonic() - began:.1f} s")
 

@@ -31,7 +31,7 @@ from pipelines.run.records import (
     TrainRecord,
     output_folder,
 )
-from pipelines.run.verdict import BehaviourScore, Probes, RightSize
+from pipelines.run.verdict import BehaviourScore, Probes, RightSize, ServedCheck
 from pipelines.stages.evaluate.probing import gather_probes, probe_tasks
 from pipelines.stages.evaluate.right_sizing import FIGURE, Sized, right_size, size_metrics
 from pipelines.stages.evaluate.scoring import Scoring
@@ -90,6 +90,7 @@ class _Measured(NamedTuple):
     harness: "Found"
     answers: "list[Answer]"
     metrics: dict[str, float]
+    served: tuple[ServedCheck, ...]
     probes: Probes
     probed: dict[str, Any]  # the documents behind the probes' figures, for a user
 
@@ -105,7 +106,8 @@ def run(
     scoring = Scoring(held_out.documents, held_out.of_datasets, recipe.evaluate.stride, progress)
     score = partial(scoring.folders, map_ordered)
     sized = right_size(recipe.evaluate, trained, workspace, score, map_ordered)
-    measured = _measure(recipe, held_out, scoring, sized, map_ordered)
+    check = partial(_check_served, recipe, workspace, trained, sized.folder, held_out)
+    measured = _measure(recipe, held_out, scoring, sized, check, map_ordered)
     record = _record(recipe, measured, held_out.of_datasets, sized.found)
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
         _write_outputs(folder, workspace, record, measured, held_out.documents)
@@ -171,12 +173,18 @@ def _read_held_out(recipe: Recipe, workspace: Path) -> _HeldOut:
 
 
 def _measure(
-    recipe: Recipe, held_out: _HeldOut, scoring: Scoring, sized: Sized, map_ordered: MapOrdered
+    recipe: Recipe,
+    held_out: _HeldOut,
+    scoring: Scoring,
+    sized: Sized,
+    check_served: _Task,
+    map_ordered: MapOrdered,
 ) -> _Measured:
     """Run all tasks, the longest first; the other workers score documents meanwhile."""
     model = sized.folder
     single: list[_Task] = [
         partial(_baselines, held_out.folder, held_out.shares),
+        check_served,
         partial(_write_samples, model, recipe),
         partial(_run_tests, model, recipe),
         partial(_run_harness, model, recipe),
@@ -189,7 +197,8 @@ def _measure(
     probing = probe_tasks(recipe, model, held_out.folder, held_out.dataset, BOUND_CONFIDENCE)
     unscored = [] if sized.scores else scoring.tasks(model)
     results = map_ordered(call, [*single, *own, *probing, *answering, *unscored])
-    (baselines, fitted_bytes), samples, behaviours, harness = (next(results) for _ in single)
+    fitted, served, samples, behaviours, harness = (next(results) for _ in single)
+    baselines, fitted_bytes = fitted
     metrics = dict(figure for _ in own for figure in next(results))
     probes, probed = gather_probes(results)
     answers = [answer for _ in answering for answer in next(results)]
@@ -202,9 +211,29 @@ def _measure(
         harness=harness,
         answers=answers,
         metrics=metrics,
+        served=served,
         probes=probes,
         probed=probed,
     )
+
+
+def _check_served(
+    recipe: Recipe, workspace: Path, trained: Path, served: Path, held_out: _HeldOut
+) -> tuple[ServedCheck, ...]:
+    """Return whether the folders are the model that was trained; `served` is a form of it."""
+    from pipelines.evaluation.served_text import check_text
+    from pipelines.evaluation.served_weights import Adapter, check_weights
+    from pipelines.models.check_batch import CHECK_BATCH, CheckBatch
+
+    path = output_folder(workspace, TrainRecord.stage) / CHECK_BATCH
+    batch = CheckBatch.load(path) if path.is_file() else None
+    adapter, base = TrainRecord.read(workspace).adapter, recipe.model.init_from
+    learnt = None
+    if adapter is not None and base is not None:
+        learnt = Adapter(trained.with_name(adapter), Path(base), recipe.adapter.kind == "qlora")
+    weights = check_weights(trained, batch, learnt)
+    folder, dataset, documents = held_out.folder, held_out.dataset, held_out.documents
+    return weights + check_text(served, folder, dataset, documents)
 
 
 def _answer_tasks(recipe: Recipe, model: Path, documents: "pa.Table") -> list[_Task]:
@@ -309,9 +338,13 @@ def _record(
         probes=measured.probes,
         harness=measured.harness.scores,
         right_size=sized,
+        served=measured.served,
         metrics=measured.metrics,
     )
     _log.info("%.4f bits per byte on %d documents", record.bits_per_byte, record.documents)
+    for each in measured.served:
+        if not each.holds:
+            _log.warning("register will refuse the model: %s", each)
     return record
 
 

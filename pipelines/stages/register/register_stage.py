@@ -175,6 +175,8 @@ def _decide_against_champion(
     candidate = Measured(served_model(workspace)[1], scores, found.behaviours, tasks, found.probes)
     if recipe.registration.require_clean and (facts["run"] or {}).get("dirty", True):
         return refuse(candidate, "register.require_clean: the run has uncommitted changes")
+    if wrong := [str(each) for each in found.served if not each.holds]:
+        return refuse(candidate, f"the written model is not the trained one: {'; '.join(wrong)}")
     if found.right_size and found.right_size.refusal:
         return refuse(candidate, f"evaluate.budget_gb: {found.right_size.refusal}")
     if champion is None or champion.model_hash == candidate.model_hash:

@@ -19,6 +19,7 @@ from pipelines.core.storage import folder_hash
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
+from pipelines.models.check_batch import CHECK_BATCH, CheckBatch
 from pipelines.models.config import DecoderConfig
 from pipelines.models.model_folder import load_config
 from pipelines.models.peft_format import adapt, fill_adapters, save_adapter
@@ -45,6 +46,7 @@ from pipelines.training.checkpoint.store import (
     checkpoints_of,
 )
 from pipelines.training.hooks import Events
+from pipelines.training.last_loss import last_loss
 from pipelines.training.metrics import History, Report, StepMetrics
 from pipelines.training.precision import set_precision
 from pipelines.training.recipe_check import check_recipe
@@ -116,8 +118,9 @@ def run(
             position = trainer.fit()
             if tracked is not None:
                 conclude(reporter.points, workspace, tracked)
+            batch = last_loss(trainer)
         tokens = position.step * loader.tokens_per_step
-        record = export(settled, parallelized, workspace, position.step, tokens, history)
+        record = export(settled, parallelized, batch, workspace, position.step, tokens, history)
     if record is not None:
         tag_run(workspace, record)
         events.ended(record.steps, record.model_hash)
@@ -253,6 +256,7 @@ class Reporter:
 def export(
     settled: SettledLayout,
     model: Parallelized,
+    batch: CheckBatch,
     workspace: Path,
     steps: int,
     tokens: int,
@@ -272,6 +276,7 @@ def export(
         save_adapter(model.modules, output / ADAPTER)
     if history is None:
         return None
+    batch.save(output / CHECK_BATCH)
     LineFile(output / HISTORY).replace(history.lines())
     last = history.points[-1]
     record = TrainRecord(

@@ -14,7 +14,8 @@ import torch
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.normalize import Document
 from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
-from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
+from pipelines.data.tokens.token_shards import ShardWriter
+from pipelines.data.tokens.tokenizer import Encoder, byte_tokenizer, save_tokenizer
 from pipelines.evaluation.perplexity import score_documents
 from pipelines.models.presets import preset
 from pipelines.models.pretrained import save_pretrained
@@ -57,9 +58,13 @@ def make_workspace(path: Path, vocabulary: int = 257) -> Path:
     preprocess, train = (output_folder(path, stage) for stage in ("preprocess", "train"))
     write_documents(preprocess / "documents" / "validation-00000.parquet", HELD_OUT)
     write_documents(preprocess / "documents" / "train-00000.parquet", TRAINING)
+    save_tokenizer(byte_tokenizer(), preprocess / "tokenizer")
+    writer = ShardWriter(preprocess / "validation-00000", vocabulary)
+    for ids in Encoder(preprocess / "tokenizer").encode(HELD_OUT):
+        writer.add(ids)
     train_split, held_out = (
-        Split(documents=len(texts), bytes=sum(map(len, texts)), tokens=3000, shards=())
-        for texts in (TRAINING, HELD_OUT)
+        Split(documents=len(texts), bytes=sum(map(len, texts)), tokens=3000, shards=shards)
+        for texts, shards in ((TRAINING, ()), (HELD_OUT, (writer.close(),)))
     )
     dataset = DatasetRef(vocab_size=vocabulary, train=train_split, validation=held_out)
     stats = {"documents": {"in": 45, "kept": 42, "dropped": {"duplicate": 3}}}

@@ -46,7 +46,7 @@ from pipelines.run.records import (
     TrainRecord,
 )
 from pipelines.run.usage import metered
-from pipelines.run.verdict import BiasScore, Estimate, Probes
+from pipelines.run.verdict import BiasScore, Estimate, Probes, ServedCheck
 from pipelines.stages.register import comparing, register_stage
 from pipelines.stages.register.answer import Answer, forget_answer
 from tests.forked import exit_codes, start
@@ -504,6 +504,23 @@ def test_uncommitted_changes_are_refused_where_the_recipe_says_so(models, traine
     assert (record.verdict.decision, record.model) == ("refused", None)
     assert "uncommitted" in record.verdict.reason
     assert register_stage.run(strict, trained(models[0])).verdict.decision == "promoted"
+
+
+def test_a_model_that_is_not_served_as_it_was_trained_is_refused(
+    models, trained, recipe, mlflow_client
+):
+    workspace = trained(models[0])
+    sound = ServedCheck(name="files", holds=True, found="21 tensors")
+    broken = ServedCheck(name="adapter", holds=False, found="1.5 nats with it, 2.5 merged")
+    found = EvaluateRecord.read(workspace).model_copy(update={"served": (sound, broken)})
+    found.write(workspace)
+    record = register_stage.run(recipe, workspace)
+    assert (record.verdict.decision, record.model) == ("refused", None)
+    wanted = "the written model is not the trained one: adapter: 1.5 nats with it, 2.5 merged"
+    assert record.verdict.reason == wanted
+    page = page_of(workspace, mlflow_client)
+    assert "What is served is what was trained" in page
+    assert "21 tensors" in page
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ LEFT_OUT = {
         "kvikio": "taken where a machine has it",
         "lm_eval": "tasks are run by evaluate, on Ray",
         "matplotlib": "curves are drawn by train and evaluate, on Ray; a plan's figure on a laptop",
+        "peft": "adapters are checked by evaluate, on Ray",
         "onnx": "exports are made with the extra `laptop`",
         "onnxruntime": "exports are made with the extra `laptop`",
         "supervisor": "`penstock up` starts its own platform with it",

@@ -31,8 +31,9 @@ from pipelines.run.verdict import ServedCheck, ServedCheckName
 # of 1e-4 is the distance between two orders of fp32 sums in deep models; half precision rounds
 # each product to 3 digits.
 _LIMITS = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 1e-2, "fp16": 1e-2, "fp8": 5e-2}
+_MANY_TOKENS = 256  # of which this holds; of fewer, roundings average out less
 _NF4_LIMIT = 5e-2  # blocks of 64 weights may lie otherwise in a base whose layers are joined
-_EVALUATED_LIMIT = 1e-3  # of any one token
+_EVALUATED_LIMIT = 5e-3  # of any one token
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +81,9 @@ def check_weights(
     if batch is None or not all(each.holds for each in found):
         return tuple(found)
     found.append(_context(folder, batch))
+    if not batch.targets:
+        nothing = "not compared: the sequences that training kept have no answers to predict"
+        return (*found, ServedCheck(name="trained weights", holds=True, found=nothing))
     losses: list[_Losses] = []
     found.append(tried("trained weights", folder, partial(_trained, read, batch, losses)))
     if not losses:
@@ -175,14 +179,18 @@ def _trained(read: list[nn.Module], batch: CheckBatch, measured: list[_Losses]) 
     """
     losses = _losses(read.pop(), batch)
     measured.append(losses)
-    count = len(losses.nats_T)
-    trained, served = batch.nats / max(1, count), losses.mean
-    limit = _LIMITS[batch.precision]
+    trained, served = batch.nats / batch.targets, losses.mean
+    limit = _limit(batch)
     found = (
         f"{trained:.5f} nats a token at the end of training, {served:.5f} as transformers reads "
-        f"the folder ({count} tokens, at most {limit:g} apart)"
+        f"the folder ({batch.targets} tokens, at most {limit:.1g} apart)"
     )
     return ServedCheck(name="trained weights", holds=abs(trained - served) <= limit, found=found)
+
+
+def _limit(batch: CheckBatch) -> float:
+    """Return how far two mean losses may lie apart, in nats a token."""
+    return _LIMITS[batch.precision] * max(1.0, (_MANY_TOKENS / batch.targets) ** 0.5)
 
 
 def _evaluated(folder: Path, batch: CheckBatch, losses: _Losses) -> ServedCheck:
@@ -213,7 +221,7 @@ def _adapter(adapter: Adapter, batch: CheckBatch, losses: _Losses) -> ServedChec
     adapted = _losses(together, batch)
     with together.disable_adapter():
         alone = _losses(together, batch)
-    limit = _NF4_LIMIT if adapter.in_nf4 else _LIMITS[batch.precision]
+    limit = _NF4_LIMIT if adapter.in_nf4 else _limit(batch)
     found = (
         f"{adapted.mean:.5f} nats a token with the adapter on its base, {losses.mean:.5f} merged, "
         f"{alone.mean:.5f} without it (the first two at most {limit:g} apart)"

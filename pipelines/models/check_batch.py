@@ -9,6 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from pipelines.loading.dataloader import IGNORED
+
 CHECK_BATCH = "check_batch.safetensors"  # in the outputs of train
 _FACTS = "penstock"
 
@@ -30,6 +32,11 @@ class CheckBatch:
     nats: float
     precision: str
     length: int
+
+    @property
+    def targets(self) -> int:
+        """How many tokens are predicted."""
+        return int((self.targets_BS != IGNORED).sum())
 
     def save(self, path: Path) -> None:
         """Write one safetensors file."""

@@ -114,6 +114,14 @@ def test_a_folder_in_several_files_passes_and_a_run_of_an_earlier_version(
     assert names == ["files", "data type"]
 
 
+def test_sequences_without_targets_are_compared_with_nothing(tmp_path: Path) -> None:
+    written = write(UNTIED, tmp_path)
+    written.batch.targets_BS[:] = IGNORED
+    *_, last = check_weights(written.folder, written.batch, None)
+    assert (last.name, last.holds) == ("trained weights", True)
+    assert "not compared" in last.found
+
+
 def tensors(change: Callable[[dict[str, Any]], None]) -> Callable[[Written], None]:
     """A fault in the weights."""
 

@@ -348,7 +348,7 @@ def test_the_companys_catalogue_joins_the_model_to_its_parent(shell, project, ru
             for each in event[side]
         }
 
-    end = time.monotonic() + 60  # they are sent when Airflow has ended the run
+    end = time.monotonic() + 240  # they are sent when Airflow has ended the run
     while f"model/{CHILD}" not in named(f"{CHILD}.register", "outputs"):
         assert time.monotonic() < end
         time.sleep(1)
@@ -488,7 +488,7 @@ class OwnRun:
         return {each["name"]: each for each in json.loads(self._status())["parts"]}
 
     def wait_for(self, text: str) -> None:
-        end = time.monotonic() + 240
+        end = time.monotonic() + 600
         while text not in self.told:
             assert time.monotonic() < end, self.told
             time.sleep(0.5)
@@ -551,7 +551,7 @@ def test_row_08_the_ray_head_and_its_job(shell, project):
 def test_row_09_the_process_of_the_task(shell, project):
     run = OwnRun(shell, project, "row-9")
     presence = run.folder / "jobs" / "count.process.json"
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while not presence.is_file():
         assert time.monotonic() < end
     os.kill(json.loads(presence.read_text())["pid"], signal.SIGKILL)

@@ -21,7 +21,13 @@ from pipelines.core.settings import load_settings
 from pipelines.core.storage import one_at_a_time, read_json, write_json, write_text
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.logbook import Entry, note, read_logbook
-from pipelines.run.records import PreprocessRecord, TrainRecord, output_folder, record_path
+from pipelines.run.records import (
+    EvaluateRecord,
+    PreprocessRecord,
+    TrainRecord,
+    output_folder,
+    record_path,
+)
 from pipelines.run.usage import metered, usage_of
 from pipelines.run.workspace import read_recipe
 from pipelines.stages.stage import Stage
@@ -29,7 +35,8 @@ from pipelines.tracking.mlflow_client import PATIENT
 
 _HOUR_S = 3600.0
 _KIND = "time limit"
-_START_FROM_MODELS = (PreprocessRecord.stage, TrainRecord.stage)  # by tokenizer and weights
+# By the tokenizer, by the weights, and to compare with them.
+_START_FROM_MODELS = (PreprocessRecord.stage, TrainRecord.stage, EvaluateRecord.stage)
 
 _log = logging.getLogger(__name__)
 

@@ -49,7 +49,8 @@ def client(platform, chat_run):
 
 
 def test_the_champion_of_the_demo_becomes_a_chat_model_that_names_it(platform, chat_run):
-    assert chat_run["verdict"] == "promoted"
+    verdict = platform.settings.runs / chat_run["dag_run_id"] / "outputs/register/verdict.json"
+    assert chat_run["verdict"] == "promoted", verdict.read_text()
     assert chat_run["model"] == {"name": MODEL, "version": 1, "aliases": ["champion"]}
     tree = json.loads(platform.penstock("models", "list", "--tree", "--json").stdout)
     assert tree[f"{MODEL}@1"] == "penstock-stdlib-code@1"

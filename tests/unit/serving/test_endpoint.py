@@ -247,9 +247,9 @@ def test_a_promotion_under_load_mixes_and_drops_nothing(served: Served) -> None:
         ) and time.monotonic() < limit:
             time.sleep(0.1)
         running.set()
-        while f"{NAME}@2" not in seen and time.monotonic() < limit:
+        # An old answer that is on its way may come late on a busy machine.
+        while set(seen[-100:]) != {f"{NAME}@2"} and time.monotonic() < limit:
             time.sleep(0.1)
-        time.sleep(2)
         stop.set()
         for each in clients:
             each.result()

@@ -168,7 +168,10 @@ def test_no_message_writes_a_special_token(folder: Path, asked: str, said: str) 
     assert sum(int(id_) in specials for id_ in found.ids) == 4
     text = tokenizer.apply_chat_template(dialogue(messages), tokenize=False)
     assert tokenizer.decode(found.ids) == f"{text}<|endoftext|>"
-    assert tokenizer.decode(found.ids[found.mask == 1]) == f"{said}.<|im_end|>\n<|endoftext|>"
+    learnt = tokenizer.decode(found.ids[found.mask == 1])
+    expected = f"{said}.<|im_end|>\n<|endoftext|>"
+    # One token may hold the template's line break and the one that an answer begins with.
+    assert learnt == expected or (said.startswith("\n") and learnt == f"\n{expected}")
 
 
 def test_one_conversation_does_not_depend_on_the_others(folder: Path) -> None:

@@ -6,6 +6,7 @@ loss that training measured, with the decoder that evaluates it, and with its ad
 """
 
 import logging
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -190,7 +191,7 @@ def _trained(read: list[nn.Module], batch: CheckBatch, measured: list[_Losses]) 
 
 def _limit(batch: CheckBatch) -> float:
     """Return how far two mean losses may lie apart, in nats a token."""
-    return _LIMITS[batch.precision] * max(1.0, (_MANY_TOKENS / batch.targets) ** 0.5)
+    return _LIMITS[batch.precision] * max(1.0, math.sqrt(_MANY_TOKENS / batch.targets))
 
 
 def _evaluated(folder: Path, batch: CheckBatch, losses: _Losses) -> ServedCheck:

@@ -133,7 +133,9 @@ def test_an_extra_alone_has_all_that_its_containers_import(extra, python, import
 
     lacking = set().union(*map(imports.find_modules_that_directly_import, missing))
     modules = sorted(own - lacking) + list(PROGRAMS[extra])
-    assert printed_by(python, IMPORT_ALL, modules, tmp_path) == ""
+    printed = printed_by(python, IMPORT_ALL, modules, tmp_path).splitlines()
+    # torchao warns of kernels for other Pythons, and Airflow writes its warnings to stdout.
+    assert [line for line in printed if "torchao" not in line] == []
 
 
 @pytest.mark.parametrize("extra", ["operators"], indirect=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pipelines.loading.dataloader import IGNORED
 from pipelines.models.check_batch import CheckBatch
-from pipelines.models.model_folder import CONFIG, load_config, read_object, weight_files
+from pipelines.models.model_folder import CONFIG, load_config, stated_type, weight_files
 from pipelines.models.pretrained import load_pretrained
 from pipelines.models.quantization import dequantize, quantize
 from pipelines.models.safetensors_files import SafetensorsFiles
@@ -53,16 +53,6 @@ class Adapter:
     in_nf4: bool
 
 
-class _Losses(NamedTuple):
-    """What a model predicts of a check batch: nats of each target, [targets]."""
-
-    nats_T: Tensor  # noqa: N815
-
-    @property
-    def mean(self) -> float:
-        return self.nats_T.mean().item()
-
-
 def check_weights(
     folder: Path, batch: CheckBatch | None, adapter: Adapter | None
 ) -> tuple[ServedCheck, ...]:
@@ -85,11 +75,11 @@ def check_weights(
     if not batch.targets:
         nothing = "not compared: the sequences that training kept have no answers to predict"
         return (*found, ServedCheck(name="trained weights", holds=True, found=nothing))
-    losses: list[_Losses] = []
+    losses: list[Tensor] = []
     found.append(tried("trained weights", folder, partial(_trained, read, batch, losses)))
     if not losses:
         return tuple(found)
-    if _said_type(folder) == "float32":  # others are evaluated by transformers
+    if stated_type(folder) == "float32":  # others are evaluated by transformers
         found.append(
             tried("evaluated weights", folder, partial(_evaluated, folder, batch, *losses))
         )
@@ -140,14 +130,9 @@ def _type(folder: Path) -> ServedCheck:
     """The weights have the type that config.json says."""
     places = SafetensorsFiles(weight_files(folder)).places.values()
     stored = {str(each.dtype).removeprefix("torch.") for each in places}
-    said = _said_type(folder)
+    said = stated_type(folder)
     found = f"{', '.join(sorted(stored))} in the files, {said} in {CONFIG}"
     return ServedCheck(name="data type", holds=stored == {said}, found=found)
-
-
-def _said_type(folder: Path) -> Any:
-    values = read_object(folder / CONFIG)
-    return values.get("dtype") or values.get("torch_dtype")  # the older name
 
 
 def _context(folder: Path, batch: CheckBatch) -> ServedCheck:
@@ -158,8 +143,8 @@ def _context(folder: Path, batch: CheckBatch) -> ServedCheck:
 
 
 @torch.inference_mode()
-def _losses(model: Any, batch: CheckBatch) -> _Losses:
-    """Return a model's losses, from one sequence after the other."""
+def _losses(model: Any, batch: CheckBatch) -> Tensor:
+    """Return the nats of each target, [targets], from one sequence after the other."""
     device = next(model.parameters()).device
     nats = []
     for inputs_S, targets_S in zip(batch.inputs_BS, batch.targets_BS, strict=True):  # noqa: N806
@@ -169,18 +154,18 @@ def _losses(model: Any, batch: CheckBatch) -> _Losses:
         nats.append(
             F.cross_entropy(logits_SV[chosen], targets_S.to(device)[chosen], reduction="none").cpu()
         )
-    return _Losses(torch.cat(nats).double())
+    return torch.cat(nats).double()
 
 
-def _trained(read: list[nn.Module], batch: CheckBatch, measured: list[_Losses]) -> ServedCheck:
+def _trained(read: list[nn.Module], batch: CheckBatch, measured: list[Tensor]) -> ServedCheck:
     """The folder has the loss that the trained model had before it was written.
 
     The model is taken from `read`, as memory may not hold the next one, too; its losses are added
     to `measured`.
     """
-    losses = _losses(read.pop(), batch)
-    measured.append(losses)
-    trained, served = batch.nats / batch.targets, losses.mean
+    losses_T = _losses(read.pop(), batch)  # noqa: N806
+    measured.append(losses_T)
+    trained, served = batch.nats / batch.targets, losses_T.mean().item()
     limit = _limit(batch)
     found = (
         f"{trained:.5f} nats a token at the end of training, {served:.5f} as transformers reads "
@@ -194,10 +179,10 @@ def _limit(batch: CheckBatch) -> float:
     return _LIMITS[batch.precision] * max(1.0, math.sqrt(_MANY_TOKENS / batch.targets))
 
 
-def _evaluated(folder: Path, batch: CheckBatch, losses: _Losses) -> ServedCheck:
+def _evaluated(folder: Path, batch: CheckBatch, losses_T: Tensor) -> ServedCheck:  # noqa: N803
     """The decoder that evaluates a folder computes what transformers computes."""
-    ours = _losses(load_pretrained(folder, inference_device()).eval(), batch)
-    most = (ours.nats_T - losses.nats_T).abs().max().item()
+    ours_T = _losses(load_pretrained(folder, inference_device()).eval(), batch)  # noqa: N806
+    most = (ours_T - losses_T).abs().max().item()
     found = (
         f"no token's nats differ by more than {most:.1e} between evaluation and transformers "
         f"(at most {_EVALUATED_LIMIT:g})"
@@ -205,7 +190,7 @@ def _evaluated(folder: Path, batch: CheckBatch, losses: _Losses) -> ServedCheck:
     return ServedCheck(name="evaluated weights", holds=most <= _EVALUATED_LIMIT, found=found)
 
 
-def _adapter(adapter: Adapter, batch: CheckBatch, losses: _Losses) -> ServedCheck:
+def _adapter(adapter: Adapter, batch: CheckBatch, losses_T: Tensor) -> ServedCheck:  # noqa: N803
     """The folder is the base with the adapter, as peft puts them together, and not the base."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -219,22 +204,19 @@ def _adapter(adapter: Adapter, batch: CheckBatch, losses: _Losses) -> ServedChec
     if adapter.in_nf4:
         _round_to_nf4(together)
     together = _ready(together)
-    adapted = _losses(together, batch)
+    adapted_T = _losses(together, batch)  # noqa: N806
     with together.disable_adapter():
-        alone = _losses(together, batch)
+        alone_T = _losses(together, batch)  # noqa: N806
+    adapted, merged, alone = (each.mean().item() for each in (adapted_T, losses_T, alone_T))
     limit = _NF4_LIMIT if adapter.in_nf4 else _limit(batch)
     found = (
-        f"{adapted.mean:.5f} nats a token with the adapter on its base, {losses.mean:.5f} merged, "
-        f"{alone.mean:.5f} without it (the first two at most {limit:g} apart)"
+        f"{adapted:.5f} nats a token with the adapter on its base, {merged:.5f} merged, "
+        f"{alone:.5f} without it (the first two at most {limit:g} apart)"
     )
     # An adapter that has learnt little is within the limit; it is still nearer than its base.
-    same = abs(adapted.mean - losses.mean) <= limit
-    nearer = _distance(adapted, losses) < _distance(alone, losses)
-    return ServedCheck(name="adapter", holds=same and nearer, found=found)
-
-
-def _distance(one: _Losses, other: _Losses) -> float:
-    return (one.nats_T - other.nats_T).abs().sum().item()
+    same = abs(adapted - merged) <= limit
+    nearer = (adapted_T - losses_T).abs().sum() < (alone_T - losses_T).abs().sum()
+    return ServedCheck(name="adapter", holds=same and bool(nearer), found=found)
 
 
 def _round_to_nf4(together: Any) -> None:

@@ -65,6 +65,12 @@ def is_quantized(folder: Path) -> bool:
     return _QUANTIZED in read_object(folder / CONFIG)
 
 
+def stated_type(folder: Path) -> str | None:
+    """Return the type of the weights that `config.json` states, as `bfloat16`."""
+    values = read_object(folder / CONFIG)
+    return values.get("dtype") or values.get("torch_dtype")  # the older name
+
+
 def is_int4(folder: Path) -> bool:
     """Return whether torchao quantized the weights to 4 bits."""
     how = read_object(folder / CONFIG).get(_QUANTIZED, {})

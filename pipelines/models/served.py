@@ -35,7 +35,7 @@ from pipelines.models.model_folder import (
     has_int4_kernels,
     is_quantized,
     load_config,
-    read_object,
+    stated_type,
     weight_files,
 )
 from pipelines.models.pretrained import load_pretrained
@@ -154,9 +154,7 @@ def load_model(folder: Path, device: torch.device) -> Model:
     Raises:
         UserError: see `load_pretrained`.
     """
-    values = read_object(folder / CONFIG)
-    dtype = values.get("dtype") or values.get("torch_dtype")  # the older name
-    if is_quantized(folder) or dtype in ("bfloat16", "float16"):
+    if is_quantized(folder) or stated_type(folder) in ("bfloat16", "float16"):
         return load_served(folder, device)
     model = load_pretrained(folder, device)
     use_onednn(model)

@@ -31,11 +31,9 @@ def serve(
     check_mlflow_answers()
     import asyncio
 
-    import uvicorn
-
     from pipelines.platform.secrets import serve_token, serve_token_path
     from pipelines.registry import registry
-    from pipelines.serving.endpoint import Endpoint, ready_engine
+    from pipelines.serving.endpoint import Endpoint, endpoint_server, ready_engine
     from pipelines.serving.serving_engine import SERVING, start_engine
     from pipelines.serving.serving_engine import Engine as Running
 
@@ -57,4 +55,4 @@ def serve(
     typer.echo(f"{name}@{version} on http://{host}:{port}/v1")
     typer.echo(f"API key in {serve_token_path(settings)}")
     endpoint = Endpoint(first, latest, start, token)
-    uvicorn.run(endpoint.app, host=host, port=port, log_level="warning")
+    endpoint_server(endpoint.app, host, port).run()

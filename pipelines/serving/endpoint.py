@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import httpx
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -27,6 +28,9 @@ MODEL_HEADER = "x-penstock-model"
 _POLL_S = 2.0  # between two checks of the alias
 _START_S = 600.0  # an engine that takes longer to load has failed
 _DRAIN_S = 600.0  # an old engine is stopped after this time, even in the middle of an answer
+# A request that is sent while the other side closes its idle connection is lost. So who asks must
+# forget a connection first: clients after 5 seconds (httpx), and engines close theirs after 5.
+_SERVER_IDLE_S, _CLIENT_IDLE_S = 75, 1
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +66,14 @@ async def _wait_ready(engine: Engine, client: httpx.AsyncClient) -> None:
     raise UserError(
         f"the server of {engine.name}@{engine.version} did not start; its log is {engine.log}"
     )
+
+
+def endpoint_server(app: Starlette, host: str, port: int) -> uvicorn.Server:
+    """Make the server of an endpoint's application; its `run` ends with Ctrl-C."""
+    settings = uvicorn.Config(
+        app, host, port, log_level="warning", timeout_keep_alive=_SERVER_IDLE_S
+    )
+    return uvicorn.Server(settings)
 
 
 class Endpoint:
@@ -187,8 +199,9 @@ async def _passed_on(engine: Engine, upstream: httpx.Response) -> AsyncIterator[
 
 
 def _client() -> httpx.AsyncClient:
-    """Make the client for engines, which are on loopback: no proxy, and no time limit."""
-    return httpx.AsyncClient(trust_env=False, timeout=None)  # noqa: S113
+    """Make the client for engines, which are on loopback: no proxy, and no limits."""
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=_CLIENT_IDLE_S)
+    return httpx.AsyncClient(trust_env=False, timeout=None, limits=limits)  # noqa: S113
 
 
 def _error(status: int, message: str) -> JSONResponse:

@@ -2,12 +2,13 @@
 
 import asyncio
 import fcntl
+import http.client
 import os
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import httpx
 import openai
 import pytest
 import torch
-import uvicorn
 
 from pipelines.core.errors import UserError
 from pipelines.core.machine import free_port
@@ -25,7 +25,7 @@ from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
 from pipelines.recipe.data_section import Instruction
 from pipelines.serving import endpoint
-from pipelines.serving.endpoint import MODEL_HEADER, Endpoint, ready_engine
+from pipelines.serving.endpoint import MODEL_HEADER, Endpoint, endpoint_server, ready_engine
 from pipelines.serving.serving_engine import Engine, leftovers, start_engine
 from tests.unit.export.models import loud, small, write_registered
 
@@ -65,8 +65,7 @@ class Served:
         first = asyncio.run(ready_engine(self.start_version, 1))
         endpoint = Endpoint(first, lambda: self.version, self.start_version, TOKEN)
         self.port = free_port()
-        config = uvicorn.Config(endpoint.app, port=self.port, log_level="warning")
-        self.server = uvicorn.Server(config)
+        self.server = endpoint_server(endpoint.app, "127.0.0.1", self.port)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
         while not self.server.started:
@@ -262,6 +261,43 @@ def test_a_promotion_under_load_mixes_and_drops_nothing(served: Served) -> None:
     assert old.process.poll() is not None
     with pytest.raises(openai.BadRequestError, match="was not trained on conversations"):
         served.client().chat.completions.create(model=NAME, messages=TALK)
+
+
+def test_the_endpoint_keeps_an_idle_connection_longer_than_a_client_does(served: Served) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port)
+    with closing(connection):
+        connection.connect()
+        for _ in range(2):
+            assert connection.sock is not None  # the same one
+            connection.request("GET", "/health")
+            assert connection.getresponse().read()
+            time.sleep(6)  # httpx keeps one for 5
+
+
+def test_an_engine_that_closes_an_idle_connection_loses_no_request() -> None:
+    """The engine closes its connection just as a request is under way."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answered = time.monotonic()
+        with suppress(asyncio.IncompleteReadError):  # the client has closed it
+            while await reader.readuntil(b"\r\n\r\n"):
+                if time.monotonic() - answered > 2:
+                    break
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                answered = time.monotonic()
+        writer.close()
+
+    async def ask_twice() -> None:
+        async with (
+            await asyncio.start_server(answer, "127.0.0.1", port),
+            endpoint._client() as client,
+        ):
+            for _ in range(2):
+                assert (await client.get(f"http://127.0.0.1:{port}/health")).is_success
+                await asyncio.sleep(2.5)
+
+    port = free_port()
+    asyncio.run(ask_twice())
 
 
 def test_an_engine_that_dies_is_started_again(served: Served) -> None:

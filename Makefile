@@ -2,7 +2,7 @@
 # Half of the time of an import is its compilation, which tests would repeat in each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env bench-env demo down check audit dist test-fast test test-install test-parity test-faults test-infra gpu-acceptance clean
+.PHONY: help env bench-env demo down check audit dist test-fast test test-install test-parity test-faults test-infra test-serving gpu-acceptance clean
 
 help:
 	@echo "make env    the virtual environment .venv, from requirements.lock"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-parity  check that many processes train the same model as a single one"
 	@echo "make test-faults  kills, full disks and outages on a real platform; ROW=row_04 runs one of them"
 	@echo "make test-infra  real images, Compose, Slurm, Kubernetes and object stores; as root on Debian; PART=slurm runs one"
+	@echo "make test-serving  what was registered, in the real servers: vLLM, Triton, llama.cpp and others; PART=vllm runs one"
 	@echo "make gpu-acceptance  what must hold on an NVIDIA GPU, in 9 minutes: docs/training.md; PYTHON=python3, PART=losses"
 	@echo "make clean  stop the platform; remove .venv and caches, but not .penstock"
 
@@ -76,6 +77,12 @@ PART =
 test-infra: env
 	@bash tests/infra/install.sh
 	.venv/bin/pytest -n 2 -m infra tests/infra -k "$(PART)"
+
+# Installs each server into an environment of its own, in $$PENSTOCK_SERVING_CACHE. What can't be
+# installed here is skipped with its reason.
+test-serving: env
+	@bash tests/serving/install.sh
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 -m serving tests/serving -k "$(PART)"
 
 # Needs no .venv: a bare machine has a Python of its own. Goes on from what an earlier run finished.
 PYTHON = .venv/bin/python

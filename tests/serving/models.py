@@ -1,0 +1,124 @@
+"""Models of each family as the registry keeps them, and what each is to answer, token by token."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from pipelines.core.storage import write_json, write_text
+from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
+from pipelines.data.tokens.tokenizer import Encoder, save_tokenizer, train_bpe
+from pipelines.models.config import DecoderConfig, RopeScaling
+from pipelines.models.families import flags
+from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters, merge
+from pipelines.models.peft_format import save_adapter
+from pipelines.models.pretrained import load_pretrained, save_pretrained
+from pipelines.models.transformer import Transformer
+from pipelines.recipe.data_section import Instruction
+from pipelines.recipe.training_section import Adapter
+
+Kind = Literal["plain", "chat", "lora"]
+KINDS: tuple[Kind, ...] = ("plain", "chat", "lora")
+CONTEXT, TOKENS = 128, 16
+PROMPTS = ["The valve opens", "Water", "a wheel turns in the pipe, and"]
+TALK = [{"role": "user", "content": "Does the valve open?"}]
+
+# A head of 32 is the smallest that vLLM has for processors, and llama.cpp's smallest blocks are of
+# 256 weights of a row.
+_SIZE: dict[str, Any] = {
+    "layers": 2,
+    "width": 256,
+    "heads": 8,
+    "kv_heads": 8,
+    "hidden": 512,
+    "context_length": CONTEXT,
+    "vocab_size": 1,
+}
+_GROUPED = _SIZE | {"kv_heads": 2}
+SHAPES = {
+    "llama2": DecoderConfig(**_SIZE, tie_embeddings=False),
+    "llama3": DecoderConfig(
+        **_GROUPED, rope_theta=500_000.0, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 32)
+    ),
+    "mistral": DecoderConfig(**_GROUPED | flags("mistral") | {"sliding_window": 24}),
+    "qwen2": DecoderConfig(**_GROUPED | flags("qwen2") | {"tie_embeddings": True}),
+    "qwen3": DecoderConfig(**_GROUPED | flags("qwen3") | {"head_dim": 64}),
+    "gpt2": DecoderConfig(**_SIZE, **flags("gpt2")),
+    "gpt_neox": DecoderConfig(**_SIZE, **flags("gpt_neox"), rotary_fraction=0.25),
+    "gptj": DecoderConfig(**_SIZE, **flags("gptj"), rotary_fraction=0.5),
+}
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A folder as *register* leaves it, and its base's where an adapter was trained."""
+
+    name: str
+    folder: Path
+    chat: bool = False
+    base: Path | None = None
+
+
+def write_registered(shape: str, kind: Kind, folder: Path) -> Registered:
+    """Write a model with random weights into new folders in a folder."""
+    made = Registered(
+        f"{shape}-{kind}",
+        folder / f"{shape}-{kind}",
+        chat=kind == "chat",
+        base=folder / f"{shape}-base" if kind == "lora" else None,
+    )
+    if made.base is None:
+        _write(_random(SHAPES[shape], made), made.folder, made.chat)
+        return made
+    _write(_random(SHAPES[shape], made), made.base, made.chat)
+    model = load_pretrained(made.base)
+    adapter = Adapter(kind="lora", rank=8, alpha=16)
+    add_adapters(model, chosen_sizes(model, adapter), adapter)
+    init_adapters(model, seed=1)
+    for number, layer in enumerate(adapted_layers(model).values()):
+        layer.lora_b.weight.data.normal_(0, 0.2, generator=torch.Generator().manual_seed(number))
+    save_adapter(model, made.folder / "adapter")
+    merge(model)
+    _write(model, made.folder, made.chat)
+    return made
+
+
+def _random(config: DecoderConfig, made: Registered) -> Transformer:
+    """Weights so large that what follows differs from token to token."""
+    rows = 320 + 2 * made.chat
+    torch.manual_seed(5)
+    model = Transformer(replace(config, vocab_size=rows))
+    for name, parameter in model.named_parameters():
+        scale = parameter.ndim == 1 and name.endswith("weight")  # a norm's
+        torch.nn.init.normal_(parameter, float(scale), 0.15)
+    return model.eval()
+
+
+def _write(model: Transformer, folder: Path, chat: bool) -> None:
+    texts = [f"The valve number {n} opens, and water turns a wheel." for n in range(200)]
+    save_tokenizer(train_bpe(texts, 320), folder)
+    if chat:
+        make_chat_tokenizer(folder, Instruction(kind="messages"))
+    save_pretrained(model, folder, end_of_text=Encoder(folder).end_id)
+    write_text(folder / "README.md", "# a model\n")
+    write_text(folder / "MLmodel", "flavors: {}\n")
+    write_json(folder / "lineage.json", {"recipe": {"model": {"init_from": "a-base"}}})
+
+
+@torch.inference_mode()
+def greedy(folder: Path, prompts: list[str] | None = None, tokens: int = TOKENS) -> list[list[int]]:
+    """Return what transformers' `generate` answers each prompt with; without any, the talk."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if prompts is None:
+        chat = tokenizer.apply_chat_template(TALK, add_generation_prompt=True, return_tensors="pt")
+        asked = [chat.input_ids]
+    else:
+        asked = [tokenizer(prompt, return_tensors="pt").input_ids for prompt in prompts]
+    return [
+        model.generate(ids, max_new_tokens=tokens, do_sample=False)[0, ids.shape[1] :].tolist()
+        for ids in asked
+    ]

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -138,11 +137,12 @@ def test_the_harness_scores_the_endpoint_as_the_folder(
     """It asks for the likelihood of given tokens, which transformers' server does not say."""
     if served.engine == "transformers":
         pytest.skip("transformers' server takes no token ids")
+    import datasets
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    for file in TASKS.iterdir():
-        shutil.copy(file, tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.chdir(TASKS)  # where the task's data are
     monkeypatch.setenv("OPENAI_API_KEY", TOKEN)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     found = lm_eval.simple_evaluate(
@@ -153,7 +153,7 @@ def test_the_harness_scores_the_endpoint_as_the_folder(
             "tokenizer": str(served.model.folder),
             "max_length": CONTEXT,
         },
-        tasks=[str(tmp_path / "numbers.yaml")],
+        tasks=["numbers.yaml"],
         task_manager=TaskManager(include_defaults=False),
         bootstrap_iters=0,
     )

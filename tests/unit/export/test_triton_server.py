@@ -133,8 +133,16 @@ def test_a_wrong_request_spoils_no_other(
     repository: Path, registered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = start(repository / "my-model" / "3", monkeypatch)
-    long, good, none = model.execute(
-        [request(["x" * CONTEXT], [5]), request(["ab"], [5]), request(["ab"], [0])]
+    texts_B1, most_B1 = np.array([[b"\xff"]], dtype=object), np.array([[5]], np.int32)
+    long, good, none, huge, no_text, no_utf8 = model.execute(
+        [
+            request(["x" * CONTEXT], [5]),
+            request(["ab"], [5]),
+            request(["ab"], [0]),
+            request(["ab"], [2**31 - 1]),
+            triton_stand_in.InferenceRequest([triton_stand_in.Tensor("max_tokens", most_B1)]),
+            triton_stand_in.InferenceRequest([triton_stand_in.Tensor("text_input", texts_B1)]),
+        ]
     )
     assert long.error().code() == triton_stand_in.TritonError.INVALID_ARG
     assert long.error().message() == (
@@ -142,6 +150,9 @@ def test_a_wrong_request_spoils_no_other(
     )
     assert texts(good) == [greedy(registered, "ab", 5)]
     assert "max_tokens is 0" in none.error().message()
+    assert "max_tokens is 2147483647" in huge.error().message()
+    assert no_text.error().message() == "text_input is missing; it is the text to continue"
+    assert no_utf8.error().message().startswith("text_input must be UTF-8 text: ")
     assert len(texts(model.execute([request([""], [4])])[0])) == 1
 
 

@@ -90,7 +90,7 @@ def test_the_repository_is_laid_out_as_triton_wants_it(repository: Path) -> None
     ]
     assert [each.name for each in config.output] == ["text_output"]
     version = repository / "my-model" / "3"
-    assert {path.name for path in version.iterdir()} == {"model.py", "model"}
+    assert {path.name for path in version.iterdir()} == {"__pycache__", "model.py", "model"}
 
 
 @pytest.mark.parametrize("backend", ["python", "vllm"])
@@ -166,6 +166,25 @@ def test_the_config_chooses_the_weights_type(
     export_triton(registered, tmp_path, "m", 2, "python")
     assert '"bfloat16"' in path.read_text()  # what a user tuned stays
     assert sorted(each.name for each in (tmp_path / "m").iterdir()) == ["1", "2", "config.pbtxt"]
+
+
+def test_a_server_that_polls_sees_one_change(
+    registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loads a model anew after any change in its folder; Python's bytecode would be one."""
+    version = export_triton(registered, tmp_path, "m", 1, "python")
+    before = sorted((tmp_path / "m").rglob("*"))
+    start(version, monkeypatch)
+    during: list[Path] = []
+
+    def export_whole(_: Path, folder: Path) -> None:
+        assert folder.parent.parent == tmp_path  # it skips a hidden folder beside the models
+        assert folder.parent.name.startswith(".")
+        during.extend(sorted((tmp_path / "m").rglob("*")))
+
+    monkeypatch.setattr("pipelines.export.triton_server.export_whole", export_whole)
+    export_triton(registered, tmp_path, "m", 2, "python")
+    assert during == before
 
 
 def test_vllm_is_told_where_the_model_lies(registered: Path, tmp_path: Path) -> None:

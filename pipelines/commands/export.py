@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -32,6 +32,7 @@ class Format(StrEnum):
     PEFT = "peft"
     INT8 = "int8"
     INT4 = "int4"
+    VLLM_INT4 = "vllm-int4"
     TRITON = "triton"
     TRITON_VLLM = "triton-vllm"
     ONNX = "onnx"
@@ -41,7 +42,7 @@ class Format(StrEnum):
 _TRITON: dict[str, "Backend"] = {Format.TRITON: "python", Format.TRITON_VLLM: "vllm"}
 _PROGRAM: dict[str, "Kind"] = {Format.ONNX: "onnx", Format.TORCH_EXPORT: "torch-export"}
 _MADE_BY = "penstock-export.json"  # beside what a package of a team's own wrote
-_VLLM_LOADS = (Format.HUGGINGFACE, Format.BF16, Format.INT8, Format.INT4)
+_VLLM_LOADS = (Format.HUGGINGFACE, Format.BF16, Format.INT8, Format.INT4, Format.VLLM_INT4)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ Sequences = Annotated[
     int, typer.Option(min=1, help="With a budget: full-context sequences served at once.")
 ]
 GroupSize = Annotated[
-    int, typer.Option(help="int4: how many weights share a scale: 32, 64, 128 or 256.")
+    int, typer.Option(help="int4, vllm-int4: how many weights share a scale: 32, 64, 128 or 256.")
 ]
 ServedFrom = Annotated[
     Path | None,
@@ -174,7 +175,7 @@ def _write(request: _Request, form: str) -> dict[str, Any]:
                 hf_folder.export_bf16(request.source, folder)
             case Format.PEFT:
                 hf_folder.export_adapter(request.source, folder)
-            case Format.INT8 | Format.INT4:
+            case Format.INT8 | Format.INT4 | Format.VLLM_INT4:
                 return _write_quantized(request, folder, form)
             case Format.ONNX | Format.TORCH_EXPORT:
                 from pipelines.export.program import export_program
@@ -204,9 +205,13 @@ def _write_quantized(request: _Request, folder: Path, form: str) -> dict[str, An
     from pipelines.stages.held_out import read_held_out, score_export
 
     held_out = read_held_out(request.source, load_settings().runs, request.workspace)
-    write_variant(
-        request.source, folder, "int8" if form == Format.INT8 else "int4", request.group_size
-    )
+    if form == Format.VLLM_INT4:
+        from pipelines.export.compressed import export_compressed
+
+        export_compressed(request.source, folder, request.group_size)
+    else:
+        bits: Literal["int8", "int4"] = "int8" if form == Format.INT8 else "int4"
+        write_variant(request.source, folder, bits, request.group_size)
     return {
         "bits_per_byte": score_export(folder, held_out, _progress(form)),
         "registered_bits_per_byte": held_out.bits_per_byte,

@@ -17,6 +17,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 _QUANTIZED = "quantization_config"  # key in config.json
+_COMPRESSED = "compressed-tensors"  # a library's name, and of its method there
 _PIECES, _PIECE_BYTES = 64, 1 << 16  # what a fingerprint reads of each file
 
 
@@ -75,6 +76,12 @@ def is_int4(folder: Path) -> bool:
     """Return whether torchao quantized the weights to 4 bits."""
     how = read_object(folder / CONFIG).get(_QUANTIZED, {})
     return str(how.get("quant_type", {}).get("default", {}).get("_type")).startswith("Int4")
+
+
+def is_compressed(folder: Path) -> bool:
+    """Return whether the weights are in the format of compressed-tensors."""
+    how = read_object(folder / CONFIG).get(_QUANTIZED, {})
+    return bool(how.get("quant_method") == _COMPRESSED)
 
 
 def has_int4_kernels() -> bool:

@@ -33,6 +33,7 @@ from pipelines.models.config import DecoderConfig
 from pipelines.models.model_folder import (
     CONFIG,
     has_int4_kernels,
+    is_compressed,
     is_quantized,
     load_config,
     stated_type,
@@ -177,11 +178,17 @@ def load_quantized(folder: Path, device: torch.device) -> nn.Module:
     """Return a quantised folder as a model of transformers, ready to compute.
 
     int8 always runs directly, and int4 where its kernels are installed. Elsewhere int4 weights are
-    decoded to bfloat16, the same numbers that the kernels multiply by.
+    decoded to bfloat16, the same numbers that the kernels multiply by. So are those of
+    compressed-tensors everywhere.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **PLAIN)
+    config = AutoConfig.from_pretrained(folder, **OFFLINE)
+    if is_compressed(folder):
+        config.quantization_config["dequantize"] = True
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype="auto", **PLAIN
+    )
     model = model.to(device).eval()
     if not has_int4_kernels():
         from torchao.quantization import Int4Tensor

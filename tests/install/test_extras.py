@@ -43,6 +43,7 @@ PROGRAMS = {
 # What an extra lacks on purpose, although a module that it reaches imports it in a function.
 LEFT_OUT = {
     "airflow": {
+        "compressed_tensors": "exports are made with the extra `laptop`",
         "datasets": "documents are read by preprocess, which runs on Ray",
         "kvikio": "taken where a machine has it",
         "lm_eval": "tasks are run by evaluate, on Ray",

@@ -131,12 +131,11 @@ def test_what_is_too_long_is_refused(served: Served) -> None:
         served.client().completions.create(model=NAME, prompt="water " * 200, max_tokens=8)
 
 
+# It asks for the likelihood of given tokens, which transformers' server does not say.
+@pytest.mark.parametrize("served", ENGINES[:1], indirect=True, ids="-".join)
 def test_the_harness_scores_the_endpoint_as_the_folder(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asks for the likelihood of given tokens, which transformers' server does not say."""
-    if served.engine == "transformers":
-        pytest.skip("transformers' server takes no token ids")
     import datasets
     import lm_eval
     from lm_eval.tasks import TaskManager

@@ -17,7 +17,7 @@ def answer(job: dict[str, Any], place: Path) -> None:
     """Write the ids of each prompt and of its answer, by the adapter first where there is one."""
     model = LLM(
         job["folder"],
-        dtype="float32",
+        dtype=job["dtype"],
         enforce_eager=True,
         enable_lora=job["adapter"] is not None,
         max_num_seqs=8,

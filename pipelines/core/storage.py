@@ -44,13 +44,20 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def fresh_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `path` if the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+def fresh_folder(path: Path, made_in: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary folder that replaces `path` if the block ends without an error.
+
+    Args:
+        path: The folder to replace or to create.
+        made_in: The temporary folder's parent, on the same file system; by default `path`'s.
+    """
+    made_in = made_in or path.parent
+    made_in.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=made_in, prefix=f".{path.name}."))
     temporary.chmod(0o755)
     try:
         yield temporary
+        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             shutil.rmtree(path)
         temporary.replace(path)

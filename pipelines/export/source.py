@@ -53,13 +53,17 @@ def check(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, made_in: Path | None = None) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` when the block ends without an error.
+
+    Args:
+        path: A new or an empty folder.
+        made_in: The temporary folder's parent, on the same file system; by default `path`'s.
 
     Raises:
         UserError: `path` is a file or a folder with files, which is never replaced.
     """
     if path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"{path} exists already; --to needs a new or an empty folder")
-    with fresh_folder(path.absolute()) as folder:
+    with fresh_folder(path.absolute(), made_in) as folder:
         yield folder

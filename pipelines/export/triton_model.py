@@ -67,13 +67,22 @@ class TritonPythonModel:
 
     def _read(self, request: Any) -> list[_Job]:
         """Return the prompts of a request, [B, 1] of bytes, with the number of tokens for each."""
-        texts = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().flatten()
+        given = pb_utils.get_input_tensor_by_name(request, "text_input")
+        if given is None:  # with an optional input, the server only counts the inputs
+            raise ValueError("text_input is missing; it is the text to continue")
+        texts = given.as_numpy().flatten()
         asked = pb_utils.get_input_tensor_by_name(request, "max_tokens")
-        numbers = [_DEFAULT_TOKENS] * len(texts) if asked is None else asked.as_numpy().flatten()
+        numbers = [_DEFAULT_TOKENS] * len(texts)
+        if asked is not None:  # as Python's integers: a sum of numpy's can wrap around
+            numbers = asked.as_numpy().flatten().tolist()
         jobs = []
         for text, number in zip(texts, numbers, strict=True):
+            try:
+                prompt = text.decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"text_input must be UTF-8 text: {error}") from None
             # An empty prompt becomes the token that every training text began with.
-            ids = self._tokenizer(text.decode()).input_ids or [self._end]
+            ids = self._tokenizer(prompt).input_ids or [self._end]
             if number < 1:
                 raise ValueError(f"max_tokens is {number}; it must be at least 1")
             if len(ids) + number > self._context:
@@ -81,7 +90,7 @@ class TritonPythonModel:
                     f"text_input has {len(ids)} tokens and max_tokens is {number}, but the model "
                     f"sees {self._context} in all"
                 )
-            jobs.append(_Job(ids, int(number)))
+            jobs.append(_Job(ids, number))
         return jobs
 
     def _batches(self, jobs: list[_Job]) -> Iterator[list[_Job]]:

@@ -86,11 +86,15 @@ def export_triton(
     model = repository.absolute() / triton_name(name)
     _check_backend(model / CONFIG, backend)
     place = model / str(version)
-    with new_folder(place) as folder:
+    # A server that polls skips hidden folders of the repository, but loads a model anew after any
+    # change in the model's own folder.
+    with new_folder(place, made_in=repository.absolute()) as folder:
         (folder / "model").mkdir()
         export_whole(source, folder / "model")
         if backend == "python":
             shutil.copyfile(MODEL_FILE, folder / "model.py")
+            # A file, so that Python writes no bytecode here, which is such a change as well.
+            (folder / "__pycache__").touch()
         else:
             base = served_from / place.relative_to(repository.absolute()) if served_from else place
             write_json(folder / "model.json", {"model": str(base / "model"), "dtype": "bfloat16"})

@@ -11,8 +11,10 @@ The engine's own port asks for no token, so other users of a shared machine can 
 import asyncio
 import hmac
 import logging
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import httpx
 import uvicorn
@@ -63,9 +65,24 @@ async def _wait_ready(engine: Engine, client: httpx.AsyncClient) -> None:
             if (await client.get(f"{engine.url}/health")).is_success:
                 return
         await asyncio.sleep(1)
+    code = engine.process.poll()
+    if code is None:
+        how = f"did not load its model within {_START_S:.0f} seconds"
+    elif code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
+    else:
+        how = f"ended with exit status {code}"
     raise UserError(
-        f"the server of {engine.name}@{engine.version} did not start; its log is {engine.log}"
+        f"the server of {engine.name}@{engine.version} {how}; its log, {engine.log}, "
+        + (f"ends with: {last}" if (last := _last_line(engine.log)) else "is empty")
     )
+
+
+def _last_line(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def endpoint_server(app: Starlette, host: str, port: int) -> uvicorn.Server:

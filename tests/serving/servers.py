@@ -12,6 +12,13 @@ import pytest
 
 KEPT = Path(os.environ.get("PENSTOCK_SERVING_CACHE", Path.home() / ".cache" / "penstock-serving"))
 START_S = 600.0
+# Without the first it ends with SIGILL and an empty log; the second in GiB.
+VLLM_ON_CPU = os.environ | {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def environment(name: str) -> Path:

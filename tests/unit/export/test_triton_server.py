@@ -90,7 +90,7 @@ def test_the_repository_is_laid_out_as_triton_wants_it(repository: Path) -> None
     ]
     assert [each.name for each in config.output] == ["text_output"]
     version = repository / "my-model" / "3"
-    assert {path.name for path in version.iterdir()} == {"model.py", "model"}
+    assert {path.name for path in version.iterdir()} == {"__pycache__", "model.py", "model"}
 
 
 @pytest.mark.parametrize("backend", ["python", "vllm"])
@@ -133,8 +133,16 @@ def test_a_wrong_request_spoils_no_other(
     repository: Path, registered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = start(repository / "my-model" / "3", monkeypatch)
-    long, good, none = model.execute(
-        [request(["x" * CONTEXT], [5]), request(["ab"], [5]), request(["ab"], [0])]
+    texts_B1, most_B1 = np.array([[b"\xff"]], dtype=object), np.array([[5]], np.int32)
+    long, good, none, huge, no_text, no_utf8 = model.execute(
+        [
+            request(["x" * CONTEXT], [5]),
+            request(["ab"], [5]),
+            request(["ab"], [0]),
+            request(["ab"], [2**31 - 1]),
+            triton_stand_in.InferenceRequest([triton_stand_in.Tensor("max_tokens", most_B1)]),
+            triton_stand_in.InferenceRequest([triton_stand_in.Tensor("text_input", texts_B1)]),
+        ]
     )
     assert long.error().code() == triton_stand_in.TritonError.INVALID_ARG
     assert long.error().message() == (
@@ -142,6 +150,9 @@ def test_a_wrong_request_spoils_no_other(
     )
     assert texts(good) == [greedy(registered, "ab", 5)]
     assert "max_tokens is 0" in none.error().message()
+    assert "max_tokens is 2147483647" in huge.error().message()
+    assert no_text.error().message() == "text_input is missing; it is the text to continue"
+    assert no_utf8.error().message().startswith("text_input must be UTF-8 text: ")
     assert len(texts(model.execute([request([""], [4])])[0])) == 1
 
 
@@ -155,6 +166,25 @@ def test_the_config_chooses_the_weights_type(
     export_triton(registered, tmp_path, "m", 2, "python")
     assert '"bfloat16"' in path.read_text()  # what a user tuned stays
     assert sorted(each.name for each in (tmp_path / "m").iterdir()) == ["1", "2", "config.pbtxt"]
+
+
+def test_a_server_that_polls_sees_one_change(
+    registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loads a model anew after any change in its folder; Python's bytecode would be one."""
+    version = export_triton(registered, tmp_path, "m", 1, "python")
+    before = sorted((tmp_path / "m").rglob("*"))
+    start(version, monkeypatch)
+    during: list[Path] = []
+
+    def export_whole(_: Path, folder: Path) -> None:
+        assert folder.parent.parent == tmp_path  # it skips a hidden folder beside the models
+        assert folder.parent.name.startswith(".")
+        during.extend(sorted((tmp_path / "m").rglob("*")))
+
+    monkeypatch.setattr("pipelines.export.triton_server.export_whole", export_whole)
+    export_triton(registered, tmp_path, "m", 2, "python")
+    assert during == before
 
 
 def test_vllm_is_told_where_the_model_lies(registered: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ TALK = [{"role": "user", "content": "hi"}]
 # Takes what vLLM's command takes of ours, and says what that was.
 VLLM = """#!/bin/sh
 echo "$@" > "{folder}/arguments"
-exec "{bin}/transformers" "$@"
+exec "{bin}/transformers" "$1" "$2" "$3" "$4" "$5" "$6"
 """
 
 
@@ -113,8 +113,9 @@ def served(tmp_path_factory: pytest.TempPathFactory):
         made.thread.join()
     assert all(engine.process.poll() is not None for engine in made.engines)
     assert sorted(path.name for path in made.home.iterdir()) == ["my-model-1.log", "my-model-2.log"]
-    *_, port = arguments = (folder / "arguments").read_text().split()
-    assert arguments == ["serve", "my-model/2", "--host", "127.0.0.1", "--port", port]
+    arguments = (folder / "arguments").read_text().split()
+    expected = ["serve", "my-model/2", "--host", "127.0.0.1", "--port", arguments[5]]
+    assert arguments == [*expected, "--dtype", "float32"]
 
 
 def ask(client: openai.OpenAI, **options: Any) -> Any:
@@ -340,9 +341,26 @@ def test_an_engine_that_ends_at_once_is_one_line_and_leaves_nothing(tmp_path: Pa
         engine.process.kill()
         return engine
 
-    with pytest.raises(UserError, match=r"the server of m@1 did not start; its log is .*m-1\.log"):
+    line = r"the server of m@1 was ended by SIGKILL; its log, .*m-1\.log, is empty"
+    with pytest.raises(UserError, match=line):
         asyncio.run(ready_engine(start, 1))
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["m-1.log"]
+
+
+def test_a_server_that_fails_says_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm").write_text("#!/bin/sh\necho no such model\necho\nexit 3\n")
+    (tmp_path / "vllm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    source = write_registered(small(), tmp_path / "source")
+
+    def start(version: int) -> Any:
+        return start_engine("m", version, source, tmp_path / "home", "vllm")
+
+    line = r"m@1 ended with exit status 3; its log, .*, ends with: no such model$"
+    with pytest.raises(UserError, match=line):
+        asyncio.run(ready_engine(start, 1))
 
 
 def test_what_a_killed_engine_left_is_found_and_what_runs_is_not(tmp_path: Path) -> None:

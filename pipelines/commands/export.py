@@ -19,6 +19,7 @@ from pipelines.core.storage import folder_bytes, write_json
 from pipelines.run.progress import ProgressMeter
 
 if TYPE_CHECKING:
+    from pipelines.export.gguf_file import Weights
     from pipelines.export.program import Kind
     from pipelines.export.right_size import AssessedVariant, Budget
     from pipelines.export.triton_server import Backend
@@ -37,10 +38,18 @@ class Format(StrEnum):
     TRITON_VLLM = "triton-vllm"
     ONNX = "onnx"
     TORCH_EXPORT = "torch-export"
+    GGUF = "gguf"
+    GGUF_F16 = "gguf-f16"
+    GGUF_Q8_0 = "gguf-q8_0"
 
 
 _TRITON: dict[str, "Backend"] = {Format.TRITON: "python", Format.TRITON_VLLM: "vllm"}
 _PROGRAM: dict[str, "Kind"] = {Format.ONNX: "onnx", Format.TORCH_EXPORT: "torch-export"}
+_GGUF: dict[str, "Weights"] = {
+    Format.GGUF: "own",
+    Format.GGUF_F16: "f16",
+    Format.GGUF_Q8_0: "q8_0",
+}
 _MADE_BY = "penstock-export.json"  # beside what a package of a team's own wrote
 _VLLM_LOADS = (Format.HUGGINGFACE, Format.BF16, Format.INT8, Format.INT4, Format.VLLM_INT4)
 
@@ -57,6 +66,7 @@ class Exported:
     bits_per_byte: float | None = None  # of the written model, if its weights were rounded
     registered_bits_per_byte: float | None = None
     logit_difference: float | None = None  # the graph's largest difference from the model
+    context_length: int | None = None  # of a GGUF file, in tokens
     package: str | None = None  # name and version, if a package of a team's own wrote the format
     fingerprint: str | None = None  # of that package's code and the packages it requires
     variants: tuple[dict[str, Any], ...] = ()  # measured for a memory budget
@@ -182,6 +192,8 @@ def _write(request: _Request, form: str) -> dict[str, Any]:
 
                 difference = export_program(request.source, folder, _PROGRAM[form])
                 return {"logit_difference": difference}
+            case Format.GGUF | Format.GGUF_F16 | Format.GGUF_Q8_0:
+                return _write_gguf(request, folder, form)
             case own:
                 return _write_own(request, folder, own)
     return {}
@@ -214,6 +226,35 @@ def _write_quantized(request: _Request, folder: Path, form: str) -> dict[str, An
         write_variant(request.source, folder, bits, request.group_size)
     return {
         "bits_per_byte": score_export(folder, held_out, _progress(form)),
+        "registered_bits_per_byte": held_out.bits_per_byte,
+    }
+
+
+def _write_gguf(request: _Request, folder: Path, form: str) -> dict[str, Any]:
+    """Write a file for llama.cpp; in 8 bits, a copy with the same numbers is scored."""
+    from pipelines.export.gguf_file import export_gguf, write_rounded
+    from pipelines.models.model_folder import load_config
+    from pipelines.stages.held_out import read_held_out, score_export
+
+    held_out = None
+    if form == Format.GGUF_Q8_0:
+        held_out = read_held_out(request.source, load_settings().runs, request.workspace)
+    context = export_gguf(request.source, folder, _GGUF[form], request.model)
+    whole = load_config(request.source).context_length
+    if context < whole:
+        typer.echo(
+            f"the file's context is the sliding window, {context} tokens of {whole}: llama.cpp "
+            "would see beyond the window",
+            err=True,
+        )
+    if held_out is None:
+        return {"context_length": context}
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        write_rounded(request.source, Path(scratch), _GGUF[form])
+        bits = score_export(Path(scratch), held_out, _progress(form))
+    return {
+        "context_length": context,
+        "bits_per_byte": bits,
         "registered_bits_per_byte": held_out.bits_per_byte,
     }
 
@@ -287,6 +328,11 @@ def _describe(result: Exported) -> str:
     if result.format in _TRITON:
         repository = Path(result.folder).parent.parent
         lines.append(f"  serve  tritonserver --model-repository {shlex.quote(str(repository))}")
+    if result.format in _GGUF:
+        from pipelines.export.gguf_file import FILE
+
+        path = shlex.quote(str(Path(result.folder) / FILE))
+        lines.append(f"  serve  llama-server --model {path} --ctx-size {result.context_length}")
     if result.format in _VLLM_LOADS:
         lines.append(f"  serve  vllm serve {shlex.quote(result.folder)}")
     return "\n".join(lines)

@@ -27,15 +27,20 @@ if TYPE_CHECKING:
 
 def rotary_table(config: DecoderConfig) -> Tensor:
     """Return the cosine and sine of each position's rotation, [2, context, R], fp32, on the CPU."""
+    numbers = torch.arange(config.context_length, dtype=torch.float32, device="cpu")
+    angles = torch.outer(numbers, rotary_frequencies(config))
+    angles = torch.cat((angles, angles), dim=-1)
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+def rotary_frequencies(config: DecoderConfig) -> Tensor:
+    """Return by how much each pair of features turns from token to token, [R/2], fp32, CPU."""
     width = config.rotary_width
     halves = torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width
     frequencies = 1.0 / (config.rope_theta**halves)
     if config.rope_scaling is not None:
         frequencies = _scaled(frequencies, config.rope_scaling)
-    numbers = torch.arange(config.context_length, dtype=torch.float32, device="cpu")
-    angles = torch.outer(numbers, frequencies)
-    angles = torch.cat((angles, angles), dim=-1)
-    return torch.stack((angles.cos(), angles.sin()))
+    return frequencies
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:

@@ -45,6 +45,7 @@ LEFT_OUT = {
     "airflow": {
         "compressed_tensors": "exports are made with the extra `laptop`",
         "datasets": "documents are read by preprocess, which runs on Ray",
+        "gguf": "exports are made with the extra `laptop`",
         "kvikio": "taken where a machine has it",
         "lm_eval": "tasks are run by evaluate, on Ray",
         "matplotlib": "curves are drawn by train and evaluate, on Ray; a plan's figure on a laptop",

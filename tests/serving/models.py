@@ -109,7 +109,7 @@ def _write(model: Transformer, folder: Path, chat: bool) -> None:
 
 @torch.inference_mode()
 def answered_by_transformers(
-    folder: Path, prompts: Sequence[str | list[Any]]
+    folder: Path, prompts: Sequence[str | list[Any]], tokens: int = TOKENS
 ) -> list[tuple[list[int], list[int]]]:
     """Return the ids of each prompt, and those that transformers' `generate` continues it with.
 
@@ -126,24 +126,13 @@ def answered_by_transformers(
         else:
             rendered = {"add_generation_prompt": True, "return_tensors": "pt"}
             ids = tokenizer.apply_chat_template(prompt, **rendered).input_ids
-        (row,) = model.generate(ids, max_new_tokens=TOKENS, do_sample=False).tolist()
+        (row,) = model.generate(ids, max_new_tokens=tokens, do_sample=False).tolist()
         made.append((row[: ids.shape[1]], row[ids.shape[1] :]))
     return made
 
 
-@torch.inference_mode()
-def greedy(folder: Path, prompts: list[str] | None = None, tokens: int = TOKENS) -> list[list[int]]:
-    """Return what transformers' `generate` answers each prompt with; without any, the talk."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if prompts is None:
-        chat = tokenizer.apply_chat_template(TALK, add_generation_prompt=True, return_tensors="pt")
-        asked = [chat.input_ids]
-    else:
-        asked = [tokenizer(prompt, return_tensors="pt").input_ids for prompt in prompts]
-    return [
-        model.generate(ids, max_new_tokens=tokens, do_sample=False)[0, ids.shape[1] :].tolist()
-        for ids in asked
-    ]
+def greedy(
+    folder: Path, prompts: Sequence[str | list[Any]], tokens: int = TOKENS
+) -> list[list[int]]:
+    """Return only the answers' ids."""
+    return [answer for _, answer in answered_by_transformers(folder, prompts, tokens)]

@@ -26,7 +26,7 @@ from tests.serving.models import (
     TALK,
     TOKENS,
     Registered,
-    answered_by_transformers,
+    greedy,
     write_registered,
 )
 from tests.serving.servers import VLLM_ON_CPU, environment
@@ -96,7 +96,7 @@ def _start(model: Registered, home: Path, program: Any, version: int) -> Any:
 def text(model: Registered, prompt: Any) -> str:
     from transformers import AutoTokenizer
 
-    ((_, answer),) = answered_by_transformers(model.folder, [prompt])
+    (answer,) = greedy(model.folder, [prompt])
     decoded = AutoTokenizer.from_pretrained(model.folder).decode(answer, skip_special_tokens=True)
     return str(decoded).rstrip("\ufffd")  # the half of a character that an answer may end with
 

@@ -71,12 +71,12 @@ class TiktokenBpe:
         """Take the content of a `tokenizer.json`; some three seconds for a vocabulary of 128k."""
         import tiktoken
 
-        pattern, model = _pattern(definition), definition["model"]
-        self._ascii_only = _normalizes(definition)
+        pattern, model = split_pattern(definition), definition["model"]
+        self._ascii_only = normalizes(definition)
         self._taken_out = [
             token["content"] for token in definition["added_tokens"] if not token["special"]
         ]
-        vocabulary = _vocabulary(model)
+        vocabulary = byte_vocabulary(model)
         self._disputed = _disputed(model, vocabulary)
         # It looks for special tokens first. Without any it would look for the empty string, which
         # is everywhere; this one is no text.
@@ -114,8 +114,15 @@ def byte_alphabet() -> list[str]:
     return [chr(stand_ins.get(byte, byte)) for byte in range(256)]
 
 
-def _pattern(definition: dict[str, Any]) -> str:
-    """Return the regular expression by which a text is cut into what is merged apart."""
+def split_pattern(definition: dict[str, Any]) -> str:
+    """Return the regular expression by which a text is cut into what is merged apart.
+
+    Args:
+        definition: The content of a `tokenizer.json`.
+
+    Raises:
+        UnsuitedError: It is none of `PATTERNS`.
+    """
     match definition["pre_tokenizer"]:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return _GPT2
@@ -129,11 +136,15 @@ def _pattern(definition: dict[str, Any]) -> str:
             # No text lies between two matches, so that the second means the same as the first.
             if (split["behavior"], split["invert"]) in (("Isolated", False), ("Removed", True)):
                 return str(pattern)
-    raise UnsuitedError("text is cut in a way that tiktoken is not known to share")
+    raise UnsuitedError("text is cut in a way that is not known here")
 
 
-def _normalizes(definition: dict[str, Any]) -> bool:
-    """Return whether text other than ASCII may be changed before it is cut."""
+def normalizes(definition: dict[str, Any]) -> bool:
+    """Return whether text other than ASCII may be changed before it is cut.
+
+    Raises:
+        UnsuitedError: ASCII may be changed, too.
+    """
     match definition["normalizer"]:
         case None:
             return False
@@ -142,8 +153,12 @@ def _normalizes(definition: dict[str, Any]) -> bool:
     raise UnsuitedError("text is normalised")
 
 
-def _vocabulary(model: dict[str, Any]) -> dict[bytes, int]:
-    """Return the id of each token that bytes can be merged into."""
+def byte_vocabulary(model: dict[str, Any]) -> dict[bytes, int]:
+    """Return the id of each token that bytes can be merged into.
+
+    Raises:
+        UnsuitedError: The model is no BPE of bytes, or merges in another way than tiktoken.
+    """
     if model["type"] != "BPE":
         raise UnsuitedError(f"the model is {model['type']}, not BPE")
     for setting in _FOREIGN:

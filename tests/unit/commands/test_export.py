@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from gguf import GGUFReader
 from typer.testing import CliRunner
 
 from pipelines.cli import app
@@ -118,6 +119,29 @@ def test_a_plain_copy_needs_no_held_out_documents(form, model, tmp_path):
     )
     assert said["bits_per_byte"] is None
     assert (tmp_path / "to" / "lineage.json").is_file()
+
+
+@pytest.mark.parametrize(("form", "kind"), [("gguf", 0), ("gguf-f16", 1)])
+def test_a_file_for_llama_cpp_needs_no_held_out_documents(form, kind, model, tmp_path):
+    shutil.rmtree(tmp_path / "home" / "runs")
+    to = tmp_path / "to"
+    result = penstock(model, "--to", str(to), "--format", form)
+    serve = result.stdout.splitlines()[-1].split()
+    assert serve[:3] == ["serve", "llama-server", "--model"]
+    assert serve[3:] == [str(to / "model.gguf"), "--ctx-size", "32"]
+    fields = GGUFReader(to / "model.gguf").fields
+    assert fields["general.name"].contents() == f"{model}@1"
+    assert fields["general.file_type"].contents() == kind
+
+
+def test_a_file_in_8_bits_is_scored_by_a_copy_with_its_numbers(model, tmp_path):
+    to = tmp_path / "to"
+    said = json.loads(penstock(model, "--format", "gguf-q8_0", "--to", str(to), "--json").stdout)
+    lost = said["bits_per_byte"] - said["registered_bits_per_byte"]
+    assert 0 < abs(lost) < 0.02 * said["registered_bits_per_byte"]
+    assert said["context_length"] == 32
+    assert said["bytes"] < said["registered_bytes"] / 3
+    assert {path.name for path in to.iterdir()} == {"model.gguf", "README.md", "lineage.json"}
 
 
 def test_what_a_teams_package_writes_says_which_code_made_it(model, tmp_path):

@@ -1,12 +1,19 @@
 """Small models as the registry keeps them."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from pipelines.core.storage import write_json, write_text
-from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
+from pipelines.data.tokens.fast_encoder import PATTERNS
+from pipelines.data.tokens.tokenizer import (
+    TOKENIZER_FILE,
+    byte_tokenizer,
+    save_tokenizer,
+    train_bpe,
+)
 from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters, merge
 from pipelines.models.peft_format import save_adapter
 from pipelines.models.presets import preset
@@ -57,6 +64,34 @@ def write_adapted(folder: Path) -> tuple[Path, Path]:
     save_adapter(model, registered / "adapter")
     merge(model)
     return base, write_registered(model, registered)
+
+
+def write_pretrained_tokenizer(pattern: str, ignore_merges: bool, folder: Path) -> None:
+    """A byte-level BPE that cuts by a known pattern; with `ignore_merges` as Llama 3's.
+
+    Llama 3's begins each text with a token.
+    """
+    definition = json.loads(train_bpe(["a valve opens"] * 9, 280).to_str())
+    definition["model"]["ignore_merges"] = ignore_merges
+    split = {"pattern": {"Regex": PATTERNS[pattern]}, "behavior": "Isolated", "invert": False}
+    level = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    definition["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "Split", **split}, {"type": "ByteLevel", **level}],
+    }
+    if ignore_merges:
+        definition["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [
+                {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {
+                "<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+            },
+        }
+    write_json(folder / TOKENIZER_FILE, definition)
 
 
 def tokens() -> torch.Tensor:

@@ -208,6 +208,7 @@ def _end_of_text(folder: Path, trained: Path, talks: list[Messages]) -> ServedCh
             int(chat.ids[chat.mask == 1][-1]): "the end of an answer"
             for _, chat in _encoded(trained, talks)
         }
+        ends[ChatEncoder(trained).end_of_answer] = "the mark after an answer"
     for id_, what in ends.items():
         if id_ not in stops:
             found = f"{what} is token {id_}, but generation_config.json stops at {sorted(stops)}"

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -143,7 +144,10 @@ def named_places(model: Transformer) -> dict[str, Place]:
 
 
 def save_pretrained(
-    model: Transformer | Sequence[Transformer], folder: Path, end_of_text: int | None = None
+    model: Transformer | Sequence[Transformer],
+    folder: Path,
+    end_of_text: int | None = None,
+    end_of_answer: int | None = None,
 ) -> None:
     """Write a folder that `AutoModelForCausalLM.from_pretrained` loads.
 
@@ -155,6 +159,7 @@ def save_pretrained(
         model: The model or this process's stages of it, on any device; the type is kept.
         folder: Created if missing.
         end_of_text: The token id that ends a document, and thus a generation.
+        end_of_answer: The token id that ends an answer of a conversation, and thus a generation.
     """
     parts = [model] if isinstance(model, Transformer) else model
     places = {name: each for part in parts for name, each in named_places(part).items()}
@@ -165,8 +170,12 @@ def save_pretrained(
     folder.mkdir(parents=True, exist_ok=True)
     values = write_config(config, str(dtype).removeprefix("torch."))
     if writes():
-        special = {} if end_of_text is None else dict.fromkeys(_SPECIAL_TOKENS, end_of_text)
+        special: dict[str, Any] = {}
+        if end_of_text is not None:
+            special = dict.fromkeys(_SPECIAL_TOKENS, end_of_text)
         write_json(folder / CONFIG, values | special)
+        if end_of_answer not in (None, end_of_text):
+            special["eos_token_id"] = [end_of_answer, end_of_text]
         write_json(folder / "generation_config.json", special)
     names = [WEIGHTS]
     if len(groups) > 1:

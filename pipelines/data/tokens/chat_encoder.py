@@ -7,6 +7,7 @@ marks become what they mean.
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -116,6 +117,15 @@ class ChatEncoder:
         begins = np.flatnonzero(np.diff(chat.mask.astype(np.int8), prepend=0) == 1)
         answered = sum(role == ASSISTANT for role, _ in messages)
         return chat.ids[: begins[answered]]
+
+    @cached_property
+    def end_of_answer(self) -> int:
+        """The id at which an answer ends: the first special one after its text."""
+        (chat,) = self.encode([(("user", "."), (ASSISTANT, "."))])
+        learnt = chat.ids[chat.mask == 1].tolist()
+        said = [place for place, id_ in enumerate(learnt) if "." in self.decode(np.array([id_]))]
+        after = learnt[said[-1] + 1 :]
+        return next((int(id_) for id_ in after if id_ in self.special_ids), self._end_id)
 
     def _cuts(self, messages: Messages, chat: Rendered) -> list[int]:
         """0, the text's end, and between them a place within each mark that a message spells out.

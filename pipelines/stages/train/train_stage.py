@@ -16,6 +16,7 @@ import torch
 from pipelines.core.errors import UserError
 from pipelines.core.line_files import LineFile
 from pipelines.core.storage import folder_hash
+from pipelines.data.tokens.chat_encoder import ChatEncoder
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
@@ -120,7 +121,8 @@ def run(
                 conclude(reporter.points, workspace, tracked)
             batch = last_loss(trainer)
         tokens = position.step * loader.tokens_per_step
-        record = export(settled, parallelized, batch, workspace, position.step, tokens, history)
+        talks, steps = loader.has_mask, position.step
+        record = export(settled, parallelized, batch, talks, workspace, steps, tokens, history)
     if record is not None:
         tag_run(workspace, record)
         events.ended(record.steps, record.model_hash)
@@ -257,6 +259,7 @@ def export(
     settled: SettledLayout,
     model: Parallelized,
     batch: CheckBatch,
+    talks: bool,
     workspace: Path,
     steps: int,
     tokens: int,
@@ -264,13 +267,15 @@ def export(
 ) -> TrainRecord | None:
     """Write model, tokenizer and curve, and the record last; all processes call this.
 
-    Adapters are merged into the model, and are also written beside it.
+    Adapters are merged into the model, and are also written beside it. A model of conversations,
+    `talks`, stops where an answer ends, too.
     """
     output = output_folder(workspace, STAGE)
     tokenizer = output_folder(workspace, PreprocessRecord.stage) / "tokenizer"
     if history is not None:
         shutil.copytree(tokenizer, output / MODEL, dirs_exist_ok=True)  # others write there, too
-    save_pretrained(model.modules, output / MODEL, end_of_text=Encoder(tokenizer).end_id)
+    answer = ChatEncoder(tokenizer).end_of_answer if talks else None
+    save_pretrained(model.modules, output / MODEL, Encoder(tokenizer).end_id, answer)
     has_adapter = settled.recipe.adapter.kind != "none"
     if has_adapter:
         save_adapter(model.modules, output / ADAPTER)

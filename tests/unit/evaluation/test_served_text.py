@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from pipelines.core.storage import read_json, write_json
+from pipelines.data.tokens.chat_encoder import ChatEncoder
 from pipelines.data.tokens.chat_template import TEMPLATE_FILE
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.evaluation.held_out_documents import read_documents
@@ -65,9 +66,10 @@ def make(folder: Path, chat: bool, *overrides: str) -> Made:
     preprocessing.run(recipe, folder / "run")
     preprocess = output_folder(folder / "run", "preprocess")
     served = shutil.copytree(preprocess / "tokenizer", folder / "served")
-    end = {"eos_token_id": Encoder(served).end_id}
-    write_json(served / "config.json", end)
-    write_json(served / "generation_config.json", end)
+    end = Encoder(served).end_id
+    write_json(served / "config.json", {"eos_token_id": end})
+    ends = [ChatEncoder(served).end_of_answer, end] if chat else end
+    write_json(served / "generation_config.json", {"eos_token_id": ends})
     return Made(preprocess, served)
 
 
@@ -139,6 +141,11 @@ def _stop_elsewhere(made: Made) -> None:
     write_json(made.served / "generation_config.json", {"eos_token_id": 7})
 
 
+def _go_on_after_an_answer(made: Made) -> None:
+    end = Encoder(made.served).end_id
+    write_json(made.served / "generation_config.json", {"eos_token_id": end})
+
+
 def _never_stop(made: Made) -> None:
     write_json(made.served / "generation_config.json", {})
 
@@ -164,6 +171,7 @@ FAULTS: dict[str, tuple[bool, Callable[[Made], None], str]] = {
     "lost merges": (False, _lose_merges, "training data"),
     "another end": (False, _stop_elsewhere, "end of text"),
     "no end": (False, _never_stop, "end of text"),
+    "no end of answers": (True, _go_on_after_an_answer, "end of text"),
     "another end of answers": (True, _stop_elsewhere, "end of text"),
     "a drifted template": (True, _drift, "conversations"),
     "a lost template": (True, _lose_template, "conversations"),

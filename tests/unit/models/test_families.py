@@ -78,9 +78,10 @@ def config(request: pytest.FixtureRequest) -> DecoderConfig:
 @torch.no_grad()
 def test_transformers_reads_ours_and_we_read_theirs(config: DecoderConfig, tmp_path: Path) -> None:
     ours = random_model(config)
-    save_pretrained(ours, tmp_path / "ours", end_of_text=0)
+    save_pretrained(ours, tmp_path / "ours", end_of_text=0, end_of_answer=3)
     theirs = theirs_of(tmp_path / "ours")
-    assert theirs.generation_config.eos_token_id == 0
+    assert theirs.generation_config.eos_token_id == [3, 0]
+    assert theirs.config.eos_token_id == 0
     theirs.save_pretrained(tmp_path / "theirs")
     again = load_pretrained(tmp_path / "theirs").eval()
     assert again.config == ours.config

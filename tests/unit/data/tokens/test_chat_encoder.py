@@ -119,6 +119,22 @@ def test_the_mask_holds_what_the_assistant_says(
     assert answers(save(tmp_path / "tokenizer", template), TALK[1:]) == expected
 
 
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (CHATML, "<|im_end|>"),
+        (LLAMA_2, "<|endoftext|>"),
+        (MARKED, "<|im_end|>"),
+        (REASONING, "<|im_end|>"),
+    ],
+)
+def test_the_end_of_an_answer_is_the_mark_after_its_text(
+    tmp_path: Path, template: str, expected: str
+) -> None:
+    folder = save(tmp_path / "tokenizer", template)
+    assert ChatEncoder(folder).end_of_answer == hf(folder).convert_tokens_to_ids(expected)
+
+
 def test_the_prompt_of_an_answer_is_what_the_library_asks_with(folder: Path) -> None:
     prompt = hf(folder).apply_chat_template(dialogue(TALK[:4]), add_generation_prompt=True)
     (found,) = ChatEncoder(folder).encode([TALK])

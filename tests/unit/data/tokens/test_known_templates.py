@@ -251,3 +251,9 @@ def test_a_wrong_mask_is_found(
     )
     with pytest.raises(AssertionError):
         check(folder("qwen2_5"), TALKS["two"], "<|im_end|>")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_an_answer_ends_with_the_templates_mark(name: str, tmp_path: Path) -> None:
+    encoder = ChatEncoder(saved(tmp_path, template(name)))
+    assert encoder.decode(np.array([encoder.end_of_answer])) == KNOWN[name][0]

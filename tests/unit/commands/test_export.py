@@ -82,7 +82,7 @@ def penstock(*arguments):
     return CliRunner().invoke(app, ["models", "export", *arguments], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("form", ["int8", "int4", "vllm-int4"])
 def test_what_is_printed_is_what_the_written_folder_is_worth(form, model, tmp_path):
     to = tmp_path / "to"
     result = penstock(

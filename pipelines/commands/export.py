@@ -182,7 +182,7 @@ def _write(request: _Request, form: str) -> dict[str, Any]:
             case Format.HUGGINGFACE:
                 hf_folder.export_whole(request.source, folder)
             case Format.BF16:
-                hf_folder.export_bf16(request.source, folder)
+                hf_folder.export_bf16(request.source, folder, _progress(form))
             case Format.PEFT:
                 hf_folder.export_adapter(request.source, folder)
             case Format.INT8 | Format.INT4 | Format.VLLM_INT4:
@@ -220,10 +220,10 @@ def _write_quantized(request: _Request, folder: Path, form: str) -> dict[str, An
     if form == Format.VLLM_INT4:
         from pipelines.export.compressed import export_compressed
 
-        export_compressed(request.source, folder, request.group_size)
+        export_compressed(request.source, folder, request.group_size, _progress(form))
     else:
         bits: Literal["int8", "int4"] = "int8" if form == Format.INT8 else "int4"
-        write_variant(request.source, folder, bits, request.group_size)
+        write_variant(request.source, folder, bits, request.group_size, _progress(form))
     return {
         "bits_per_byte": score_export(folder, held_out, _progress(form)),
         "registered_bits_per_byte": held_out.bits_per_byte,

@@ -2,15 +2,19 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import read_json, write_json
-from pipelines.export.source import check, check_whole, companion_files
+from pipelines.export.source import check, companion_files
 from pipelines.models import peft_format
-from pipelines.models.model_folder import CONFIG, INDEX, read_object
+from pipelines.models.model_folder import read_object
 from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.registry.registry import LINEAGE
+from pipelines.run.progress import ProgressMeter
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ADAPTER = "adapter"  # the adapter's folder in a registered folder, if training used one
 
@@ -29,35 +33,23 @@ def export_whole(source: Path, folder: Path) -> None:
         shutil.copyfile(path, folder / path.name)
 
 
-def export_bf16(source: Path, folder: Path) -> None:
+def export_bf16(source: Path, folder: Path, meter: ProgressMeter | None = None) -> None:
     """Copy a model in bfloat16, half the bytes of fp32, with one file at a time in memory.
 
     Args:
         source: A registered folder.
         folder: An existing folder that receives the files.
+        meter: Told the bytes that are read.
 
     Raises:
         UserError: See `source.check_whole`.
     """
-    import torch
-    from safetensors.torch import load_file, save_file
+    from pipelines.export.file_by_file import rewrite, to_bfloat16  # they import torch
 
-    weights = check_whole(source)
-    for path in companion_files(source):
-        shutil.copyfile(path, folder / path.name)
-    total = 0
-    for path in weights:
-        tensors = {
-            name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
-            for name, tensor in load_file(path).items()
-        }
-        total += sum(tensor.nbytes for tensor in tensors.values())
-        save_file(tensors, folder / path.name, metadata={"format": "pt"})
-    write_json(folder / CONFIG, read_object(source / CONFIG) | {"dtype": "bfloat16"})
-    if (source / INDEX).is_file():
-        index = read_object(source / INDEX)
-        index["metadata"] = index.get("metadata", {}) | {"total_size": total}
-        write_json(folder / INDEX, index)
+    def change(name: str, tensor: "Tensor") -> "dict[str, Tensor]":
+        return {name: to_bfloat16(tensor)}
+
+    rewrite(source, folder, change, {"dtype": "bfloat16"}, meter=meter)
 
 
 def export_adapter(source: Path, folder: Path) -> None:

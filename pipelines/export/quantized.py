@@ -9,8 +9,6 @@ weights of a row: weight = code * scale + zero, with codes from -8 to 7. torchao
 the same rule on any device, so a CPU can make, load and measure the model that a GPU will serve.
 """
 
-import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,9 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
-from pipelines.export.source import check_whole, companion_files
-from pipelines.models.model_folder import CONFIG
-from pipelines.models.served import PLAIN, block_linears
+from pipelines.export.file_by_file import (
+    Tensors,
+    is_weight_of,
+    linear_layers,
+    rewrite,
+    to_bfloat16,
+)
+from pipelines.export.source import check_whole
+from pipelines.models.safetensors_files import SafetensorsFiles
+from pipelines.run.progress import ProgressMeter
 
 if TYPE_CHECKING:
     from torchao.quantization import Int4Tensor
@@ -30,42 +35,52 @@ _LEVELS, _ZERO_CODE = 15, 8  # steps between 16 codes; the zero's code, counted 
 _SMALLEST_SCALE = 1e-6
 
 
-def export_quantized(source: Path, folder: Path, bits: Literal[4, 8], group: int = 128) -> None:
+def export_quantized(
+    source: Path,
+    folder: Path,
+    bits: Literal[4, 8],
+    group: int = 128,
+    meter: ProgressMeter | None = None,
+) -> None:
     """Write a folder whose linear layers hold 8 or 4 bits per weight.
-
-    The whole model is in memory in bfloat16 meanwhile.
 
     Args:
         source: A registered folder.
         folder: An existing folder that receives the files.
         bits: 8 or 4.
         group: With 4 bits, the number of weights that share a scale; one of `GROUPS`.
+        meter: Told the bytes that are read.
 
     Raises:
-        UserError: See `source.check_whole`; or the group does not divide some layer's inputs, or
-            the family has no linear layers that torchao quantises.
+        UserError: See `source.check_whole` and `linear_layers`; or the group does not divide some
+            layer's inputs.
     """
-    from transformers import AutoModelForCausalLM, TorchAoConfig
-    from transformers.quantizers.quantizer_torchao import TorchAoHfQuantizer
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    from transformers import TorchAoConfig
 
-    weights = check_whole(source)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, **PLAIN)
-    layers = dict(block_linears(model))
-    if not layers:
-        raise UserError(
-            f"{source}: a {model.config.model_type} of transformers has no linear layers (it uses "
-            "Conv1D), and torchao quantises nothing else; bf16 is the smallest form"
-        )
-    config = _quantize(layers, bits, group)
-    model.config.quantization_config = TorchAoConfig(config)
-    model.hf_quantizer = TorchAoHfQuantizer(model.config.quantization_config)
-    model.save_pretrained(folder)
-    for path in folder.glob("*.safetensors"):
-        _sort_header(path)
-    written = {CONFIG, *(path.name for path in weights)}
-    for path in companion_files(source):
-        if path.name not in written:
-            shutil.copyfile(path, folder / path.name)
+    layers, _ = linear_layers(source)
+    config = _torchao_config(layers, bits, group)
+
+    def encoded(name: str, tensor: Tensor) -> Tensor:
+        tensor = to_bfloat16(tensor)
+        if not is_weight_of(layers, name):
+            return tensor
+        return _encode_int8(tensor, config) if bits == 8 else encode_int4(tensor, group)
+
+    # transformers looks for what describes a tensor in whichever file it read last.
+    places = SafetensorsFiles(check_whole(source)).places
+    shapes = {
+        name: encoded(name, torch.empty(place.shape, dtype=place.dtype, device="meta"))
+        for name, place in places.items()
+    }
+    _, described = flatten_tensor_state_dict(shapes)
+
+    def change(name: str, tensor: Tensor) -> Tensors:
+        written: Tensors = flatten_tensor_state_dict({name: encoded(name, tensor)})[0]
+        return written
+
+    how = {"dtype": "bfloat16", "quantization_config": TorchAoConfig(config).to_dict()}
+    rewrite(source, folder, change, how, described, meter)
 
 
 def encode_int4(weight: Tensor, group: int) -> "Int4Tensor":
@@ -91,15 +106,22 @@ def encode_int4(weight: Tensor, group: int) -> "Int4Tensor":
     )
 
 
-def _quantize(layers: dict[str, nn.Linear], bits: Literal[4, 8], group: int) -> Any:
-    """Quantise the layers in place and return torchao's configuration."""
-    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+def _encode_int8(weight: Tensor, config: Any) -> Tensor:
+    """Round a matrix [out, in] to 8 bits as torchao does; each row has a scale."""
+    from torchao.quantization import quantize_
+
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    quantize_(layer, config)
+    return layer.weight.detach()
+
+
+def _torchao_config(layers: dict[str, nn.Linear], bits: Literal[4, 8], group: int) -> Any:
+    """Return torchao's configuration, if it suits all layers."""
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
 
     if bits == 8:
-        config = Int8WeightOnlyConfig(set_inductor_config=False)
-        for linear in layers.values():
-            quantize_(linear, config)
-        return config
+        return Int8WeightOnlyConfig(set_inductor_config=False)
     if group not in GROUPS:
         raise UserError(f"--group-size {group}: it must be one of {', '.join(map(str, GROUPS))}")
     for name, linear in layers.items():
@@ -110,24 +132,8 @@ def _quantize(layers: dict[str, nn.Linear], bits: Literal[4, 8], group: int) -> 
                 f"groups of {group} weights don't divide the {linear.in_features} inputs of "
                 f"{name}; {hint}"
             )
-    for linear in layers.values():
-        codes = encode_int4(linear.weight.detach(), group)
-        linear.weight = nn.Parameter(codes, requires_grad=False)
     return Int4WeightOnlyConfig(group_size=group, set_inductor_config=False)
 
 
 def _divides_all(group: int, layers: dict[str, nn.Linear]) -> bool:
     return all(linear.in_features % group == 0 for linear in layers.values())
-
-
-def _sort_header(path: Path) -> None:
-    """Sort a safetensors file's header, since safetensors writes metadata in random order."""
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        text = json.dumps(header, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        data = text.encode()
-        if len(data) > length:
-            raise ValueError(f"{path}: the header grew from {length} to {len(data)} bytes")
-        file.seek(8)
-        file.write(data.ljust(length))

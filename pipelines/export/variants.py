@@ -15,6 +15,7 @@ from pipelines.export.right_size import Variant
 from pipelines.models.model_folder import weight_files
 from pipelines.models.safetensors_files import weight_bytes
 from pipelines.models.served import OFFLINE, inference_device, let_go, load_served
+from pipelines.run.progress import ProgressMeter
 
 Form = Literal["bf16", "int8", "int4"]
 FORMS: tuple[Form, ...] = ("bf16", "int8", "int4")
@@ -30,12 +31,14 @@ class Made:
     problem: str | None = None
 
 
-def write_variant(source: Path, folder: Path, form: Form, group: int) -> None:
+def write_variant(
+    source: Path, folder: Path, form: Form, group: int, meter: ProgressMeter | None = None
+) -> None:
     """Write one form of a model's folder; see `export_bf16` and `export_quantized`."""
     if form == "bf16":
-        export_bf16(source, folder)
+        export_bf16(source, folder, meter)
     else:
-        export_quantized(source, folder, 8 if form == "int8" else 4, group)
+        export_quantized(source, folder, 8 if form == "int8" else 4, group, meter)
 
 
 def make_variant(source: Path, scratch: Path, form: Form, group: int) -> Made:

@@ -16,7 +16,7 @@ from pipelines.evaluation.bootstrap import bits_per_byte
 from pipelines.evaluation.perplexity import score_documents
 from pipelines.export.hf_folder import export_bf16
 from pipelines.export.quantized import encode_int4, export_quantized
-from pipelines.models import served
+from pipelines.models import pretrained, served
 from pipelines.models.served import decode_int4, load_quantized
 from tests.unit.export.models import PROMPTS, small, tokens, write_registered
 
@@ -134,6 +134,20 @@ def test_models_of_other_families(name: str, bits: int, tmp_path: Path, made: Pa
     export_quantized(source, made, bits, group=32)
     scores = bits_per_byte(score_documents(made, DOCUMENTS))
     assert scores == pytest.approx(bits_per_byte(score_documents(source, DOCUMENTS)), rel=0.1)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_model_in_several_files_is_that_in_one(
+    bits: int, registered: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrained, "FILE_BYTES", 60_000)
+    several = write_registered(small(), tmp_path / "several")
+    assert len(list(several.glob("*.safetensors"))) > 2
+    (tmp_path / "to").mkdir()
+    export_quantized(registered, made, bits, group=32)
+    export_quantized(several, tmp_path / "to", bits, group=32)
+    logits = [load_quantized(folder, CPU)(tokens()).logits for folder in (made, tmp_path / "to")]
+    assert torch.equal(*logits)
 
 
 def test_what_is_scored_is_the_quantised_model(registered: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`penstock serve`: serve a registered model at an OpenAI-compatible endpoint."""
 
+from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated
 
@@ -55,4 +56,5 @@ def serve(
     typer.echo(f"{name}@{version} on http://{host}:{port}/v1")
     typer.echo(f"API key in {serve_token_path(settings)}")
     endpoint = Endpoint(first, latest, start, token)
-    endpoint_server(endpoint.app, host, port).run()
+    with suppress(KeyboardInterrupt):  # which the server raises again once it has ended
+        endpoint_server(endpoint.app, host, port).run()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import httpx
 import openai
@@ -62,7 +63,9 @@ def serving(platform, model):
     """`penstock serve`, and a way to ask it: a text, and the version that wrote it."""
     port = free_port()
     command = [PENSTOCK, "serve", model, "--port", str(port)]
-    process = subprocess.Popen(command, env=platform.environment, cwd=PROJECT)
+    # A shell's background job, as these tests may be, passes on that Ctrl-C means nothing.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, env=platform.environment, cwd=PROJECT, preexec_fn=heed)
     client = openai.OpenAI(
         base_url=f"http://127.0.0.1:{port}/v1",
         api_key=serve_token(platform.settings),

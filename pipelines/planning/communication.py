@@ -9,17 +9,19 @@ Sources: Patarasuk and Yuan 2009 (rings); Rajbhandari et al. 2020 (ZeRO), sectio
 al. 2022 (tensor and sequence parallelism); Jacobs et al. 2023 (DeepSpeed Ulysses), section 3.
 """
 
+import math
 from dataclasses import dataclass
 
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.layout import stage_count
 from pipelines.planning.hardware import Hardware
-from pipelines.planning.memory_state import NF4
+from pipelines.planning.memory_state import NF4, muon_batches
 from pipelines.planning.memory_training import FP32, Training, gathered_bytes
 
 # The reached part of a link's datasheet rate: NCCL's maintainer reports 370 of 450 GB/s
 # (nccl-tests, issue 212).
 REACHED = 0.8
+BF16 = 2
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Communication:
         weights: FSDP's gathers for all micro-batches; computation that takes longer hides them.
         gradients: Scattering gradients to shards, which overlaps with every backward pass.
         replicas: Adding up gradients once per step, which overlaps with the last backward pass.
+        optimizer: Muon's results, of which each replica computes a part.
         tensor: Tensor parallelism, which no computation hides without `parallel.async_tp`.
         context: Context parallelism, which no computation hides.
         pipeline: Sending activations and their gradients between stages.
@@ -80,6 +83,7 @@ class Communication:
     weights: float
     gradients: float
     replicas: float
+    optimizer: float
     tensor: float
     context: float
     pipeline: float
@@ -113,6 +117,7 @@ def communication(
         weights=weights,
         gradients=number * gradients,
         replicas=replicas,
+        optimizer=_muon(config, training, hardware),
         # Sums in attention and feed-forward layers, both passes; then embeddings and head.
         tensor=number * (layers * sums + 2) * tp.all_reduce(stream, hardware),
         context=number * cp.all_to_all(exchanged, hardware),
@@ -147,6 +152,23 @@ def _data_parallel(
     if training.whole_gradients_wait:
         divided, added = 0.0, divided + added
     return shards.gather(gathered, hardware), divided, added
+
+
+def _muon(config: DecoderConfig, training: Training, hardware: Hardware) -> float:
+    """Return the seconds to gather what each replica orthogonalised, in bf16."""
+    layout = training.layout
+    copies = Group.of(
+        layout.dp_replicate,
+        layout.world // layout.pp // layout.dp_replicate,
+        hardware.devices_per_node,
+    )
+    shares = [
+        (math.ceil(matrices / copies.size), numbers)
+        for matrices, numbers in muon_batches(config, training)
+        if matrices >= copies.size > 1
+    ]
+    gathered = sum(share * copies.size * numbers * BF16 for share, numbers in shares)
+    return copies.gather(gathered, hardware)
 
 
 def _gathered(training: Training, trained: float, blocks: float, size: int) -> float:

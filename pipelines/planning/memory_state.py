@@ -5,6 +5,7 @@ weights, gradients and moments in fp32, the same with moments in 8 bits for the 
 or Muon with one moment for these.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -153,13 +154,22 @@ def _decoded_bytes(config: DecoderConfig, training: Training) -> float:
 
 def _muon_bytes(config: DecoderConfig, training: Training) -> float:
     """Return the bytes Muon needs to orthogonalise matrices of one shape together, to a limit."""
+    return max(map(prod, muon_batches(config, training)), default=0) * _MUON_BYTES
+
+
+def muon_batches(config: DecoderConfig, training: Training) -> list[tuple[int, int]]:
+    """Return how many matrices Muon orthogonalises together, and the numbers in each of them."""
     if training.optimizer != "muon" or not training.trains_all:
-        return 0.0
-    numbers: dict[tuple[int, ...], int] = {}
+        return []
+    matrices: Counter[tuple[int, ...]] = Counter()
     for shape in linear_shapes(config).values():
-        lying = tuple(sorted(shape))
-        numbers[lying] = numbers.get(lying, 0) + layers_of(config, training) * prod(shape)
-    return max(min(n, max(prod(s), _MUON_TOGETHER)) for s, n in numbers.items()) * _MUON_BYTES
+        matrices[tuple(sorted(shape))] += layers_of(config, training)
+    batches = []
+    for lying, number in matrices.items():
+        together = max(1, _MUON_TOGETHER // prod(lying))
+        sizes = [together] * (number // together) + [number % together]
+        batches += [(size, prod(lying)) for size in sizes if size]
+    return batches
 
 
 def adapted_shapes(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[int, int]]:

@@ -199,6 +199,7 @@ def step_time(
         tensor
         + sent.context
         + sent.pipeline
+        + sent.optimizer
         + exposed(sent.weights, busy)
         + exposed(sent.gradients, backward)
         + exposed(sent.replicas, backward / training.micro_batches)

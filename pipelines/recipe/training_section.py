@@ -87,6 +87,11 @@ class Train(Section):
         "for the blocks' matrices, at AdamW's rate; AdamW for the rest",
     )
     lr: float = form_field(3e-3, "Peak learning rate", gt=0)
+    lr_schedule: Literal["cosine", "wsd"] = Field(
+        "cosine",
+        description="After the warm-up, half a cosine over the steps; or wsd: the peak for half of "
+        "the steps, then a straight line down, which begins when half of max_seconds is over",
+    )
     min_lr_ratio: float = Field(0.1, ge=0, le=1, description="Last learning rate ÷ peak")
     warmup_steps: int = Field(20, ge=0)
     weight_decay: float = Field(0.1, ge=0)

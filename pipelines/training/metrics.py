@@ -53,6 +53,7 @@ class StepMetrics:
     """
 
     step: int  # optimizer steps done
+    last_step: int  # after which the run ends, as far as is known
     tokens: int  # seen so far, over all processes
     loss: float  # nats a token, over all processes
     learning_rate: float
@@ -81,7 +82,7 @@ class StepMetrics:
         return {
             f"train/{key}": value
             for key, value in asdict(self).items()
-            if key not in ("step", "last") and isinstance(value, float | int)
+            if key not in ("step", "last_step", "last") and isinstance(value, float | int)
         }
 
     def line(self) -> str:

@@ -1,10 +1,10 @@
-"""The optimizer, AdamW or one with its own rule for hidden matrices, and its learning rate.
+"""The optimizer: AdamW, or one with its own rule for hidden matrices.
 
 Muon moves hidden matrices along the orthogonalised momentum, and other weights by AdamW.
 Sources: Jordan et al. 2024, "Muon"; Liu et al. 2025, "Muon is Scalable for LLM Training", whose
 scale of the update lets both parts share AdamW's learning rate and weight decay. `torch.optim.Muon`
 takes one matrix at a time, and a DTensor's shards one product at a time; here matrices of the same
-shape are multiplied together, and each is gathered only once.
+shape are multiplied together, each is gathered only once, and replicas share the work.
 
 AdamW in 8 bits keeps the moments of hidden matrices as one byte a number, and a scale for each
 block of numbers. Source: Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization".
@@ -18,12 +18,15 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import AdamW, Optimizer
 
 from pipelines.models.weights import local, whole
 from pipelines.parallel.division import moments_block
+from pipelines.parallel.mesh import Mesh
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.recipe.training_section import Train
 from pipelines.training.paged_moments import PagedAdamW
@@ -97,6 +100,27 @@ def unless(bad: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 class Muon(HiddenAndOthers):
     """Muon for hidden matrices, AdamW for other weights."""
 
+    def __init__(
+        self,
+        matrices: Iterable[nn.Parameter],
+        others: AdamW | None,
+        *,
+        lr: float,
+        weight_decay: float,
+        replicas: DeviceMesh | None = None,
+    ) -> None:
+        """Keep the parameters that each part updates.
+
+        Args:
+            matrices: Two-dimensional parameters, whole or DTensors.
+            others: Has the other parameters, if there are any.
+            lr: The learning rate of the matrices; comparable to AdamW's.
+            weight_decay: The weight decay of the matrices.
+            replicas: The processes that have the same gradients, and share the work.
+        """
+        super().__init__(matrices, others, lr=lr, weight_decay=weight_decay)
+        self._replicas = replicas
+
     def _update(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
         for alike in _alike(matrices):
             self._update_alike(alike, lr, weight_decay)
@@ -105,21 +129,38 @@ class Muon(HiddenAndOthers):
         gradients = [(each, each.grad) for each in matrices if each.grad is not None]
         directions = torch.stack([_wide(self._direction(*each)) for each in gradients])
         scale = _RMS * math.sqrt(max(matrices[0].shape))
-        for matrix, update in zip(matrices, orthogonalised(directions), strict=True):
+        for matrix, update in zip(matrices, self._orthogonalised(directions), strict=True):
             lying = update.T if matrix.shape[0] > matrix.shape[1] else update
             new = matrix * (1 - lr * weight_decay)
             new.add_(_laid_like(lying.to(matrix.dtype), matrix), alpha=-lr * scale)
             matrix.copy_(unless(self.found_inf, new, matrix))
 
     def _direction(self, matrix: nn.Parameter, gradient: Tensor) -> Tensor:
-        """Update the momentum, and return Nesterov's direction as a whole bf16 matrix."""
+        """Update the momentum, and return Nesterov's direction as a whole matrix.
+
+        It is rounded to bf16, except on a CPU: one without units for bf16 takes ten times as long.
+        """
         state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix)
         gradient = unless(self.found_inf, gradient, state["momentum"])  # which then stays as it is
         state["momentum"].lerp_(gradient, 1 - MOMENTUM)
-        direction = gradient.lerp(state["momentum"], MOMENTUM).bfloat16()
-        return whole(direction)
+        direction = gradient.lerp(state["momentum"], MOMENTUM)
+        return whole(direction.float() if direction.device.type == "cpu" else direction.bfloat16())
+
+    def _orthogonalised(self, directions: Tensor) -> Tensor:
+        """Orthogonalise a share of the matrices, and get the others' from the other replicas."""
+        number, replicas = len(directions), self._replicas
+        if replicas is None or number < replicas.size():
+            return orthogonalised(directions)
+        share = -(-number // replicas.size())
+        mine = directions[replicas.get_local_rank() * share :][:share]
+        done = directions.new_zeros(share, *directions.shape[1:])
+        if len(mine):
+            done[: len(mine)] = orthogonalised(mine)
+        every = directions.new_empty(replicas.size() * share, *directions.shape[1:])
+        dist.all_gather_into_tensor(every, done, group=replicas.get_group())
+        return every[:number]
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
@@ -351,18 +392,18 @@ def build_optimizer(model: Parallelized, train: Train, *, paged: bool = False) -
         kind = partial(PagedAdamW, device=model.mesh.device) if paged else _FUSED
         optimizer = _adamw(trained.values(), train, kind)
     else:
-        optimizer = _with_hidden(trained, train)
+        optimizer = _with_hidden(trained, train, model.mesh)
     model.attach(optimizer)
     return optimizer
 
 
-def _with_hidden(trained: dict[str, nn.Parameter], train: Train) -> HiddenAndOthers:
+def _with_hidden(trained: dict[str, nn.Parameter], train: Train, mesh: Mesh) -> HiddenAndOthers:
     matrices = {n: each for n, each in trained.items() if "layers." in n and each.ndim == 2}
     others = [each for name, each in trained.items() if name not in matrices]
     adamw = _adamw(others, train) if others else None
     hidden, rates = matrices.values(), {"lr": train.lr, "weight_decay": train.weight_decay}
     if train.optimizer == "muon":
-        return Muon(hidden, adamw, **rates)
+        return Muon(hidden, adamw, **rates, replicas=mesh.along("dp_replicate"))
     betas = train.beta1, train.beta2
     return AdamW8bit(hidden, adamw, **rates, betas=betas, compiled=train.fixed_compile)
 
@@ -386,22 +427,3 @@ def _adamw(
         for (is_matrix, _), group in groups.items()
     ]
     return kind(of_kinds, lr=train.lr, betas=(train.beta1, train.beta2))
-
-
-def learning_rate(step: int, train: Train) -> float:
-    """Return the learning rate of a step, counted from 0.
-
-    It warms up linearly to `lr`, then falls by half a cosine to `lr` times `min_lr_ratio`. It
-    depends only on the step, so a resumed run goes on as if it had never stopped.
-    """
-    if step < train.warmup_steps:
-        return train.lr * (step + 1) / train.warmup_steps
-    done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-    return train.lr * (train.min_lr_ratio + (1 - train.min_lr_ratio) * cosine)
-
-
-def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the learning rate of the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate

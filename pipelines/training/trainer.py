@@ -25,10 +25,11 @@ from pipelines.training.hooks import Events, Hooks
 from pipelines.training.machine_report import memory_in_use
 from pipelines.training.meter import Meter, Window
 from pipelines.training.metrics import Report, StepMetrics
-from pipelines.training.optimizer import build_optimizer, learning_rate, set_learning_rate
+from pipelines.training.optimizer import build_optimizer
 from pipelines.training.precision import LossScale, set_deterministic, set_precision
 from pipelines.training.preemption import Notice, PreemptedError
 from pipelines.training.profiling import StepProfiler
+from pipelines.training.schedule import Schedule, set_learning_rate
 from pipelines.training.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -39,7 +40,6 @@ class _Requests(NamedTuple):
 
     notices: list[Notice]  # why the run has to end early
     saves: set[SaveRequest]
-    time_is_over: bool
 
 
 class Trainer:
@@ -71,11 +71,11 @@ class Trainer:
             checkpoints: A folder or s3:// URL that all processes share.
             diagnostics: A shared folder for heartbeats, stacks of stalled processes and traces.
             events: Is told what happens to the run.
-            last_step: The step to stop after, if it comes before the recipe's last step.
+            last_step: The number of steps to end after, if the clock chose it in an earlier run.
         """
         self.recipe = recipe
         self.train = train = recipe.train
-        self.last_step = last_step or train.steps
+        self.schedule = Schedule(train, last_step)
         self.loader = loader
         self.report = report
         self.events = events or Events()
@@ -96,7 +96,7 @@ class Trainer:
             CheckpointStore(checkpoints),
             model,
             self.optimizer,
-            others={"loss_scale": self.scale, "guard": self.guard},
+            others={"loss_scale": self.scale, "guard": self.guard, "schedule": self.schedule},
             keep=train.keep_checkpoints,
             keep_best=train.keep_best,
             patience=Patience(train.checkpoint_every, self.events),
@@ -141,19 +141,19 @@ class Trainer:
         for part in self.model.parts:
             part.train()
         hooks.begin_window()
-        # The time may have been over before, when the run was stopped while it wrote its model.
-        finished = self._finished(position) or self._hear_requests(position).time_is_over
+        if not self._finished(position):
+            # The time may have been over before, when the run was stopped while it wrote its model.
+            self._hear_requests(position)
         first = position.step
-        while not finished:
+        while not self._finished(position):
             self._step(position)
             if position.step == first:
                 self.model.check_overlap(self.recipe)
             position = Position(position.step + 1, position.seconds)
-            finished = self._finished(position)
             requests = None
-            if self.consensus.is_wanted() and not finished:
+            if self.consensus.is_wanted() and not self._finished(position):
                 requests = self._hear_requests(position)
-                finished = requests.time_is_over
+            finished = self._finished(position)
             hooks.after_step(position.step - 1, last=finished)
             saves = finished or position.step % self.train.checkpoint_every == 0
             if saves or position.step % self.train.log_every == 0:
@@ -184,11 +184,12 @@ class Trainer:
 
     def _hear_requests(self, position: Position) -> "_Requests":
         """Return what the processes want; all call it after the same step."""
-        mine = preemption.asked(), self.checkpoints.request, self._time_is_over(position)
-        notices, saves, over = zip(*from_all(mine), strict=True)
-        return _Requests(
-            [notice for notice in notices if notice], set(filter(None, saves)), over[0]
-        )
+        mine = preemption.asked(), self.checkpoints.request, self._end_by_clock(position)
+        notices, saves, ends = zip(*from_all(mine), strict=True)
+        if ends[0] is not None:
+            self.schedule.end_after(ends[0])
+            _log.info("step %d: the run ends after step %d, by the clock", position.step, ends[0])
+        return _Requests([notice for notice in notices if notice], set(filter(None, saves)))
 
     def _answer(self, requests: "_Requests", position: Position) -> None:
         """End the run early, or look at a failed save."""
@@ -223,7 +224,7 @@ class Trainer:
         hooks.before_step(step)
         # Seeding each step makes random numbers resume correctly on any number of processes.
         torch.manual_seed(hash((self.recipe.seed, step, self.mesh.token_rank)))
-        set_learning_rate(self.optimizer, learning_rate(step, self.train))
+        set_learning_rate(self.optimizer, self.schedule.rate(step))
         hooks.enter_phase(step, "data")
         batches, predicted = self.batches.of(self.guard.data_step(step))
         # Each token has the same weight on any process; the mean over processes is taken later.
@@ -232,7 +233,7 @@ class Trainer:
         norm = gradient_norm(self.model.counted(), self.mesh) / self.scale.scale
         factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
         wants = preemption.asked() is not None or self.checkpoints.request is not None
-        wants = wants or self._time_is_over(position)
+        wants = wants or self._end_by_clock(position) is not None
         nats = self.consensus.sum(nats, "pp", "dp_replicate", "dp_shard", "cp", wanted=wants)
         hooks.enter_phase(step, "optimizer")
         bad = self.guard.leave_out(nats / predicted, norm)
@@ -272,9 +273,10 @@ class Trainer:
         bound_by, bound_share = used.bound_by()
         return StepMetrics(
             step=position.step,
+            last_step=self.schedule.last_step,
             tokens=position.step * tokens,
             loss=verdict.loss,
-            learning_rate=learning_rate(position.step - 1, self.train),
+            learning_rate=self.schedule.rate(position.step - 1),
             gradient_norm=verdict.norm,
             steps_left_out=verdict.left_out,
             samples=samples,
@@ -322,15 +324,12 @@ class Trainer:
         )
 
     def _finished(self, position: Position) -> bool:
-        """Return whether to stop; several processes agree on the end of the time by their votes."""
-        alone = self.mesh.layout.world == 1
-        return position.step >= self.last_step or (alone and self._time_is_over(position))
+        return position.step >= self.schedule.last_step
 
-    def _time_is_over(self, position: Position) -> bool:
-        """Return whether the time limit is reached, by rank 0's clock; False on other ranks."""
-        limit = self.train.max_seconds
-        is_over = limit is not None and position.seconds + self.meter.elapsed >= limit
-        return is_over and self.mesh.rank == 0
+    def _end_by_clock(self, position: Position) -> int | None:
+        """Return the last step if rank 0's clock chooses it now; None on other ranks."""
+        seconds = position.seconds + self.meter.elapsed
+        return self.schedule.end_by_clock(position.step, seconds) if self.mesh.rank == 0 else None
 
 
 def _in_phases(

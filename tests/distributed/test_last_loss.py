@@ -21,7 +21,7 @@ FILE = "check_batch.safetensors"
 def train_and_leave(case: Case, data: tuple[Path, Split], folder: Path) -> None:
     """What each process does: train a little, measure, and write together."""
     trainer = build_trainer(case, data, folder / "checkpoints", [], torch.float32)
-    trainer.last_step = 3
+    trainer.schedule.last_step = 3
     trainer.fit()
     batch = last_loss(trainer)
     assert all(parameter.grad is None for parameter in trainer.parameters)

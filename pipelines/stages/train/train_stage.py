@@ -74,7 +74,7 @@ def run(
         recipe: `data`, `model`, `train`, `seed` and the keys that `check_recipe` checks are used.
         workspace: A folder shared by all processes; `outputs/preprocess` is read.
         report: Also called with each point of the curves, on every process.
-        last_step: The step to stop after, to repeat a run that a time limit stopped.
+        last_step: The number of steps to end after, to repeat a run that a time limit ended.
 
     Returns:
         The record on rank 0, and None on the others.
@@ -99,7 +99,7 @@ def run(
             events = Events() if history is None else logbook(settled, workspace)
         with tracked_run(workspace) as tracked, settled.out_of_memory():
             parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
-            reporter = Reporter(recipe, workspace, history, tracked, report)
+            reporter = Reporter(workspace, history, tracked, report)
             trainer = Trainer(
                 recipe,
                 parallelized,
@@ -222,13 +222,11 @@ class Reporter:
 
     def __init__(
         self,
-        recipe: Recipe,
         workspace: Path,
         history: History | None,
         tracked: TrackedRun | None,
         also: Report | None,
     ) -> None:
-        self._steps = recipe.train.steps
         self._progress = ProgressWriter(workspace, STAGE)
         self._history = history
         self._tracked = tracked
@@ -244,7 +242,7 @@ class Reporter:
             self._history.add(metrics.curve_point())
             self._progress.write(
                 metrics.step,
-                self._steps,
+                metrics.last_step,
                 "steps",
                 loss=metrics.loss,
                 tokens_per_second=metrics.tokens_per_second,

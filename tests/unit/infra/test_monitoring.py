@@ -21,6 +21,7 @@ COMPOSE = PROJECT / "infra" / "compose"
 DASHBOARDS = sorted((FOLDER / "dashboards").glob("*.json"))
 POINT = StepMetrics(
     step=10,
+    last_step=40,
     tokens=1000,
     loss=2.0,
     learning_rate=1e-3,

@@ -169,15 +169,15 @@ def test_a_workspace_at_another_commit_has_its_code_and_diff(tmp_path):
     assert (workspace / PATCH_FILE).read_bytes() == state[1]
 
 
-def test_over_two_processes_to_the_step_at_which_the_clock_had_stopped_it(prepare, add):
-    limited = ("resources.workers=2", "parallel.sharding=full", "train.max_seconds=0.001")
-    recipe, folder = prepare("two", *limited)
+def test_over_two_processes_to_the_step_that_the_clock_had_chosen(prepare, add):
+    limited = ("train.max_seconds=0.001", "train.lr_schedule=wsd")
+    recipe, folder = prepare("two", "resources.workers=2", "parallel.sharding=full", *limited)
     run = read_json(folder / "run.json")
     two = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     engine = ["pipelines.training", "--recipe=params.yaml", "--workspace=."]
     subprocess.run([sys.executable, "-m", *two, *engine], cwd=folder, check=True)
     trained = TrainRecord.read(folder)
-    assert (trained.steps, trained.layout["parallel.dp_shard"]) == (2, 2)
+    assert (trained.steps, trained.layout["parallel.dp_shard"]) == (4, 2)
     version = add(recipe, folder, **run)  # the engine alone knows of no commit
     made = reproduction.reproduce(reproduction.find_origin(version))
     assert (made.equal, made.model_hash) == (True, trained.model_hash)

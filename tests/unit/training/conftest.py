@@ -80,7 +80,10 @@ def start(tmp_path: Path, split: Split) -> Callable[..., Run]:
     """Build a run: `start("checkpoints", steps=4)`."""
 
     def build(
-        folder: str = "checkpoints", parallel: dict[str, Any] | None = None, **train: object
+        folder: str = "checkpoints",
+        parallel: dict[str, Any] | None = None,
+        last_step: int | None = None,
+        **train: object,
     ) -> Run:
         values = {"name": "t", "train": TRAIN | train, "parallel": parallel or {}}
         recipe = Recipe.model_validate(values)
@@ -104,6 +107,7 @@ def start(tmp_path: Path, split: Split) -> Callable[..., Run]:
             points.append,
             tmp_path / folder,
             tmp_path / "diagnostics",
+            last_step=last_step,
         )
         return Run(trainer, model, points)
 

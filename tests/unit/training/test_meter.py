@@ -72,6 +72,7 @@ def test_waiting_for_data_is_measured(start: Callable) -> None:
 def test_a_runs_summary_takes_what_bound_it_most() -> None:
     point = StepMetrics(
         step=1,
+        last_step=1,
         tokens=1,
         loss=1.0,
         learning_rate=1.0,

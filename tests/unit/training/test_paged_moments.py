@@ -138,11 +138,11 @@ def test_a_run_goes_on_with_and_without_it(start: Callable[..., Run]) -> None:
     whole = start("whole").trainer
     whole.fit()
     begun = start("parts", steps=10)
-    begun.trainer.last_step = 4
+    begun.trainer.schedule.last_step = 4
     begun.trainer.fit()
     paged = start("parts", parallel={"paged_moments": True})
     assert isinstance(paged.trainer.optimizer, PagedAdamW)
-    paged.trainer.last_step = 8
+    paged.trainer.schedule.last_step = 8
     paged.trainer.fit()
     assert paged.points[0].step == 5  # it went on there
     last = start("parts").trainer

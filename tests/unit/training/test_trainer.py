@@ -100,13 +100,36 @@ def test_the_time_limit_counts_over_a_resumption(start: Callable) -> None:
     assert start(steps=100_000, max_seconds=0.3).trainer.fit() == position
 
 
-def test_the_time_limit_of_several_processes_is_no_collective_in_each_step(start: Callable) -> None:
+def test_only_the_first_process_looks_at_the_clock(start: Callable) -> None:
     trainer = start(max_seconds=1.0).trainer
     for rank in (0, 1):
-        trainer.mesh = SimpleNamespace(rank=rank, layout=SimpleNamespace(world=2))
-        late = Position(3, 5.0)
-        assert not trainer._finished(late)  # there is no process group, so nothing was asked
-        assert trainer._time_is_over(late) == (rank == 0)
+        trainer.mesh = SimpleNamespace(rank=rank)
+        assert trainer._end_by_clock(Position(3, 5.0)) == (3 if rank == 0 else None)
+
+
+def test_the_rate_decays_by_the_clock_and_the_run_can_be_repeated(start: Callable) -> None:
+    timed = {"steps": 100_000, "lr_schedule": "wsd", "min_lr_ratio": 0.0}
+    first = start("timed", **timed, max_seconds=0.5)
+    steps = first.trainer.fit().step
+    before = first.points[steps // 2 - 2]
+    assert (before.last_step, before.learning_rate) == (100_000, first.trainer.train.lr)
+    assert first.points[-1].last_step == steps < 100_000
+    assert first.points[-1].learning_rate < 3 / steps * first.trainer.train.lr
+    again = start("again", **timed, last_step=steps)
+    assert again.trainer.fit().step == steps
+    assert same_weights(first.model, again.model)
+
+
+def test_a_run_that_stops_while_its_rate_decays_ends_after_the_step_chosen(start: Callable) -> None:
+    timed = {"steps": 100_000, "lr_schedule": "wsd", "max_seconds": 0.5, "checkpoint_every": 1}
+    first = start(**timed)
+    chosen = first.trainer.fit().step
+    store = first.trainer.checkpoints._store
+    store.remove(chosen)  # as if it had been stopped before
+    assert chosen // 2 < store.steps()[-1] < chosen
+    rest = start(**timed)
+    assert rest.trainer.fit().step == chosen
+    assert same_weights(first.model, rest.model)
 
 
 def test_bf16_trains(start: Callable) -> None:

@@ -96,6 +96,7 @@ FURTHER = {
     "replicas": REPLICAS,
     "fp32": Tried(train={"precision": "fp32"}),
     "muon": Tried(train={"optimizer": "muon"}),
+    "replicas, muon": Tried(8, train={"optimizer": "muon"}),
     "8 bits": Tried(train=IN_8_BITS),
     "paged": Tried(parallel=PAGED),
     "sharded, paged": Tried(8, FULL | PAGED | {"dp_shard": 8}),

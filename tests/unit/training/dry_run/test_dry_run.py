@@ -36,7 +36,7 @@ def check_waits(report: Report) -> None:
 def check_exchanges(report: Report, case: Case, choice: Choice) -> None:
     """Each kind of parallelism sends what the planner says, but for a step's few scalars."""
     expected = predicted(case, choice)
-    data = expected.weights + expected.gradients + expected.replicas
+    data = expected.weights + expected.gradients + expected.replicas + expected.optimizer
     scalars = 1e3
     assert sent(report, *DATA) == pytest.approx(data, rel=BYTES, abs=scalars)
     assert sent(report, "tp") == pytest.approx(expected.tensor, rel=BYTES, abs=scalars)

@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pipelines.core.errors import UserError
-from pipelines.export.file_by_file import is_weight_of, linear_layers, rewrite, to_bfloat16
+from pipelines.export.file_by_file import (
+    check_group,
+    is_weight_of,
+    linear_layers,
+    rewrite,
+    to_bfloat16,
+)
 from pipelines.run.progress import ProgressMeter
 
 _FORMAT = "pack-quantized"
@@ -26,12 +31,11 @@ def export_compressed(
     Args:
         source: A registered folder.
         folder: An existing folder that receives the files.
-        group: The number of weights of a row that share a scale.
+        group: The number of weights of a row that share a scale; one of `GROUPS`.
         meter: Told the bytes that are read.
 
     Raises:
-        UserError: See `source.check_whole` and `linear_layers`; or the group does not divide some
-            layer's inputs.
+        UserError: See `source.check_whole`, `linear_layers` and `check_group`.
     """
     from compressed_tensors.quantization import (
         QuantizationArgs,
@@ -40,7 +44,7 @@ def export_compressed(
     )
 
     layers, others = linear_layers(source)
-    _check_group(group, layers)
+    check_group(group, layers)
     args = QuantizationArgs(num_bits=4, strategy="group", group_size=group, symmetric=True)
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
     how = QuantizationConfig(
@@ -57,15 +61,6 @@ def export_compressed(
         return {f"{layer}{key}": value for key, value in _packed(tensor, scheme).items()}
 
     rewrite(source, folder, change, {"dtype": "bfloat16", "quantization_config": how}, meter=meter)
-
-
-def _check_group(group: int, layers: dict[str, nn.Linear]) -> None:
-    for name, layer in layers.items():
-        if layer.in_features % group:
-            raise UserError(
-                f"groups of {group} weights don't divide the {layer.in_features} inputs of {name}; "
-                "give another --group-size"
-            )
 
 
 def _packed(weight: Tensor, scheme: Any) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from pipelines.models.served import OFFLINE, block_linears
 from pipelines.run.progress import ProgressMeter
 
 Tensors = Mapping[str, Tensor]
+GROUPS = (32, 64, 128, 256)  # the numbers of weights that may share a scale in torchao's kernels
 
 
 def rewrite(
@@ -92,6 +93,24 @@ def linear_layers(source: Path) -> tuple[dict[str, nn.Linear], list[str]]:
         )
     every = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return layers, [name for name in every if name not in layers]
+
+
+def check_group(group: int, layers: Mapping[str, nn.Linear]) -> None:
+    """Check that this many weights of a row can share a scale in all layers.
+
+    Raises:
+        UserError: They can't.
+    """
+    if group not in GROUPS:
+        raise UserError(f"--group-size {group}: it must be one of {', '.join(map(str, GROUPS))}")
+    inputs = {name: layer.in_features for name, layer in layers.items()}
+    for name, number in inputs.items():
+        if number % group:
+            fitting = [each for each in GROUPS if all(n % each == 0 for n in inputs.values())]
+            hint = f"groups of {fitting[-1]} do" if fitting else "no group size does; use int8"
+            raise UserError(
+                f"groups of {group} weights don't divide the {number} inputs of {name}; {hint}"
+            )
 
 
 def is_weight_of(layers: Mapping[str, nn.Linear], name: str) -> bool:

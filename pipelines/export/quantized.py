@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pipelines.core.errors import UserError
 from pipelines.export.file_by_file import (
     Tensors,
+    check_group,
     is_weight_of,
     linear_layers,
     rewrite,
@@ -30,7 +30,6 @@ from pipelines.run.progress import ProgressMeter
 if TYPE_CHECKING:
     from torchao.quantization import Int4Tensor
 
-GROUPS = (32, 64, 128, 256)  # the group sizes of torchao's int4 kernels
 _LEVELS, _ZERO_CODE = 15, 8  # steps between 16 codes; the zero's code, counted from the lowest
 _SMALLEST_SCALE = 1e-6
 
@@ -52,8 +51,7 @@ def export_quantized(
         meter: Told the bytes that are read.
 
     Raises:
-        UserError: See `source.check_whole` and `linear_layers`; or the group does not divide some
-            layer's inputs.
+        UserError: See `source.check_whole`, `linear_layers` and `check_group`.
     """
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
     from transformers import TorchAoConfig
@@ -122,18 +120,5 @@ def _torchao_config(layers: dict[str, nn.Linear], bits: Literal[4, 8], group: in
 
     if bits == 8:
         return Int8WeightOnlyConfig(set_inductor_config=False)
-    if group not in GROUPS:
-        raise UserError(f"--group-size {group}: it must be one of {', '.join(map(str, GROUPS))}")
-    for name, linear in layers.items():
-        if linear.in_features % group:
-            fitting = [each for each in GROUPS if _divides_all(each, layers)]
-            hint = f"groups of {fitting[-1]} do" if fitting else "no group size does; use int8"
-            raise UserError(
-                f"groups of {group} weights don't divide the {linear.in_features} inputs of "
-                f"{name}; {hint}"
-            )
+    check_group(group, layers)
     return Int4WeightOnlyConfig(group_size=group, set_inductor_config=False)
-
-
-def _divides_all(group: int, layers: dict[str, nn.Linear]) -> bool:
-    return all(linear.in_features % group == 0 for linear in layers.values())

@@ -55,6 +55,7 @@ PRESETS: dict[str, DecoderConfig] = {
     "llama-100k": DecoderConfig(layers=2, width=64, heads=4, kv_heads=2, hidden=176),
     # It has as many parameters as nanoGPT's small setting for the same text.
     "shakespeare-char": DecoderConfig(layers=4, width=128, heads=4, kv_heads=4, hidden=336),
+    "llama-700k": DecoderConfig(layers=2, width=128, heads=4, kv_heads=2, hidden=384),
     "llama-1m": DecoderConfig(layers=4, width=128, heads=4, kv_heads=2, hidden=384),
     "llama-3m": DecoderConfig(layers=6, width=192, heads=6, kv_heads=2, hidden=512),
     "llama-10m": DecoderConfig(layers=6, width=320, heads=10, kv_heads=5, hidden=896),

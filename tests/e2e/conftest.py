@@ -16,7 +16,7 @@ from pipelines.orchestration.webhook import FILE
 from tests.browser import airflow_page, take_picture
 from tests.conftest import PENSTOCK
 
-STEPS = 300  # half as many as the default recipe has
+STEPS = 150  # some half as many as the default recipe has time for
 # What a user's shell, from which a run is started, may hold.
 IN_A_SHELL = (
     "AWS_SECRET_ACCESS_KEY",

@@ -23,7 +23,7 @@ BASES = {
     "llama3-8b-lora": "llama3-8b",
     "llama3-8b-qlora": "llama3-8b",
     "lora-gsm8k": "llama3.2-1b",
-    "chat-from-demo": "llama-1m",
+    "chat-from-demo": "llama-700k",
 }
 SMALL_VOCABULARY = 1024
 

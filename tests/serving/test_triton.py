@@ -1,23 +1,19 @@
 """Exports in a real Triton Inference Server (the one in the wheel `nvidia-pytriton`), by HTTP."""
 
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Any
+from time import sleep
 
 import httpx
 import pytest
 import torch
 
-from pipelines.core.machine import free_port
 from pipelines.export.hf_folder import export_whole
 from pipelines.export.triton_server import export_triton
-from tests.serving.models import CONTEXT, PROMPTS, SHAPES, TOKENS, Kind, greedy, write_registered
-from tests.serving.servers import START_S, environment, running
+from tests.serving.models import CONTEXT, PROMPTS, SHAPES, TOKENS, Kind, write_registered
+from tests.serving.triton_program import Triton, answers, served
 
 pytestmark = pytest.mark.serving
 
@@ -30,85 +26,6 @@ MODELS: list[tuple[str, Kind]] = [
     ("llama3", "lora"),
     ("gpt2", "lora"),
 ]
-
-
-class Triton:
-    """A running server and its model repository."""
-
-    def __init__(self, http: httpx.Client, repository: Path) -> None:
-        self.http = http
-        self.repository = repository
-
-    def post(self, path: str, body: Any = None) -> httpx.Response:
-        return self.http.post(f"/v2/{path}", json=body or {})
-
-    def load(self, name: str) -> None:
-        answer = self.post(f"repository/models/{name}/load")
-        assert answer.is_success, answer.text
-
-    def infer(self, name: str, texts: Sequence[str], tokens: Sequence[int] | None) -> list[str]:
-        """What a request of several texts is answered."""
-        shape = [len(texts), 1]
-        inputs: list[dict[str, Any]] = [
-            {"name": "text_input", "datatype": "BYTES", "shape": shape, "data": texts}
-        ]
-        if tokens is not None:
-            inputs.append(
-                {"name": "max_tokens", "datatype": "INT32", "shape": shape, "data": tokens}
-            )
-        answer = self.post(f"models/{name}/infer", {"inputs": inputs})
-        assert answer.is_success, answer.text
-        (output,) = answer.json()["outputs"]
-        assert output["shape"] == shape
-        return list(output["data"])
-
-    def generate(self, name: str, body: dict[str, Any]) -> httpx.Response:
-        return self.post(f"models/{name}/generate", body)
-
-    def answers_until(self, name: str, expected: dict[str, str]) -> list[Any]:
-        """What it answers to FIT before it first gives what is expected."""
-        said: list[Any] = []
-        limit = monotonic() + START_S
-        while (answer := self.generate(name, FIT).json()) != expected:
-            assert monotonic() < limit, answer
-            said.append(answer)
-            sleep(0.2)
-        return said
-
-    def batches(self, name: str) -> int:
-        (stats,) = self.http.get(f"/v2/models/{name}/stats").json()["model_stats"]
-        return int(stats["execution_count"])
-
-
-@contextmanager
-def served(folder: Path, *options: str) -> Iterator[Triton]:
-    made = environment("triton")
-    (packages,) = made.glob("lib/python3.*/site-packages")
-    server = packages / "pytriton" / "tritonserver"
-    repository = folder / "repository"
-    repository.mkdir(exist_ok=True)
-    port = free_port()
-    command: list[str | Path] = [
-        server / "bin" / "tritonserver",
-        f"--model-repository={repository}",
-        f"--backend-directory={server / 'backends'}",
-        "--http-address=127.0.0.1",
-        f"--http-port={port}",
-        "--allow-grpc=false",
-        "--allow-metrics=false",
-        *options,
-    ]
-    # Its Python is the one that stands first on PATH.
-    environ = {
-        "PATH": f"{made / 'bin'}:{os.environ['PATH']}",
-        "LD_LIBRARY_PATH": str(made / "libpython"),
-    }
-    url = f"http://127.0.0.1:{port}"
-    with (
-        running(command, f"{url}/v2/health/ready", folder / "log", environ),
-        httpx.Client(base_url=url, trust_env=False, timeout=120) as http,
-    ):
-        yield Triton(http, repository)
 
 
 @pytest.fixture(scope="module")
@@ -125,17 +42,6 @@ def model(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
     export_triton(registered.folder, triton.repository, "stays", 1, "python")
     triton.load("stays")
     return "stays", registered.folder
-
-
-def answers(folder: Path, asked: Sequence[tuple[str, int]]) -> list[str]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    made = greedy(folder, [prompt for prompt, _ in asked], max(most for _, most in asked))
-    return [
-        tokenizer.decode(tokens[:most], skip_special_tokens=True)
-        for tokens, (_, most) in zip(made, asked, strict=True)
-    ]
 
 
 @pytest.mark.parametrize(("shape", "kind"), MODELS)
@@ -245,10 +151,10 @@ def test_a_server_that_polls_loads_each_version_once(
     monkeypatch.setattr("pipelines.export.triton_server.export_whole", slow)
     with served(tmp_path, "--model-control-mode=poll", "--repository-poll-secs=1") as triton:
         first = grow(triton.repository, 1, tmp_path)
-        said = triton.answers_until("grows", first)
+        said = triton.answers_until("grows", FIT, first)
         assert not any("text_output" in answer for answer in said)
         second = grow(triton.repository, 2, tmp_path)
-        assert all(answer == first for answer in triton.answers_until("grows", second))
+        assert all(answer == first for answer in triton.answers_until("grows", FIT, second))
         sleep(3)
     log = (tmp_path / "log").read_text()
     assert re.findall(r'"(loading: .*)"', log) == ["loading: grows:1", "loading: grows:2"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipelines.export.gguf_file import Weights
     from pipelines.export.program import Kind
     from pipelines.export.right_size import AssessedVariant, Budget
-    from pipelines.export.triton_server import Backend
+    from pipelines.export.triton_server import Kind as TritonKind
 
 
 class Format(StrEnum):
@@ -35,6 +35,7 @@ class Format(StrEnum):
     INT4 = "int4"
     VLLM_INT4 = "vllm-int4"
     TRITON = "triton"
+    TRITON_STREAM = "triton-stream"
     TRITON_VLLM = "triton-vllm"
     ONNX = "onnx"
     TORCH_EXPORT = "torch-export"
@@ -43,7 +44,11 @@ class Format(StrEnum):
     GGUF_Q8_0 = "gguf-q8_0"
 
 
-_TRITON: dict[str, "Backend"] = {Format.TRITON: "python", Format.TRITON_VLLM: "vllm"}
+_TRITON: dict[str, "TritonKind"] = {
+    Format.TRITON: "python",
+    Format.TRITON_STREAM: "python-stream",
+    Format.TRITON_VLLM: "vllm",
+}
 _PROGRAM: dict[str, "Kind"] = {Format.ONNX: "onnx", Format.TORCH_EXPORT: "torch-export"}
 _GGUF: dict[str, "Weights"] = {
     Format.GGUF: "own",
@@ -144,10 +149,10 @@ def export(
     request = _Request(version.label, source, to, group_size, workspace)
     if budget_gb is not None:
         chosen, made = _write_fitting(request, budget_gb, max_loss, sequences)
-    elif backend := _TRITON.get(chosen):
+    elif kind := _TRITON.get(chosen):
         from pipelines.export.triton_server import export_triton
 
-        to = export_triton(source, to, version.name, version.version, backend, served_from)
+        to = export_triton(source, to, version.name, version.version, kind, served_from)
         made = {}
     else:
         made = _write(request, chosen)

@@ -1,30 +1,22 @@
 """Triton's Python back end, which continues texts with the model in `model/` beside this file.
 
-The server runs only this file, which needs torch and transformers, but nothing of Penstock.
-Requests that Triton's dynamic batcher combines are one batch here.
+The server runs only this file and its neighbours `triton_rows.py` and `triton_streams.py`, which
+need torch and transformers, but nothing of Penstock. What `config.pbtxt` says decides how answers
+leave. If the model is decoupled, a request for a stream has a response for each piece of the text,
+and new requests join those being answered. If it is not, each request has one response, and those
+that Triton's dynamic batcher combines are answered together.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import triton_python_backend_utils as pb_utils
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from triton_rows import Job, Rows, decoded
+from triton_streams import Request, Streams, send_error, texts_response
 
 _DEFAULT_TOKENS = 64  # if a request gives no number
-
-
-@dataclass
-class _Job:
-    """A prompt that is being answered."""
-
-    ids: list[int]
-    max_tokens: int
-    text: str = ""
 
 
 class TritonPythonModel:
@@ -34,38 +26,68 @@ class TritonPythonModel:
         """Load the model once, on the device that the server gives this instance.
 
         Args:
-            args: The server's arguments; the parameter `dtype` of `config.pbtxt` is used.
+            args: The server's arguments. Of `config.pbtxt`, the parameter `dtype` is used, and
+                the largest batch and the transaction policy.
         """
         folder = Path(__file__).parent / "model"
-        parameters = json.loads(args["model_config"]).get("parameters", {})
+        config = json.loads(args["model_config"])
         on_gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
         plain = {"local_files_only": True, "trust_remote_code": False}
         self._tokenizer = AutoTokenizer.from_pretrained(folder, **plain)
-        self._model = AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=parameters.get("dtype", {}).get("string_value", "auto"),
+            dtype=config.get("parameters", {}).get("dtype", {}).get("string_value", "auto"),
             use_safetensors=True,
             **plain,
         )
-        self._model = self._model.to(device).eval()
-        self._context: int = self._model.config.max_position_embeddings
+        self._context: int = model.config.max_position_embeddings
         self._end: int = self._tokenizer.eos_token_id
+        self._rows = Rows(model.to(device).eval(), self._end)
+        self._streams: Streams | None = None
+        if config.get("model_transaction_policy", {}).get("decoupled"):
+            self._streams = Streams(self._rows, config["max_batch_size"])
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request in order; an invalid request gets an error, the others an answer."""
-        jobs: list[list[_Job] | pb_utils.TritonError] = []
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        """Answer each request; an invalid request gets an error, the others an answer.
+
+        Returns:
+            The responses in order; None if the model is decoupled, which answers later.
+        """
+        if self._streams is not None:
+            for request in requests:
+                self._start(request, self._streams)
+            return None
+        jobs: list[list[Job] | pb_utils.TritonError] = []
         for request in requests:
             try:
                 jobs.append(self._read(request))
             except ValueError as error:
                 jobs.append(pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
-        good = [job for each in jobs if isinstance(each, list) for job in each]
-        for batch in self._batches(good):
-            self._answer(batch)
+        if good := [job for each in jobs if isinstance(each, list) for job in each]:
+            self._rows.answer(good)
         return [self._response(each) for each in jobs]
 
-    def _read(self, request: Any) -> list[_Job]:
+    def finalize(self) -> None:
+        """Stop; the server calls this when every request has its last response."""
+        if self._streams is not None:
+            self._streams.stop()
+
+    def _start(self, request: Any, streams: Streams) -> None:
+        """Begin to answer a request of a decoupled model."""
+        sender = request.get_response_sender()
+        try:
+            jobs = self._read(request)
+            asked = pb_utils.get_input_tensor_by_name(request, "stream")
+            in_pieces = asked is not None and bool(asked.as_numpy().any())
+            if in_pieces and len(jobs) > 1:
+                raise ValueError(f"stream is for one text; text_input has {len(jobs)}")
+        except ValueError as error:
+            send_error(sender, str(error), pb_utils.TritonError.INVALID_ARG)
+        else:
+            streams.add(Request(sender, jobs, self._tokenizer, in_pieces))
+
+    def _read(self, request: Any) -> list[Job]:
         """Return the prompts of a request, [B, 1] of bytes, with the number of tokens for each."""
         given = pb_utils.get_input_tensor_by_name(request, "text_input")
         if given is None:  # with an optional input, the server only counts the inputs
@@ -90,45 +112,10 @@ class TritonPythonModel:
                     f"text_input has {len(ids)} tokens and max_tokens is {number}, but the model "
                     f"sees {self._context} in all"
                 )
-            jobs.append(_Job(ids, number))
+            jobs.append(Job(ids, number))
         return jobs
 
-    def _batches(self, jobs: list[_Job]) -> Iterator[list[_Job]]:
-        """Yield batches of prompts of similar length; all generate as far as the longest answer.
-
-        A batch ends before that would take one of its prompts beyond the model's context.
-        """
-        batch: list[_Job] = []
-        for job in sorted(jobs, key=lambda each: len(each.ids)):
-            most = max(each.max_tokens for each in [*batch, job])
-            if batch and len(job.ids) + most > self._context:
-                yield batch
-                batch = []
-            batch.append(job)
-        if batch:
-            yield batch
-
-    @torch.inference_mode()
-    def _answer(self, jobs: list[_Job]) -> None:
-        """Continue all prompts at once, each with its most likely tokens."""
-        longest = max(len(job.ids) for job in jobs)
-        ids = torch.full((len(jobs), longest), self._end)
-        mask = torch.zeros_like(ids)
-        for row, job in enumerate(jobs):  # pad on the left, so all continue at the same place
-            ids[row, longest - len(job.ids) :] = torch.tensor(job.ids)
-            mask[row, longest - len(job.ids) :] = 1
-        made = self._model.generate(
-            ids.to(self._model.device),
-            attention_mask=mask.to(self._model.device),
-            max_new_tokens=max(job.max_tokens for job in jobs),
-            do_sample=False,
-            pad_token_id=self._end,
-        )
-        for job, row in zip(jobs, made[:, longest:].tolist(), strict=True):
-            job.text = self._tokenizer.decode(row[: job.max_tokens], skip_special_tokens=True)
-
-    def _response(self, answered: list[_Job] | Any) -> Any:
+    def _response(self, answered: list[Job] | Any) -> Any:
         if not isinstance(answered, list):
             return pb_utils.InferenceResponse(error=answered)
-        texts = np.array([[job.text.encode()] for job in answered], dtype=object)
-        return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("text_output", texts)])
+        return texts_response([decoded(self._tokenizer, job.made) for job in answered])

@@ -1,7 +1,7 @@
 """Export to a model repository of NVIDIA's Triton Inference Server (Python or vLLM back end).
 
     REPOSITORY/NAME/config.pbtxt
-                    VERSION/model.py or model.json
+                    VERSION/model.py with its neighbours, or model.json
                             model/      the Hugging Face folder
 
 Triton's version number is the registry's, and Triton serves the newest version in the repository. A
@@ -20,10 +20,15 @@ from pipelines.core.storage import write_json, write_text
 from pipelines.export.hf_folder import export_whole
 from pipelines.export.source import new_folder
 
-Backend = Literal["python", "vllm"]
+Kind = Literal["python", "python-stream", "vllm"]
 CONFIG = "config.pbtxt"
-MODEL_FILE = Path(__file__).with_name("triton_model.py")  # only the server can import it
-MAX_BATCH = 16  # prompts of a batch; more prompts wait for the next batch
+# Only the server can import them.
+PYTHON_FILES = {
+    "model.py": "triton_model.py",
+    "triton_rows.py": "triton_rows.py",
+    "triton_streams.py": "triton_streams.py",
+}
+MAX_BATCH = 16  # prompts that are answered at a time; more prompts wait
 QUEUE_DELAY_US = 5_000  # how long a batch's first prompt waits for others; a token takes longer
 
 _PYTHON = """\
@@ -32,17 +37,21 @@ backend: "python"
 max_batch_size: {max_batch}
 input [
   {{ name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }},
-  {{ name: "max_tokens" data_type: TYPE_INT32 dims: [ 1 ] optional: true }}
+  {{ name: "max_tokens" data_type: TYPE_INT32 dims: [ 1 ] optional: true }}{stream}
 ]
 output [
   {{ name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }}
 ]
-dynamic_batching {{ max_queue_delay_microseconds: {delay} }}
+{policy}
 instance_group [ {{ count: 1 kind: KIND_AUTO }} ]
 version_policy {{ latest {{ num_versions: 1 }} }}
 # The weights' dtype in memory, such as bfloat16; "auto" keeps the registered dtype.
 parameters {{ key: "dtype" value {{ string_value: "auto" }} }}
 """
+_STREAM = """,
+  { name: "stream" data_type: TYPE_BOOL dims: [ 1 ] optional: true }"""
+_BATCHING = f"dynamic_batching {{ max_queue_delay_microseconds: {QUEUE_DELAY_US} }}"
+_DECOUPLED = "model_transaction_policy { decoupled: true }"
 # The vLLM back end itself defines batches, inputs and outputs.
 _VLLM = """\
 name: {name}
@@ -62,7 +71,7 @@ def export_triton(
     repository: Path,
     name: str,
     version: int,
-    backend: Backend,
+    kind: Kind,
     served_from: Path | None = None,
 ) -> Path:
     """Add a version to a model repository; a server never sees an incomplete version.
@@ -72,7 +81,8 @@ def export_triton(
         repository: Created if missing; may hold other models and versions.
         name: The registered model's name.
         version: The registered version's number, also used by Triton.
-        backend: `python` answers with transformers, `vllm` with vLLM's engine.
+        kind: `python` answers with transformers, and `python-stream` can stream, but then the
+            server takes no plain `infer` requests by HTTP; `vllm` answers with vLLM's engine.
         served_from: The repository's path on the server, which only vLLM needs; by default the
             path on this machine.
 
@@ -80,42 +90,49 @@ def export_triton(
         The version's folder.
 
     Raises:
-        UserError: The version exists already, the model exists with another back end, or the
+        UserError: The version exists already, the model exists as another kind, or the
             source is not a valid model.
     """
     model = repository.absolute() / triton_name(name)
-    _check_backend(model / CONFIG, backend)
+    _check_kind(model / CONFIG, kind)
     place = model / str(version)
     # A server that polls skips hidden folders of the repository, but loads a model anew after any
     # change in the model's own folder.
     with new_folder(place, made_in=repository.absolute()) as folder:
         (folder / "model").mkdir()
         export_whole(source, folder / "model")
-        if backend == "python":
-            shutil.copyfile(MODEL_FILE, folder / "model.py")
+        if kind != "vllm":
+            for name_there, name_here in PYTHON_FILES.items():
+                shutil.copyfile(Path(__file__).with_name(name_here), folder / name_there)
             # A file, so that Python writes no bytecode here, which is such a change as well.
             (folder / "__pycache__").touch()
         else:
             base = served_from / place.relative_to(repository.absolute()) if served_from else place
             write_json(folder / "model.json", {"model": str(base / "model"), "dtype": "bfloat16"})
         if not (model / CONFIG).is_file():  # keep settings that a user tuned
-            write_text(model / CONFIG, config_text(triton_name(name), backend))
+            write_text(model / CONFIG, config_text(triton_name(name), kind))
     return place
 
 
-def config_text(name: str, backend: Backend) -> str:
+def config_text(name: str, kind: Kind) -> str:
     """Return the text of a model's `config.pbtxt`."""
-    template = _PYTHON if backend == "python" else _VLLM
-    return template.format(name=json.dumps(name), max_batch=MAX_BATCH, delay=QUEUE_DELAY_US)
+    quoted = json.dumps(name)
+    if kind == "vllm":
+        return _VLLM.format(name=quoted)
+    stream, policy = (_STREAM, _DECOUPLED) if kind == "python-stream" else ("", _BATCHING)
+    return _PYTHON.format(name=quoted, max_batch=MAX_BATCH, stream=stream, policy=policy)
 
 
-def _check_backend(config: Path, backend: Backend) -> None:
+def _check_kind(config: Path, kind: Kind) -> None:
     if not config.is_file():
         return
-    found = re.search(r'^backend:\s*"([^"]*)"', config.read_text(encoding="utf-8"), re.MULTILINE)
-    if found is None or found[1] != backend:
-        kind = found[1] if found else "unknown"
+    text = config.read_text(encoding="utf-8")
+    backend = re.search(r'^backend:\s*"([^"]*)"', text, re.MULTILINE)
+    found = backend[1] if backend else "unknown"
+    if found == "python" and re.search(r"^[^#\n]*\bdecoupled:\s*true", text, re.MULTILINE):
+        found = "python-stream"
+    if found != kind:
         raise UserError(
-            f"{config}: the back end is {kind}, not {backend}; use another repository, or remove "
-            "that model"
+            f"{config}: the model there is of the kind {found}, not {kind}; use another "
+            "repository, or remove that model"
         )

@@ -159,7 +159,7 @@ def test_what_a_teams_package_writes_says_which_code_made_it(model, tmp_path):
     assert (to / "weights.npz").is_file()
 
 
-@pytest.mark.parametrize("form", ["triton", "triton-vllm"])
+@pytest.mark.parametrize("form", ["triton", "triton-stream", "triton-vllm"])
 def test_a_version_goes_into_tritons_repository_under_its_number(form, model, tmp_path):
     to = tmp_path / "repository"
     result = penstock(model, "--format", form, "--to", str(to))

@@ -1,26 +1,21 @@
 """The repository against Triton's published schema, and its model file run as the server does."""
 
-import importlib.util
 import json
-import sys
+import re
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from google.protobuf import json_format, text_format
+from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from pipelines.core.errors import UserError
-from pipelines.export.triton_server import config_text, export_triton, triton_name
+from pipelines.export.triton_server import Kind, config_text, export_triton, triton_name
 from tests.unit.export import triton_stand_in
 from tests.unit.export.models import CONTEXT, PROMPTS, small, write_registered
-
-
-def read_config(path: Path) -> Any:
-    """Parsed by Triton's own schema, which refuses a field that it doesn't know."""
-    return text_format.Parse(path.read_text(), ModelConfig())
+from tests.unit.export.triton_started import greedy, read_config, request, start, texts
 
 
 @pytest.fixture(scope="module")
@@ -28,52 +23,6 @@ def repository(registered: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     path = tmp_path_factory.mktemp("repository")
     export_triton(registered, path, "my model", 3, "python")
     return path
-
-
-def start(version: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The model as the server makes it: its file alone, and the config as JSON."""
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton_stand_in.module())
-    spec = importlib.util.spec_from_file_location("model", version / "model.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "model", module)
-    spec.loader.exec_module(module)
-    model = module.TritonPythonModel()
-    config = json_format.MessageToJson(
-        read_config(version.parent / "config.pbtxt"), preserving_proto_field_name=True
-    )
-    kind = {"model_instance_kind": "CPU", "model_instance_device_id": "0"}
-    model.initialize({"model_config": config, **kind})
-    return model
-
-
-def request(texts: list[str], max_tokens: list[int] | None = None) -> Any:
-    texts_B1 = np.array([[text.encode()] for text in texts], dtype=object)
-    inputs = [triton_stand_in.Tensor("text_input", texts_B1)]
-    if max_tokens is not None:
-        numbers_B1 = np.array(max_tokens, np.int32)[:, None]
-        inputs.append(triton_stand_in.Tensor("max_tokens", numbers_B1))
-    return triton_stand_in.InferenceRequest(inputs)
-
-
-def texts(response: Any) -> list[str]:
-    assert response.error() is None
-    (tensor,) = response.output_tensors()
-    assert tensor.name() == "text_output"
-    assert tensor.as_numpy().shape[1:] == (1,)
-    return [text.decode() for text in tensor.as_numpy().flatten()]
-
-
-@torch.inference_mode()
-def greedy(folder: Path, prompt: str, tokens: int) -> str:
-    """transformers' own, one prompt at a time and without padding."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
-    made = model.generate(ids, max_new_tokens=tokens, do_sample=False)
-    return tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
 
 
 def test_the_repository_is_laid_out_as_triton_wants_it(repository: Path) -> None:
@@ -90,13 +39,31 @@ def test_the_repository_is_laid_out_as_triton_wants_it(repository: Path) -> None
     ]
     assert [each.name for each in config.output] == ["text_output"]
     version = repository / "my-model" / "3"
-    assert {path.name for path in version.iterdir()} == {"__pycache__", "model.py", "model"}
+    assert {path.name for path in version.iterdir()} == {
+        "__pycache__",
+        "model",
+        "model.py",
+        "triton_rows.py",
+        "triton_streams.py",
+    }
 
 
-@pytest.mark.parametrize("backend", ["python", "vllm"])
-def test_a_name_can_not_break_the_config(backend: str) -> None:
+def test_a_model_that_streams_is_decoupled(registered: Path, tmp_path: Path) -> None:
+    version = export_triton(registered, tmp_path, "m", 1, "python-stream")
+    config = read_config(version.parent / "config.pbtxt")
+    assert config.model_transaction_policy.decoupled
+    assert not config.HasField("dynamic_batching")  # a request must not wait to join a batch
+    assert [(each.name, each.optional) for each in config.input] == [
+        ("text_input", False),
+        ("max_tokens", True),
+        ("stream", True),
+    ]
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_a_name_can_not_break_the_config(kind: Kind) -> None:
     name = 'a" } backend: "évil\n'
-    assert text_format.Parse(config_text(name, backend), ModelConfig()).name == name
+    assert text_format.Parse(config_text(name, kind), ModelConfig()).name == name
     assert triton_name("my/model v1.2") == "my-model-v1.2"
     assert triton_name("../größe") == "-gr--e"
 
@@ -162,7 +129,7 @@ def test_the_config_chooses_the_weights_type(
     version = export_triton(registered, tmp_path, "m", 1, "python")
     path = tmp_path / "m" / "config.pbtxt"
     path.write_text(path.read_text().replace('"auto"', '"bfloat16"'))
-    assert start(version, monkeypatch)._model.dtype == torch.bfloat16
+    assert start(version, monkeypatch)._rows.dtype == torch.bfloat16
     export_triton(registered, tmp_path, "m", 2, "python")
     assert '"bfloat16"' in path.read_text()  # what a user tuned stays
     assert sorted(each.name for each in (tmp_path / "m").iterdir()) == ["1", "2", "config.pbtxt"]
@@ -202,12 +169,17 @@ def test_a_version_that_is_there_and_another_back_end_are_refused(
     export_triton(registered, tmp_path, "m", 1, "python")
     with pytest.raises(UserError, match="exists already"):
         export_triton(registered, tmp_path, "m", 1, "python")
-    with pytest.raises(UserError, match="the back end is python, not vllm"):
+    with pytest.raises(UserError, match="of the kind python, not vllm"):
         export_triton(registered, tmp_path, "m", 2, "vllm")
+    with pytest.raises(UserError, match="of the kind python, not python-stream"):
+        export_triton(registered, tmp_path, "m", 2, "python-stream")
+    export_triton(registered, tmp_path, "n", 1, "python-stream")
+    export_triton(registered, tmp_path, "n", 2, "python-stream")
+    with pytest.raises(UserError, match="of the kind python-stream, not python;"):
+        export_triton(registered, tmp_path, "n", 3, "python")
     assert not (tmp_path / "m" / "2").exists()
 
 
 def test_the_model_file_needs_nothing_of_penstock(repository: Path) -> None:
-    text = (repository / "my-model" / "3" / "model.py").read_text()
-    assert "import pipelines" not in text
-    assert "from pipelines" not in text
+    for path in (repository / "my-model" / "3").glob("*.py"):
+        assert not re.search("^(import|from) pipelines", path.read_text(), re.MULTILINE)

@@ -1,5 +1,6 @@
 """What a model file uses of `triton_python_backend_utils`; the real one lives in the server."""
 
+from threading import Event
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +19,9 @@ class Tensor:
 
 
 class TritonError:
+    INTERNAL = 1
     INVALID_ARG = 3
+    CANCELLED = 7
 
     def __init__(self, message: str, code: int) -> None:
         self._message, self._code = message, code
@@ -28,14 +31,6 @@ class TritonError:
 
     def code(self) -> int:
         return self._code
-
-
-class InferenceRequest:
-    def __init__(self, inputs: list[Tensor]) -> None:
-        self._inputs = inputs
-
-    def inputs(self) -> list[Tensor]:
-        return self._inputs
 
 
 class InferenceResponse:
@@ -51,6 +46,35 @@ class InferenceResponse:
         return self._error
 
 
+class ResponseSender:
+    """Keeps what is sent; as the real one, it refuses a response after the last."""
+
+    def __init__(self) -> None:
+        self.responses: list[InferenceResponse] = []
+        self.cancelled, self.final = False, Event()
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        assert not self.final.is_set()
+        if response is not None:
+            self.responses.append(response)
+        if flags:
+            self.final.set()
+
+
+class InferenceRequest:
+    def __init__(self, inputs: list[Tensor]) -> None:
+        self._inputs, self.sender = inputs, ResponseSender()
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs
+
+    def get_response_sender(self) -> ResponseSender:
+        return self.sender
+
+
 def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | None:
     return next((each for each in request.inputs() if each.name() == name), None)
 
@@ -60,4 +84,5 @@ def module() -> ModuleType:
     for each in (Tensor, TritonError, InferenceRequest, InferenceResponse):
         setattr(made, each.__name__, each)
     made.get_input_tensor_by_name = get_input_tensor_by_name  # type: ignore[attr-defined]
+    made.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1  # type: ignore[attr-defined]
     return made

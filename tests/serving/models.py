@@ -61,8 +61,11 @@ class Registered:
     base: Path | None = None
 
 
-def write_registered(shape: str, kind: Kind, folder: Path) -> Registered:
+def write_registered(
+    shape: str, kind: Kind, folder: Path, context_length: int = CONTEXT
+) -> Registered:
     """Write a model with random weights into new folders in a folder."""
+    config = replace(SHAPES[shape], context_length=context_length)
     made = Registered(
         f"{shape}-{kind}",
         folder / f"{shape}-{kind}",
@@ -70,9 +73,9 @@ def write_registered(shape: str, kind: Kind, folder: Path) -> Registered:
         base=folder / f"{shape}-base" if kind == "lora" else None,
     )
     if made.base is None:
-        _write(_random(SHAPES[shape], made), made.folder, made.chat)
+        _write(_random(config, made), made.folder, made.chat)
         return made
-    _write(_random(SHAPES[shape], made), made.base, made.chat)
+    _write(_random(config, made), made.base, made.chat)
     model = load_pretrained(made.base)
     adapter = Adapter(kind="lora", rank=8, alpha=16)
     add_adapters(model, chosen_sizes(model, adapter), adapter)

@@ -17,8 +17,9 @@ from tests.serving.servers import START_S, environment, running
 class Triton:
     """A running server and its model repository."""
 
-    def __init__(self, http: httpx.Client, repository: Path) -> None:
+    def __init__(self, http: httpx.Client, grpc: str, repository: Path) -> None:
         self.http = http
+        self.grpc = grpc  # its address
         self.repository = repository
 
     def post(self, path: str, body: Any = None) -> httpx.Response:
@@ -28,8 +29,8 @@ class Triton:
         answer = self.post(f"repository/models/{name}/load")
         assert answer.is_success, answer.text
 
-    def infer(self, name: str, texts: Sequence[str], tokens: Sequence[int] | None) -> list[str]:
-        """What a request of several texts is answered."""
+    def inputs(self, texts: Sequence[str], tokens: Sequence[int] | None) -> dict[str, Any]:
+        """A plain request of several texts."""
         shape = [len(texts), 1]
         inputs: list[dict[str, Any]] = [
             {"name": "text_input", "datatype": "BYTES", "shape": shape, "data": texts}
@@ -38,10 +39,14 @@ class Triton:
             inputs.append(
                 {"name": "max_tokens", "datatype": "INT32", "shape": shape, "data": tokens}
             )
-        answer = self.post(f"models/{name}/infer", {"inputs": inputs})
+        return {"inputs": inputs}
+
+    def infer(self, name: str, texts: Sequence[str], tokens: Sequence[int] | None) -> list[str]:
+        """What a request of several texts is answered."""
+        answer = self.post(f"models/{name}/infer", self.inputs(texts, tokens))
         assert answer.is_success, answer.text
         (output,) = answer.json()["outputs"]
-        assert output["shape"] == shape
+        assert output["shape"] == [len(texts), 1]
         return list(output["data"])
 
     def generate(self, name: str, body: dict[str, Any]) -> httpx.Response:
@@ -69,14 +74,15 @@ def served(folder: Path, *options: str) -> Iterator[Triton]:
     server = packages / "pytriton" / "tritonserver"
     repository = folder / "repository"
     repository.mkdir(exist_ok=True)
-    port = free_port()
+    port, grpc_port = free_port(), free_port()
     command: list[str | Path] = [
         server / "bin" / "tritonserver",
         f"--model-repository={repository}",
         f"--backend-directory={server / 'backends'}",
         "--http-address=127.0.0.1",
         f"--http-port={port}",
-        "--allow-grpc=false",
+        "--grpc-address=127.0.0.1",
+        f"--grpc-port={grpc_port}",
         "--allow-metrics=false",
         *options,
     ]
@@ -90,10 +96,10 @@ def served(folder: Path, *options: str) -> Iterator[Triton]:
         running(command, f"{url}/v2/health/ready", folder / "log", environ),
         httpx.Client(base_url=url, trust_env=False, timeout=120) as http,
     ):
-        yield Triton(http, repository)
+        yield Triton(http, f"127.0.0.1:{grpc_port}", repository)
 
 
-def answers(folder: Path, asked: Sequence[tuple[str, int]]) -> list[str]:
+def answers(folder: Path, asked: Sequence[tuple[str | list[Any], int]]) -> list[str]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

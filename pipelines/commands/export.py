@@ -1,80 +1,23 @@
 """`penstock models export`: write a registered version in another format."""
 
 import json
-import shlex
 import tempfile
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from pipelines.commands.export_output import Exported, describe, table
 from pipelines.commands.models import Model, check_mlflow_answers
 from pipelines.commands.options import Json
 from pipelines.core.errors import UserError
-from pipelines.core.formatting import size
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import folder_bytes, write_json
+from pipelines.export.formats import GGUF, PROGRAM, TRITON, Format
 from pipelines.run.progress import ProgressMeter
 
-if TYPE_CHECKING:
-    from pipelines.export.gguf_file import Weights
-    from pipelines.export.program import Kind
-    from pipelines.export.right_size import AssessedVariant, Budget
-    from pipelines.export.triton_server import Kind as TritonKind
-
-
-class Format(StrEnum):
-    """The values of the option `--format`."""
-
-    HUGGINGFACE = "huggingface"
-    BF16 = "bf16"
-    PEFT = "peft"
-    INT8 = "int8"
-    INT4 = "int4"
-    VLLM_INT4 = "vllm-int4"
-    TRITON = "triton"
-    TRITON_STREAM = "triton-stream"
-    TRITON_VLLM = "triton-vllm"
-    ONNX = "onnx"
-    TORCH_EXPORT = "torch-export"
-    GGUF = "gguf"
-    GGUF_F16 = "gguf-f16"
-    GGUF_Q8_0 = "gguf-q8_0"
-
-
-_TRITON: dict[str, "TritonKind"] = {
-    Format.TRITON: "python",
-    Format.TRITON_STREAM: "python-stream",
-    Format.TRITON_VLLM: "vllm",
-}
-_PROGRAM: dict[str, "Kind"] = {Format.ONNX: "onnx", Format.TORCH_EXPORT: "torch-export"}
-_GGUF: dict[str, "Weights"] = {
-    Format.GGUF: "own",
-    Format.GGUF_F16: "f16",
-    Format.GGUF_Q8_0: "q8_0",
-}
 _MADE_BY = "penstock-export.json"  # beside what a package of a team's own wrote
-_VLLM_LOADS = (Format.HUGGINGFACE, Format.BF16, Format.INT8, Format.INT4, Format.VLLM_INT4)
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The command's report of an export; sizes in bytes."""
-
-    model: str  # name@version
-    format: str
-    folder: str
-    bytes: int
-    registered_bytes: int
-    bits_per_byte: float | None = None  # of the written model, if its weights were rounded
-    registered_bits_per_byte: float | None = None
-    logit_difference: float | None = None  # the graph's largest difference from the model
-    context_length: int | None = None  # of a GGUF file, in tokens
-    package: str | None = None  # name and version, if a package of a team's own wrote the format
-    fingerprint: str | None = None  # of that package's code and the packages it requires
-    variants: tuple[dict[str, Any], ...] = ()  # measured for a memory budget
 
 
 @dataclass(frozen=True)
@@ -149,7 +92,7 @@ def export(
     request = _Request(version.label, source, to, group_size, workspace)
     if budget_gb is not None:
         chosen, made = _write_fitting(request, budget_gb, max_loss, sequences)
-    elif kind := _TRITON.get(chosen):
+    elif kind := TRITON.get(chosen):
         from pipelines.export.triton_server import export_triton
 
         to = export_triton(source, to, version.name, version.version, kind, served_from)
@@ -164,7 +107,7 @@ def export(
         registered_bytes=sum(path.stat().st_size for path in source.glob("*.safetensors")),
         **made,
     )
-    typer.echo(json.dumps(asdict(result), indent=2) if as_json else _describe(result))
+    typer.echo(json.dumps(asdict(result), indent=2) if as_json else describe(result))
 
 
 def _find_format(name: str) -> str:
@@ -195,7 +138,7 @@ def _write(request: _Request, form: str) -> dict[str, Any]:
             case Format.ONNX | Format.TORCH_EXPORT:
                 from pipelines.export.program import export_program
 
-                difference = export_program(request.source, folder, _PROGRAM[form])
+                difference = export_program(request.source, folder, PROGRAM[form])
                 return {"logit_difference": difference}
             case Format.GGUF | Format.GGUF_F16 | Format.GGUF_Q8_0:
                 return _write_gguf(request, folder, form)
@@ -244,7 +187,7 @@ def _write_gguf(request: _Request, folder: Path, form: str) -> dict[str, Any]:
     held_out = None
     if form == Format.GGUF_Q8_0:
         held_out = read_held_out(request.source, load_settings().runs, request.workspace)
-    context = export_gguf(request.source, folder, _GGUF[form], request.model)
+    context = export_gguf(request.source, folder, GGUF[form], request.model)
     whole = load_config(request.source).context_length
     if context < whole:
         typer.echo(
@@ -255,7 +198,7 @@ def _write_gguf(request: _Request, folder: Path, form: str) -> dict[str, Any]:
     if held_out is None:
         return {"context_length": context}
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        write_rounded(request.source, Path(scratch), _GGUF[form])
+        write_rounded(request.source, Path(scratch), GGUF[form])
         bits = score_export(Path(scratch), held_out, _progress(form))
     return {
         "context_length": context,
@@ -294,50 +237,9 @@ def _write_fitting(
         chosen = choose(judged, budget).variant
         for path in (Path(scratch) / chosen.name).iterdir():
             path.rename(folder / path.name)
-    typer.echo(_table(judged, budget), err=True)
+    typer.echo(table(judged, budget), err=True)
     return Format(chosen.name), {
         "bits_per_byte": chosen.bits_per_byte,
         "registered_bits_per_byte": held_out.bits_per_byte,
         "variants": tuple(asdict(each) for each in judged),
     }
-
-
-def _table(judged: "list[AssessedVariant]", budget: "Budget") -> str:
-    rows = [
-        f"of {budget.gb:g} GB, {budget.sequences} x {budget.tokens:,} tokens at once:",
-        f"  {'':6}{'bits per byte':>14}{'loss':>9}{'weights':>10}{'in all':>10}{'loaded in':>11}",
-    ]
-    for each in judged:
-        verdict = "" if each.fits and each.good else "  too large" if each.good else "  too lossy"
-        rows.append(
-            f"  {each.variant.name:6}{each.variant.bits_per_byte:14.4f}{each.lost:+9.4f}"
-            f"{size(each.memory.weights):>10}{size(each.memory.total):>10}"
-            f"{each.variant.load_seconds:9.1f} s{verdict}"
-        )
-    return "\n".join(rows)
-
-
-def _describe(result: Exported) -> str:
-    sizes = f"{size(result.bytes)} (registered weights {size(result.registered_bytes)})"
-    lines = [f"{result.model} as {result.format} in {result.folder}", f"  size   {sizes}"]
-    if result.bits_per_byte is not None and result.registered_bits_per_byte is not None:
-        lost = result.bits_per_byte - result.registered_bits_per_byte
-        lines.append(
-            f"  score  {result.bits_per_byte:.4f} bits per byte, {lost:+.4f} against the "
-            f"registered {result.registered_bits_per_byte:.4f}, on the same held-out documents"
-        )
-    if result.logit_difference is not None:
-        lines.append(f"  check  run from the file, logits within {result.logit_difference:.1e}")
-    if result.package is not None:
-        lines.append(f"  code   {result.package}, fingerprint {result.fingerprint}")
-    if result.format in _TRITON:
-        repository = Path(result.folder).parent.parent
-        lines.append(f"  serve  tritonserver --model-repository {shlex.quote(str(repository))}")
-    if result.format in _GGUF:
-        from pipelines.export.gguf_file import FILE
-
-        path = shlex.quote(str(Path(result.folder) / FILE))
-        lines.append(f"  serve  llama-server --model {path} --ctx-size {result.context_length}")
-    if result.format in _VLLM_LOADS:
-        lines.append(f"  serve  vllm serve {shlex.quote(result.folder)}")
-    return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 Model FLOPs utilisation (MFU) follows Chowdhery et al. 2022 (PaLM), appendix B; model bandwidth
 utilisation (MBU) is the same for bytes. The resource with the highest share is the bottleneck, as
-in the roofline model (Williams et al. 2009).
+in the roofline model (Williams et al. 2009), if that share is at least a half; else the host is.
 
 The figures count the model's own work: neither recomputation by activation checkpointing nor
 traffic that a kernel could have saved counts.
@@ -16,6 +16,8 @@ from pipelines.recipe.training_section import Precision
 
 FLOPS_FORMULA = "6 N + 12 L S A a token (PaLM, appendix B); N in matrices, A = heads x head width"
 
+HOST = "host"
+_REACHED = 0.5  # the least share of a roof at which it binds a step
 _FORWARD, _INPUT_GRADIENT, _WEIGHT_GRADIENT = 2, 2, 2  # FLOPs per weight and token
 _FP32 = 4  # bytes
 _ADAMW_ACCESSES = 7  # reads gradient, weight and both moments; writes weight and moments
@@ -147,7 +149,11 @@ class Utilisation:
     memory: str
 
     def bound_by(self) -> tuple[str, float]:
-        """Return the resource whose share is the greatest, and that share."""
+        """Return the resource whose share is the greatest, and that share.
+
+        A roof that is not reached by half binds nothing. Then it is the host, with the share of the
+        step in which it kept the device idle, or the device was slower than its roofs.
+        """
         shares = {
             "compute": self.mfu,
             self.memory: self.mbu,
@@ -155,7 +161,10 @@ class Utilisation:
             "network": self.network,
             "storage": self.storage,
         }
-        return max(shares.items(), key=lambda item: item[1])
+        name, share = max(shares.items(), key=lambda item: item[1])
+        if share >= _REACHED:
+            return name, share
+        return HOST, 1 - max(self.mfu, self.mbu, self.pcie) - self.network - self.storage
 
 
 def utilisation(

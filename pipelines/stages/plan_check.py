@@ -14,6 +14,7 @@ from pipelines.run.records import TrainRecord
 
 PLAN = "plan.json"  # in a workspace; no stage reads it, so no result depends on it
 DRY_RUN = "dry_run.json"  # in a workspace, for users
+_HOST = "host"  # as in `planning/roofs.py`
 _GIB = 2**30
 
 
@@ -57,15 +58,17 @@ def beside_measured(
 def bound_beside_reported(workspace: Path, reported: str) -> tuple[str, bool] | None:
     """Return the predicted bottleneck as text and whether it was right, or None without a plan.
 
+    Where the host was the bottleneck, no roof was near enough to tell that a plan was wrong.
+
     Args:
         workspace: The run's workspace.
-        reported: The resource that limited most of the training.
+        reported: What limited most of the training: a resource, or the host.
     """
     found = read_plan(workspace)
     if found is None:
         return None
     bound_by = found["bound_by"]
-    return f"{bound_by} for {found['bound_share']:.1%} of a step", bound_by == reported
+    return f"{bound_by} for {found['bound_share']:.1%} of a step", reported in (bound_by, _HOST)
 
 
 def stage_beside_measured(

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from pipelines.core.line_files import LineFile
+from pipelines.planning.roofs import HOST
 
 Point = dict[str, Any]  # what StepMetrics.curve_point returns
 
@@ -68,8 +69,8 @@ class StepMetrics:
     data_wait_share: float  # the part of the time spent waiting for the loader
     communication_share: float | None  # of a window, only communicating; None until measured
     memory_bytes: int | None  # the most that tensors had; None on a CPU until measured
-    bound_by: str  # the resource whose limit (roof) the step is nearest
-    bound_share: float  # of that roof
+    bound_by: str  # the resource whose limit (roof) the step is nearest, or the host
+    bound_share: float  # of that roof; of the step, if it is the host
 
     last: bool  # whether this is the run's last point
 
@@ -92,9 +93,14 @@ class StepMetrics:
         return (
             f"step {self.step}: loss {self.loss:.4f}, {self.tokens_per_second:,.0f} tokens/s, "
             f"MFU {self.mfu:.1%}, MBU {self.mbu:.1%}, waits for data {self.data_wait_share:.1%}, "
-            f"communicates {talk}, {gib} GiB; bound by {self.bound_by} at "
-            f"{self.bound_share:.1%} of its roof"
+            f"communicates {talk}, {gib} GiB; bound by {_bound(self.bound_by, self.bound_share)}"
         )
+
+
+def _bound(name: str, share: float) -> str:
+    if name == HOST:  # no roof is reached by half
+        return f"{name} for {share:.1%} of a step, idle device included"
+    return f"{name} at {share:.1%} of its roof"
 
 
 def _known(value: float | None, form: str) -> str:
@@ -105,7 +111,7 @@ def summary(points: Sequence[StepMetrics]) -> tuple[str, str]:
     """Return what limited a run, and a line for users; the numbers are medians over its points."""
     name = most_bound_by(points)
     share = median(point.bound_share for point in points if point.bound_by == name)
-    bound = f"{name} at {share:.1%} of its roof"
+    bound = _bound(name, share)
     middle = {
         key: median(getattr(point, key) for point in points)
         for key in ("tokens_per_second", "mfu", "mbu", "data_wait_share")

@@ -73,19 +73,29 @@ def test_the_greatest_share_binds(shares: dict[str, float], binds: str) -> None:
     assert used.bound_by() == (binds, pytest.approx(shares.get(binds, 0.9)))
 
 
+def test_a_roof_that_is_not_reached_by_half_binds_nothing() -> None:
+    work = step_work(SHAPE, Share(tokens=1 << 20, length=512, micro_batches=1), "fp32")
+    used = utilisation(work, CPU, "fp32", seconds=work.flops / 0.3e11, network=0.1, storage=0.05)
+    assert used.bound_by() == ("host", pytest.approx(1 - 0.3 - 0.1 - 0.05))
+
+
 def test_few_tokens_are_bound_by_memory_which_a_cpu_calls_by_its_name() -> None:
     work = step_work(SHAPE, Share(tokens=1, length=512, micro_batches=1), "fp32")
-    assert utilisation(work, CPU, "fp32", seconds=1.0).bound_by()[0] == "CPU memory"
     gpu = of_driver("NVIDIA L4")
-    assert utilisation(work, gpu, "fp32", seconds=1.0).bound_by()[0] == "device-memory bandwidth"
+    assert gpu is not None
+    for device, name in ((CPU, "CPU memory"), (gpu, "device-memory bandwidth")):
+        seconds = work.memory_bytes / device.memory_bandwidth / 0.9
+        used = utilisation(work, device, "fp32", seconds=seconds)
+        assert used.bound_by() == (name, pytest.approx(0.9))
 
 
 def test_offloaded_weights_bind_at_pcie() -> None:
     share = Share(tokens=1, length=512, micro_batches=8, offloaded=True)
-    used = utilisation(
-        step_work(SHAPE, share, "bf16"), of_driver("NVIDIA H200"), "bf16", seconds=1.0
-    )
-    assert used.bound_by()[0] == "PCIe"
+    work, gpu = step_work(SHAPE, share, "bf16"), of_driver("NVIDIA H200")
+    assert gpu is not None
+    assert gpu.pcie_bandwidth is not None
+    used = utilisation(work, gpu, "bf16", seconds=work.pcie_bytes / gpu.pcie_bandwidth / 0.9)
+    assert used.bound_by() == ("PCIe", pytest.approx(0.9))
 
 
 def test_paged_moments_come_once_a_step() -> None:

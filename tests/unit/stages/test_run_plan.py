@@ -91,6 +91,7 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
     assert is_hit
     assert told.startswith(f"{bound} for ")
     assert bound_beside_reported(tmp_path, "storage") == (told, False)
+    assert bound_beside_reported(tmp_path, "host") == (told, True)  # no roof was reached by half
 
 
 def test_cleaning_text_is_forecast_by_what_the_source_holds(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_point_holds_shares_of_the_roofs(start: Callable) -> None:
     assert point.memory_bytes is not None
     held = 3 * 4 * sum(each.numel() for each in run.trainer.parameters)  # with both moments
     assert held * 4 / 3 < point.memory_bytes < 100 * held  # gradients too, but not all of torch
-    assert point.bound_by in ("compute", "CPU memory", "storage")
+    assert point.bound_by in ("compute", "CPU memory", "storage", "host")
 
 
 def test_what_depends_on_the_machine_is_not_in_the_history(start: Callable) -> None:
@@ -81,19 +81,21 @@ def test_a_runs_summary_takes_what_bound_it_most() -> None:
         samples="",
         step_seconds=1.0,
         tokens_per_second=1000.0,
-        mfu=0.4,
+        mfu=0.6,
         mbu=0.1,
         data_wait_share=0.0,
         communication_share=None,
         memory_bytes=1,
         bound_by="compute",
-        bound_share=0.4,
+        bound_share=0.6,
         last=False,
     )
     slow = replace(point, bound_by="storage", bound_share=0.9, mfu=0.01)
     bound, line = run_summary([slow, point, point])
-    assert bound == "compute at 40.0% of its roof"
-    assert "1,000 tokens/s, MFU 40.0%" in line
+    assert bound == "compute at 60.0% of its roof"
+    assert "1,000 tokens/s, MFU 60.0%" in line
+    idle = replace(point, bound_by="host", bound_share=0.7, mfu=0.2)
+    assert idle.line().endswith("bound by host for 70.0% of a step, idle device included")
     assert "communicates (not measured yet)" in point.line()
     assert "train/communication_share" not in point.curves()
 

@@ -168,7 +168,9 @@ def test_no_step_is_logged_twice(workspace: Path, mlflow_client: Any, mlflow_run
     tags = mlflow_client.get_run(mlflow_run).data.tags
     assert tags["penstock.reader"] == "mmap"
     assert tags["penstock.mfu_denominator"].startswith("measured ")
-    assert tags["penstock.bound_by"].endswith("% of its roof")
+    assert tags["penstock.bound_by"].endswith(
+        ("% of its roof", "% of a step, idle device included")
+    )
     assert [each.path for each in mlflow_client.list_artifacts(mlflow_run, "diagnostics")] == [
         "diagnostics/machine.json"
     ]
@@ -189,10 +191,10 @@ def test_a_run_stands_beside_its_plan(workspace: Path, mlflow_client: Any, mlflo
     (workspace / "run.json").write_text(json.dumps({"mlflow_run_id": mlflow_run}))
     train_stage.run(recipe, workspace)
     run = mlflow_client.get_run(mlflow_run).data
-    reported = run.tags["penstock.bound_by"].partition(" at ")[0]
+    reported = run.tags["penstock.bound_by"].split()[0]
     predicted = run.tags["penstock.bound_by_predicted"].partition(" for ")[0]
     assert predicted == planned["bound_by"]
-    assert run.metrics["plan/bound_by_hit"] == float(reported == predicted)
+    assert run.metrics["plan/bound_by_hit"] == float(reported in (predicted.split()[0], "host"))
     assert run.metrics["plan/tokens_per_second_measured"] > 0
     assert abs(run.metrics["plan/memory_gib_error"]) < 0.15
 

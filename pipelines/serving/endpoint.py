@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-import httpx
+import aiohttp
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -57,13 +57,14 @@ async def ready_engine(start: Callable[[int], Engine], version: int) -> Engine:
     return engine
 
 
-async def _wait_ready(engine: Engine, client: httpx.AsyncClient) -> None:
+async def _wait_ready(engine: Engine, client: aiohttp.ClientSession) -> None:
     for _ in range(int(_START_S)):
         if engine.process.poll() is not None:
             break
-        with suppress(httpx.TransportError):
-            if (await client.get(f"{engine.url}/health")).is_success:
-                return
+        with suppress(aiohttp.ClientError):
+            async with client.get(f"{engine.url}/health") as answer:
+                if answer.ok:
+                    return
         await asyncio.sleep(1)
     code = engine.process.poll()
     if code is None:
@@ -178,15 +179,14 @@ class Endpoint:
         except UserError as error:
             return _error(400, str(error))
         engine.in_flight += 1
-        sent = self._client.build_request("POST", engine.url + path, json=body)
         try:
-            upstream = await self._client.send(sent, stream=True)
-        except httpx.TransportError as error:
+            upstream = await self._client.post(engine.url + path, json=body)
+        except aiohttp.ClientError as error:
             engine.in_flight -= 1
             return _error(503, f"the engine does not answer ({error}); it will be restarted")
         return StreamingResponse(
             _passed_on(engine, upstream),
-            upstream.status_code,
+            upstream.status,
             media_type=upstream.headers.get("content-type"),
             headers={MODEL_HEADER: f"{self._name}@{engine.version}"},
         )
@@ -206,19 +206,25 @@ class Endpoint:
         return hmac.compare_digest(given.encode(), self._token.encode())
 
 
-async def _passed_on(engine: Engine, upstream: httpx.Response) -> AsyncIterator[bytes]:
+async def _passed_on(engine: Engine, upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     try:
-        async for chunk in upstream.aiter_raw():
+        async for chunk in upstream.content.iter_any():
             yield chunk
     finally:
         engine.in_flight -= 1
-        await upstream.aclose()
+        upstream.close()
 
 
-def _client() -> httpx.AsyncClient:
-    """Make the client for engines, which are on loopback: no proxy, and no limits."""
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=_CLIENT_IDLE_S)
-    return httpx.AsyncClient(trust_env=False, timeout=None, limits=limits)  # noqa: S113
+def _client() -> aiohttp.ClientSession:
+    """Make the client for engines, which are on loopback: no proxy, and no limits.
+
+    It reads HTTP in C: httpx, in Python, took half of the endpoint's time for each token.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_CLIENT_IDLE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+        auto_decompress=False,
+    )
 
 
 def _error(status: int, message: str) -> JSONResponse:

@@ -294,7 +294,7 @@ def test_an_engine_that_closes_an_idle_connection_loses_no_request() -> None:
             endpoint._client() as client,
         ):
             for _ in range(2):
-                assert (await client.get(f"http://127.0.0.1:{port}/health")).is_success
+                assert (await client.get(f"http://127.0.0.1:{port}/health")).ok
                 await asyncio.sleep(2.5)
 
     port = free_port()

@@ -138,7 +138,7 @@ def show(result: dict[str, Any]) -> None:
                     console.print(f"{name}, {key}: {json.dumps(value)}", soft_wrap=True)
         for ratio in case["ratios"]:
             console.print(
-                f"{ratio['of']} over {ratio['over']}: {ratio['median']:.2f}x "
+                f"{ratio['of']} over {ratio['over']}{_named(ratio)}: {ratio['median']:.2f}x "
                 f"({ratio['min']:.2f} to {ratio['max']:.2f}), demanded {ratio['demanded']}x: "
                 f"{_verdict(ratio)}"
             )
@@ -147,6 +147,10 @@ def show(result: dict[str, Any]) -> None:
                 f"{limit['of']}, {limit['figure']}: {limit['is']:.2f}, at most {limit['most']}: "
                 f"{_verdict(limit)}"
             )
+
+
+def _named(ratio: dict[str, Any]) -> str:
+    return f", {ratio['figure']}" if "figure" in ratio else ""
 
 
 def _verdict(demand: dict[str, Any]) -> str:

@@ -36,13 +36,15 @@ class Contender:
 class Demand:
     """By how much our rate must exceed a baseline's; in one case, or in all.
 
-    Where seconds are compared, how much of the baseline's ours may at most be.
+    Where seconds are compared, how much of the baseline's ours may at most be. A further figure of
+    the rounds, if one is named, is seconds too.
     """
 
     over: str
     ratio: float
     case: str | None = None
     of: str = OURS
+    figure: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,15 @@ class Figures:
 
     values: list[float]  # a round each
     setup_seconds: float
-    figures: dict[str, Any]  # further ones, of the last round
+    rounds: list[dict[str, Any]]  # their further figures
 
     def summary(self) -> dict[str, Any]:
-        """As the results file has it."""
-        return spread(self.values) | {"setup_seconds": self.setup_seconds, **self.figures}
+        """As the results file has it: with the last round's further figures."""
+        return spread(self.values) | {"setup_seconds": self.setup_seconds, **self.rounds[-1]}
+
+    def compared(self, figure: str | None) -> list[float]:
+        """What a demand compares, a round each."""
+        return [each[figure] for each in self.rounds] if figure else self.values
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -141,7 +147,7 @@ def run_case(
             name: Figures(
                 [benchmark.value(answer) for answer in answers[name]],
                 process.setup_seconds,
-                answers[name][-1]["figures"],
+                [answer["figures"] for answer in answers[name]],
             )
             for name, process in running.items()
         }
@@ -154,15 +160,17 @@ def ratios(
     for demand in benchmark.demands:
         if demand.case not in (None, case) or demand.over not in figures:
             continue
-        ours, theirs = figures[demand.of].values, figures[demand.over].values
+        ours = figures[demand.of].compared(demand.figure)
+        theirs = figures[demand.over].compared(demand.figure)
         pairs = [mine / other for mine, other in zip(ours, theirs, strict=True)]
         yield {
             "of": demand.of,
             "over": demand.over,
+            **({"figure": demand.figure} if demand.figure else {}),
             "pairs": pairs,
             **spread(pairs),
             "demanded": demand.ratio,
-            "reached": _reached(benchmark, statistics.median(pairs), demand.ratio),
+            "reached": _reached(benchmark, demand, statistics.median(pairs)),
         }
 
 
@@ -174,8 +182,9 @@ def kept_limits(benchmark: Benchmark, figures: dict[str, Figures]) -> Iterator[d
         yield facts | {"reached": figure <= limit.most}
 
 
-def _reached(benchmark: Benchmark, ratio: float, demanded: float) -> bool:
-    return ratio >= demanded if benchmark.measures == "rate" else ratio <= demanded
+def _reached(benchmark: Benchmark, demand: Demand, ratio: float) -> bool:
+    more = benchmark.measures == "rate" and demand.figure is None
+    return ratio >= demand.ratio if more else ratio <= demand.ratio
 
 
 class _Running:

@@ -41,7 +41,8 @@ def prepare(folder, options):
     def round():
         before = count
         time.sleep(options["seconds"])
-        return 10.0, {"before": before, "seen": (folder / "data").read_text()}
+        further = {"before": before, "nap": options["seconds"]}
+        return 10.0, further | {"seen": (folder / "data").read_text()}
     return round
 
 serve(prepare)
@@ -80,7 +81,7 @@ def test_the_faster_one_has_the_higher_ratio_pair_by_pair(project):
     bench = benchmark(reached, missed)
     figures = run_case(bench, project, {}, pairs=3, told=lambda line: None)
     assert len(figures["penstock"].values) == 3
-    assert figures["slow"].figures["seen"] == "words"
+    assert figures["slow"].rounds[-1]["seen"] == "words"
     found = list(ratios(bench, "", figures))
     assert [each["reached"] for each in found] == [True, False]
     assert found[0]["min"] <= found[0]["median"] <= found[0]["max"]
@@ -96,10 +97,19 @@ def test_seconds_are_the_better_the_fewer_and_may_have_a_limit(project):
     assert [each["reached"] for each in kept_limits(bench, figures)] == [True, False, True]
 
 
+def test_a_further_figure_is_compared_pair_by_pair_and_is_seconds(project):
+    demands = Demand("slow", 0.3, figure="nap"), Demand("slow", 0.01, figure="nap")
+    bench = benchmark(*demands)
+    figures = run_case(bench, project, {}, pairs=3, told=lambda line: None)
+    found = list(ratios(bench, "", figures))
+    assert [each["pairs"] for each in found] == [pytest.approx([0.1] * 3)] * 2
+    assert [(each["figure"], each["reached"]) for each in found] == [("nap", True), ("nap", False)]
+
+
 def test_a_contender_is_stopped_while_another_does_its_round(project):
     figures = run_case(benchmark(), project, {}, pairs=3, told=lambda line: None)
     # Four rounds of 0.2 s by the other one would have let its thread count some 800 on.
-    assert figures["penstock"].figures["before"] < 300
+    assert figures["penstock"].rounds[-1]["before"] < 300
 
 
 def test_a_contender_that_breaks_ends_the_benchmark_by_name(project):

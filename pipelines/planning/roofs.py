@@ -164,7 +164,9 @@ class Utilisation:
         name, share = max(shares.items(), key=lambda item: item[1])
         if share >= _REACHED:
             return name, share
-        return HOST, 1 - max(self.mfu, self.mbu, self.pcie) - self.network - self.storage
+        # The device's part, and waiting; on a busy machine they may overlap.
+        known = max(self.mfu, self.mbu, self.pcie) + self.network + self.storage
+        return HOST, max(0.0, 1 - known)
 
 
 def utilisation(

@@ -12,6 +12,7 @@ import asyncio
 import hmac
 import logging
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -25,8 +26,10 @@ from starlette.routing import Route
 
 from pipelines.core.errors import UserError
 from pipelines.serving.serving_engine import CHAT, COMPLETIONS, Engine
+from pipelines.serving.serving_metrics import ServingMetrics, Timer
 
 MODEL_HEADER = "x-penstock-model"
+_NO_TOKEN = "use the endpoint's token as the API key"  # noqa: S105
 _POLL_S = 2.0  # between two checks of the alias
 _START_S = 600.0  # an engine that takes longer to load has failed
 _DRAIN_S = 600.0  # an old engine is stopped after this time, even in the middle of an answer
@@ -112,11 +115,13 @@ class Endpoint:
         self._name = engine.name
         self._engines = [engine]  # the current engine, and old ones that still answer
         self._draining: set[asyncio.Task[None]] = set()
+        self._metrics = ServingMetrics()
         routes = [
             Route(COMPLETIONS, self._answer, methods=["POST"]),
             Route(CHAT, self._answer, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/health", self._health),
+            Route("/metrics", self._metrics_page),
         ]
         self.app = Starlette(routes=routes, lifespan=self._lifespan)
 
@@ -165,27 +170,28 @@ class Endpoint:
 
     async def _answer(self, request: Request) -> Response:
         if not self._knows(request):
-            return _error(401, "use the endpoint's token as the API key")
+            return self._refuse(401, _NO_TOKEN)
         try:
             body = await request.json()
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            return _error(400, "the body must be a JSON object")
+            return self._refuse(400, "the body must be a JSON object")
         # Choose the engine after reading the body: an engine without counted requests may end.
         engine, path = self._engine, request.url.path
         try:
             body = engine.prepare(path, body)
         except UserError as error:
-            return _error(400, str(error))
+            return self._refuse(400, str(error))
         engine.in_flight += 1
+        timer = self._metrics.timer(engine.version)
         try:
             upstream = await self._client.post(engine.url + path, json=body)
         except aiohttp.ClientError as error:
             engine.in_flight -= 1
-            return _error(503, f"the engine does not answer ({error}); it will be restarted")
+            return self._refuse(503, f"the engine does not answer ({error}); it will be restarted")
         return StreamingResponse(
-            _passed_on(engine, upstream),
+            _passed_on(engine, upstream, timer),
             upstream.status,
             media_type=upstream.headers.get("content-type"),
             headers={MODEL_HEADER: f"{self._name}@{engine.version}"},
@@ -193,7 +199,7 @@ class Endpoint:
 
     async def _models(self, request: Request) -> Response:
         if not self._knows(request):
-            return _error(401, "use the endpoint's token as the API key")
+            return _error(401, _NO_TOKEN)
         model = {"id": self._name, "object": "model", "created": 0, "owned_by": "penstock"}
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -201,17 +207,40 @@ class Endpoint:
         ready = self._engine.process.poll() is None
         return JSONResponse({"ready": ready}, 200 if ready else 503)
 
+    async def _metrics_page(self, request: Request) -> Response:
+        """Return our figures, and those of the current engine if it has any, as vLLM has."""
+        if not self._knows(request):
+            return _error(401, _NO_TOKEN)
+        in_flight: Counter[int] = Counter()
+        for engine in self._engines:  # a version that was restarted has two for a while
+            in_flight[engine.version] += engine.in_flight
+        ours = self._metrics.text(in_flight)
+        theirs = b""
+        with suppress(aiohttp.ClientError):
+            async with self._client.get(f"{self._engine.url}/metrics") as answer:
+                if answer.ok:
+                    theirs = await answer.read()
+        return Response(ours + theirs, media_type="text/plain; version=0.0.4")
+
+    def _refuse(self, status: int, message: str) -> JSONResponse:
+        self._metrics.refused(self._engine.version, status)
+        return _error(status, message)
+
     def _knows(self, request: Request) -> bool:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         return hmac.compare_digest(given.encode(), self._token.encode())
 
 
-async def _passed_on(engine: Engine, upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _passed_on(
+    engine: Engine, upstream: aiohttp.ClientResponse, timer: Timer
+) -> AsyncIterator[bytes]:
     try:
         async for chunk in upstream.content.iter_any():
+            timer.has_sent()
             yield chunk
     finally:
         engine.in_flight -= 1
+        timer.has_ended(upstream.status)
         upstream.close()
 
 

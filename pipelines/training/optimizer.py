@@ -146,7 +146,7 @@ class Muon(HiddenAndOthers):
         gradient = unless(self.found_inf, gradient, state["momentum"])  # which then stays as it is
         state["momentum"].lerp_(gradient, 1 - MOMENTUM)
         direction = gradient.lerp(state["momentum"], MOMENTUM)
-        return whole(direction.float() if direction.device.type == "cpu" else direction.bfloat16())
+        return whole(direction.float() if _is_used_on_cpu(direction) else direction.bfloat16())
 
     def _orthogonalised(self, directions: Tensor) -> Tensor:
         """Orthogonalise a share of the matrices, and get the others' from the other replicas."""
@@ -190,6 +190,12 @@ def _alike(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 def _wide(matrix: Tensor) -> Tensor:
     return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+def _is_used_on_cpu(tensor: Tensor) -> bool:
+    """Return whether a CPU computes with it; offloaded weights lie on a CPU, too."""
+    device = tensor.device_mesh.device_type if isinstance(tensor, DTensor) else tensor.device.type
+    return device == "cpu"
 
 
 def _laid_like(matrix: Tensor, parameter: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ _MAY_CHANGE = (
     "model.init_from",  # the weights that lie there count, below
     "adapter.init_from",
     "data.reader",
-    "train.max_seconds",
+    "train.max_seconds",  # what it chose is in the checkpoint (`training/schedule.py`)
     "train.micro_batch_size",
     "train.activation_checkpoint",
     "train.compile",

@@ -17,6 +17,7 @@ import httpx
 import openai
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from pipelines.core.errors import UserError
 from pipelines.core.machine import free_port
@@ -209,6 +210,38 @@ def test_without_the_token_nothing_is_answered(served: Served) -> None:
         ask(served.client("guess"))
     with pytest.raises(openai.AuthenticationError):
         served.client("other").models.list()
+
+
+def test_what_was_answered_is_counted_for_prometheus(served: Served) -> None:
+    url = f"http://127.0.0.1:{served.port}/metrics"
+    assert httpx.get(url, trust_env=False).status_code == 401
+    before = figures(url, served.version)
+    with served.client() as client, served.client("wrong") as stranger:
+        ask(client)
+        for _ in ask(client, stream=True):
+            pass
+        with pytest.raises(openai.AuthenticationError):
+            ask(stranger)
+    after = figures(url, served.version)
+    rise = {key: value - before.get(key, 0) for key, value in after.items()}
+    assert rise["penstock_serve_answers_total", "200"] == 2
+    assert rise["penstock_serve_answers_total", "401"] == 1
+    assert rise["penstock_serve_first_byte_seconds_count", None] == 2
+    assert rise["penstock_serve_answer_seconds_count", None] == 2
+    first = rise["penstock_serve_first_byte_seconds_sum", None]
+    assert 0 < first <= rise["penstock_serve_answer_seconds_sum", None]
+    assert after["penstock_serve_in_flight", None] == 0
+
+
+def figures(url: str, version: int) -> dict[tuple[str, str | None], float]:
+    """What Prometheus' own reader finds of a version, by name and status."""
+    text = httpx.get(url, trust_env=False, headers={"authorization": f"Bearer {TOKEN}"}).text
+    return {
+        (sample.name, sample.labels.get("status")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels.get("version") == str(version) and "le" not in sample.labels
+    }
 
 
 def has_loaded(engine: Engine) -> bool:

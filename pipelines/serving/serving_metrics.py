@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+if TYPE_CHECKING:
+    from prometheus_client import Counter, Histogram
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 
@@ -13,6 +15,8 @@ class ServingMetrics:
 
     def __init__(self) -> None:
         """Begin with nothing counted."""
+        from prometheus_client import CollectorRegistry, Counter, Gauge
+
         self._registry = CollectorRegistry()
         self._answers = Counter(
             "penstock_serve_answers",
@@ -43,12 +47,16 @@ class ServingMetrics:
         Args:
             in_flight: The requests that are being answered now, by version.
         """
+        from prometheus_client import generate_latest
+
         self._in_flight.clear()
         for version, number in in_flight.items():
             self._in_flight.labels(version).set(number)
         return generate_latest(self._registry)
 
-    def _seconds(self, name: str, until: str) -> Histogram:
+    def _seconds(self, name: str, until: str) -> "Histogram":
+        from prometheus_client import Histogram
+
         return Histogram(
             f"penstock_serve_{name}_seconds",
             f"Seconds from a request {until}",
@@ -61,7 +69,9 @@ class ServingMetrics:
 class Timer:
     """The times of one request."""
 
-    def __init__(self, answers: Counter, first: Histogram, whole: Histogram, version: int) -> None:
+    def __init__(
+        self, answers: "Counter", first: "Histogram", whole: "Histogram", version: int
+    ) -> None:
         self._answers, self._first, self._whole, self._version = answers, first, whole, version
         self._began = time.perf_counter()
         self._has_begun = False

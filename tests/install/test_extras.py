@@ -52,6 +52,7 @@ LEFT_OUT = {
         "peft": "adapters are checked by evaluate, on Ray",
         "onnx": "exports are made with the extra `laptop`",
         "onnxruntime": "exports are made with the extra `laptop`",
+        "prometheus_client": "models are served with the extra `laptop`",
         "supervisor": "`penstock up` starts its own platform with it",
     },
     "mlflow": {},

@@ -66,7 +66,7 @@ def answer(client, question):
     (choice,) = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": question}],
-        max_tokens=64,
+        max_tokens=48,
         temperature=0,
     ).choices
     assert choice.finish_reason in {"stop", "length"}

@@ -76,7 +76,7 @@ def test_the_mlflow_run_tells_the_whole_story(platform_variables, first_run):
     assert run.data.tags["penstock.dag_run_id"] == first_run["dag_run_id"]
     assert run.data.tags["penstock.verdict"] == "promoted"
     assert run.data.tags["penstock.ray_job_id"].startswith("penstock-")
-    assert run.data.params["model.preset"] == "llama-1m"
+    assert run.data.params["model.preset"] == "llama-700k"
     for name in ("loss", "tokens_per_second", "learning_rate", "gradient_norm", "step_seconds"):
         history = client.get_metric_history(run.info.run_id, f"train/{name}")
         steps = [point.step for point in history]

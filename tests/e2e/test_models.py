@@ -178,7 +178,7 @@ def test_an_export_is_the_model_in_transformers_and_in_tritons_repository(
     to = tmp_path / "folder"
     exported = json.loads(said(platform, "models", "export", MODEL, "--to", str(to), "--json"))
     assert exported["model"] == f"{MODEL}@1"
-    assert AutoModelForCausalLM.from_pretrained(to).config.vocab_size == 1024
+    assert AutoModelForCausalLM.from_pretrained(to).config.vocab_size == 2048
     repository = tmp_path / "repository"
     said(platform, "models", "export", MODEL, "--format", "triton", "--to", str(repository))
     assert (repository / MODEL / "1" / "model.py").is_file()

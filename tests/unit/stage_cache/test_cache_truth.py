@@ -224,12 +224,12 @@ def test_nothing_that_changed_is_said_to_come_from_the_cache(project):
 
 
 def test_a_function_that_changed_is_shown_with_its_diff(project):
-    replace(project / "pipelines/training/optimizer.py", "cosine = 0.5 *", "cosine = 0.4 *")
+    replace(project / "pipelines/training/schedule.py", "= rate\n", "= 0.4 * rate\n")
     said = told(project, "told-function")
     assert "train       runs\n    compared with " in said
-    assert "\n    pipelines.training.optimizer:learning_rate changed\n" in said
-    assert "-    cosine = 0.5 * (1" in said
-    assert "+    cosine = 0.4 * (1" in said
+    assert "\n    pipelines.training.schedule:set_learning_rate changed\n" in said
+    assert '-        group["lr"] = rate' in said
+    assert '+        group["lr"] = 0.4 * rate' in said
     assert "evaluate    runs, unless the earlier stages give the same outputs as before" in said
 
 
@@ -262,7 +262,7 @@ def test_a_run_of_the_past_says_what_ran_and_why(project):
 
 def test_a_kept_result_is_taken_under_its_old_key_and_never_found_by_another_run(project):
     rerun(project, "before-kept")  # the newest, whatever other tests have run
-    replace(project / "pipelines/training/optimizer.py", "cosine = 0.5 *", "cosine = 0.3 *")
+    replace(project / "pipelines/training/schedule.py", "= rate\n", "= 0.3 * rate\n")
     runs = project.parent / "home/runs"
     workspace = open_workspace(
         project, runs.parent, "kept", load_recipe("debug"), {"source": "text"}
@@ -274,7 +274,7 @@ def test_a_kept_result_is_taken_under_its_old_key_and_never_found_by_another_run
     for stage in CACHED_STAGES:
         assert dvc_cache.restore(workspace, stage)
     noted = dvc_cache.kept(workspace)["train"]
-    assert noted["changed"][0].startswith("pipelines.training.optimizer:learning_rate changed")
+    assert noted["changed"][0].startswith("pipelines.training.schedule:set_learning_rate changed")
     assert rerun(project, "after-kept") == ["train"]
 
 

@@ -16,12 +16,11 @@ from pipelines.models.config import DecoderConfig
 from pipelines.parallel.layout import stage_count
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.memory_state import NF4, muon_batches
-from pipelines.planning.memory_training import FP32, Training, gathered_bytes
+from pipelines.planning.memory_training import BF16, FP32, Training, gathered_bytes
 
 # The reached part of a link's datasheet rate: NCCL's maintainer reports 370 of 450 GB/s
 # (nccl-tests, issue 212).
 REACHED = 0.8
-BF16 = 2
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pipelines.parallel.division import gathers_in_fp8, stage_layers
 from pipelines.parallel.layout import Layout, Schedule, stage_count, stage_numbers
 from pipelines.recipe.training_section import Adapter, Fp8Scaling, Precision
 
-FP32 = 4
+BF16, FP32 = 2, 4  # bytes of a number
 Sharding = Literal["none", "optimizer", "gradients", "full"]
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)  # the index is ZeRO's stage, 0 to 3
 

@@ -20,6 +20,7 @@ from pipelines.models.config import DecoderConfig
 from pipelines.parallel.division import linear_shapes
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.memory import HEADROOM
+from pipelines.planning.memory_training import BF16, FP32
 from pipelines.planning.roofs import matrix_parameters
 
 _HOURS_A_MONTH = 365.25 * 24 / 12
@@ -83,7 +84,6 @@ def costs(device_month: float, devices: int, users: int, tokens_per_second: floa
     return Costs(month, month / users, month / tokens * _MILLION)
 
 
-BF16, FP32 = 2, 4
 ServedWeights = Literal["bf16", "int8", "int4"]
 _GROUP = 128  # weights that share a scale and a zero point in int4, see `export/quantized.py`
 PREFILL = 2048  # tokens of a prompt in one step; engines split longer prompts

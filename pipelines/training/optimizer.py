@@ -98,28 +98,13 @@ def unless(bad: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 
 
 class Muon(HiddenAndOthers):
-    """Muon for hidden matrices, AdamW for other weights."""
+    """Muon for hidden matrices, AdamW for other weights.
 
-    def __init__(
-        self,
-        matrices: Iterable[nn.Parameter],
-        others: AdamW | None,
-        *,
-        lr: float,
-        weight_decay: float,
-        replicas: DeviceMesh | None = None,
-    ) -> None:
-        """Keep the parameters that each part updates.
+    Attributes:
+        replicas: The processes that have the same gradients, and share the work.
+    """
 
-        Args:
-            matrices: Two-dimensional parameters, whole or DTensors.
-            others: Has the other parameters, if there are any.
-            lr: The learning rate of the matrices; comparable to AdamW's.
-            weight_decay: The weight decay of the matrices.
-            replicas: The processes that have the same gradients, and share the work.
-        """
-        super().__init__(matrices, others, lr=lr, weight_decay=weight_decay)
-        self._replicas = replicas
+    replicas: DeviceMesh | None = None
 
     def _update(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
         for alike in _alike(matrices):
@@ -150,7 +135,7 @@ class Muon(HiddenAndOthers):
 
     def _orthogonalised(self, directions: Tensor) -> Tensor:
         """Orthogonalise a share of the matrices, and get the others' from the other replicas."""
-        number, replicas = len(directions), self._replicas
+        number, replicas = len(directions), self.replicas
         if replicas is None or number < replicas.size():
             return orthogonalised(directions)
         share = -(-number // replicas.size())
@@ -409,7 +394,9 @@ def _with_hidden(trained: dict[str, nn.Parameter], train: Train, mesh: Mesh) -> 
     adamw = _adamw(others, train) if others else None
     hidden, rates = matrices.values(), {"lr": train.lr, "weight_decay": train.weight_decay}
     if train.optimizer == "muon":
-        return Muon(hidden, adamw, **rates, replicas=mesh.along("dp_replicate"))
+        muon = Muon(hidden, adamw, **rates)
+        muon.replicas = mesh.along("dp_replicate")
+        return muon
     betas = train.beta1, train.beta2
     return AdamW8bit(hidden, adamw, **rates, betas=betas, compiled=train.fixed_compile)
 

@@ -33,8 +33,7 @@ class Schedule:
                 it; the clock then chooses nothing.
         """
         self._train = train
-        self._repeats = last_step is not None
-        self._chosen: int | None = None
+        self._chosen = last_step  # by the clock, of this run or of the one that is repeated
         self.last_step = last_step or train.steps
 
     def rate(self, step: int) -> float:
@@ -65,7 +64,7 @@ class Schedule:
             seconds: The time that they took.
         """
         limit = self._train.max_seconds
-        if limit is None or self._repeats or self._chosen is not None:
+        if limit is None or self._chosen is not None:
             return None
         if self._train.lr_schedule == "cosine":
             return step if seconds >= limit else None

@@ -1,7 +1,6 @@
 """Exports in a real Triton Inference Server (the one in the wheel `nvidia-pytriton`), by HTTP."""
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import sleep
@@ -13,12 +12,10 @@ import torch
 from pipelines.export.hf_folder import export_whole
 from pipelines.export.triton_server import export_triton
 from tests.serving.models import CONTEXT, PROMPTS, SHAPES, TOKENS, Kind, write_registered
-from tests.serving.triton_program import Triton, answers, served
+from tests.serving.triton_program import ASKED, Triton, answers, served
 
 pytestmark = pytest.mark.serving
 
-# Longer and shorter than Mistral's window, and each with an answer of its own length.
-ASKED = [(PROMPTS[0], 40), (PROMPTS[1], 1), (PROMPTS[2], TOKENS), ("Water " * 12, 9)]
 FIT = {"text_input": ASKED[0][0], "max_tokens": ASKED[0][1]}
 # Each loads PyTorch into a process of its own. To Triton a merged model is like any other.
 MODELS: list[tuple[str, Kind]] = [
@@ -26,13 +23,6 @@ MODELS: list[tuple[str, Kind]] = [
     ("llama3", "lora"),
     ("gpt2", "lora"),
 ]
-
-
-@pytest.fixture(scope="module")
-def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """A server that loads a model when it is told to."""
-    with served(tmp_path_factory.mktemp("triton"), "--model-control-mode=explicit") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Exports that stream in a real Triton Inference Server, by server-sent events and by gRPC."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,12 +17,10 @@ from tritonclient.utils import InferenceServerException
 from pipelines.core.storage import write_json
 from pipelines.export.triton_server import MAX_BATCH, export_triton
 from tests.serving.models import PROMPTS, SHAPES, TALK, TOKENS, Kind, write_registered
-from tests.serving.triton_program import Triton, answers, served
+from tests.serving.triton_program import ASKED, Triton, answers
 
 pytestmark = pytest.mark.serving
 
-# Longer and shorter than Mistral's window, and each with an answer of its own length.
-ASKED = [(PROMPTS[0], 40), (PROMPTS[1], 1), (PROMPTS[2], TOKENS), ("Water " * 12, 9)]
 MODELS: list[tuple[str, Kind]] = [
     *((shape, "plain") for shape in SHAPES),
     ("llama3", "lora"),
@@ -31,13 +28,6 @@ MODELS: list[tuple[str, Kind]] = [
     ("gpt2", "chat"),
 ]
 LONG = 8192  # tokens; an answer as long takes a minute
-
-
-@pytest.fixture(scope="module")
-def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """A server that loads a model when it is told to."""
-    with served(tmp_path_factory.mktemp("triton"), "--model-control-mode=explicit") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,11 @@ from typing import Any
 import httpx
 
 from pipelines.core.machine import free_port
-from tests.serving.models import greedy
+from tests.serving.models import PROMPTS, TOKENS, greedy
 from tests.serving.servers import START_S, environment, running
+
+# Longer and shorter than Mistral's window, and each with an answer of its own length.
+ASKED = [(PROMPTS[0], 40), (PROMPTS[1], 1), (PROMPTS[2], TOKENS), ("Water " * 12, 9)]
 
 
 class Triton:

@@ -13,7 +13,7 @@ from pipelines.platform.airflow_api import AirflowApi
 from pipelines.platform.dag_runs import DAG, summarize
 from pipelines.run.records import stage_names
 from pipelines.run.workspace import Run, workspace_path
-from tests.e2e.conftest import STEPS
+from tests.e2e.conftest import SHORTER
 from tests.processor_time import limit
 
 MODEL = "penstock-stdlib-code"
@@ -37,7 +37,7 @@ def cached_run(platform, first_run):
     """The same recipe by a trigger form of which nothing else was touched."""
     airflow = AirflowApi(platform.settings)
     run_id = f"form-{datetime.now(UTC):%Y%m%dT%H%M%S}"
-    form = {name: param.value for name, param in trigger_form().items()} | {"train.steps": STEPS}
+    form = {name: param.value for name, param in trigger_form().items()} | SHORTER
     airflow.trigger(DAG, run_id, form)
     started = time.monotonic()
     while airflow.run_state(DAG, run_id) not in ("success", "failed"):

@@ -1,9 +1,9 @@
 """An OpenAI-compatible endpoint for a registered model that follows its alias.
 
 An engine, one process per version on a loopback port, answers the requests. The endpoint in front
-of it checks the token, names the model, refuses requests that would break the engine, and switches
-versions: it loads the new version beside the old one, sends it all new requests, and ends the old
-one after its last answer. One version answers a request, and its name is in the answer.
+of it checks the token, names the model, and refuses requests that would break the engine. One
+version answers a request, and its name is in the answer. When the endpoint is told to end, by
+Ctrl-C or SIGTERM, it takes no new requests, and ends after its last answer.
 
 The engine's own port asks for no token, so other users of a shared machine can reach it too.
 """
@@ -11,11 +11,9 @@ The engine's own port asks for no token, so other users of a shared machine can 
 import asyncio
 import hmac
 import logging
-import signal
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from typing import Any
 
 import aiohttp
 import uvicorn
@@ -25,74 +23,26 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from pipelines.core.errors import UserError
+from pipelines.serving.following_engine import DRAIN_S, FollowingEngine, engine_client
 from pipelines.serving.serving_engine import CHAT, COMPLETIONS, Engine
 from pipelines.serving.serving_metrics import ServingMetrics, Timer
+from pipelines.serving.shadow import Shadow
 
 MODEL_HEADER = "x-penstock-model"
 _NO_TOKEN = "use the endpoint's token as the API key"  # noqa: S105
-_POLL_S = 2.0  # between two checks of the alias
-_START_S = 600.0  # an engine that takes longer to load has failed
-_DRAIN_S = 600.0  # an old engine is stopped after this time, even in the middle of an answer
-# A request that is sent while the other side closes its idle connection is lost. So who asks must
-# forget a connection first: clients after 5 seconds (httpx), and engines close theirs after 5.
-_SERVER_IDLE_S, _CLIENT_IDLE_S = 75, 1
+_IDLE_S = 75  # longer than a client keeps an idle connection, which httpx does for 5 seconds
 _log = logging.getLogger(__name__)
 
 
-async def ready_engine(start: Callable[[int], Engine], version: int) -> Engine:
-    """Start a version's engine, and wait until it has loaded its model.
-
-    Raises:
-        UserError: `start` raised it, or the engine ended or took too long.
-    """
-    starting = asyncio.ensure_future(asyncio.to_thread(start, version))
-    try:
-        engine = await asyncio.shield(starting)
-    except asyncio.CancelledError:  # the thread continues, and would leave its engine running
-        (await starting).stop()
-        raise
-    try:
-        async with _client() as client:
-            await _wait_ready(engine, client)
-    except BaseException:
-        engine.stop()
-        raise
-    return engine
-
-
-async def _wait_ready(engine: Engine, client: aiohttp.ClientSession) -> None:
-    for _ in range(int(_START_S)):
-        if engine.process.poll() is not None:
-            break
-        with suppress(aiohttp.ClientError):
-            async with client.get(f"{engine.url}/health") as answer:
-                if answer.ok:
-                    return
-        await asyncio.sleep(1)
-    code = engine.process.poll()
-    if code is None:
-        how = f"did not load its model within {_START_S:.0f} seconds"
-    elif code < 0:
-        how = f"was ended by {signal.Signals(-code).name}"
-    else:
-        how = f"ended with exit status {code}"
-    raise UserError(
-        f"the server of {engine.name}@{engine.version} {how}; its log, {engine.log}, "
-        + (f"ends with: {last}" if (last := _last_line(engine.log)) else "is empty")
-    )
-
-
-def _last_line(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 4096))
-        lines = file.read().decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
 def endpoint_server(app: Starlette, host: str, port: int) -> uvicorn.Server:
-    """Make the server of an endpoint's application; its `run` ends with Ctrl-C."""
+    """Make the server of an endpoint's application; its `run` ends with Ctrl-C or SIGTERM."""
     settings = uvicorn.Config(
-        app, host, port, log_level="warning", timeout_keep_alive=_SERVER_IDLE_S
+        app,
+        host,
+        port,
+        log_level="warning",
+        timeout_keep_alive=_IDLE_S,
+        timeout_graceful_shutdown=int(DRAIN_S),
     )
     return uvicorn.Server(settings)
 
@@ -101,21 +51,20 @@ class Endpoint:
     """An ASGI application, `app`, that passes requests to the current engine."""
 
     def __init__(
-        self, engine: Engine, latest: Callable[[], int], start: Callable[[int], Engine], token: str
+        self, engine: FollowingEngine, token: str, shadow: FollowingEngine | None = None
     ) -> None:
-        """Prepare an application that follows the alias once it runs.
+        """Prepare an application, which makes the engines follow their aliases once it runs.
 
         Args:
-            engine: The first engine; it is ready, and is stopped with the application.
-            latest: A function that returns the version to serve now.
-            start: A function that starts a version's engine.
+            engine: Answers; it is stopped with the application.
             token: The token that every request must carry.
+            shadow: Gets a copy of each request that was answered, and is stopped with the
+                application, too. Its answers are compared, and nobody waits for them.
         """
-        self._engine, self._latest, self._start, self._token = engine, latest, start, token
-        self._name = engine.name
-        self._engines = [engine]  # the current engine, and old ones that still answer
-        self._draining: set[asyncio.Task[None]] = set()
+        self._engine, self._token = engine, token
+        self._name = engine.now.name
         self._metrics = ServingMetrics()
+        self._shadow = Shadow(shadow, self._metrics) if shadow else None
         routes = [
             Route(COMPLETIONS, self._answer, methods=["POST"]),
             Route(CHAT, self._answer, methods=["POST"]),
@@ -127,46 +76,18 @@ class Endpoint:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:  # noqa: ARG002
-        async with _client() as self._client:
-            following = asyncio.create_task(self._follow())
+        async with engine_client() as self._client:
+            tasks = [asyncio.create_task(self._engine.follow())]
+            if self._shadow:
+                tasks.append(asyncio.create_task(self._shadow.run(self._client)))
             try:
                 yield
             finally:
-                following.cancel()
-                with suppress(asyncio.CancelledError):  # this also stops an engine that is loading
-                    await following
-                for engine in list(self._engines):
-                    engine.stop()
-
-    async def _follow(self) -> None:
-        """Serve the version that the alias names, and restart an engine that died."""
-        while True:
-            await asyncio.sleep(_POLL_S)
-            try:
-                wanted = await asyncio.to_thread(self._latest)
-                died = self._engine.process.poll() is not None
-                if died or self._engine.version != wanted:
-                    await self._change(wanted)
-            except Exception:  # serving continues while the registry is unreachable
-                _log.exception("could not update %s; the current engine stays", self._name)
-
-    async def _change(self, version: int) -> None:
-        engine = await ready_engine(self._start, version)
-        self._engines.append(engine)
-        old, self._engine = self._engine, engine
-        _log.info("serving %s@%d", self._name, version)
-        task = asyncio.create_task(self._drain(old))
-        self._draining.add(task)
-        task.add_done_callback(self._draining.discard)
-
-    async def _drain(self, engine: Engine) -> None:
-        """End an engine once it has answered all its requests."""
-        for _ in range(int(_DRAIN_S)):
-            if not engine.in_flight:
-                break
-            await asyncio.sleep(1)
-        await asyncio.to_thread(engine.stop)
-        self._engines.remove(engine)
+                for task in tasks:
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):  # also stops an engine that is loading
+                        await task
+                self._engine.stop()
 
     async def _answer(self, request: Request) -> Response:
         if not self._knows(request):
@@ -178,24 +99,46 @@ class Endpoint:
         if not isinstance(body, dict):
             return self._refuse(400, "the body must be a JSON object")
         # Choose the engine after reading the body: an engine without counted requests may end.
-        engine, path = self._engine, request.url.path
+        engine, path = self._engine.now, request.url.path
         try:
-            body = engine.prepare(path, body)
+            prepared = engine.prepare(path, body)
         except UserError as error:
             return self._refuse(400, str(error))
         engine.in_flight += 1
         timer = self._metrics.timer(engine.version)
         try:
-            upstream = await self._client.post(engine.url + path, json=body)
+            upstream = await self._client.post(engine.url + path, json=prepared)
         except aiohttp.ClientError as error:
             engine.in_flight -= 1
             return self._refuse(503, f"the engine does not answer ({error}); it will be restarted")
         return StreamingResponse(
-            _passed_on(engine, upstream, timer),
+            self._passed_on(engine, upstream, timer, path, body),
             upstream.status,
             media_type=upstream.headers.get("content-type"),
             headers={MODEL_HEADER: f"{self._name}@{engine.version}"},
         )
+
+    async def _passed_on(
+        self,
+        engine: Engine,
+        upstream: aiohttp.ClientResponse,
+        timer: Timer,
+        path: str,
+        body: dict[str, Any],
+    ) -> AsyncIterator[bytes]:
+        kept: list[bytes] | None = [] if self._shadow and upstream.ok else None
+        try:
+            async for chunk in upstream.content.iter_any():
+                timer.has_sent(chunk)
+                if kept is not None:
+                    kept.append(chunk)
+                yield chunk
+            if self._shadow and kept is not None:
+                self._shadow.offer(path, body, b"".join(kept))
+        finally:
+            engine.in_flight -= 1
+            _log.info("%s@%d: %s", self._name, engine.version, timer.has_ended(upstream.status))
+            upstream.close()
 
     async def _models(self, request: Request) -> Response:
         if not self._knows(request):
@@ -204,56 +147,28 @@ class Endpoint:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _health(self, request: Request) -> Response:  # noqa: ARG002
-        ready = self._engine.process.poll() is None
+        ready = self._engine.now.process.poll() is None
         return JSONResponse({"ready": ready}, 200 if ready else 503)
 
     async def _metrics_page(self, request: Request) -> Response:
         """Return our figures, and those of the current engine if it has any, as vLLM has."""
         if not self._knows(request):
             return _error(401, _NO_TOKEN)
-        in_flight: Counter[int] = Counter()
-        for engine in self._engines:  # a version that was restarted has two for a while
-            in_flight[engine.version] += engine.in_flight
-        ours = self._metrics.text(in_flight)
+        ours = self._metrics.text(self._engine.in_flight())
         theirs = b""
         with suppress(aiohttp.ClientError):
-            async with self._client.get(f"{self._engine.url}/metrics") as answer:
+            async with self._client.get(f"{self._engine.now.url}/metrics") as answer:
                 if answer.ok:
                     theirs = await answer.read()
         return Response(ours + theirs, media_type="text/plain; version=0.0.4")
 
     def _refuse(self, status: int, message: str) -> JSONResponse:
-        self._metrics.refused(self._engine.version, status)
+        self._metrics.refused(self._engine.now.version, status)
         return _error(status, message)
 
     def _knows(self, request: Request) -> bool:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         return hmac.compare_digest(given.encode(), self._token.encode())
-
-
-async def _passed_on(
-    engine: Engine, upstream: aiohttp.ClientResponse, timer: Timer
-) -> AsyncIterator[bytes]:
-    try:
-        async for chunk in upstream.content.iter_any():
-            timer.has_sent()
-            yield chunk
-    finally:
-        engine.in_flight -= 1
-        timer.has_ended(upstream.status)
-        upstream.close()
-
-
-def _client() -> aiohttp.ClientSession:
-    """Make the client for engines, which are on loopback: no proxy, and no limits.
-
-    It reads HTTP in C: httpx, in Python, took half of the endpoint's time for each token.
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_CLIENT_IDLE_S),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-        auto_decompress=False,
-    )
 
 
 def _error(status: int, message: str) -> JSONResponse:

@@ -186,6 +186,7 @@ def start_engine(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                process_group=0,  # Ctrl-C in a terminal must not cut its answers
                 pass_fds=[lock.fileno()],  # an engine that outlives this process still holds it
             )
     except BaseException:

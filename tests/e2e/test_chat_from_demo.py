@@ -1,12 +1,16 @@
 """The chain out of the box: the demo's champion is fine-tuned, registered, served and asked."""
 
 import json
+import re
+import signal
 import subprocess
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from pipelines.core.machine import free_port
@@ -25,14 +29,26 @@ def chat_run(platform, first_run):
     return json.loads(done.stdout)
 
 
+@dataclass
+class Endpoint:
+    """`penstock serve` of the model, and OpenAI's client of it."""
+
+    process: subprocess.Popen
+    client: openai.OpenAI
+    log: Path
+
+
 @pytest.fixture(scope="module")
-def client(platform, chat_run):
-    """OpenAI's client of an endpoint that `penstock serve` opens."""
+def endpoint(platform, chat_run, tmp_path_factory):
     port = free_port()
     command = [PENSTOCK, "serve", f"{MODEL}@champion", "--port", str(port)]
-    with subprocess.Popen(
-        command, env=platform.environment, stdout=subprocess.PIPE, text=True
-    ) as server:
+    log = tmp_path_factory.mktemp("serve") / "log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command, env=platform.environment, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as server,
+    ):
         watchdog = threading.Timer(120, server.kill)
         watchdog.start()
         try:
@@ -41,7 +57,8 @@ def client(platform, chat_run):
             token = Path(key).read_text().strip()
             transport = httpx.HTTPTransport(retries=20)
             http = httpx.Client(trust_env=False, timeout=60, transport=transport)
-            yield openai.OpenAI(base_url=address, api_key=token, http_client=http)
+            client = openai.OpenAI(base_url=address, api_key=token, http_client=http)
+            yield Endpoint(server, client, log)
         finally:
             watchdog.cancel()
             server.terminate()
@@ -56,10 +73,28 @@ def test_the_champion_of_the_demo_becomes_a_chat_model_that_names_it(platform, c
     assert tree[f"{MODEL}@1"] == "penstock-stdlib-code@1"
 
 
-def test_openais_client_gets_answers(client):
-    answers = [answer(client, f"What does {name} do?") for name in NAMES]
+def test_openais_client_gets_answers(endpoint):
+    answers = [answer(endpoint.client, f"What does {name} do?") for name in NAMES]
     assert any(text.strip() for text in answers)
     assert "<|" not in "".join(answers)
+    lines = re.findall(rf"{MODEL}@1: 200 in .* tokens, .* tokens/s", endpoint.log.read_text())
+    assert len(lines) == len(NAMES)
+
+
+def test_sigterm_waits_for_the_answers_under_way(endpoint):
+    running = psutil.Process(endpoint.process.pid).children()
+    assert running
+    stream = endpoint.client.completions.create(
+        model=MODEL, prompt="import", max_tokens=80, temperature=1, stream=True
+    )
+    pieces = [next(stream)]
+    endpoint.process.send_signal(signal.SIGTERM)
+    pieces += stream
+    assert pieces[-1].choices[0].finish_reason in {"stop", "length"}
+    assert endpoint.process.wait(60) == 0
+    assert not any(engine.is_running() for engine in running)
+    with pytest.raises(openai.APIConnectionError):
+        answer(endpoint.client.with_options(max_retries=0), "What is gone?")
 
 
 def answer(client, question):

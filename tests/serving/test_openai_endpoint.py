@@ -17,7 +17,8 @@ import pytest
 from pipelines.core.machine import free_port
 from pipelines.evaluation.harness import run_harness
 from pipelines.recipe.recipe import Harness
-from pipelines.serving.endpoint import Endpoint, endpoint_server, ready_engine
+from pipelines.serving.endpoint import Endpoint, endpoint_server
+from pipelines.serving.following_engine import FollowingEngine, ready_engine
 from pipelines.serving.serving_engine import start_engine
 from tests.serving.models import (
     CONTEXT,
@@ -76,7 +77,8 @@ def served(
                 patch.setenv(name, value)
             patch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
         start = partial(_start, model, folder / "home", program)
-        endpoint = Endpoint(asyncio.run(ready_engine(start, 1)), lambda: 1, start, TOKEN)
+        engine = asyncio.run(ready_engine(start, 1))
+        endpoint = Endpoint(FollowingEngine(engine, lambda: 1, start), TOKEN)
         port = free_port()
         server = endpoint_server(endpoint.app, "127.0.0.1", port)
         thread = threading.Thread(target=server.run, daemon=True)

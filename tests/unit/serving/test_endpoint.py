@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -25,8 +26,9 @@ from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
 from pipelines.recipe.data_section import Instruction
-from pipelines.serving import endpoint
-from pipelines.serving.endpoint import MODEL_HEADER, Endpoint, endpoint_server, ready_engine
+from pipelines.serving import following_engine
+from pipelines.serving.endpoint import MODEL_HEADER, Endpoint, endpoint_server
+from pipelines.serving.following_engine import FollowingEngine, engine_client, ready_engine
 from pipelines.serving.serving_engine import Engine, leftovers, start_engine
 from tests.unit.export.models import loud, small, write_registered
 
@@ -50,7 +52,8 @@ def chatty() -> Transformer:
 class Served:
     """The endpoint in a thread, and which version the alias names.
 
-    Version 1 was trained on conversations, 2 was not and is served by vLLM's command.
+    Version 1 was trained on conversations, 2 was not and is served by vLLM's command. Version 2 is
+    also the shadow, from the beginning.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,8 +66,11 @@ class Served:
         make_chat_tokenizer(self.folders[1], Instruction(kind="messages"))
         self.engines: list[Any] = []
         self.home = folder / "home"
-        first = asyncio.run(ready_engine(self.start_version, 1))
-        endpoint = Endpoint(first, lambda: self.version, self.start_version, TOKEN)
+        self.shadow_home = folder / "shadow"
+        first, second = asyncio.run(self.both())
+        following = FollowingEngine(first, lambda: self.version, self.start_version)
+        shadow = FollowingEngine(second, lambda: 2, self.start_shadow)
+        endpoint = Endpoint(following, TOKEN, shadow)
         self.port = free_port()
         self.server = endpoint_server(endpoint.app, "127.0.0.1", self.port)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
@@ -72,6 +78,13 @@ class Served:
         while not self.server.started:
             assert self.thread.is_alive()
             time.sleep(0.2)
+
+    async def both(self) -> list[Engine]:
+        starts = ((self.start_version, 1), (self.start_shadow, 2))
+        return await asyncio.gather(*(ready_engine(*each) for each in starts))
+
+    def start_shadow(self, version: int) -> Engine:
+        return start_engine(NAME, version, self.folders[version], self.shadow_home)
 
     def start_version(self, version: int) -> Any:
         program = "transformers" if version == 1 else "vllm"
@@ -107,13 +120,14 @@ def served(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-        patch.setattr(endpoint, "_POLL_S", 0.2)
+        patch.setattr(following_engine, "_POLL_S", 0.2)
         made = Served(folder)
         yield made
         made.server.should_exit = True
         made.thread.join()
     assert all(engine.process.poll() is not None for engine in made.engines)
     assert sorted(path.name for path in made.home.iterdir()) == ["my-model-1.log", "my-model-2.log"]
+    assert [path.name for path in made.shadow_home.iterdir()] == ["my-model-2.log"]
     arguments = (folder / "arguments").read_text().split()
     expected = ["serve", "my-model/2", "--host", "127.0.0.1", "--port", arguments[5]]
     assert arguments == [*expected, "--dtype", "float32"]
@@ -233,15 +247,43 @@ def test_what_was_answered_is_counted_for_prometheus(served: Served) -> None:
     assert after["penstock_serve_in_flight", None] == 0
 
 
-def figures(url: str, version: int) -> dict[tuple[str, str | None], float]:
-    """What Prometheus' own reader finds of a version, by name and status."""
+def figures(url: str, version: int, label: str = "status") -> dict[tuple[str, str | None], float]:
+    """What Prometheus' own reader finds of a version, by name and one more label."""
     text = httpx.get(url, trust_env=False, headers={"authorization": f"Bearer {TOKEN}"}).text
     return {
-        (sample.name, sample.labels.get("status")): sample.value
+        (sample.name, sample.labels.get(label)): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if sample.labels.get("version") == str(version) and "le" not in sample.labels
     }
+
+
+def compared(served: Served) -> dict[str, float]:
+    """The shadow's answers so far, by whether they were the same."""
+    found = figures(f"http://127.0.0.1:{served.port}/metrics", 2, "answer")
+    name = "penstock_serve_shadow_compared_total"
+    return {answer: found[name, answer] for answer in ("same", "other") if (name, answer) in found}
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < limit
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_shadow_gets_the_same_requests_and_its_answers_are_compared(
+    served: Served, stream: bool
+) -> None:
+    before = compared(served)
+    with served.client() as client:
+        answer = ask(client, stream=stream)
+        if stream:
+            list(answer)
+        ask(client, temperature=1)  # which says nothing of the models
+    wait_until(lambda: compared(served).get("other", 0) > before.get("other", 0))
+    assert compared(served).get("same") is None
 
 
 def has_loaded(engine: Engine) -> bool:
@@ -289,9 +331,11 @@ def test_a_promotion_under_load_mixes_and_drops_nothing(served: Served) -> None:
     assert seen[0] == f"{NAME}@1"
     assert seen[-1] == f"{NAME}@2"
     old = served.engines[0]
-    while old.home.exists():
-        assert time.monotonic() < limit
-        time.sleep(0.2)
+    wait_until(lambda: not old.home.exists())
+    before = compared(served).get("same", 0)
+    ask(served.client())
+    # Now the shadow is what answers; what is still in its queue was answered by version 1, too.
+    wait_until(lambda: compared(served).get("same", 0) > before)
     assert old.process.poll() is not None
     with pytest.raises(openai.BadRequestError, match="was not trained on conversations"):
         served.client().chat.completions.create(model=NAME, messages=TALK)
@@ -324,7 +368,7 @@ def test_an_engine_that_closes_an_idle_connection_loses_no_request() -> None:
     async def ask_twice() -> None:
         async with (
             await asyncio.start_server(answer, "127.0.0.1", port),
-            endpoint._client() as client,
+            engine_client() as client,
         ):
             for _ in range(2):
                 assert (await client.get(f"http://127.0.0.1:{port}/health")).ok

@@ -148,6 +148,7 @@ def compare_page(
         "served_checks": served_table(record),
         "probes": probe_charts(candidate.probes, demands, champion.probes if champion else None),
         "samples": _samples(candidate, champion),
+        "judgement": str(verdict.judgement or ""),
         "bought": bought(verdict, candidate),
         "costs": cost_table(candidate, champion),
         "cost_note": cost_note(candidate, champion),

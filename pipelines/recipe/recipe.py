@@ -192,6 +192,18 @@ class TaskLimit(Section):
     )
 
 
+class Judge(Section):
+    """A language model, at an OpenAI-compatible address, that compares what both models wrote."""
+
+    url: str = Field(pattern=r"^https?://[^@\s]+$", description="For example https://host/v1")
+    model: str = Field(min_length=1, description="The judge's name there")
+    criterion: str = Field(
+        "is more correct, more helpful and better written",
+        min_length=1,
+        description="Completes the question: which text ...?",
+    )
+
+
 class Register(Section):
     """The conditions for registering a model, and its name."""
 
@@ -219,6 +231,11 @@ class Register(Section):
         (),
         description="Refuse a candidate that is surely worse than this on a task, compared with "
         "the champion question by question",
+    )
+    judge: Judge | None = Field(
+        None,
+        description="Let a language model compare the samples of candidate and champion; its "
+        "judgement is reported and decides nothing",
     )
     max_bias: float | None = Field(
         None,

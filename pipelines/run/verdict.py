@@ -296,6 +296,43 @@ class Comparison(_Figures):
     turn: Turn | None = None  # None: of a time when each candidate had the whole error
 
 
+class Judgement(_Figures):
+    """Whose text a language model preferred, prompt by prompt; it decides nothing.
+
+    Each pair was shown in both orders. A text is preferred if it was so in both.
+    """
+
+    judge: str
+    pairs: int
+    candidate: int = 0  # pairs in which the candidate's text was preferred
+    champion: int = 0
+    neither: int = 0
+    changed: int = 0  # pairs in which the choice changed with the order
+    failure: str | None = None  # why there is no judgement
+
+    def __str__(self) -> str:
+        if self.failure:
+            return f"the judge {self.judge} could not compare: {self.failure}"
+        text = (
+            f"the judge {self.judge} preferred the candidate's text for {self.candidate:,} of "
+            f"{self.pairs:,} prompts, the champion's for {self.champion:,}, and neither for "
+            f"{self.neither:,}"
+        )
+        return f"{text}; its choice changed with the order for {self.changed:,}"
+
+    def figures(self) -> dict[str, float]:
+        """Return shares of the prompts by name, for a tracker."""
+        if self.failure:
+            return {}
+        shares = {
+            "candidate": self.candidate,
+            "champion": self.champion,
+            "neither": self.neither,
+            "agreement": self.pairs - self.changed,
+        }
+        return {f"judge/{name}": count / self.pairs for name, count in shares.items()}
+
+
 class Verdict(_Figures):
     """The gate's decision and its reason."""
 
@@ -305,6 +342,7 @@ class Verdict(_Figures):
     champion_bits_per_byte: float | None = None
     comparison: Comparison | None = None  # if there was a champion to compare with
     probes: Probes = Probes()  # the candidate's
+    judgement: Judgement | None = None  # beside the decision
 
     @property
     def warning(self) -> str:
@@ -321,6 +359,8 @@ class Verdict(_Figures):
         if self.comparison:
             found = self.comparison.improvement
             figures |= {"improvement": found.value, "improvement_lower_bound": found.lower}
+        if self.judgement:
+            figures |= self.judgement.figures()
         return {
             name: value
             for name, value in figures.items()

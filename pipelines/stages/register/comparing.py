@@ -18,18 +18,19 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from pipelines.core.settings import load_settings
-from pipelines.core.storage import folder_hash, read_json, write_text
+from pipelines.core.storage import folder_hash, read_json, write_json, write_text
 from pipelines.data.documents import documents_folder, split_files
 from pipelines.evaluation.comparison_charts import Side
 from pipelines.evaluation.comparison_page import compare_page
 from pipelines.evaluation.exact_match import Question, answer_questions
 from pipelines.evaluation.gate import Measured
+from pipelines.evaluation.judge import Pair, judge
 from pipelines.evaluation.loss_curve import CURVE, parse_curve
 from pipelines.evaluation.task_scores import TaskRow, of_answers, task_table
 from pipelines.recipe.recipe import QUESTIONS, Recipe
 from pipelines.registry import registry
 from pipelines.run.records import VALIDATION, EvaluateRecord, PreprocessRecord, output_folder
-from pipelines.run.verdict import BehaviourScore, Probes, Verdict
+from pipelines.run.verdict import BehaviourScore, Judgement, Probes, Verdict
 from pipelines.stage_cache.used_extensions import extension_fingerprints
 from pipelines.stages.costs import training_elsewhere
 from pipelines.tracking import rest
@@ -102,6 +103,43 @@ def _parsed(parse: Callable[[S], T], found: S | None, what: str) -> T | None:
         return None
 
 
+def judge_samples(
+    recipe: Recipe, facts: Mapping[str, Any], champion: registry.ModelVersion
+) -> Judgement | None:
+    """Return the judgement on what both models wrote for the same prompts, if the recipe asks.
+
+    It is asked once for the same texts: a run that tries again, or waits for a user, keeps it.
+
+    Args:
+        recipe: The run's recipe.
+        facts: The candidate's lineage.
+        champion: The version that the candidate was compared with.
+    """
+    by = recipe.registration.judge
+    if by is None:
+        return None
+    theirs = _side(champion).samples
+    ours = Side(name="candidate", facts=facts).samples
+    pairs = [Pair(each, text, theirs[each]) for each, text in ours.items() if each in theirs]
+    if not pairs:
+        why = "no text of the champion is kept for a prompt of evaluate.prompts"
+        return Judgement(judge=by.model, pairs=0, failure=why)
+    content = json.dumps([by.model_dump(), pairs]).encode()
+    name = f"judge-{hashlib.sha256(content).hexdigest()}.json"
+    settings = load_settings()
+    kept = settings.home / SCORES / champion.model_hash / name
+    if kept.is_file():
+        return Judgement.model_validate(read_json(kept))
+    key = settings.secrets / JUDGE_KEY
+    found = judge(pairs, by, key.read_text().strip() if key.is_file() else None)
+    _log.info("%s", found)
+    if not found.failure:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, found.model_dump())
+    return found
+
+
+JUDGE_KEY = "judge-key"  # among the secrets, if the judge's address asks for one
 SCORES = "scores"  # under the home: <model hash>/<documents>.parquet
 
 

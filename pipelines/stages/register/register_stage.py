@@ -42,6 +42,7 @@ from pipelines.stages.costs import training_elsewhere
 from pipelines.stages.evaluate.right_sizing import served_model
 from pipelines.stages.register.answer import Answer
 from pipelines.stages.register.comparing import (
+    judge_samples,
     keep_scores,
     measure_champion,
     scores_path,
@@ -115,6 +116,9 @@ def _decide(
             None,
         )
     verdict = _decide_against_champion(recipe, workspace, facts, champion)
+    if champion and verdict.comparison:
+        found = judge_samples(recipe, facts, champion)
+        verdict = verdict.model_copy(update={"judgement": found})
     size = EvaluateRecord.read(workspace).right_size
     if size and size.chosen:
         verdict = verdict.model_copy(update={"reason": f"{verdict.reason}; {size}"})

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.core.product import PRODUCT_FILES
-from pipelines.core.storage import folder_hash, mark_complete, read_json, write_json
+from pipelines.core.storage import folder_hash, mark_complete, read_json, write_json, write_text
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.tokens.tokenizer import (
     byte_tokenizer,
@@ -33,6 +33,7 @@ from pipelines.models.pretrained import save_pretrained
 from pipelines.models.transformer import Transformer
 from pipelines.recipe.evaluation_section import Behaviour
 from pipelines.recipe.recipe import Harness, Recipe, TaskLimit
+from pipelines.recipe.recipe_files import dump_yaml
 from pipelines.registry import registry
 from pipelines.registry.audit import Trail
 from pipelines.registry.comparisons import take_turn
@@ -50,6 +51,7 @@ from pipelines.run.verdict import BiasScore, Estimate, Probes, ServedCheck
 from pipelines.stages.register import comparing, register_stage
 from pipelines.stages.register.answer import Answer, forget_answer
 from tests.forked import exit_codes, start
+from tests.unit.evaluation.test_judge import answering, longer
 
 TEXTS = [f"def add_{name}(a, b):\n    return a + b + '{name}'\n" for name in "abcdefghijklmnopqrst"]
 
@@ -424,6 +426,41 @@ def test_worn_out_documents_are_said_in_the_log_and_on_the_page(
     assert found.verdict.reason.endswith(
         "candidate 21 compared with this champion; held-out documents used 21 times"
     )
+
+
+def test_a_judge_is_reported_beside_the_decision_and_asked_once(
+    models, trained, recipe, mlflow_client, home
+):
+    prompts = ["def ", "import "]
+
+    with answering(longer) as (by, seen):
+        judged = recipe.model_copy(
+            update={
+                "evaluate": recipe.evaluate.model_copy(update={"prompts": tuple(prompts)}),
+                "registration": recipe.registration.model_copy(update={"judge": by}),
+            }
+        )
+
+        def wrote(model, texts):
+            workspace = trained(model)
+            write_text(workspace / "params.yaml", dump_yaml(judged))
+            samples = tuple(map("".join, zip(prompts, texts, strict=True)))
+            record = EvaluateRecord.read(workspace)
+            record.model_copy(update={"samples": samples}).write(workspace)
+            return workspace
+
+        first = register_stage.run(judged, wrote(models[1], ["a", "longer"]))
+        assert first.verdict.judgement is None  # there was no champion
+        write_text(home / "secrets" / "judge-key", "a-key")
+        worse = wrote(models[2], ["longer", "longest"])
+        verdict = register_stage.run(judged, worse).verdict
+        assert verdict.decision == "refused"  # the judge decides nothing
+        assert (verdict.judgement.candidate, verdict.judgement.pairs) == (2, 2)
+        register_stage.run(judged, worse)
+        assert len(seen) == 4
+    assert {key for _, key, _ in seen} == {"Bearer a-key"}
+    assert "preferred the candidate&#39;s text for 2 of 2 prompts" in page_of(worse, mlflow_client)
+    assert mlflow_client.get_run(worse.name).data.metrics["judge/candidate"] == 1.0
 
 
 def test_the_same_model_from_another_run_is_unchanged(models, trained, recipe):

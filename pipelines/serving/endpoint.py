@@ -11,6 +11,7 @@ The engine's own port asks for no token, so other users of a shared machine can 
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -98,25 +99,43 @@ class Endpoint:
             body = None
         if not isinstance(body, dict):
             return self._refuse(400, "the body must be a JSON object")
+        path, began = request.url.path, time.perf_counter()
         # Choose the engine after reading the body: an engine without counted requests may end.
-        engine, path = self._engine.now, request.url.path
+        engine = self._engine.now
         try:
-            prepared = engine.prepare(path, body)
+            try:
+                upstream = await self._ask(engine, path, body)
+            except aiohttp.ClientError:
+                # Nothing was answered yet, so another engine gets the request: once, and not again
+                # and again, as it may be what ended the first one.
+                engine = await self._engine.after(engine)
+                upstream = await self._ask(engine, path, body)
         except UserError as error:
             return self._refuse(400, str(error))
-        engine.in_flight += 1
-        timer = self._metrics.timer(engine.version)
-        try:
-            upstream = await self._client.post(engine.url + path, json=prepared)
-        except aiohttp.ClientError as error:
-            engine.in_flight -= 1
-            return self._refuse(503, f"the engine does not answer ({error}); it will be restarted")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return self._refuse(503, f"two engines did not answer: {type(error).__name__}: {error}")
+        timer = self._metrics.timer(engine.version, began)
         return StreamingResponse(
             self._passed_on(engine, upstream, timer, path, body),
             upstream.status,
             media_type=upstream.headers.get("content-type"),
             headers={MODEL_HEADER: f"{self._name}@{engine.version}"},
         )
+
+    async def _ask(self, engine: Engine, path: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
+        """Send a request to an engine, which counts it from now on, and return the answer's head.
+
+        Raises:
+            UserError: The request can't be answered.
+            aiohttp.ClientError: The engine did not answer.
+        """
+        prepared = engine.prepare(path, body)
+        engine.in_flight += 1
+        try:
+            return await self._client.post(engine.url + path, json=prepared)
+        except BaseException:
+            engine.in_flight -= 1
+            raise
 
     async def _passed_on(
         self,

@@ -15,6 +15,7 @@ from pipelines.serving.serving_engine import Engine
 
 _POLL_S = 2.0  # between two checks of the alias
 _START_S = 600.0  # an engine that takes longer to load has failed
+_DIES_S = 2  # an engine whose connections have ended and that still runs is alive
 DRAIN_S = 600.0  # an old engine is stopped after this time, even in the middle of an answer
 # A request that is sent while the other side closes its idle connection is lost. So who asks must
 # forget a connection first: clients after 5 seconds (httpx), and engines close theirs after 5.
@@ -43,6 +44,7 @@ class FollowingEngine:
         self._latest, self._start = latest, start
         self._engines = [engine]  # the current engine, and old ones that still answer
         self._draining: set[asyncio.Task[None]] = set()
+        self._replaced = asyncio.Condition()
 
     def in_flight(self) -> Counter[int]:
         """Return how many requests each version is answering."""
@@ -63,6 +65,22 @@ class FollowingEngine:
             except Exception:  # serving continues while the registry is unreachable
                 _log.exception("could not update %s; the current engine stays", self.now.name)
 
+    async def after(self, failed: Engine) -> Engine:
+        """Return the engine to ask after one did not answer: the next one, if that has died.
+
+        Raises:
+            TimeoutError: There was no next one in time.
+        """
+        for _ in range(_DIES_S * 10):  # its connections end before the process does
+            if self.now is not failed or failed.process.poll() is not None:
+                break
+            await asyncio.sleep(0.1)
+        else:
+            return failed
+        async with asyncio.timeout(_POLL_S + _START_S), self._replaced:
+            await self._replaced.wait_for(lambda: self.now is not failed)
+        return self.now
+
     def stop(self) -> None:
         """End all engines, also in the middle of an answer."""
         for engine in list(self._engines):
@@ -71,7 +89,9 @@ class FollowingEngine:
     async def _change(self, version: int) -> None:
         engine = await ready_engine(self._start, version)
         self._engines.append(engine)
-        old, self.now = self.now, engine
+        async with self._replaced:
+            old, self.now = self.now, engine
+            self._replaced.notify_all()
         _log.info("serving %s@%d", engine.name, version)
         task = asyncio.create_task(self._drain(old))
         self._draining.add(task)

@@ -58,9 +58,9 @@ class ServingMetrics:
         """Count a request that no engine answered."""
         self._answers.labels(version, status).inc()
 
-    def timer(self, version: int) -> "Timer":
-        """Begin to time a request."""
-        return Timer(self._answers, self._first, self._whole, version)
+    def timer(self, version: int, began: float) -> "Timer":
+        """Time a request that came at `began`, by `time.perf_counter`."""
+        return Timer(self._answers, self._first, self._whole, version, began)
 
     def shadow_left_out(self) -> None:
         """Count a request for which the shadow's queue had no room."""
@@ -111,10 +111,15 @@ class Timer:
     """The times of one request."""
 
     def __init__(
-        self, answers: "Counter", first: "Histogram", whole: "Histogram", version: int
+        self,
+        answers: "Counter",
+        first: "Histogram",
+        whole: "Histogram",
+        version: int,
+        began: float,
     ) -> None:
-        self._answers, self._first, self._whole, self._version = answers, first, whole, version
-        self._began = time.perf_counter()
+        self._answers, self._first, self._whole = answers, first, whole
+        self._version, self._began = version, began
         self._first_s: float | None = None
         self._last = b""
 

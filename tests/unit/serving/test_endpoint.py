@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import openai
 import pytest
@@ -378,20 +379,40 @@ def test_an_engine_that_closes_an_idle_connection_loses_no_request() -> None:
     asyncio.run(ask_twice())
 
 
-def test_an_engine_that_dies_is_started_again(served: Served) -> None:
-    dead = served.engines[-1].process
-    dead.kill()
-    dead.wait()
-    limit = time.monotonic() + 240
-    while True:
-        try:
-            text = ask(served.client()).choices[0].text
-            break
-        except openai.InternalServerError as error:
-            assert "be restarted" in str(error)
-            assert time.monotonic() < limit
-            time.sleep(0.5)
-    assert text == served.greedy(served.version)
+def test_of_an_engine_that_dies_under_load_the_next_one_answers_all(served: Served) -> None:
+    """50 requests, some of them under way as it dies, and others while the next one loads."""
+    expected = served.greedy(served.version)
+    first = served.engines[-1]
+
+    def one(number: int) -> str:
+        if number >= 25:
+            first.process.wait()
+            time.sleep(number / 10)
+        with served.client() as client:
+            return str(ask(client.with_options(timeout=600)).choices[0].text)
+
+    with ThreadPoolExecutor(50) as pool:
+        answers = [pool.submit(one, number) for number in range(50)]
+        wait_until(lambda: first.in_flight > 5)
+        first.process.kill()
+        texts = {each.result() for each in answers}
+    assert texts == {expected}
+    assert served.engines[-1] is not first
+
+
+def test_a_request_that_ends_two_engines_is_not_sent_to_a_third(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def ends(_: Endpoint, engine: Engine, *__: Any) -> Any:
+        asked.append(engine)
+        raise aiohttp.ServerDisconnectedError
+
+    monkeypatch.setattr(Endpoint, "_ask", ends)
+    with pytest.raises(openai.InternalServerError, match="two engines did not answer"):
+        ask(served.client())
+    assert len(asked) == 2
 
 
 def test_a_tampered_folder_is_never_served(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class Train(Section):
     min_lr_ratio: float = Field(0.1, ge=0, le=1, description="Last learning rate ÷ peak")
     warmup_steps: int = Field(20, ge=0)
     weight_decay: float = Field(0.1, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's; also Muon's momentum")
     beta2: float = Field(0.95, ge=0, lt=1)
     grad_clip: float = Field(1.0, gt=0, description="Largest global gradient norm")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = form_field(

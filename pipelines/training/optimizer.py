@@ -31,7 +31,6 @@ from pipelines.parallel.parallelize import Parallelized
 from pipelines.recipe.training_section import Train
 from pipelines.training.paged_moments import PagedAdamW
 
-MOMENTUM = 0.95
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's quintic polynomial, steepest at zero
 _ITERATIONS = 5
 _RMS = 0.2  # the root mean square of AdamW's usual update
@@ -102,9 +101,11 @@ class Muon(HiddenAndOthers):
 
     Attributes:
         replicas: The processes that have the same gradients, and share the work.
+        momentum: The share of the momentum before it that a step keeps.
     """
 
     replicas: DeviceMesh | None = None
+    momentum = 0.95  # as published
 
     def _update(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
         for alike in _alike(matrices):
@@ -129,8 +130,8 @@ class Muon(HiddenAndOthers):
         if not state:
             state["momentum"] = torch.zeros_like(matrix)
         gradient = unless(self.found_inf, gradient, state["momentum"])  # which then stays as it is
-        state["momentum"].lerp_(gradient, 1 - MOMENTUM)
-        direction = gradient.lerp(state["momentum"], MOMENTUM)
+        state["momentum"].lerp_(gradient, 1 - self.momentum)
+        direction = gradient.lerp(state["momentum"], self.momentum)
         return whole(direction.float() if _is_used_on_cpu(direction) else direction.bfloat16())
 
     def _orthogonalised(self, directions: Tensor) -> Tensor:
@@ -396,6 +397,7 @@ def _with_hidden(trained: dict[str, nn.Parameter], train: Train, mesh: Mesh) -> 
     if train.optimizer == "muon":
         muon = Muon(hidden, adamw, **rates)
         muon.replicas = mesh.along("dp_replicate")
+        muon.momentum = train.beta1
         return muon
     betas = train.beta1, train.beta2
     return AdamW8bit(hidden, adamw, **rates, betas=betas, compiled=train.fixed_compile)

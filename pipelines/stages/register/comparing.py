@@ -77,10 +77,8 @@ def write_page(
 
 def _side(version: registry.ModelVersion) -> Side:
     """Return what is known of a registered model; its files may be gone or from another tool."""
-    address = rest.artifact_address(version.name, version.version)
-    lineage = read_artifact(address, registry.LINEAGE)
     curve = read_run_artifact(version.run_id, _CURVE) if version.run_id else None
-    facts = _parsed(json.loads, lineage, f"{registry.LINEAGE} of {version.label}") or {}
+    facts = _facts(version)
     side = Side(
         name=version.label,
         facts=facts,
@@ -90,6 +88,13 @@ def _side(version: registry.ModelVersion) -> Side:
     found = side.fact("records", "evaluate", "probes")
     probes = _parsed(Probes.model_validate, found, f"the probes of {version.label}")
     return replace(side, probes=probes or Probes())
+
+
+def _facts(version: registry.ModelVersion) -> Mapping[str, Any]:
+    """Return a registered model's lineage; empty if it is missing or broken."""
+    address = rest.artifact_address(version.name, version.version)
+    lineage = read_artifact(address, registry.LINEAGE)
+    return _parsed(json.loads, lineage, f"{registry.LINEAGE} of {version.label}") or {}
 
 
 def _parsed(parse: Callable[[S], T], found: S | None, what: str) -> T | None:
@@ -118,7 +123,7 @@ def judge_samples(
     by = recipe.registration.judge
     if by is None:
         return None
-    theirs = _side(champion).samples
+    theirs = Side(name=champion.label, facts=_facts(champion)).samples
     ours = Side(name="candidate", facts=facts).samples
     pairs = [Pair(each, text, theirs[each]) for each, text in ours.items() if each in theirs]
     if not pairs:
@@ -134,7 +139,6 @@ def judge_samples(
     found = judge(pairs, by, key.read_text().strip() if key.is_file() else None)
     _log.info("%s", found)
     if not found.failure:
-        kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, found.model_dump())
     return found
 

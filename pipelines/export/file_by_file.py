@@ -79,7 +79,7 @@ def linear_layers(source: Path) -> tuple[dict[str, nn.Linear], list[str]]:
     """Return the layers to quantise by their names, empty, and the names of other linear layers.
 
     Raises:
-        UserError: transformers' model of this family has no linear layers.
+        UserError: transformers' model of this family has no linear layers, or experts beside them.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -90,6 +90,12 @@ def linear_layers(source: Path) -> tuple[dict[str, nn.Linear], list[str]]:
         raise UserError(
             f"{source}: a {model.config.model_type} of transformers has no linear layers (it uses "
             "Conv1D), and nothing else is quantised; bf16 is the smallest form"
+        )
+    if any(parameter.ndim == 3 for parameter in model.parameters()):
+        raise UserError(
+            f"{source}: most weights of a {model.config.model_type} are its experts', which are no "
+            "linear layers in transformers, and nothing else is quantised; bf16 is the smallest "
+            "form"
         )
     every = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return layers, [name for name in every if name not in layers]

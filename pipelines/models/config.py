@@ -28,7 +28,7 @@ class DecoderConfig:
     width: int
     heads: int
     kv_heads: int
-    hidden: int  # width of the feed-forward layer
+    hidden: int  # width of the feed-forward layer, or of each expert
     vocab_size: int = 0
     context_length: int = 0
     family: str = "llama"  # Hugging Face's `model_type`; it decides the saved names and files
@@ -45,6 +45,9 @@ class DecoderConfig:
     qkv_bias: bool = False
     output_bias: bool = False  # bias of attention's last projection
     mlp_bias: bool = False
+    experts: int = 0  # of a layer; 0: the feed-forward layer is not a mixture
+    experts_per_token: int = 0
+    norm_topk_prob: bool = False  # the weights of a token's experts add up to 1
     head_bias: bool = False
     parallel_residual: bool = False  # attention and feed-forward read the same stream
     shared_norm: bool = False  # they also read it through the same norm
@@ -61,6 +64,11 @@ class DecoderConfig:
             )
         if self.heads % self.kv_heads:
             raise UserError(f"heads({self.heads}) must be a multiple of kv_heads({self.kv_heads})")
+        if self.experts and not 0 < self.experts_per_token <= self.experts:
+            raise UserError(
+                f"experts_per_token({self.experts_per_token}) must be from 1 to "
+                f"experts({self.experts})"
+            )
 
     @property
     def head_width(self) -> int:
@@ -82,15 +90,38 @@ class DecoderConfig:
         return embeddings + self.layers * self.layer_parameters + self._norm_parameters + head_bias
 
     @property
+    def active_parameters(self) -> int:
+        """Number of parameters that a token goes through: of a mixture, those of its experts."""
+        idle = self.layer_parameters - self.active_layer_parameters
+        return self.parameters - self.layers * idle
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """Those of one layer that a token goes through."""
+        idle = self.experts - self.experts_per_token
+        return self.layer_parameters - idle * self._feed_forward_parameters
+
+    @property
+    def hidden_per_token(self) -> int:
+        """Features of the feed-forward layers that a token goes through in one layer."""
+        return self.hidden * max(self.experts_per_token, 1)
+
+    @property
     def layer_parameters(self) -> int:
         """The number of parameters of one layer."""
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
         attention = 2 * self.width * (queries + keys) + 2 * self.head_width * self.qk_norm
         attention += (queries + 2 * keys) * self.qkv_bias + self.width * self.output_bias
-        inner = (2 if self.gated else 1) * self.hidden
-        feed_forward = (inner + self.hidden) * self.width + (inner + self.width) * self.mlp_bias
+        feed_forward = max(self.experts, 1) * self._feed_forward_parameters
+        router = self.experts * self.width
         norms = (1 if self.shared_norm else 2) * self._norm_parameters
-        return attention + feed_forward + norms
+        return attention + feed_forward + router + norms
+
+    @property
+    def _feed_forward_parameters(self) -> int:
+        """Those of one expert, or of the only feed-forward layer."""
+        inner = (2 if self.gated else 1) * self.hidden
+        return (inner + self.hidden) * self.width + (inner + self.width) * self.mlp_bias
 
     @property
     def _norm_parameters(self) -> int:

@@ -21,6 +21,7 @@ def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
         chosen = find_family(family)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+    values = {chosen.renamed.get(key, key): value for key, value in values.items()}
     for key in chosen.shape.values():
         if not isinstance(values.get(key), int | float) or values[key] <= 0:
             raise UserError(f"{path}: {key} = {values.get(key)!r}; it must be a number above 0")

@@ -36,6 +36,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 _BIASES = ("qkv_bias", "output_bias")
+_GATED = ("gate", "up", "down")
 _FULL_ATTENTION = {"use_sliding_window": False}
 
 
@@ -48,6 +49,7 @@ class TensorNames:
         outside: Maps canonical names to the family's, for modules outside the layers.
         layers: The family's name for the list of layers.
         inside: The same map for modules in a layer; a module that is not in it keeps its name.
+            Where each expert has a tensor of its own, `{}` stands for its number.
         fused: The module that holds queries, keys and values; empty if each has its own.
         transposed: Modules whose weights are stored [in, out].
     """
@@ -71,6 +73,7 @@ class Family:
         names: The names of its tensors.
         shape: The key of each required field of a `DecoderConfig` in `config.json`, all numbers
             above 0.
+        renamed: Keys that some files have in place of those above, and the latter.
         flags: Fields whose values all models of the family share.
         options: Optional keys: the fields that each sets, and its default.
         fixed: Optional keys that must have this value if present; they are also written.
@@ -82,6 +85,7 @@ class Family:
     architecture: str
     names: TensorNames = TensorNames()
     shape: Mapping[str, str] = field(default_factory=lambda: SHAPE)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, tuple[tuple[str, ...], Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -122,6 +126,43 @@ FAMILIES: dict[str, Family] = {
             "attention_bias": (_BIASES, False),
         },
         fixed=_FULL_ATTENTION,
+    ),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        names=TensorNames(
+            inside={
+                "mlp.router": "block_sparse_moe.gate",
+                "mlp.gate_proj": "block_sparse_moe.experts.{}.w1",
+                "mlp.up_proj": "block_sparse_moe.experts.{}.w3",
+                "mlp.down_proj": "block_sparse_moe.experts.{}.w2",
+            },
+        ),
+        shape=SHAPE | {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+        flags={"norm_topk_prob": True},
+        options={**_GROUPED, "sliding_window": (("sliding_window",), None)},
+        fixed={"router_jitter_noise": 0.0},
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        names=TensorNames(
+            inside={"mlp.router": "mlp.gate"}
+            | {f"mlp.{each}_proj": f"mlp.experts.{{}}.{each}_proj" for each in _GATED},
+        ),
+        shape=SHAPE
+        | {
+            "hidden": "moe_intermediate_size",
+            "experts": "num_experts",
+            "experts_per_token": "num_experts_per_tok",
+        },
+        renamed={"num_local_experts": "num_experts"},  # as `transformers` 5 writes it
+        flags={"qk_norm": True},
+        options={
+            **_GROUPED,
+            "head_dim": (("head_dim",), None),
+            "norm_topk_prob": (("norm_topk_prob",), False),
+            "attention_bias": (_BIASES, False),
+        },
+        fixed={**_FULL_ATTENTION, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
     "gpt2": Family(
         "GPT2LMHeadModel",

@@ -34,6 +34,7 @@ class Stored:
         shape: The tensor's shape in the file.
         split: Maps the file's tensor to the parameters; None if it is one unchanged parameter.
         join: The inverse of `split`; None in the same case.
+        expert: Whose tensor it is, if it is one expert's of a parameter that holds all of them.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Stored:
     shape: tuple[int, ...]
     split: _Split | None = None
     join: _Join | None = None
+    expert: int | None = None
 
 
 _QKV = tuple(f"self_attn.{each}_proj" for each in "qkv")
@@ -72,6 +74,11 @@ def stored_tensors(config: DecoderConfig, shapes: Shapes) -> Iterator[Stored]:
         else:
             stored = names.inside.get(inside, inside)
             name = f"{names.base}.{names.layers}.{layer}.{stored}"
+        if "{}" in name:
+            for number in range(shape[0]):
+                stored = f"{name.format(number)}.{kind}"
+                yield Stored(stored, (parameter,), shape[1:], expert=number)
+            continue
         yield _plain(config, names, f"{name}.{kind}", parameter, shape)
 
 

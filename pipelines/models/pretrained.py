@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -83,8 +83,9 @@ def read_weights(
         places: The wanted parameters, on one device. A tensor with the type and layout of its file
             is read directly into its place, which is yielded. Of one that is sharded, this
             process's rows are read and no others, whole even where it holds a part of each; its
-            place is yielded, too. Others are yielded whole: tensors that are split into several
-            parameters, and those that become NF4.
+            place is yielded, too. So it is for a parameter of several experts, once for each of
+            them, and other processes' experts are not read. Others are yielded whole: tensors that
+            are split into several parameters, and those that become NF4.
 
     Raises:
         UserError: see `load_weights`.
@@ -95,9 +96,17 @@ def read_weights(
     into: dict[str, Tensor] = {}
     rows: dict[str, Rows] = {}
     parts_of_rows: dict[str, tuple[slice, ...]] = {}
-    for name, each in wanted.items():
+    of_experts: dict[str, _Part] = {}
+    for name, each in list(wanted.items()):
         place = _weight(places[each.parameters[0]])
-        if isinstance(place, Tensor) and each.split is None:
+        if each.expert is not None:
+            if (here := _expert_here(place, each.expert)) is None:
+                del wanted[name]
+                continue
+            of_experts[name] = here
+            if here.place.shape == each.shape:
+                into[name] = here.place
+        elif isinstance(place, Tensor) and each.split is None:
             if not is_sharded(place):
                 into[name] = place
             elif (mine := part_here(place)) is not None:
@@ -114,8 +123,34 @@ def read_weights(
                 local.copy_(tensor[:, *parts_of_rows[name]])
             yield stored.parameters[0], place  # type: ignore[misc]
             continue
+        if name in of_experts:
+            if tensor is not into.get(name):
+                here = of_experts[name]
+                here.place.copy_(tensor[*here.part])
+            yield stored.parameters[0], places[stored.parameters[0]]  # type: ignore[misc]
+            continue
         parts = [tensor] if stored.split is None else stored.split(tensor)
         yield from zip(stored.parameters, parts, strict=True)
+
+
+class _Part(NamedTuple):
+    """Where a process holds a tensor of a file, and which part of it."""
+
+    place: Tensor
+    part: tuple[slice, ...]
+
+
+def _expert_here(place: Place, expert: int) -> _Part | None:
+    """Return where one expert's weight belongs here; None if other processes hold it."""
+    if not is_sharded(place):
+        return _Part(place[expert], ())  # type: ignore[index]
+    here = part_here(place)
+    if here is None:
+        raise NotImplementedError("experts that are no block of consecutive rows")
+    rows, part = here
+    if not rows.first <= expert < rows.stop:
+        return None
+    return _Part(place.to_local()[expert - rows.first], part)
 
 
 def _weight(place: Place) -> Place:
@@ -246,10 +281,15 @@ def _write_index(folder: Path, files: Mapping[str, list[Stored]], itemsize: int)
 def _gathered(group: list[Stored], gather: Gather, writer: int) -> dict[str, Tensor]:
     """Return a file's tensors on the process that writes it, and none on the others."""
     tensors = {}
+    gathered: tuple[str, ...] = ()
+    parts: list[Tensor] = []
     for stored in group:
-        parts = [gather(name, writer) for name in stored.parameters]
+        if stored.parameters != gathered:  # a parameter of several experts is gathered once
+            parts = [gather(name, writer) for name in stored.parameters]
+            gathered = stored.parameters
         if gather.rank == writer:
             tensor = parts[0] if stored.join is None else stored.join(parts)
+            tensor = tensor if stored.expert is None else tensor[stored.expert]
             tensors[stored.name] = tensor.cpu().contiguous()
     return tensors
 

@@ -25,6 +25,7 @@ from pipelines.models.attention import (
     sequences,
 )
 from pipelines.models.config import DecoderConfig
+from pipelines.models.experts import Experts
 from pipelines.models.loss import CrossEntropy, next_token_loss
 from pipelines.models.weights import draw
 
@@ -99,7 +100,11 @@ class Block(nn.Module):
         self.input_layernorm = build_norm(config)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = None if config.shared_norm else build_norm(config)
-        self.mlp = FeedForward(config)
+        self.mlp = (
+            Experts(config, _ACTIVATIONS[config.activation])
+            if config.experts
+            else FeedForward(config)
+        )
 
     def forward(self, x_BSD: Tensor, rotary_2SR: Tensor | None, mask: Mask) -> Tensor:
         """Map [B, S, D] to [B, S, D]; the other arguments are those of `Attention`."""
@@ -228,7 +233,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def after_to_empty(self) -> None:
-        """Restore what `to_empty` loses besides the weights: the tied head and rotary positions."""
+        """Restore what `to_empty` loses besides weights: tied head, rotary positions, counts."""
         if (
             self.config.tie_embeddings
             and self.embed_tokens is not None
@@ -237,6 +242,9 @@ class Transformer(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         if self.rotary_2SR is not None and not self.rotary_2SR.is_meta:
             self.rotary_2SR.copy_(rotary_table(self.config))
+        for layer in self.layers.values():
+            if isinstance(layer.mlp, Experts):
+                layer.mlp.router.restart()
 
     @property
     def tied_copy(self) -> Tensor | None:

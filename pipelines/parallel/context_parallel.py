@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
+from pipelines.models.experts import Experts
 from pipelines.models.transformer import Block, Transformer
 
 # ruff: noqa: N803, N806 (names that end in their shape)
@@ -167,6 +168,9 @@ def context_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     }
     parallelize_module(part, mesh, plan)
     for layer in part.layers.values():
-        cast("Block", layer).self_attn.arrival = Arrival(mesh)
+        block = cast("Block", layer)
+        block.self_attn.arrival = Arrival(mesh)
+        if isinstance(block.mlp, Experts):
+            block.mlp.router.sequence = mesh
     part.context = mesh.get_local_rank(), mesh.size()
     part.sequence_shards *= mesh.size()

@@ -9,6 +9,7 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.training_section import Adapter, Fp8Scaling, Precision
 
 BY_ROWS = ("o_proj", "down_proj")  # the matrices that tensor parallelism divides by rows
+_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")
 _NF4_BLOCK = 64  # `BLOCK` of `models/quantization.py`, which needs torch
 _MOMENTS_BLOCK = 64  # numbers of a row that share a scale; larger ones fit fewer `parallel.tp`
 MX_BLOCK = 32  # numbers of a row that share a scale in mxfp8
@@ -28,6 +29,8 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
     _check_heads(config, layout)
     _check_sequence(layout, recipe)
     _check_adapter(config, layout, recipe.adapter)
+    if config.experts:
+        _check_experts(layout, recipe)
     if train.optimizer == "adamw_8bit":
         _check_moments(config, layout.tp)
     if parallel.paged_moments:
@@ -87,6 +90,31 @@ def _check_adapter(config: DecoderConfig, layout: Layout, adapter: Adapter) -> N
         raise UserError(
             f"parallel.pp({layout.pp}) * tp({layout.tp}): not with adapter.dropout"
             f"({adapter.dropout:g}), which each process would draw by itself; set 0"
+        )
+
+
+def _check_experts(layout: Layout, recipe: Recipe) -> None:
+    """Check what a mixture of experts can't have yet."""
+    train, adapter = recipe.train, recipe.adapter
+    if train.precision == "fp8":
+        raise UserError(
+            "train.precision = fp8: not with a mixture of experts, whose products it does not "
+            "round; set bf16"
+        )
+    experts = [name for name in adapter.targets if name in _OF_EXPERTS]
+    if adapter.kind != "none" and experts:
+        raise UserError(
+            f"adapter.targets: not {', '.join(experts)} of a mixture of experts; name layers of "
+            "attention, or none for all of these"
+        )
+    # What is added to even out the batches predicts nothing, but would be routed.
+    if train.micro_batch_size != "auto" and train.global_batch_size % (
+        layout.dp * train.micro_batch_size
+    ):
+        raise UserError(
+            f"train.global_batch_size({train.global_batch_size}): for a mixture of experts it must "
+            f"be a multiple of micro_batch_size({train.micro_batch_size}) * data-parallel "
+            f"processes({layout.dp})"
         )
 
 
@@ -190,6 +218,16 @@ def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     return shapes | ({"gate_proj": (hidden, width)} if config.gated else {})
 
 
+def number_of(config: DecoderConfig, name: str) -> int:
+    """Return how many matrices of that name a block has: one, or one of each expert."""
+    return config.experts if is_of_experts(config, name) else 1
+
+
+def is_of_experts(config: DecoderConfig, name: str) -> bool:
+    """Return whether each expert of a block has a matrix of that name."""
+    return config.experts > 0 and name in _OF_EXPERTS
+
+
 def gathers_in_fp8(
     config: DecoderConfig,
     layout: Layout,
@@ -227,5 +265,5 @@ def stage_layers(config: DecoderConfig, stages: int) -> tuple[range, ...]:
     A token costs the head as many operations as it has numbers, like a layer; embeddings are only
     looked up.
     """
-    head = config.vocab_size * config.width / config.layer_parameters
+    head = config.vocab_size * config.width / config.active_layer_parameters
     return split_layers(config.layers, stages, after=head)

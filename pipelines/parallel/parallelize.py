@@ -59,6 +59,7 @@ _KEPT = {
     _aten.bmm.default,
     _aten.baddbmm.default,
     _aten._scaled_mm.default,
+    _aten._grouped_mm.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_efficient_attention.default,
@@ -68,7 +69,8 @@ _KEPT = {
     _c10d.all_to_all_single.default,
     _c10d.reduce_scatter_tensor.default,
 }
-_KEPT_BY_NAME = {"torch_attn::_varlen_attn"}  # it takes seconds to import
+# Importing the first takes seconds, and the second is a decoder's own.
+_KEPT_BY_NAME = {"torch_attn::_varlen_attn", "penstock::product_by_expert"}
 
 
 def checkpoint_activations(
@@ -213,6 +215,8 @@ def compile_blocks(
     keep_compiled()
     # DDP needs no cuts in a graph as small as a block, and its cutter does not know checkpointing.
     torch._dynamo.config.optimize_ddp = False
+    # Routers count in the forward pass; the one that is computed again need not count.
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     regions = list(part.layers.values())
     if isinstance(part.cross_entropy, CrossEntropy):  # not one that exchanges with other processes
         regions.append(part.cross_entropy)

@@ -15,7 +15,7 @@ in NF4 is divided by `quantized_parallel.py`.
 """
 
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,7 @@ from torch.nn.functional import embedding
 
 from pipelines.core.errors import UserError
 from pipelines.loading.dataloader import IGNORED
+from pipelines.models.experts import Experts
 from pipelines.models.lora import LoRALinear
 from pipelines.models.quantization import NF4Linear
 from pipelines.models.transformer import Block, Transformer
@@ -214,6 +215,47 @@ class _GatheredInput(ParallelStyle):
         return _exchanged(first, Replicate()), *others
 
 
+class _ExpertFeatures(ParallelStyle):
+    """Each process has a part of every expert's features, and routes all tokens.
+
+    So each has a part of every gradient that leads out of the experts: the router's, too.
+    """
+
+    _placements: ClassVar[dict[str, Placement]] = {
+        "router": Replicate(),
+        "gate_proj": Shard(1),
+        "up_proj": Shard(1),
+        "down_proj": Shard(2),
+    }
+
+    def __init__(self, stream: Placement) -> None:
+        """Take how inputs lie, and outputs shall lie, over the processes."""
+        super().__init__()
+        self._stream = stream
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, placement in self._placements.items():
+            layer = module.get_submodule(name)
+            weight = layer.get_parameter("weight")
+            part = distribute_tensor(
+                weight, device_mesh, [placement], src_data_rank=self.src_data_rank
+            )
+            layer.register_parameter("weight", nn.Parameter(part, weight.requires_grad))
+        module.register_forward_pre_hook(partial(self._gather, device_mesh))
+        module.register_forward_hook(partial(self._add_up, device_mesh))
+        return module
+
+    def _gather(self, mesh: DeviceMesh, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
+        (x_BSD,) = inputs
+        if not isinstance(x_BSD, DTensor):
+            x_BSD = DTensor.from_local(x_BSD, mesh, (self._stream,), run_check=False)
+        return (_exchanged(x_BSD, Replicate()).to_local(grad_placements=[Partial()]),)
+
+    def _add_up(self, mesh: DeviceMesh, _: nn.Module, __: Any, output_BSD: Tensor) -> Tensor:
+        parts = DTensor.from_local(output_BSD, mesh, (Partial(),), run_check=False)
+        return _exchanged(parts, self._stream).to_local()
+
+
 class _RowwiseParallel(RowwiseParallel):
     """torch's, but sums of one sample are scattered as a matrix, see `_exchanged`."""
 
@@ -298,12 +340,15 @@ def _block(layer: Block, stream: Placement) -> dict[str, ParallelStyle]:
         "self_attn.k_proj": ColwiseParallel(),
         "self_attn.v_proj": ColwiseParallel(),
         "self_attn.o_proj": _RowwiseParallel(output_layouts=stream),
-        "mlp": _GatheredInput(stream),
-        "mlp.up_proj": ColwiseParallel(),
-        "mlp.down_proj": _RowwiseParallel(output_layouts=stream),
     }
-    if layer.mlp.gate_proj is not None:
-        plan["mlp.gate_proj"] = ColwiseParallel()
+    if isinstance(layer.mlp, Experts):
+        plan["mlp"] = _ExpertFeatures(stream)
+    else:
+        plan["mlp"] = _GatheredInput(stream)
+        plan["mlp.up_proj"] = ColwiseParallel()
+        plan["mlp.down_proj"] = _RowwiseParallel(output_layouts=stream)
+        if layer.mlp.gate_proj is not None:
+            plan["mlp.gate_proj"] = ColwiseParallel()
     if layer.post_attention_layernorm is not None:
         plan["post_attention_layernorm"] = Replicated(stream, stream)
     if layer.self_attn.qk_norm:

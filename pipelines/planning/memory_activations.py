@@ -9,6 +9,7 @@ from pipelines.parallel.layout import stage_count, stage_numbers
 from pipelines.planning.memory_state import adapted_shapes
 from pipelines.planning.memory_training import FP32, Training, layers_of
 
+INT64 = 8
 _LOGITS_AT_ONCE = 1 << 27  # `models/loss.py` computes at most so many logits at once
 
 
@@ -66,7 +67,7 @@ def received(config: DecoderConfig, training: Training) -> float:
 
 def within_block(config: DecoderConfig, training: Training) -> float:
     """Return the most bytes of a block's activation gradients: feed-forward layer and stream."""
-    inner = (2 if config.gated else 1) * config.hidden * training.compute_bytes
+    inner = (2 if config.gated else 1) * config.hidden_per_token * training.compute_bytes
     return training.positions * (inner + _stream(config, training))
 
 
@@ -135,9 +136,10 @@ def _block_compiled(config: DecoderConfig, training: Training) -> float:
     read = training.layout.tp * norms * config.width
     written = 0 if config.parallel_residual else training.stream_copies * config.width
     heads = 2 * (config.heads + _kv_heads(config, training)) * config.head_width
-    hidden = ((3 if config.gated else 2) - rounded) * config.hidden
+    hidden = ((3 if config.gated else 2) - rounded) * config.hidden_per_token
     inner = heads + hidden + _adapters(config, training)
-    return _stream(config, training) + training.compute_bytes * (read + written + inner)
+    stream = _stream(config, training) + _routed(config, training)
+    return stream + training.compute_bytes * (read + written + inner)
 
 
 def _block_eager(config: DecoderConfig, training: Training) -> float:
@@ -155,11 +157,26 @@ def _block_eager(config: DecoderConfig, training: Training) -> float:
     if layout.cp > 1 or 0 < config.rotary_width < config.head_width:
         # A second copy of the result: exchanged, or re-laid after a partial rotation of heads.
         heads += config.heads
-    feed_forward = (4 if config.gated else 2) * config.hidden
+    feed_forward = (4 if config.gated else 2) * config.hidden_per_token
+    if config.experts and not training.trains_all:  # inputs of frozen products are not kept
+        feed_forward -= config.hidden_per_token
     # Under tensor parallelism, the norms' results are gathered for the matrix products.
     whole = layout.tp * norms * config.width
     inner = heads * config.head_width + feed_forward + _adapters(config, training)
-    return training.stream_copies * streams + config.heads * FP32 + size * (whole + inner)
+    stream = training.stream_copies * streams + _routed(config, training)
+    return stream + config.heads * FP32 + size * (whole + inner)
+
+
+def _routed(config: DecoderConfig, training: Training) -> float:
+    """Return the bytes per position that a mixture of experts keeps beside its inner activations.
+
+    They are each expert's logit and score; of those chosen, weights before and after they are
+    normalised, number, and places in the order of experts and back; and what goes into the experts
+    and comes out of them. Tensor parallel processes all have all of it.
+    """
+    width = (2 if training.trains_all else 1) * config.width * training.compute_bytes
+    chosen = config.experts_per_token * (width + 2 * FP32 + 4 * INT64)
+    return training.layout.tp * (chosen + config.experts * 2 * FP32)
 
 
 def _block_selective(config: DecoderConfig, training: Training) -> float:
@@ -168,12 +185,13 @@ def _block_selective(config: DecoderConfig, training: Training) -> float:
     if training.layout.cp > 1:
         heads += 2 * (config.heads + _kv_heads(config, training))
     attention = heads * config.head_width
-    feed_forward = (2 if config.gated else 1) * config.hidden
+    feed_forward = (2 if config.gated else 1) * config.hidden_per_token
     # Under tensor parallelism, additions to the stream are kept both before and after their sum.
     tp = training.layout.tp
     before = tp if tp > 1 and not training.compiled else 0
     written = 2 * config.width * (before + training.stream_copies)
-    inner = written + attention + feed_forward
+    routed = training.layout.tp * config.experts_per_token * config.width
+    inner = written + attention + feed_forward + routed
     return _stream(config, training) + training.compute_bytes * inner
 
 

@@ -11,7 +11,13 @@ from math import prod
 from typing import NamedTuple
 
 from pipelines.models.config import DecoderConfig
-from pipelines.parallel.division import BY_ROWS, linear_shapes, moments_block
+from pipelines.parallel.division import (
+    BY_ROWS,
+    is_of_experts,
+    linear_shapes,
+    moments_block,
+    number_of,
+)
 from pipelines.planning.memory_training import (
     FP32,
     SHARDINGS,
@@ -148,7 +154,8 @@ def _decoded_bytes(config: DecoderConfig, training: Training) -> float:
         rank = training.adapter.rank
         adapted = adapted_shapes(config, training.adapter)
         shapes = {name: (rank, max(shape)) for name, shape in adapted.items()}
-    largest = max(map(prod, shapes.values())) / training.layout.tp / training.shards
+    whole = max(number_of(config, name) * prod(shape) for name, shape in shapes.items())
+    largest = whole / training.layout.tp / training.shards
     return min(largest, _DECODED_TOGETHER) * _DECODED_BYTES
 
 
@@ -162,8 +169,9 @@ def muon_batches(config: DecoderConfig, training: Training) -> list[tuple[int, i
     if training.optimizer != "muon" or not training.trains_all:
         return []
     matrices: Counter[tuple[int, ...]] = Counter()
-    for shape in linear_shapes(config).values():
-        matrices[tuple(sorted(shape))] += layers_of(config, training)
+    for name, shape in linear_shapes(config).items():
+        number = number_of(config, name) * layers_of(config, training)
+        matrices[tuple(sorted(shape))] += number
     batches = []
     for lying, number in matrices.items():
         together = max(1, _MUON_TOGETHER // prod(lying))
@@ -173,10 +181,14 @@ def muon_batches(config: DecoderConfig, training: Training) -> list[tuple[int, i
 
 
 def adapted_shapes(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[int, int]]:
-    """Return the shapes of the matrices of a block that get an adapter."""
+    """Return the shapes of the matrices of a block that get an adapter; experts get none."""
     shapes = linear_shapes(config)
     targets = adapter.targets or shapes
-    return {name: shape for name, shape in shapes.items() if name in targets}
+    return {
+        name: shape
+        for name, shape in shapes.items()
+        if name in targets and not is_of_experts(config, name)
+    }
 
 
 def adapter_parameters(config: DecoderConfig, adapter: Adapter) -> int:
@@ -268,7 +280,8 @@ def _moments(config: DecoderConfig, held: _Held, training: Training) -> float:
         block = moments_block(training.adapter.rank)
         return held.whole * (_in_8_bits(block) if training.optimizer == "adamw_8bit" else MOMENTS)
     of_blocks = {
-        name: (held.whole - held.root) * prod(shape) / config.layer_parameters
+        name: (held.whole - held.root)
+        * (number_of(config, name) * prod(shape) / config.layer_parameters)
         for name, shape in linear_shapes(config).items()
     }
     if training.optimizer == "muon":

@@ -70,9 +70,12 @@ class Share:
 
 
 def matrix_parameters(config: DecoderConfig) -> int:
-    """Return the number of weights in matrix products: all but looked-up embeddings."""
+    """Return the number of weights in a token's matrix products: all but looked-up embeddings.
+
+    Of a mixture, only the experts that a token goes through count.
+    """
     head = config.vocab_size * config.width
-    return config.layers * config.layer_parameters + head
+    return config.layers * config.active_layer_parameters + head
 
 
 def flops_per_token(config: DecoderConfig, length: int, trainable: float = 1.0) -> float:
@@ -97,9 +100,15 @@ def activations_per_token(config: DecoderConfig) -> int:
     queries = config.heads * config.head_width
     keys = config.kv_heads * config.head_width
     turned = queries + keys if config.positions == "rotary" else 0
-    inner = (4 if config.gated else 2) * config.hidden
-    block = 4 * config.width + 2 * queries + 2 * keys + turned + inner
+    inner = (4 if config.gated else 2) * config.hidden_per_token
+    routed = routed_width(config)
+    block = 4 * config.width + 2 * queries + 2 * keys + turned + inner + routed
     return config.layers * block + 2 * config.width + config.vocab_size
+
+
+def routed_width(config: DecoderConfig) -> int:
+    """Return how many numbers per token a mixture keeps: its experts' sorted inputs and results."""
+    return 2 * config.experts_per_token * config.width
 
 
 def step_work(config: DecoderConfig, share: Share, precision: Precision) -> Work:

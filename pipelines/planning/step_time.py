@@ -279,7 +279,7 @@ def _products(
     blocks = whole - head
     if training.activation_checkpoint == "full":
         # torch stops as soon as nothing is missing, before a block's last product.
-        again = config.layer_parameters - config.hidden * config.width
+        again = config.active_layer_parameters - config.hidden_per_token * config.width
         blocks += 2 * config.layers * again
     return (blocks / narrow + head / rate) * _share_of_tokens(training)
 
@@ -345,5 +345,5 @@ def _tokens(training: Training) -> float:
 def _imbalance(config: DecoderConfig, training: Training) -> float:
     """Return the slowest pipeline process's load over the mean; the head counts like layers."""
     loads: list[float] = [*layers_by_rank(config, training)]
-    loads[-1] += config.vocab_size * config.width / config.layer_parameters
+    loads[-1] += config.vocab_size * config.width / config.active_layer_parameters
     return max(loads) * len(loads) / sum(loads)

@@ -98,6 +98,18 @@ class Train(Section):
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's; also Muon's momentum")
     beta2: float = Field(0.95, ge=0, lt=1)
     grad_clip: float = Field(1.0, gt=0, description="Largest global gradient norm")
+    balance_loss: float = Field(
+        0.01,
+        ge=0,
+        description="For a mixture of experts: the weight of the loss that is least where all "
+        "experts are chosen equally often; `loss` does not contain it",
+    )
+    z_loss: float = Field(
+        0.001,
+        ge=0,
+        description="For a mixture of experts: the weight of the loss that keeps its routers' "
+        "logits small; `loss` does not contain it",
+    )
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = form_field(
         "auto",
         "Precision of matrix products; weights stay in fp32; auto: bf16 on a GPU that "

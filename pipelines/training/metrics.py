@@ -2,8 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -73,6 +73,8 @@ class StepMetrics:
     bound_share: float  # of that roof; of the step, if it is the host
 
     last: bool  # whether this is the run's last point
+    # Of a mixture of experts: what `Routing.end_window` returns.
+    routing: Mapping[str, float] = field(default_factory=dict)
 
     def curve_point(self) -> Point:
         """Return the figures that depend only on recipe and data, not on the machine's speed."""
@@ -82,7 +84,7 @@ class StepMetrics:
         """Return all numbers under the names that MLflow shows."""
         return {
             f"train/{key}": value
-            for key, value in asdict(self).items()
+            for key, value in {**asdict(self), **self.routing}.items()
             if key not in ("step", "last_step", "last") and isinstance(value, float | int)
         }
 

@@ -62,7 +62,7 @@ class HiddenAndOthers(Optimizer):
         """Keep the parameters that each part updates.
 
         Args:
-            matrices: Two-dimensional parameters, whole or DTensors.
+            matrices: Matrices, or those of a layer's experts [E, rows, columns]; whole or DTensors.
             others: Has the other parameters, if there are any; part of this optimizer from now on.
             lr: The learning rate of the matrices; comparable to AdamW's.
             weight_decay: The weight decay of the matrices.
@@ -114,9 +114,10 @@ class Muon(HiddenAndOthers):
     def _update_alike(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
         gradients = [(each, each.grad) for each in matrices if each.grad is not None]
         directions = torch.stack([_wide(self._direction(*each)) for each in gradients])
-        scale = _RMS * math.sqrt(max(matrices[0].shape))
-        for matrix, update in zip(matrices, self._orthogonalised(directions), strict=True):
-            lying = update.T if matrix.shape[0] > matrix.shape[1] else update
+        scale = _RMS * math.sqrt(max(matrices[0].shape[-2:]))
+        updates = self._orthogonalised(directions.flatten(0, -3)).view_as(directions)
+        for matrix, update in zip(matrices, updates, strict=True):
+            lying = update.mT if _stands(matrix) else update
             new = matrix * (1 - lr * weight_decay)
             new.add_(_laid_like(lying.to(matrix.dtype), matrix), alpha=-lr * scale)
             matrix.copy_(unless(self.found_inf, new, matrix))
@@ -164,10 +165,15 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 def _alike(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield parameters in groups of one shape (or transposed) and limited size."""
+    """Yield parameters in groups of one shape (or transposed) and limited size.
+
+    The matrices of a layer's experts, which are one parameter, are never parted.
+    """
     shapes: dict[tuple[int, ...], list[nn.Parameter]] = {}
     for parameter in parameters:
-        shapes.setdefault(tuple(sorted(parameter.shape)), []).append(parameter)
+        *experts, rows, columns = parameter.shape
+        shape = *experts, min(rows, columns), max(rows, columns)
+        shapes.setdefault(shape, []).append(parameter)
     for shape, matrices in shapes.items():
         together = max(1, _TOGETHER // math.prod(shape))
         for start in range(0, len(matrices), together):
@@ -175,7 +181,12 @@ def _alike(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 def _wide(matrix: Tensor) -> Tensor:
-    return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    return matrix.mT if _stands(matrix) else matrix
+
+
+def _stands(matrix: Tensor) -> bool:
+    """Return whether it has more rows than columns; of experts, each of them."""
+    return matrix.shape[-2] > matrix.shape[-1]
 
 
 def _is_used_on_cpu(tensor: Tensor) -> bool:
@@ -215,7 +226,7 @@ class AdamW8bit(HiddenAndOthers):
         """Keep the parameters that each part updates.
 
         Args:
-            matrices: Two-dimensional parameters, whole or DTensors.
+            matrices: As for `HiddenAndOthers`.
             others: Has the other parameters, if there are any.
             lr: The learning rate of the matrices.
             weight_decay: The weight decay of the matrices.
@@ -265,20 +276,19 @@ def _moments_in_8_bits(matrix: nn.Parameter) -> dict[str, Tensor]:
 
 def _scales_like(matrix: Tensor) -> Tensor:
     """Return a zero for each block of each row, divided over processes as `matrix` is."""
-    rows, columns = matrix.shape
-    block = moments_block(columns)
-    per_row = columns // block
+    block = moments_block(matrix.shape[-1])
     here = local(matrix)
-    zeros = here.new_zeros(here.shape[0], here.shape[1] // block)
+    zeros = here.new_zeros(*here.shape[:-1], here.shape[-1] // block)
     if not isinstance(matrix, DTensor):
         return zeros
+    like = torch.empty(*matrix.shape[:-1], matrix.shape[-1] // block, device="meta")
     scales = DTensor.from_local(
         zeros,
         matrix.device_mesh,
         matrix.placements,
         run_check=False,
-        shape=torch.Size((rows, per_row)),
-        stride=(per_row, 1),
+        shape=like.shape,
+        stride=like.stride(),
     )
     return scales.to(matrix.device)  # offloaded weights are on the CPU, not on the mesh's device
 
@@ -288,7 +298,7 @@ def _parts(tensors: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
 
     Each is [blocks, numbers of a block], or [blocks, 1] for scales.
     """
-    block = moments_block(tensors[0].shape[1])
+    block = moments_block(tensors[0].shape[-1])
     here = [local(each) for each in tensors]
     blocks = here[0].numel() // block
     if blocks == 0:  # this process has no row of it
@@ -390,7 +400,7 @@ def build_optimizer(model: Parallelized, train: Train, *, paged: bool = False) -
 
 
 def _with_hidden(trained: dict[str, nn.Parameter], train: Train, mesh: Mesh) -> HiddenAndOthers:
-    matrices = {n: each for n, each in trained.items() if "layers." in n and each.ndim == 2}
+    matrices = {n: each for n, each in trained.items() if "layers." in n and each.ndim >= 2}
     others = [each for name, each in trained.items() if name not in matrices]
     adamw = _adamw(others, train) if others else None
     hidden, rates = matrices.values(), {"lr": train.lr, "weight_decay": train.weight_decay}

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -16,7 +16,12 @@ from pipelines.parallel.parallelize import Parallelized
 from pipelines.parallel.process_group import StepConsensus, from_all
 from pipelines.recipe.recipe import Recipe
 from pipelines.training import preemption, profiling
-from pipelines.training.checkpoint.checkpointer import Checkpoints, Position, SaveRequest
+from pipelines.training.checkpoint.checkpointer import (
+    Checkpoints,
+    Position,
+    SaveRequest,
+    Stateful,
+)
 from pipelines.training.checkpoint.patience import Patience
 from pipelines.training.checkpoint.store import CheckpointStore
 from pipelines.training.forward_backward import StepBatches, forward_backward
@@ -29,6 +34,7 @@ from pipelines.training.optimizer import build_optimizer
 from pipelines.training.precision import LossScale, set_deterministic, set_precision
 from pipelines.training.preemption import Notice, PreemptedError
 from pipelines.training.profiling import StepProfiler
+from pipelines.training.routing import Routing
 from pipelines.training.schedule import Schedule, set_learning_rate
 from pipelines.training.watchdog import Watchdog
 
@@ -92,11 +98,19 @@ class Trainer:
         self.optimizer = build_optimizer(model, train, paged=recipe.parallel.paged_moments)
         self.scale = LossScale(precision, self.device)
         self.guard = Guard(train.spike_sigma, self.device, overflows=precision == "fp16")
+        self.routing = Routing(model, train, loader.tokens_per_step)
+        others: dict[str, Stateful] = {
+            "loss_scale": self.scale,
+            "guard": self.guard,
+            "schedule": self.schedule,
+        }
+        if model.modules[0].config.experts:
+            others["routing"] = self.routing
         self.checkpoints = Checkpoints(
             CheckpointStore(checkpoints),
             model,
             self.optimizer,
-            others={"loss_scale": self.scale, "guard": self.guard, "schedule": self.schedule},
+            others=others,
             keep=train.keep_checkpoints,
             keep_best=train.keep_best,
             patience=Patience(train.checkpoint_every, self.events),
@@ -172,11 +186,12 @@ class Trainer:
         self.hooks.enter_phase(position.step, "report")
         samples = self._samples(position.step)  # while the device is still busy
         verdict = self.guard.verdict()  # the one place where the host waits for the device
+        routing = self.routing.end_window(position.step - since.step)
         profiling.collect()
         position = Position(position.step, position.seconds + self.meter.elapsed)
-        if verdict.worst_run >= self.train.max_bad_steps:
+        if verdict.worst_run >= self.train.max_bad_steps or self.routing.collapse:
             return self._go_back(position, verdict), False
-        self._tell(position, since, verdict, samples, finished)
+        self._tell(position, since, verdict, samples, routing, finished)
         if saves and verdict.any_good:  # weights that were never good are not saved
             self.hooks.enter_phase(position.step, "checkpoint")
             self.checkpoints.save(position)
@@ -229,6 +244,7 @@ class Trainer:
         batches, predicted = self.batches.of(self.guard.data_step(step))
         # Each token has the same weight on any process; the mean over processes is taken later.
         share = self.scale.scale * self.mesh.layout.dp_cp / predicted
+        self.routing.weigh(self.scale.scale)
         nats = self.forward_backward(_in_phases(batches, step, hooks), share)
         norm = gradient_norm(self.model.counted(), self.mesh) / self.scale.scale
         factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
@@ -249,25 +265,37 @@ class Trainer:
         return self.loader.digest([self.guard.data_step(each) for each in range(first, step)])
 
     def _tell(
-        self, position: Position, since: Position, verdict: Verdict, samples: str, last: bool
+        self,
+        position: Position,
+        since: Position,
+        verdict: Verdict,
+        samples: str,
+        routing: Mapping[str, float],
+        last: bool,
     ) -> None:
         """Report a point of the curves if any step was good."""
         if verdict.any_good:
             seen = self.profiler.communication_share, self._memory_in_use()
             window = self.meter.end(position.step - since.step, *seen)
-            metrics = self._metrics(position, verdict, window, samples, last)
+            metrics = self._metrics(position, verdict, window, samples, routing, last)
             self.checkpoints.note(metrics.loss)
             _log.info("%s", metrics.line())
             self.report(metrics)
         elif last:
-            raise self._failure(position, verdict)
+            raise self._failure(position, verdict, "")
 
     def _memory_in_use(self) -> int | None:
         modules = self.model.modules
         return memory_in_use(self.device, modules, self.optimizer, self.profiler.step_bytes)
 
     def _metrics(
-        self, position: Position, verdict: Verdict, window: Window, samples: str, last: bool
+        self,
+        position: Position,
+        verdict: Verdict,
+        window: Window,
+        samples: str,
+        routing: Mapping[str, float],
+        last: bool,
     ) -> StepMetrics:
         tokens, used = self.loader.tokens_per_step, window.utilisation
         bound_by, bound_share = used.bound_by()
@@ -289,6 +317,7 @@ class Trainer:
             memory_bytes=window.peak_bytes,
             bound_by=bound_by,
             bound_share=bound_share,
+            routing=routing,
             last=last,
         )
 
@@ -296,17 +325,19 @@ class Trainer:
         """Load the last checkpoint, and skip the data that were seen since then."""
         skipped = self.guard.skipped
         tried = self.guard.data_step(position.step)
+        collapse = self.routing.collapse  # which the checkpoint does not know
         if len(skipped) >= self.train.max_rollbacks:
-            raise self._failure(position, verdict)
+            raise self._failure(position, verdict, collapse)
         back = self.checkpoints.restore()
         if back.step == 0:
-            raise self._failure(position, verdict)
+            raise self._failure(position, verdict, collapse)
         self.guard.go_back(back.step, skipped, tried)
-        cause = (
+        cause = collapse or (
             f"{verdict.worst_run} bad steps in a row up to step {position.step} "
             f"(loss {verdict.last_loss:.4g}, gradient norm {verdict.last_norm:.4g})"
         )
         done = f"went back to step {back.step}, and goes on with other data"
+        self.routing.go_back()
         _log.warning("%s: %s", cause, done)
         lost = position.seconds - max(back.seconds, self._went_back_at)
         self._went_back_at = position.seconds
@@ -314,9 +345,15 @@ class Trainer:
         self.events.note("rollback", key, cause, done, step=position.step, seconds_lost=lost)
         return Position(back.step, position.seconds)
 
-    def _failure(self, position: Position, verdict: Verdict) -> SharedError:
+    def _failure(self, position: Position, verdict: Verdict, collapse: str) -> SharedError:
         times = len(self.guard.skipped)
         after = f" after going back to a checkpoint {times} times" if times else ""
+        if collapse:
+            return SharedError(
+                f"{collapse}, at step {position.step}{after}; raise "
+                f"train.balance_loss({self.train.balance_loss:g}) or lower "
+                f"train.lr({self.train.lr:g})"
+            )
         return SharedError(
             f"the loss is {verdict.last_loss:.6g} at step {position.step}, the gradient norm "
             f"{verdict.last_norm:.6g}{after}; lower train.lr({self.train.lr}) or raise "

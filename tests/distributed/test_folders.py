@@ -36,6 +36,8 @@ SIZE = {
 LLAMA = DecoderConfig(**SIZE | {"kv_heads": 2})  # tied
 GPT2 = DecoderConfig(**SIZE, **flags("gpt2"))
 GPT_NEOX = DecoderConfig(**SIZE, **flags("gpt_neox"))
+# Of four processes each would have two, and the last none.
+EXPERTS = DecoderConfig(**SIZE | {"kv_heads": 2} | flags("mixtral"), experts=5, experts_per_token=2)
 
 FSDP = {"sharding": "full", "dp_shard": 2}
 MORE = pytest.mark.parity
@@ -46,6 +48,9 @@ CASES = {
     "fsdp-gpt2": (2, GPT2, FSDP),
     "tp": (2, LLAMA, {"tp": 2}),
     "tp-fsdp-gpt_neox": (4, GPT_NEOX, {"tp": 2, "sharding": "full", "dp_shard": 2}),
+    "fsdp-experts": (2, EXPERTS, FSDP),
+    "fsdp-experts-4": (4, EXPERTS, {"sharding": "full", "dp_shard": 4}),
+    "tp-fsdp-experts": (4, EXPERTS, {"tp": 2, "sharding": "full", "dp_shard": 2}),
     "pp-fsdp": (4, LLAMA, {"pp": 2, "sharding": "full", "dp_shard": 2}),
     "pp-tp-gpt2": (4, GPT2, {"pp": 2, "tp": 2}),
 }

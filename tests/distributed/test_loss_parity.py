@@ -15,6 +15,8 @@ from tests.distributed.training import Case, losses
 _HALVES, _PAIRS = {"micro_batch_size": 4}, {"micro_batch_size": 2}
 _GPT2 = {**flags("gpt2"), "kv_heads": 4}
 _WINDOW = {"sliding_window": 5}
+# More experts than 8 processes can have equally many of.
+_EXPERTS = {"experts": 6, "experts_per_token": 2, "norm_topk_prob": True}
 # Of two processes by `make test`, the others by `make test-parity`.
 CASES = [
     Case("ddp", 2, {}),
@@ -88,6 +90,18 @@ CASES = [
     Case("cp-pp", 4, {"cp": 2, "pp": 2}, _PAIRS, documents=True),
     Case("cp-hsdp", 8, {"cp": 2, "sharding": "full", "dp_replicate": 2, "dp_shard": 2}, _PAIRS),
     Case("cp-tp-fsdp", 8, {"cp": 2, "tp": 2, "sharding": "full"}, _HALVES),
+    Case("experts-ddp", 2, {}, {"global_batch_size": 16, "micro_batch_size": 2}, model=_EXPERTS),
+    Case("experts-zero-1", 2, {"sharding": "optimizer"}, model=_EXPERTS, slow=True),
+    Case("experts-zero-2", 2, {"sharding": "gradients"}, model=_EXPERTS, slow=True),
+    Case("experts-zero-3", 2, {"sharding": "full"}, model=_EXPERTS),
+    Case("experts-tp", 2, {"tp": 2}, _HALVES, model=_EXPERTS),
+    Case("experts-1f1b", 2, {"pp": 2}, _PAIRS, model=_EXPERTS, slow=True),
+    Case("experts-cp", 2, {"cp": 2}, _HALVES, model=_EXPERTS, documents=True, slow=True),
+    Case("experts-hsdp", 4, {"sharding": "full", "dp_replicate": 2, "dp_shard": 2}, model=_EXPERTS),
+    Case("experts-tp-fsdp", 4, {"tp": 2, "sharding": "full"}, _HALVES, model=_EXPERTS),
+    Case("experts-zero-bubble", 2, {"pp": 2, "schedule": "zero_bubble"}, model=_EXPERTS, slow=True),
+    Case("experts-zero-3-8", 8, {"sharding": "full"}, model=_EXPERTS),
+    Case("experts-cp-pp-tp", 8, {"cp": 2, "pp": 2, "tp": 2}, _PAIRS, model=_EXPERTS),
     Case("cp-pp-tp", 8, {"cp": 2, "pp": 2, "tp": 2}, _PAIRS),
 ]
 PLAIN = {"fp64": (torch.float64, 1e-10), "fp32": (torch.float32, 1e-5)}

@@ -33,6 +33,7 @@ SIZE = {
 GROUPED = SIZE | {"kv_heads": 2}
 FULL = SIZE | {"kv_heads": 4}
 LLAMA3 = RopeScaling(8.0, 1.0, 4.0, 16)
+EXPERTS = {"experts": 5, "experts_per_token": 2}
 SHAPES = {
     "llama2": DecoderConfig(**FULL, tie_embeddings=False),
     "llama3": DecoderConfig(**GROUPED, rope_theta=500_000.0, rope_scaling=LLAMA3),
@@ -41,6 +42,8 @@ SHAPES = {
     "mistral-full": DecoderConfig(**GROUPED | flags("mistral") | {"sliding_window": None}),
     "qwen2": DecoderConfig(**GROUPED | flags("qwen2") | {"tie_embeddings": True}),
     "qwen3": DecoderConfig(**GROUPED | flags("qwen3") | {"head_dim": 16}),
+    "mixtral": DecoderConfig(**GROUPED | EXPERTS | flags("mixtral")),
+    "qwen3_moe": DecoderConfig(**GROUPED | EXPERTS | flags("qwen3_moe") | {"head_dim": 16}),
     "gpt2": DecoderConfig(**FULL, **flags("gpt2")),
     "gpt_neox": DecoderConfig(**FULL, **flags("gpt_neox"), rotary_fraction=0.25),
     "gpt_neox-serial": DecoderConfig(**FULL | flags("gpt_neox") | {"parallel_residual": False}),

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.compiling import needs_a_linker
 SHAPE = DecoderConfig(
     layers=3, width=32, heads=4, kv_heads=2, hidden=48, vocab_size=50, context_length=16
 )
+EXPERTS = replace(SHAPE, experts=4, experts_per_token=2)
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +29,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def build(mode: str = "none") -> Transformer:
-    model = Transformer(SHAPE)
+def build(mode: str = "none", shape: DecoderConfig = SHAPE) -> Transformer:
+    model = Transformer(shape)
     model.init_weights(0)
     checkpoint_activations(model.layers.values(), mode)  # type: ignore[arg-type]
     return model
@@ -44,14 +46,17 @@ def gradients(model: Transformer, loss: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
+@pytest.mark.parametrize("shape", [SHAPE, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize(
     ("mode", "documents"), [("none", False), ("selective", True), ("full", True)]
 )
-def test_one_graph_serves_all_blocks_without_a_break(mode: str, documents: bool) -> None:
+def test_one_graph_serves_all_blocks_without_a_break(
+    mode: str, documents: bool, shape: DecoderConfig
+) -> None:
     given = batch(4, documents=documents)
-    plain = build()
+    plain = build(shape=shape)
     expected = plain(*given)
-    model = build(mode)
+    model = build(mode, shape)
     compile_blocks(model, backend="aot_eager")
     loss = model(*given)
     assert not counters["graph_break"]

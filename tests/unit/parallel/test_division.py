@@ -99,6 +99,32 @@ def test_what_does_not_divide_is_one_line_with_its_numbers(
         check_division(CONFIG, layout, Recipe.model_validate({"name": "t"} | recipe))
 
 
+@pytest.mark.parametrize(
+    ("layout", "recipe", "line"),
+    [
+        (Layout(), {"train": {"precision": "fp8"}}, "precision = fp8: not with a mixture"),
+        (
+            Layout(),
+            {"adapter": {"kind": "lora", "targets": ["q_proj", "up_proj"]}},
+            r"adapter\.targets: not up_proj of a mixture of experts",
+        ),
+        (
+            Layout(dp_shard=4),
+            {"train": {"global_batch_size": 6, "micro_batch_size": 1}},
+            r"global_batch_size\(6\): .* micro_batch_size\(1\) \* data-parallel processes\(4\)",
+        ),
+    ],
+)
+def test_what_a_mixture_of_experts_has_not_is_one_line(
+    layout: Layout, recipe: dict[str, object], line: str
+) -> None:
+    mixture = replace(CONFIG, experts=4, experts_per_token=2)
+    given = Recipe.model_validate({"name": "t"} | recipe)
+    check_division(CONFIG, layout, given)
+    with pytest.raises(UserError, match=line):
+        check_division(mixture, layout, given)
+
+
 def test_products_with_biases_overlap_with_nothing() -> None:
     recipe = Recipe.model_validate({"name": "t"} | ASYNC)
     check_division(CONFIG, Layout(tp=2), recipe)

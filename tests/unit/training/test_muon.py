@@ -41,6 +41,22 @@ def test_it_is_torchs_muon_for_every_shape(monkeypatch: pytest.MonkeyPatch) -> N
     assert optimizer.state[norm]["step"].item() == 3
 
 
+@pytest.mark.parametrize("shape", [(3, 8, 16), (3, 16, 8)])
+def test_each_expert_is_a_matrix_of_its_own(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    together = nn.Parameter(torch.randn(shape))
+    apart = [nn.Parameter(each.detach().clone()) for each in together]
+    rates = {"lr": 0.02, "weight_decay": 0.3}
+    optimizers = Muon([together], None, **rates), Muon(apart, None, **rates)
+    for _ in range(3):
+        together.grad = torch.randn(shape)
+        for one, gradient in zip(apart, together.grad, strict=True):
+            one.grad = gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(together, torch.stack(list(apart)), atol=1e-6, rtol=0)
+
+
 def test_singular_values_come_near_one() -> None:
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonalised(torch.randn(2, 12, 40)))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipelines.models.config import DecoderConfig
 from pipelines.models.presets import preset
 from pipelines.planning.communication import REACHED, Communication, communication
 from pipelines.planning.hardware import Hardware
@@ -18,6 +19,9 @@ from tests.settled import FP32
 LENGTH = 2048
 # All layers are alike, so that four say as much as sixteen.
 SHAPE = replace(preset("llama-1b"), layers=4, context_length=LENGTH)
+EXPERTS = replace(
+    SHAPE, hidden=1024, experts=16, experts_per_token=4, norm_topk_prob=True, family="mixtral"
+)
 H100, B200 = named("h100"), named("b200")
 BASES = {
     "llama3-8b-lora": "llama3-8b",
@@ -38,6 +42,7 @@ class Tried:
         graphs: Compiled of blocks.
         off: By how much of its bytes the planner may be wrong.
         hardware: The GPUs.
+        shape: The model.
     """
 
     world: int = 1
@@ -48,6 +53,7 @@ class Tried:
     graphs: int = 0
     off: float = 0.08
     hardware: Hardware = H100
+    shape: DecoderConfig = SHAPE
 
     def laid(self) -> tuple[Case, Choice]:
         """Return the case, and the planner's choice for it."""
@@ -59,7 +65,8 @@ class Tried:
             "data": {"sequence_length": LENGTH} | self.data,
             "adapter": self.adapter,
         }
-        return laid(Recipe.model_validate(values), self.world, hardware=self.hardware)
+        recipe = Recipe.model_validate(values)
+        return laid(recipe, self.world, shape=self.shape, hardware=self.hardware)
 
 
 FULL = {"sharding": "full"}
@@ -88,6 +95,7 @@ QUICK = {
     "pipeline": Tried(2, {"pp": 2}),
     "compiled": Tried(8, FULL | {"dp_shard": 8}, COMPILED, graphs=1),
     "lora": Tried(adapter=LORA),
+    "experts": Tried(8, FULL | {"dp_shard": 8}, shape=EXPERTS),
     "documents, varlen, pipeline": Tried(2, {"pp": 2}, VARLEN, data=DOCUMENTS),
     "documents, varlen, compiled": Tried(train=VARLEN | COMPILED, data=DOCUMENTS, graphs=1),
 }
@@ -146,19 +154,29 @@ FURTHER = {
     "sharded lora": Tried(8, FULL | {"dp_shard": 8}, adapter=LORA),
     "lora pipeline": Tried(2, {"pp": 2, "schedule": "interleaved_1f1b"}, AGAIN, adapter=LORA),
     "qlora tensor": Tried(4, {"tp": 4}, adapter=QLORA),
+    "experts, one": Tried(shape=EXPERTS),
+    "experts, replicas": Tried(8, shape=EXPERTS),
+    "experts, compiled": Tried(8, FULL | {"dp_shard": 8}, COMPILED, graphs=1, shape=EXPERTS),
+    "experts, selective": Tried(8, FULL | {"dp_shard": 8}, SELECTIVE, shape=EXPERTS),
+    "experts, recomputed": Tried(8, FULL | {"dp_shard": 8}, AGAIN, shape=EXPERTS),
+    "experts, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, shape=EXPERTS),
+    "experts, pipeline": Tried(2, {"pp": 2}, shape=EXPERTS),
+    "experts, context": Tried(8, FULL | {"cp": 2, "dp_shard": 4}, shape=EXPERTS),
+    "experts, muon": Tried(train={"optimizer": "muon"}, shape=EXPERTS),
+    "experts, 8 bits": Tried(train=IN_8_BITS, shape=EXPERTS),
+    "experts, lora": Tried(adapter=LORA, shape=EXPERTS),
     "1024 GPUs": Tried(1024, FULL | {"dp_replicate": 16, "dp_shard": 64}),
 }
 
 
 def laid(
-    recipe: Recipe, world: int, model: str | None = None, hardware: Hardware = H100
+    recipe: Recipe, world: int, shape: DecoderConfig, hardware: Hardware = H100
 ) -> tuple[Case, Choice]:
     """Return a recipe's case, and the planner's choice for it."""
     if recipe.adapter.kind != "none":
         recipe = recipe.model_copy(
             update={"model": recipe.model.model_copy(update={"init_from": "models/base"})}
         )
-    shape = preset(model) if model else SHAPE
     if not shape.vocab_size:
         shape = shape.sized(SMALL_VOCABULARY, recipe.data.sequence_length)
     recipe = settle_precision(recipe, Device.of(hardware))
@@ -175,7 +193,8 @@ def shipped(name: str) -> tuple[Case, Choice]:
     if recipe.parallel.pp != 1:
         fewer = recipe.train.global_batch_size // 8
         recipe = override_values(recipe, {"train.global_batch_size": fewer})
-    return laid(recipe, recipe.resources.most_workers, BASES.get(name, recipe.model.preset))
+    shape = preset(BASES.get(name, recipe.model.preset))
+    return laid(recipe, recipe.resources.most_workers, shape)
 
 
 # Links on which a byte takes a second.

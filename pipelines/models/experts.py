@@ -1,0 +1,263 @@
+"""A mixture of experts: each token goes through a few of many feed-forward layers.
+
+Nothing is dropped: an expert takes all tokens that choose it, and the host never waits to learn
+how many. The weights of all experts of a layer are one parameter.
+
+Shape suffixes: B batch, S sequence, D model width, F width of an expert, E experts, K experts of a
+token, T tokens of all rows, R routes (T times K).
+
+Papers: mixtures (Shazeer et al. 2017), the balance loss (Fedus et al. 2021, "Switch Transformers",
+equations 4 to 6) by sequence (DeepSeek-AI 2024, "DeepSeek-V3", equations 17 to 20), the z-loss
+(Zoph et al. 2022, "ST-MoE", equation 5).
+"""
+
+# ruff: noqa: N803, N806, N812 (names that end in their shape)
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.device_mesh import DeviceMesh
+
+from pipelines.models.config import DecoderConfig
+from pipelines.models.weights import is_sharded, local
+
+
+class Router(nn.Module):
+    """Chooses the experts of each token, and how much each of them counts.
+
+    Attributes:
+        balance: The weight of the balance loss.
+        z: The weight of the z-loss.
+        share: The weight of a token's loss in a step, as in `ForwardBackward`; both losses have it.
+        sequence: The processes that each have a part of every sequence.
+        routes_E: How many tokens have chosen each expert in training, and again wherever they are
+            routed again for activation checkpointing.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.experts, config.width))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as of nn.Linear
+        self.chosen = config.experts_per_token
+        self.normalised = config.norm_topk_prob
+        self.balance = self.z = 0.0
+        self.sequence: DeviceMesh | None = None
+        self.register_buffer("share", torch.zeros(()), persistent=False)
+        self.register_buffer("routes_E", torch.zeros(config.experts), persistent=False)
+        self.share: Tensor
+        self.routes_E: Tensor
+
+    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each token's experts, [B, S, K], and their weights, [B, S, K], in fp32 at least.
+
+        The gradients of balance loss and z-loss are those of the weights, too: the losses
+        themselves appear nowhere.
+        """
+        logits_BSE = F.linear(x_BSD, self._weight_here)
+        logits_BSE = logits_BSE.to(torch.promote_types(logits_BSE.dtype, torch.float32))
+        scores_BSE = logits_BSE.softmax(dim=-1)
+        weights_BSK, experts_BSK = scores_BSE.topk(self.chosen, dim=-1)
+        if self.normalised:
+            weights_BSK = weights_BSK / weights_BSK.sum(dim=-1, keepdim=True)
+        if self.training and torch.is_grad_enabled():
+            routes_BE = count_routes(experts_BSK.flatten(1), len(self.weight))
+            self.routes_E += routes_BE.sum(dim=0)
+            loss = self._losses(logits_BSE, scores_BSE, routes_BE)
+            weights_BSK = _WithLoss.apply(weights_BSK, loss, self.share)  # type: ignore[no-untyped-call]
+        return experts_BSK, weights_BSK
+
+    @property
+    def _weight_here(self) -> Tensor:
+        """The weight; under tensor parallelism a process's gradient is a part of the whole one."""
+        if not is_sharded(self.weight):
+            return self.weight
+        from torch.distributed.tensor import Partial
+
+        return self.weight.to_local(grad_placements=[Partial()])
+
+    def restart(self) -> None:
+        """Begin to count, with losses that have no weight yet."""
+        self.share.zero_()
+        self.routes_E.zero_()
+
+    def _losses(self, logits_BSE: Tensor, scores_BSE: Tensor, routes_BE: Tensor) -> Tensor:
+        """Return balance loss and z-loss, summed over tokens.
+
+        The balance of a sequence is at least 1, where all experts are chosen equally often.
+        """
+        experts = len(self.weight)
+        length = logits_BSE.shape[1]
+        if self.sequence is not None:
+            length *= self.sequence.size()
+            routes_BE = all_reduce(routes_BE, "sum", self.sequence)
+        often_BE = routes_BE * (experts / self.chosen / length)
+        balance = (often_BE.unsqueeze(1) * scores_BSE).sum()
+        z = logits_BSE.logsumexp(dim=-1).square().sum()
+        return self.balance * balance + self.z * z
+
+
+def count_routes(experts_BR: Tensor, experts: int) -> Tensor:
+    """Return how often each expert occurs in each row, [B, E], in fp32."""
+    ones_BR = torch.ones_like(experts_BR, dtype=torch.float32)
+    return ones_BR.new_zeros(len(experts_BR), experts).scatter_add(1, experts_BR, ones_BR)
+
+
+class _WithLoss(torch.autograd.Function):
+    """Returns its input; in the backward pass a loss beside it has the gradient `share`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor, share: Tensor) -> Tensor:
+        ctx.save_for_backward(share)
+        ctx.dtype = loss.dtype
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (share,) = ctx.saved_tensors
+        return gradient, share.to(ctx.dtype), None
+
+
+class ExpertLinear(nn.Module):
+    """The same linear layer of all experts, without bias; the weight is [E, out, in]."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        nn.init.kaiming_uniform_(self.weight.flatten(0, 1), a=math.sqrt(5))
+
+    def forward(self, x_RD: Tensor, routes_E: Tensor) -> Tensor:
+        """Map [R, in], sorted by expert, to [R, out]; `routes_E` says how many each expert has."""
+        return product_by_expert(x_RD, local(self.weight), routes_E)
+
+
+class Experts(nn.Module):
+    """A feed-forward layer whose weights a router chooses for each token."""
+
+    def __init__(self, config: DecoderConfig, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        experts, width, hidden = config.experts, config.width, config.hidden
+        self.router = Router(config)
+        self.gate_proj = ExpertLinear(experts, width, hidden)
+        self.up_proj = ExpertLinear(experts, width, hidden)
+        self.down_proj = ExpertLinear(experts, hidden, width)
+        self.activation = activation
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Map [B, S, D] to [B, S, D]."""
+        experts_BSK, weights_BSK = self.router(x_BSD)
+        experts_R = experts_BSK.flatten()
+        order_R = experts_R.argsort(stable=True)
+        places_R = torch.empty_like(order_R).scatter_(
+            0, order_R, torch.arange(len(order_R), device=order_R.device)
+        )
+        routes_E = count_routes(experts_R.unsqueeze(0), len(self.router.weight))[0].to(torch.int32)
+        x_TKD = x_BSD.flatten(0, 1).unsqueeze(1).expand(-1, experts_BSK.shape[-1], -1)
+        x_RD = permuted(x_TKD.flatten(0, 1), order_R, places_R)
+        h_RF = self.activation(self.gate_proj(x_RD, routes_E)) * self.up_proj(x_RD, routes_E)
+        y_RD = permuted(self.down_proj(h_RF, routes_E), places_R, order_R)
+        y_TKD = y_RD.view(*x_TKD.shape)
+        weights_TK1 = weights_BSK.flatten(0, 1).unsqueeze(-1).to(y_TKD.dtype)
+        out_TD: Tensor = (y_TKD * weights_TK1).sum(dim=1)
+        # Autocast adds up in fp32, but the residual stream has one type.
+        return out_TD.to(y_TKD.dtype).view_as(x_BSD)
+
+
+def permuted(x_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
+    """Return the rows in another order; `back_R` is the inverse of `order_R`.
+
+    So the gradient is gathered, too: torch would add it up row by row, as rows could come twice.
+    """
+    return _Permuted.apply(x_RD, order_R, back_R)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Permuted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
+        ctx.save_for_backward(back_R)
+        return x_RD.index_select(0, order_R)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_RD: Tensor) -> Any:
+        (back_R,) = ctx.saved_tensors
+        return gradient_RD.index_select(0, back_R), None, None
+
+
+def product_by_expert(x_RD: Tensor, weight_EFD: Tensor, routes_E: Tensor) -> Tensor:
+    """Return each expert's rows times its weight, [R, F].
+
+    Args:
+        x_RD: The rows of the first expert, then those of the second, and so on.
+        weight_EFD: The weight of each expert.
+        routes_E: The number of rows of each expert, int32.
+    """
+    kind = x_RD.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        x_RD, weight_EFD = x_RD.to(dtype), weight_EFD.to(dtype)
+    if kind == "cuda" and x_RD.dtype == torch.bfloat16:
+        ends_E = routes_E.cumsum(0, dtype=torch.int32)
+        grouped: Tensor = F.grouped_mm(x_RD, weight_EFD.transpose(1, 2), offs=ends_E)
+        return grouped
+    product: Callable[..., Tensor] = torch.ops.penstock.product_by_expert
+    return product(x_RD, weight_EFD, routes_E)
+
+
+# One kernel for all experts exists for bf16 on a GPU. These do the same one expert after the other,
+# and are operators so that a block that has them is compiled whole.
+
+
+@torch.library.custom_op("penstock::product_by_expert", mutates_args=())
+def _product_by_expert(x_RD: Tensor, weight_EFD: Tensor, routes_E: Tensor) -> Tensor:
+    out_RF = x_RD.new_empty(len(x_RD), weight_EFD.shape[1])
+    numbers = routes_E.tolist()
+    rows = torch.split(x_RD, numbers), torch.split(out_RF, numbers)
+    for x, out, weight in zip(*rows, weight_EFD, strict=True):
+        torch.mm(x, weight.T, out=out)
+    return out_RF
+
+
+@_product_by_expert.register_fake
+def _(x_RD: Tensor, weight_EFD: Tensor, routes_E: Tensor) -> Tensor:  # noqa: ARG001
+    return x_RD.new_empty(len(x_RD), weight_EFD.shape[1])
+
+
+@torch.library.custom_op("penstock::gradient_by_expert", mutates_args=())
+def _gradient_by_expert(gradient_RF: Tensor, x_RD: Tensor, routes_E: Tensor) -> Tensor:
+    """Return the gradient of each expert's weight, [E, F, D]."""
+    numbers = routes_E.tolist()
+    out_EFD = x_RD.new_empty(len(routes_E), gradient_RF.shape[1], x_RD.shape[1])
+    for gradient, x, out in zip(
+        torch.split(gradient_RF, numbers), torch.split(x_RD, numbers), out_EFD, strict=True
+    ):
+        torch.mm(gradient.T, x, out=out)
+    return out_EFD
+
+
+@_gradient_by_expert.register_fake
+def _(gradient_RF: Tensor, x_RD: Tensor, routes_E: Tensor) -> Tensor:
+    return x_RD.new_empty(len(routes_E), gradient_RF.shape[1], x_RD.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, gradient_RF: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x_RD, weight_EFD, routes_E = ctx.saved_tensors
+    gradient_RF = gradient_RF.contiguous()
+    of_x = of_weight = None
+    if ctx.needs_input_grad[0]:
+        of_x = torch.ops.penstock.product_by_expert(
+            gradient_RF, weight_EFD.transpose(1, 2), routes_E
+        )
+    if ctx.needs_input_grad[1]:
+        of_weight = torch.ops.penstock.gradient_by_expert(gradient_RF, x_RD, routes_E)
+    return of_x, of_weight, None
+
+
+_product_by_expert.register_autograd(_backward, setup_context=_keep)

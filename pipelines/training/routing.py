@@ -1,0 +1,114 @@
+"""What the routers of a mixture of experts do in training.
+
+A router may come to send most tokens to one expert: the others then learn nothing any more.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipelines.models.experts import Experts, Router
+from pipelines.parallel.gradients import gradient_norm
+from pipelines.parallel.parallelize import Parallelized
+from pipelines.recipe.training_section import Train
+
+COLLAPSED_STEPS = 50  # after which a run goes back
+
+
+class Routing:
+    """Weighs the routers' losses, and sees how they spread the tokens; each process comes to the
+    same figures. A model without experts has no routers, and no figures.
+    """
+
+    def __init__(self, model: Parallelized, train: Train, tokens_per_step: int) -> None:
+        """Find this process's routers, and set the weights of their losses."""
+        self._mesh = mesh = model.mesh
+        self._config = model.modules[0].config
+        self._routers: dict[int, Router] = {
+            int(number): layer.mlp.router
+            for part in model.modules
+            for number, layer in part.layers.items()
+            if isinstance(layer.mlp, Experts)
+        }
+        for router in self._routers.values():
+            router.balance, router.z = train.balance_loss, train.z_loss
+        # Tensor parallel processes all add the same to the gradient.
+        self._share = mesh.layout.dp_cp / tokens_per_step / mesh.layout.tp
+        self._collapsed_steps = 0  # up to now, of a layer that has been collapsed at log points
+        self._collapsed_layer = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"steps": self._collapsed_steps, "layer": self._collapsed_layer}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self._collapsed_steps, self._collapsed_layer = state_dict["steps"], state_dict["layer"]
+
+    def weigh(self, scale: Tensor | float) -> None:
+        """Give the routers' losses a step's weight; gradients are multiplied by `scale`."""
+        for router in self._routers.values():
+            router.share.fill_(scale * self._share)
+
+    def end_window(self, steps: int) -> Mapping[str, float]:
+        """Return figures of the steps since the last call; this waits for the device.
+
+        For each layer, the shares of all tokens that the most and the least chosen expert had, and
+        the entropy of all experts' shares, divided by the largest that it can be.
+        """
+        if not self._config.experts:
+            return {}
+        by_layer = self._shares()
+        norm = gradient_norm([each.weight for each in self._routers.values()], self._mesh)
+        figures = {"router_gradient_norm": norm.item()}
+        for number, shares in enumerate(by_layer.tolist()):
+            layer = f"experts_of_layer_{number:02}"
+            figures[f"{layer}/largest_share"] = max(shares)
+            figures[f"{layer}/smallest_share"] = min(shares)
+            figures[f"{layer}/entropy"] = _entropy(shares)
+        self._watch(by_layer, steps)
+        return figures
+
+    def _shares(self) -> Tensor:
+        """Return the share of tokens that each expert had, [layers, experts], and begin anew."""
+        config = self._config
+        routes = torch.zeros(config.layers, config.experts, device=self._mesh.device)
+        for number, router in self._routers.items():
+            routes[number] = router.routes_E
+            router.routes_E.zero_()
+        self._mesh.sum(routes, "pp", "dp_replicate", "dp_shard", "cp")
+        return routes / routes.sum(dim=1, keepdim=True) * config.experts_per_token
+
+    def _watch(self, by_layer: Tensor, steps: int) -> None:
+        """Count the steps in which an expert is nearer to all tokens than to its even share."""
+        even = self._config.experts_per_token / self._config.experts
+        largest = by_layer.amax(dim=1)
+        layer = int(largest.argmax())
+        collapsed = float(largest[layer]) > (1 + even) / 2
+        self._collapsed_steps = self._collapsed_steps + steps if collapsed else 0
+        self._collapsed_layer = layer
+
+    def go_back(self) -> None:
+        """Begin anew, after a checkpoint was loaded."""
+        self._collapsed_steps = 0
+        for router in self._routers.values():
+            router.routes_E.zero_()
+
+    @property
+    def collapse(self) -> str:
+        """What is wrong, or nothing."""
+        if self._collapsed_steps < COLLAPSED_STEPS:
+            return ""
+        return (
+            f"layer {self._collapsed_layer} sent most of its tokens to one of its "
+            f"{self._config.experts} experts for {self._collapsed_steps} steps"
+        )
+
+
+def _entropy(shares: list[float]) -> float:
+    total = sum(shares)
+    parts = [share / total for share in shares if share > 0]
+    return -sum(part * math.log(part) for part in parts) / math.log(len(shares))

@@ -1,0 +1,106 @@
+"""A mixture of experts through the real trainer: what its routers do is seen and bounded."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipelines.core.errors import UserError
+from tests.unit.training import conftest
+from tests.unit.training.conftest import Noted
+
+EXPERTS = {"experts": 4, "experts_per_token": 1}
+
+
+@pytest.fixture(autouse=True)
+def experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "SHAPE", replace(conftest.SHAPE, **EXPERTS))
+
+
+def favour(run: Any) -> None:
+    """Make the second layer send every token to its third expert."""
+
+    def always(router: Any, _inputs: Any, routed: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        experts, weights = routed
+        router.routes_E.zero_()
+        router.routes_E[2] = experts.numel()
+        return torch.full_like(experts, 2), weights
+
+    run.model.layers["1"].mlp.router.register_forward_hook(always)
+
+
+def test_the_curves_tell_how_tokens_are_spread(start: Callable) -> None:
+    run = start(balance_loss=0.0)
+    run.trainer.fit()
+    curves = run.points[-1].curves()
+    for layer in ("00", "01"):
+        seen = f"train/experts_of_layer_{layer}"
+        assert 1 / 4 <= curves[f"{seen}/largest_share"] <= 1
+        assert 0 <= curves[f"{seen}/smallest_share"] <= 1 / 4
+        assert 0 <= curves[f"{seen}/entropy"] <= 1
+    assert curves["train/router_gradient_norm"] > 0
+
+
+def test_the_balance_loss_spreads_them(start: Callable) -> None:
+    entropies = []
+    for balance in (0.0, 0.5):
+        run = start(f"balance-{balance}", balance_loss=balance, steps=60, log_every=20)
+        run.trainer.fit()
+        entropies.append(run.points[-1].routing["experts_of_layer_01/entropy"])
+    assert entropies[1] > entropies[0]
+    assert entropies[1] > 0.97
+
+
+def test_a_collapsed_layer_sends_the_run_back_and_then_ends_it(
+    start: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = start(steps=400, log_every=10, checkpoint_every=40, max_rollbacks=2)
+    run.trainer.events = noted = Noted()
+    favour(run)
+    expected = (
+        r"layer 1 sent most of its tokens to one of its 4 experts for 50 steps, at step \d+ after "
+        r"going back to a checkpoint 2 times; raise train.balance_loss\(0.01\)"
+    )
+    with caplog.at_level(logging.WARNING), pytest.raises(UserError, match=expected):
+        run.trainer.fit()
+    assert "for 50 steps: went back to step 40, and goes on with other data" in caplog.text
+    assert noted.kinds.count("rollback") == 2
+
+
+def stop_at(run: Any, step: int) -> None:
+    """Let the run die as it reports this step."""
+
+    def report(point: Any) -> None:
+        if point.step == step:
+            raise KeyboardInterrupt
+
+    run.trainer.report = report
+    with pytest.raises(KeyboardInterrupt):
+        run.trainer.fit()
+
+
+def test_a_run_that_goes_on_counts_on(start: Callable) -> None:
+    settings = {"steps": 100, "log_every": 10, "checkpoint_every": 20, "max_rollbacks": 0}
+    first = start(**settings)
+    favour(first)
+    stop_at(first, 30)
+    again = start(**settings)
+    favour(again)
+    with pytest.raises(UserError, match=r"for 50 steps, at step 50; raise"):
+        again.trainer.fit()
+    assert again.points[0].step == 30
+
+
+def test_a_killed_run_ends_in_the_same_bits(start: Callable) -> None:
+    whole = start("whole")
+    whole.trainer.fit()
+    stop_at(start("parts"), 6)
+    rest = start("parts")
+    rest.trainer.fit()
+    assert rest.points[0].step == 5
+    for one, other in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -48,12 +48,15 @@ _ARCHITECTURES = {
     "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "phi3": "phi3",
     "gpt2": "gpt2",
     "gpt_neox": "gptneox",
 }
 _INTERLEAVED = "llama"  # it rotates features 2i and 2i + 1 of a head, not i and i + R/2
-_FUSED = ("gpt2", "gptneox")  # queries, keys and values are one tensor, one after the other
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_QUERIES_KEYS = ("q_proj", "k_proj")
+# Several are one tensor, one after the other.
+_QKV: dict[str, tuple[str, ...]] = {"attn_qkv": (*_QUERIES_KEYS, "v_proj")}
+_FUSED = {"gpt2": _QKV, "gptneox": _QKV, "phi3": _QKV | {"ffn_up": ("gate_proj", "up_proj")}}
 _ALIASES = {"embed_positions": "wpe", "lm_head": "lm_head"}  # which gguf has no Llama's name for
 _POSITIONS = ("embed_positions.weight", "position_embd.weight")  # ours and llama.cpp's name
 _TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -203,21 +206,23 @@ def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     (key,) = (key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(key, config.layers)
     places: dict[str, Any] = named_places(model)
+    together = _FUSED.get(architecture, {}).items()
     for name, tensor in places.items():
         module, _, kind = name.rpartition(".")
         block = f"blk.{name.split('.')[1]}"
-        if architecture in _FUSED and module.endswith(_PROJECTIONS):
-            if module.endswith(_PROJECTIONS[0]):
-                parts = [places[name.replace(_PROJECTIONS[0], each)] for each in _PROJECTIONS]
-                yield f"{block}.attn_qkv.{kind}", torch.cat(parts)
+        if fused := [each for each in together if module.endswith(each[1])]:
+            ((whole, parts),) = fused
+            if module.endswith(parts[0]):
+                found = [places[name.replace(parts[0], each)] for each in parts]
+                yield f"{block}.{whole}.{kind}", torch.cat(found)
                 if architecture == "gptneox" and not config.qkv_bias:  # it demands biases
                     yield f"{block}.attn_qkv.bias", torch.zeros(3 * config.width)
                     yield f"{block}.attn_output.bias", torch.zeros(config.width)
             continue
-        if architecture == _INTERLEAVED and module.endswith(_PROJECTIONS[:2]):
+        if architecture == _INTERLEAVED and module.endswith(_QUERIES_KEYS):
             tensor = _interleaved(tensor, config.head_width)
-        found = names.get_name(_ALIASES.get(module, f"model.{module}"))
-        yield f"{found}.{kind}", tensor
+        stored = names.get_name(_ALIASES.get(module, f"model.{module}"))
+        yield f"{stored}.{kind}", tensor
     if architecture == "gptneox" and config.tie_embeddings:  # it demands a head
         yield "output.weight", places["embed_tokens.weight"]
     if config.rope_scaling is not None:

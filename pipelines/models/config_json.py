@@ -77,7 +77,7 @@ def _read_rope(values: Mapping[str, Any], chosen: Family, path: Path) -> dict[st
         return {}
     rope: dict[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    _demand(path, "rope_type", kind, ("default", "llama3"))
+    _demand(path, "rope_type", kind, chosen.rope_types)
     fields: dict[str, Any] = {
         "rope_theta": float(
             rope.get("rope_theta")
@@ -85,8 +85,9 @@ def _read_rope(values: Mapping[str, Any], chosen: Family, path: Path) -> dict[st
             or values.get("rotary_emb_base", 10_000.0)
         )
     }
-    if values["model_type"] == "gpt_neox":
-        fraction = rope.get("partial_rotary_factor") or values.get("rotary_pct", 0.25)
+    if chosen.rotary_fraction is not None:
+        older, default = chosen.rotary_fraction
+        fraction = rope.get("partial_rotary_factor") or values.get(older, default)
         fields["rotary_fraction"] = float(fraction)
     if kind == "llama3":
         fields["rope_scaling"] = RopeScaling(
@@ -104,10 +105,16 @@ def _write_rope(config: DecoderConfig, chosen: Family) -> dict[str, Any]:
     if not chosen.has_rope:
         return {}
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.family == "gpt_neox":
+    if chosen.rotary_fraction is not None:
         rope["partial_rotary_factor"] = config.rotary_fraction
     if config.rope_scaling is not None:
         rope |= {"rope_type": "llama3", **asdict(config.rope_scaling)}
+    if config.family == "phi3":
+        # Where generation goes beyond it, transformers computes all keys and values again.
+        return {
+            "rope_parameters": rope,
+            "original_max_position_embeddings": config.context_length,
+        }
     return {"rope_parameters": rope}
 
 

@@ -37,6 +37,7 @@ ACTIVATIONS = {
 }
 _BIASES = ("qkv_bias", "output_bias")
 _FULL_ATTENTION = {"use_sliding_window": False}
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class TensorNames:
         outside: Maps canonical names to the family's, for modules outside the layers.
         layers: The family's name for the list of layers.
         inside: The same map for modules in a layer; a module that is not in it keeps its name.
-        fused: The module that holds queries, keys and values; empty if each has its own.
+        fused: Modules that hold several others, by the family's name, with the canonical names of
+            those; they lie one after the other.
+        by_head: Whether they lie so within each head, for queries, keys and values.
         transposed: Modules whose weights are stored [in, out].
     """
 
@@ -58,7 +61,8 @@ class TensorNames:
     )
     layers: str = "layers"
     inside: Mapping[str, str] = field(default_factory=dict)
-    fused: str = ""
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    by_head: bool = False
     transposed: tuple[str, ...] = ()
 
 
@@ -76,6 +80,9 @@ class Family:
         fixed: Optional keys that must have this value if present; they are also written.
         activation: The key and its default.
         has_rope: Whether `rope_parameters` are written.
+        rope_types: The supported ways to scale rotary positions.
+        rotary_fraction: The key of older files for the share of a head that is rotated, and its
+            default; None if it is all.
         presets: For a family of a team's own package: the fields of each preset, by its name.
     """
 
@@ -87,6 +94,8 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     activation: tuple[str, str] = ("hidden_act", "silu")
     has_rope: bool = True
+    rope_types: tuple[str, ...] = ("default", "llama3")
+    rotary_fraction: tuple[str, float] | None = None
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -123,6 +132,22 @@ FAMILIES: dict[str, Family] = {
         },
         fixed=_FULL_ATTENTION,
     ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        names=TensorNames(
+            fused={
+                "self_attn.qkv_proj": _QKV,
+                "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+            }
+        ),
+        options={
+            **_UNTIED,
+            "num_key_value_heads": (("kv_heads",), None),
+            "sliding_window": (("sliding_window",), None),
+        },
+        rope_types=("default",),
+        rotary_fraction=("partial_rotary_factor", 1.0),
+    ),
     "gpt2": Family(
         "GPT2LMHeadModel",
         names=TensorNames(
@@ -136,7 +161,7 @@ FAMILIES: dict[str, Family] = {
                 "mlp.up_proj": "mlp.c_fc",
                 "mlp.down_proj": "mlp.c_proj",
             },
-            fused="attn.c_attn",
+            fused={"attn.c_attn": _QKV},
             transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
         ),
         shape=OPENAI_SHAPE,
@@ -164,7 +189,8 @@ FAMILIES: dict[str, Family] = {
                 "mlp.up_proj": "mlp.dense_h_to_4h",
                 "mlp.down_proj": "mlp.dense_4h_to_h",
             },
-            fused="attention.query_key_value",
+            fused={"attention.query_key_value": _QKV},
+            by_head=True,
         ),
         shape={**SHAPE, "norm_eps": "layer_norm_eps"},
         flags=_GPT,
@@ -174,6 +200,7 @@ FAMILIES: dict[str, Family] = {
             "use_parallel_residual": (("parallel_residual",), True),
         },
         activation=("hidden_act", "gelu"),
+        rotary_fraction=("rotary_pct", 0.25),
     ),
     "gptj": Family(
         "GPTJForCausalLM",

@@ -36,6 +36,7 @@ SIZE = {
 LLAMA = DecoderConfig(**SIZE | {"kv_heads": 2})  # tied
 GPT2 = DecoderConfig(**SIZE, **flags("gpt2"))
 GPT_NEOX = DecoderConfig(**SIZE, **flags("gpt_neox"))
+PHI3 = DecoderConfig(**SIZE | {"kv_heads": 2} | flags("phi3"))
 
 FSDP = {"sharding": "full", "dp_shard": 2}
 MORE = pytest.mark.parity
@@ -44,6 +45,8 @@ CASES = {
     "fsdp": (2, LLAMA, FSDP),
     "fsdp-fp8": (2, BY_16, FSDP),
     "fsdp-gpt2": (2, GPT2, FSDP),
+    "fsdp-phi3": (2, PHI3, FSDP),
+    "tp-phi3": (2, PHI3, {"tp": 2}),
     "tp": (2, LLAMA, {"tp": 2}),
     "tp-fsdp-gpt_neox": (4, GPT_NEOX, {"tp": 2, "sharding": "full", "dp_shard": 2}),
     "pp-fsdp": (4, LLAMA, {"pp": 2, "sharding": "full", "dp_shard": 2}),

@@ -45,6 +45,7 @@ SHAPES = {
     "mistral": DecoderConfig(**_GROUPED | flags("mistral") | {"sliding_window": 24}),
     "qwen2": DecoderConfig(**_GROUPED | flags("qwen2") | {"tie_embeddings": True}),
     "qwen3": DecoderConfig(**_GROUPED | flags("qwen3") | {"head_dim": 64}),
+    "phi3": DecoderConfig(**_GROUPED | flags("phi3"), rotary_fraction=0.75),
     "gpt2": DecoderConfig(**_SIZE, **flags("gpt2")),
     "gpt_neox": DecoderConfig(**_SIZE, **flags("gpt_neox"), rotary_fraction=0.25),
     "gptj": DecoderConfig(**_SIZE, **flags("gptj"), rotary_fraction=0.5),

@@ -104,6 +104,20 @@ def test_llama3s_scaled_positions_are_divisors_of_the_plain_ones(sources, made):
     torch.testing.assert_close(plain / written.tensors["rope_freqs.weight"], theirs)
 
 
+def test_phi3s_fused_tensors_stay_as_they_are(sources, made):
+    written, ours = exported(sources["phi3"], made)
+    layer = "model.layers.1."
+    for name, theirs in {
+        "self_attn.qkv_proj": "attn_qkv",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }.items():
+        assert torch.equal(written.tensors[f"blk.1.{theirs}.weight"], ours[f"{layer}{name}.weight"])
+    assert len(written.tensors) == len(ours)
+    assert written["phi3.rope.dimension_count"] == HEAD * 3 // 4
+
+
 @pytest.mark.parametrize("shape", ["qwen2", "qwen3"])
 def test_qwens_tensors_stay_as_they_are(shape, sources, made):
     written, ours = exported(sources[shape], made)

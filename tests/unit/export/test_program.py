@@ -47,7 +47,12 @@ def test_any_batch_and_length(kind: str, folders: dict[str, Path], registered: P
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("gpt2-124m", "onnx"), ("qwen3-0.6b", "onnx"), ("mistral-7b", "torch-export")],
+    [
+        ("gpt2-124m", "onnx"),
+        ("qwen3-0.6b", "onnx"),
+        ("mistral-7b", "torch-export"),
+        ("phi3-mini-4k", "onnx"),
+    ],
 )
 def test_other_families(name: str, kind: program.Kind, tmp_path: Path, made: Path) -> None:
     source = write_registered(small(name, layers=1), tmp_path / "source")

@@ -41,6 +41,8 @@ SHAPES = {
     "mistral-full": DecoderConfig(**GROUPED | flags("mistral") | {"sliding_window": None}),
     "qwen2": DecoderConfig(**GROUPED | flags("qwen2") | {"tie_embeddings": True}),
     "qwen3": DecoderConfig(**GROUPED | flags("qwen3") | {"head_dim": 16}),
+    "phi3": DecoderConfig(**GROUPED | flags("phi3") | {"sliding_window": 7}),
+    "phi3-partial": DecoderConfig(**GROUPED | flags("phi3"), rotary_fraction=0.75),
     "gpt2": DecoderConfig(**FULL, **flags("gpt2")),
     "gpt_neox": DecoderConfig(**FULL, **flags("gpt_neox"), rotary_fraction=0.25),
     "gpt_neox-serial": DecoderConfig(**FULL | flags("gpt_neox") | {"parallel_residual": False}),
@@ -196,6 +198,14 @@ OLD_CONFIGS = {
         | {"rotary_emb_base": 20_000, "hidden_act": "gelu"},
         {"rotary_fraction": 0.5, "rope_theta": 20_000.0, "qkv_bias": True, "activation": "gelu"},
     ),
+    "phi3": (
+        {"model_type": "phi3", "hidden_size": 64, "intermediate_size": 96, "rope_theta": 10000.0}
+        | {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+        | {"vocab_size": 9, "max_position_embeddings": 16, "rms_norm_eps": 1e-5}
+        | {"original_max_position_embeddings": 16, "partial_rotary_factor": 0.75}
+        | {"rope_scaling": None, "sliding_window": 8, "tie_word_embeddings": True},
+        {"rotary_fraction": 0.75, "sliding_window": 8, "kv_heads": 1, "tie_embeddings": True},
+    ),
     "gpt2": (
         {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "n_positions": 16}
         | {"layer_norm_epsilon": 1e-5, "vocab_size": 9, "n_ctx": 16},
@@ -231,6 +241,8 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
         ("llama3", {"model_type": "bert"}, "model_type = 'bert'; supported are llama, mistral"),
         ("llama3", {"hidden_act": "relu"}, "hidden_act = 'relu'; only 'silu'"),
         ("llama2", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type = 'yarn'; only"),
+        ("phi3", {"rope_scaling": {"type": "su"}, "rope_parameters": None}, "'su'; only 'default'"),
+        ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "'longrope'; only 'default'"),
         ("llama2", {"model_type": "gpt2"}, "n_embd|vocab_size|n_layer"),
         ("llama2", {"model_type": "qwen3"}, r"the tensor model\.layers\.0\.self_attn\.q_norm"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "only False is supported"),

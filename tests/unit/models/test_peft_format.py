@@ -22,6 +22,7 @@ from pipelines.recipe.training_section import Adapter
 FAMILIES = {
     "llama": "llama-100k",
     "qwen3": "qwen3-0.6b",
+    "phi3": "phi3-mini-4k",
     "gpt2": "gpt2-124m",
     "gpt_neox": "pythia-160m",
     "gptj": "gpt-j-6b",
@@ -31,7 +32,7 @@ TARGETS: dict[str, list[str]] = {"all": [], "some": ["k_proj", "down_proj"]}
 
 def shape(family: str) -> DecoderConfig:
     preset = PRESETS[FAMILIES[family]]
-    kv_heads = 4 if preset.kv_heads == preset.heads else 2
+    kv_heads = 4 if family.startswith("gpt") else 2
     small = replace(preset, layers=2, width=64, heads=4, kv_heads=kv_heads, hidden=96)
     return small.sized(61, 24)
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipelines.models.config import DecoderConfig, RopeScaling
+from pipelines.models.norms import build_head_norm
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -25,19 +26,26 @@ if TYPE_CHECKING:
 # ruff: noqa: N803, N806, N812 (names that end in their shape)
 
 
-def rotary_table(config: DecoderConfig) -> Tensor:
-    """Return the cosine and sine of each position's rotation, [2, context, R], fp32, on the CPU."""
+def rotary_table(config: DecoderConfig, *, local: bool = False) -> Tensor:
+    """Return the cosine and sine of each position's rotation, [2, context, R], fp32, on the CPU.
+
+    Args:
+        config: The model's.
+        local: Of the layers with a window, if these have a `local_rope_theta`.
+    """
     numbers = torch.arange(config.context_length, dtype=torch.float32, device="cpu")
-    angles = torch.outer(numbers, rotary_frequencies(config))
+    angles = torch.outer(numbers, rotary_frequencies(config, local=local))
     angles = torch.cat((angles, angles), dim=-1)
     return torch.stack((angles.cos(), angles.sin()))
 
 
-def rotary_frequencies(config: DecoderConfig) -> Tensor:
+def rotary_frequencies(config: DecoderConfig, *, local: bool = False) -> Tensor:
     """Return by how much each pair of features turns from token to token, [R/2], fp32, CPU."""
     width = config.rotary_width
     halves = torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width
-    frequencies = 1.0 / (config.rope_theta**halves)
+    if local and config.local_rope_theta is not None:
+        return 1.0 / (config.local_rope_theta**halves)
+    frequencies = 1.0 / (config.rope_theta**halves) / config.rope_divisor
     if config.rope_scaling is not None:
         frequencies = _scaled(frequencies, config.rope_scaling)
     return frequencies
@@ -119,9 +127,11 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(q_width, config.width, bias=config.output_bias)
         if config.qk_norm:
-            self.q_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
-            self.k_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
+            self.q_norm = build_head_norm(config)
+            self.k_norm = build_head_norm(config)
         self.qk_norm = config.qk_norm
+        scalar = config.query_pre_attn_scalar
+        self.scale = None if scalar in (None, self.head_width) else scalar**-0.5
         self.arrival: nn.Module = nn.Identity()
 
     def forward(self, x_BSD: Tensor, rotary_2SR: Tensor | None, mask: Mask) -> Tensor:
@@ -142,7 +152,7 @@ class Attention(nn.Module):
         if rotary_2SR is not None:
             table_2SR = rotary_2SR[:, : q_BNSH.shape[2]]
             q_BNSH, k_BKSH = rotate(q_BNSH, table_2SR), rotate(k_BKSH, table_2SR)
-        out_BNSH = attend(q_BNSH, k_BKSH, v_BKSH, mask)
+        out_BNSH = attend(q_BNSH, k_BKSH, v_BKSH, mask, self.scale)
         return self.o_proj(out_BNSH.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _heads(self, x_BSX: Tensor) -> Tensor:
@@ -150,8 +160,13 @@ class Attention(nn.Module):
         return x_BSX.view(*x_BSX.shape[:-1], -1, self.head_width)
 
 
-def attend(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask) -> Tensor:
-    """Return the attention output: each query's weighted sum of visible values, [B, N, S, H]."""
+def attend(
+    q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask, scale: float | None = None
+) -> Tensor:
+    """Return the attention output: each query's weighted sum of visible values, [B, N, S, H].
+
+    Scores are multiplied by `scale`, which is 1 / sqrt(H) by default.
+    """
     grouped = q_BNSH.shape[1] != k_BKSH.shape[1]
     if mask is None or isinstance(mask, Tensor):
         if grouped and q_BNSH.device.type == "cuda" and q_BNSH.dtype == torch.float32:
@@ -160,21 +175,29 @@ def attend(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask) -> Tensor
             k_BKSH, v_BKSH = (x.repeat_interleave(group, dim=1) for x in (k_BKSH, v_BKSH))
             grouped = False
         return F.scaled_dot_product_attention(
-            q_BNSH, k_BKSH, v_BKSH, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+            q_BNSH,
+            k_BKSH,
+            v_BKSH,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=grouped,
         )
     if isinstance(mask, Sequences):
-        return _attend_within(q_BNSH, k_BKSH, v_BKSH, mask)
+        return _attend_within(q_BNSH, k_BKSH, v_BKSH, mask, scale)
     from torch.nn.attention.flex_attention import flex_attention
 
     # A block that is being compiled includes this call; otherwise compile the call alone.
     run: Callable[..., Any] = flex_attention
     if not torch.compiler.is_compiling():
         run = _compiled("flex_attention")
-    out_BNSH: Tensor = run(q_BNSH, k_BKSH, v_BKSH, block_mask=mask, enable_gqa=grouped)
+    out_BNSH: Tensor = run(q_BNSH, k_BKSH, v_BKSH, block_mask=mask, scale=scale, enable_gqa=grouped)
     return out_BNSH
 
 
-def _attend_within(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, within: Sequences) -> Tensor:
+def _attend_within(
+    q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, within: Sequences, scale: float | None
+) -> Tensor:
     """Attend within sequences by FlashAttention, which takes bf16 and fp16, on a GPU."""
     from torch.nn.attention.varlen import varlen_attn  # takes seconds
 
@@ -189,6 +212,7 @@ def _attend_within(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, within: Seque
         within.bounds_C,
         within.longest,
         within.longest,
+        scale=scale,
         window_size=(within.before, 0),
         enable_gqa=q_TNH.shape[1] != k_TKH.shape[1],
     )
@@ -196,7 +220,7 @@ def _attend_within(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, within: Seque
     return out_BSNH.transpose(1, 2)
 
 
-def _narrower(window: int | None, length: int) -> int | None:
+def narrower(window: int | None, length: int) -> int | None:
     """Return the window if it hides anything of a row of this length, else None."""
     return window if window is not None and window < length else None
 
@@ -222,7 +246,7 @@ def sequences(
         device: That of the tokens.
     """
     batch, length = shape
-    window = _narrower(window, length)
+    window = narrower(window, length)
     if documents_BS is None and window is None:
         return None
     end = batch * length
@@ -251,7 +275,7 @@ def attention_mask(
         device: On CUDA the mask is FlexAttention's, with one bit per 128 x 128 positions; elsewhere
             it is a tensor [B or 1, 1, S, S], as FlexAttention has no backward pass there.
     """
-    window = _narrower(window, length)
+    window = narrower(window, length)
     if documents_BS is None and window is None:
         return None
     visible = _visible(documents_BS, window)

@@ -81,6 +81,8 @@ class Family:
         activation: The key and its default.
         has_rope: Whether `rope_parameters` are written.
         rope_types: The supported ways to scale rotary positions.
+        has_layer_types: Whether layers with a window and without have rotary positions each of
+            their own, and the files list which is which.
         rotary_fraction: The key of older files for the share of a head that is rotated, and its
             default; None if it is all.
         presets: For a family of a team's own package: the fields of each preset, by its name.
@@ -96,6 +98,7 @@ class Family:
     has_rope: bool = True
     rope_types: tuple[str, ...] = ("default", "llama3")
     rotary_fraction: tuple[str, float] | None = None
+    has_layer_types: bool = False
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -147,6 +150,41 @@ FAMILIES: dict[str, Family] = {
         },
         rope_types=("default",),
         rotary_fraction=("partial_rotary_factor", 1.0),
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        names=TensorNames(
+            inside={
+                "post_attention_layernorm": "pre_feedforward_layernorm",
+                "attention_out_norm": "post_attention_layernorm",
+                "mlp_out_norm": "post_feedforward_layernorm",
+            }
+        ),
+        flags={
+            "zero_centred_norms": True,
+            "branch_norms": True,
+            "qk_norm": True,
+            "scaled_embeddings": True,
+        },
+        options={
+            "tie_word_embeddings": (("tie_embeddings",), True),
+            "num_key_value_heads": (("kv_heads",), 4),
+            "head_dim": (("head_dim",), 256),
+            "query_pre_attn_scalar": (("query_pre_attn_scalar",), 256),
+            "attention_bias": (_BIASES, False),
+            "sliding_window": (("sliding_window",), 4096),
+            "sliding_window_pattern": (("full_attention_every",), 6),
+            "rope_theta": (("rope_theta",), 1e6),
+            "rope_local_base_freq": (("local_rope_theta",), 10_000.0),
+        },
+        fixed={
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "use_bidirectional_attention": False,
+        },
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+        rope_types=("default", "linear"),
+        has_layer_types=True,
     ),
     "gpt2": Family(
         "GPT2LMHeadModel",

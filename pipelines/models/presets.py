@@ -116,6 +116,16 @@ PRESETS: dict[str, DecoderConfig] = {
         context_length=40_960,
         **flags("qwen3") | _QWEN,
     ),
+    "gemma3-1b": DecoderConfig(
+        layers=26,
+        width=1152,
+        heads=4,
+        hidden=6912,
+        vocab_size=262_144,
+        context_length=32_768,
+        norm_eps=1e-6,
+        **flags("gemma3_text") | {"kv_heads": 1, "sliding_window": 512},
+    ),
     "phi3-mini-4k": DecoderConfig(
         layers=32,
         width=3072,

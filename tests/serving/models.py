@@ -46,6 +46,12 @@ SHAPES = {
     "qwen2": DecoderConfig(**_GROUPED | flags("qwen2") | {"tie_embeddings": True}),
     "qwen3": DecoderConfig(**_GROUPED | flags("qwen3") | {"head_dim": 64}),
     "phi3": DecoderConfig(**_GROUPED | flags("phi3"), rotary_fraction=0.75),
+    "gemma3": DecoderConfig(
+        **_GROUPED
+        | flags("gemma3_text")
+        | {"kv_heads": 2, "head_dim": 64, "query_pre_attn_scalar": 64}
+        | {"sliding_window": 24, "full_attention_every": 2, "local_rope_theta": 5000.0}
+    ),
     "gpt2": DecoderConfig(**_SIZE, **flags("gpt2")),
     "gpt_neox": DecoderConfig(**_SIZE, **flags("gpt_neox"), rotary_fraction=0.25),
     "gptj": DecoderConfig(**_SIZE, **flags("gptj"), rotary_fraction=0.5),

@@ -23,6 +23,7 @@ FAMILIES = {
     "llama": "llama-100k",
     "qwen3": "qwen3-0.6b",
     "phi3": "phi3-mini-4k",
+    "gemma3": "gemma3-1b",
     "gpt2": "gpt2-124m",
     "gpt_neox": "pythia-160m",
     "gptj": "gpt-j-6b",
@@ -34,6 +35,8 @@ def shape(family: str) -> DecoderConfig:
     preset = PRESETS[FAMILIES[family]]
     kv_heads = 4 if family.startswith("gpt") else 2
     small = replace(preset, layers=2, width=64, heads=4, kv_heads=kv_heads, hidden=96)
+    if family == "gemma3":
+        small = replace(small, head_dim=16, full_attention_every=2, sliding_window=7)
     return small.sized(61, 24)
 
 

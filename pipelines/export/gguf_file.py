@@ -23,7 +23,6 @@ from pipelines.core.errors import UserError
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.export.gguf_tokenizer import add_tokenizer
 from pipelines.export.source import check_whole, companion_files
-from pipelines.models.attention import rotary_frequencies
 from pipelines.models.config import DecoderConfig
 from pipelines.models.families import find_family
 from pipelines.models.model_folder import INDEX, load_config
@@ -33,6 +32,7 @@ from pipelines.models.pretrained import (
     named_places,
     save_pretrained,
 )
+from pipelines.models.rotary import rotary_frequencies
 from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.models.transformer import Transformer
 from pipelines.registry.registry import LINEAGE

@@ -1,4 +1,4 @@
-"""One decoder-only transformer: Llama, Mistral, Qwen, Phi, Gemma, GPT-2, GPT-NeoX, GPT-J by config.
+"""One decoder-only transformer: Llama, Mistral, Qwen, Phi, Gemma and the GPTs by configuration.
 
 Shape suffixes:
     B batch, S sequence, D model width, F width of the feed-forward layer, V vocabulary,
@@ -23,12 +23,12 @@ from pipelines.models.attention import (
     attention_mask,
     narrower,
     positions,
-    rotary_table,
     sequences,
 )
 from pipelines.models.config import DecoderConfig
 from pipelines.models.loss import CrossEntropy, next_token_loss
 from pipelines.models.norms import build_norm
+from pipelines.models.rotary import rotary_table
 from pipelines.models.weights import draw
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

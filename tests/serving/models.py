@@ -103,6 +103,8 @@ def _random(config: DecoderConfig, made: Registered) -> Transformer:
     for name, parameter in model.named_parameters():
         scale = parameter.ndim == 1 and name.endswith("weight")  # a norm's
         torch.nn.init.normal_(parameter, float(scale), 0.15)
+        if config.scaled_embeddings and name == "embed_tokens.weight":
+            parameter.data /= config.width**0.5  # else each token would follow itself
     return model.eval()
 
 

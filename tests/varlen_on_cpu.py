@@ -31,13 +31,15 @@ def each_sequence(bounds_C: Tensor, *rows_T: Tensor) -> Iterator[tuple[Tensor, .
 
 
 def _forward(q, k, v, bounds_q, bounds_k, max_q, max_k, *rest):
-    _is_causal, _scale, window, *_ = rest
+    _is_causal, scale, window, *_ = rest
     calls["forward"] += 1
     assert bounds_q.dtype == torch.int32
     assert torch.equal(bounds_q, bounds_k)
     assert max_q == max_k >= bounds_q.diff().max()
     outs = [
-        F.scaled_dot_product_attention(*operands, attn_mask=seen(operands[0].shape[1], window))
+        F.scaled_dot_product_attention(
+            *operands, attn_mask=seen(operands[0].shape[1], window), scale=scale
+        )
         for operands in each_sequence(bounds_q, q, k, v)
     ]
     sums = q.new_empty(q.shape[1], len(q), dtype=torch.float32)
@@ -48,7 +50,7 @@ def _forward(q, k, v, bounds_q, bounds_k, max_q, max_k, *rest):
 def _backward(gradient, q, k, v, out, _sums, bounds, *rest):
     """By hand, as autograd records nothing in an operator."""
     calls["backward"] += 1
-    window, scale, found = rest[-1], q.shape[-1] ** -0.5, []
+    scale, window, found = rest[-2] or q.shape[-1] ** -0.5, rest[-1], []
     for q_NSH, k_NSH, v_NSH, d_NSH, o_NSH in each_sequence(bounds, q, k, v, gradient, out):
         scores = (q_NSH @ k_NSH.mT * scale).float()
         weights = scores.masked_fill(~seen(scores.shape[1], window), -torch.inf).softmax(-1)

@@ -23,8 +23,8 @@ from pipelines.core.errors import UserError
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.export.gguf_tokenizer import add_tokenizer
 from pipelines.export.source import check_whole, companion_files
-from pipelines.models.attention import rotary_frequencies
 from pipelines.models.config import DecoderConfig
+from pipelines.models.families import find_family
 from pipelines.models.model_folder import INDEX, load_config
 from pipelines.models.pretrained import (
     load_pretrained,
@@ -32,6 +32,7 @@ from pipelines.models.pretrained import (
     named_places,
     save_pretrained,
 )
+from pipelines.models.rotary import rotary_frequencies
 from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.models.transformer import Transformer
 from pipelines.registry.registry import LINEAGE
@@ -48,12 +49,16 @@ _ARCHITECTURES = {
     "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "phi3": "phi3",
+    "gemma3_text": "gemma3",
     "gpt2": "gpt2",
     "gpt_neox": "gptneox",
 }
 _INTERLEAVED = "llama"  # it rotates features 2i and 2i + 1 of a head, not i and i + R/2
-_FUSED = ("gpt2", "gptneox")  # queries, keys and values are one tensor, one after the other
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_QUERIES_KEYS = ("q_proj", "k_proj")
+# Several are one tensor, one after the other.
+_QKV: dict[str, tuple[str, ...]] = {"attn_qkv": (*_QUERIES_KEYS, "v_proj")}
+_FUSED = {"gpt2": _QKV, "gptneox": _QKV, "phi3": _QKV | {"ffn_up": ("gate_proj", "up_proj")}}
 _ALIASES = {"embed_positions": "wpe", "lm_head": "lm_head"}  # which gguf has no Llama's name for
 _POSITIONS = ("embed_positions.weight", "position_embd.weight")  # ours and llama.cpp's name
 _TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -73,8 +78,8 @@ def export_gguf(source: Path, folder: Path, weights: Weights, name: str) -> int:
         name: The model's name in the file.
 
     Returns:
-        The context in tokens. It is the sliding window where that is less, since llama.cpp has
-        none for these families.
+        The context in tokens. It is the sliding window where that is less and in all layers, since
+        llama.cpp has none for these families.
 
     Raises:
         UserError: See `source.check_whole` and `gguf_tokenizer.add_tokenizer`; or llama.cpp does
@@ -87,7 +92,9 @@ def export_gguf(source: Path, folder: Path, weights: Weights, name: str) -> int:
     _check(config, source)
     writer = gguf.GGUFWriter(None, _ARCHITECTURES[config.family])
     writer.add_name(name)
-    context = min(config.context_length, config.sliding_window or config.context_length)
+    context = config.context_length
+    if config.full_attention_every is None:
+        context = min(context, config.sliding_window or context)
     _add_shape(writer, config, context)
     add_tokenizer(writer, source, config.vocab_size)
     model = _load(source, config, paths)
@@ -139,15 +146,19 @@ def write_rounded(source: Path, folder: Path, weights: Weights) -> None:
 def _check(config: DecoderConfig, source: Path) -> None:
     """Refuse a model for which llama.cpp has no graph, or one that computes something else."""
     name = _ARCHITECTURES.get(config.family)
-    activations = ("silu",) if config.gated else ("gelu", "gelu_tanh")
+    activations: tuple[str, ...] = ("silu",) if config.gated else ("gelu", "gelu_tanh")
+    if name == "gemma3":
+        activations = ("gelu_tanh",)
     if name is None:
         problem = f"models of the family {config.family}"
     elif config.activation not in activations:
         problem = f"{config.family} models with the activation {config.activation}"
     elif config.rope_scaling is not None and name != "llama":
         problem = f"{config.family} models with scaled rotary positions"
-    elif config.output_bias and name == "qwen3":
-        problem = "qwen3 models with biases in attention"
+    elif config.output_bias and name in ("qwen3", "gemma3"):
+        problem = f"{config.family} models with biases in attention"
+    elif config.query_pre_attn_scalar not in (None, config.head_width):
+        problem = f"models with query_pre_attn_scalar = {config.query_pre_attn_scalar:g}"
     elif config.head_dim is not None and name == "qwen2":
         problem = f"qwen2 models with heads of {config.head_dim} features"
     else:
@@ -174,6 +185,8 @@ def _kind(model: Transformer, weights: Weights) -> str:
 
 
 def _add_shape(writer: "GGUFWriter", config: DecoderConfig, context: int) -> None:
+    import gguf
+
     writer.add_context_length(context)
     writer.add_vocab_size(config.vocab_size)
     writer.add_block_count(config.layers)
@@ -190,6 +203,13 @@ def _add_shape(writer: "GGUFWriter", config: DecoderConfig, context: int) -> Non
     if config.positions == "rotary":
         writer.add_rope_dimension_count(config.rotary_width)
         writer.add_rope_freq_base(config.rope_theta)
+    if config.rope_divisor != 1:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rope_divisor)
+    if config.full_attention_every and config.sliding_window and config.local_rope_theta:
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern(config.full_attention_every)
+        writer.add_rope_freq_base_swa(config.local_rope_theta)
     if config.family == "gpt_neox":
         writer.add_parallel_residual(config.parallel_residual)
 
@@ -203,21 +223,28 @@ def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     (key,) = (key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(key, config.layers)
     places: dict[str, Any] = named_places(model)
+    renamed = find_family(config.family).names.inside if architecture == "gemma3" else {}
+    together = _FUSED.get(architecture, {}).items()
     for name, tensor in places.items():
         module, _, kind = name.rpartition(".")
         block = f"blk.{name.split('.')[1]}"
-        if architecture in _FUSED and module.endswith(_PROJECTIONS):
-            if module.endswith(_PROJECTIONS[0]):
-                parts = [places[name.replace(_PROJECTIONS[0], each)] for each in _PROJECTIONS]
-                yield f"{block}.attn_qkv.{kind}", torch.cat(parts)
+        if fused := [each for each in together if module.endswith(each[1])]:
+            ((whole, parts),) = fused
+            if module.endswith(parts[0]):
+                found = [places[name.replace(parts[0], each)] for each in parts]
+                yield f"{block}.{whole}.{kind}", torch.cat(found)
                 if architecture == "gptneox" and not config.qkv_bias:  # it demands biases
                     yield f"{block}.attn_qkv.bias", torch.zeros(3 * config.width)
                     yield f"{block}.attn_output.bias", torch.zeros(config.width)
             continue
-        if architecture == _INTERLEAVED and module.endswith(_PROJECTIONS[:2]):
+        if architecture == _INTERLEAVED and module.endswith(_QUERIES_KEYS):
             tensor = _interleaved(tensor, config.head_width)
-        found = names.get_name(_ALIASES.get(module, f"model.{module}"))
-        yield f"{found}.{kind}", tensor
+        if config.zero_centred_norms and tensor.ndim == 1:
+            tensor = 1 + tensor.float()  # llama.cpp multiplies by the whole
+        *layer, inside = module.split(".", 2)
+        module = ".".join((*layer, renamed.get(inside, inside)))
+        stored = names.get_name(_ALIASES.get(module, f"model.{module}"))
+        yield f"{stored}.{kind}", tensor
     if architecture == "gptneox" and config.tie_embeddings:  # it demands a head
         yield "output.weight", places["embed_tokens.weight"]
     if config.rope_scaling is not None:

@@ -1,14 +1,12 @@
-"""Self-attention, its masks, and rotary positions.
+"""Self-attention and its masks.
 
 Shape suffixes: B batch, S sequence, D model width, N heads, K key-value heads, H head width,
 R rotated features, 2 cosine and sine, 1 for every head, T tokens of all rows one after the other,
 C bounds of sequences among them.
 
-Papers: grouped-query attention (Ainslie et al. 2023), sliding windows (Beltagy et al. 2020),
-rotary positions (Su et al. 2021); their scaling as in Llama 3.1 (Meta 2024, section 3.4.1).
+Papers: grouped-query attention (Ainslie et al. 2023), sliding windows (Beltagy et al. 2020).
 """
 
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -17,54 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipelines.models.config import DecoderConfig, RopeScaling
+from pipelines.models.config import DecoderConfig
+from pipelines.models.norms import build_head_norm
+from pipelines.models.rotary import rotate
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 # ruff: noqa: N803, N806, N812 (names that end in their shape)
-
-
-def rotary_table(config: DecoderConfig) -> Tensor:
-    """Return the cosine and sine of each position's rotation, [2, context, R], fp32, on the CPU."""
-    numbers = torch.arange(config.context_length, dtype=torch.float32, device="cpu")
-    angles = torch.outer(numbers, rotary_frequencies(config))
-    angles = torch.cat((angles, angles), dim=-1)
-    return torch.stack((angles.cos(), angles.sin()))
-
-
-def rotary_frequencies(config: DecoderConfig) -> Tensor:
-    """Return by how much each pair of features turns from token to token, [R/2], fp32, CPU."""
-    width = config.rotary_width
-    halves = torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width
-    frequencies = 1.0 / (config.rope_theta**halves)
-    if config.rope_scaling is not None:
-        frequencies = _scaled(frequencies, config.rope_scaling)
-    return frequencies
-
-
-def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Divide slow frequencies by `factor`, keep fast ones, and blend the two in between."""
-    context = scaling.original_max_position_embeddings
-    turns = context * frequencies / (2 * math.pi)  # full turns within the original context
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * (kept + (1 - kept) / scaling.factor)
-
-
-def rotate(x_BNSH: Tensor, table_2SR: Tensor) -> Tensor:
-    """Rotate features i and i + R/2 by the position's angle, the layout of Hugging Face's Llama.
-
-    Features from R on stay unchanged. The rotation is computed in the table's precision.
-    """
-    cos_SR, sin_SR = table_2SR.unbind()
-    width = cos_SR.shape[-1]
-    rest_BNSH = x_BNSH[..., width:]
-    x_BNSR = x_BNSH[..., :width]
-    left, right = x_BNSR.chunk(2, dim=-1)
-    turned_BNSR = x_BNSR * cos_SR + torch.cat((-right, left), dim=-1) * sin_SR
-    turned_BNSR = turned_BNSR.type_as(x_BNSH)
-    return torch.cat((turned_BNSR, rest_BNSH), dim=-1) if rest_BNSH.shape[-1] else turned_BNSR
 
 
 def positions(tokens_BS: Tensor, documents_BS: Tensor | None) -> Tensor:
@@ -119,9 +77,11 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(q_width, config.width, bias=config.output_bias)
         if config.qk_norm:
-            self.q_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
-            self.k_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
+            self.q_norm = build_head_norm(config)
+            self.k_norm = build_head_norm(config)
         self.qk_norm = config.qk_norm
+        scalar = config.query_pre_attn_scalar
+        self.scale = None if scalar in (None, self.head_width) else scalar**-0.5
         self.arrival: nn.Module = nn.Identity()
 
     def forward(self, x_BSD: Tensor, rotary_2SR: Tensor | None, mask: Mask) -> Tensor:
@@ -142,7 +102,7 @@ class Attention(nn.Module):
         if rotary_2SR is not None:
             table_2SR = rotary_2SR[:, : q_BNSH.shape[2]]
             q_BNSH, k_BKSH = rotate(q_BNSH, table_2SR), rotate(k_BKSH, table_2SR)
-        out_BNSH = attend(q_BNSH, k_BKSH, v_BKSH, mask)
+        out_BNSH = attend(q_BNSH, k_BKSH, v_BKSH, mask, self.scale)
         return self.o_proj(out_BNSH.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _heads(self, x_BSX: Tensor) -> Tensor:
@@ -150,8 +110,13 @@ class Attention(nn.Module):
         return x_BSX.view(*x_BSX.shape[:-1], -1, self.head_width)
 
 
-def attend(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask) -> Tensor:
-    """Return the attention output: each query's weighted sum of visible values, [B, N, S, H]."""
+def attend(
+    q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask, scale: float | None = None
+) -> Tensor:
+    """Return the attention output: each query's weighted sum of visible values, [B, N, S, H].
+
+    Scores are multiplied by `scale`, which is 1 / sqrt(H) by default.
+    """
     grouped = q_BNSH.shape[1] != k_BKSH.shape[1]
     if mask is None or isinstance(mask, Tensor):
         if grouped and q_BNSH.device.type == "cuda" and q_BNSH.dtype == torch.float32:
@@ -160,21 +125,29 @@ def attend(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask) -> Tensor
             k_BKSH, v_BKSH = (x.repeat_interleave(group, dim=1) for x in (k_BKSH, v_BKSH))
             grouped = False
         return F.scaled_dot_product_attention(
-            q_BNSH, k_BKSH, v_BKSH, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+            q_BNSH,
+            k_BKSH,
+            v_BKSH,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=grouped,
         )
     if isinstance(mask, Sequences):
-        return _attend_within(q_BNSH, k_BKSH, v_BKSH, mask)
+        return _attend_within(q_BNSH, k_BKSH, v_BKSH, mask, scale)
     from torch.nn.attention.flex_attention import flex_attention
 
     # A block that is being compiled includes this call; otherwise compile the call alone.
     run: Callable[..., Any] = flex_attention
     if not torch.compiler.is_compiling():
         run = _compiled("flex_attention")
-    out_BNSH: Tensor = run(q_BNSH, k_BKSH, v_BKSH, block_mask=mask, enable_gqa=grouped)
+    out_BNSH: Tensor = run(q_BNSH, k_BKSH, v_BKSH, block_mask=mask, scale=scale, enable_gqa=grouped)
     return out_BNSH
 
 
-def _attend_within(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, within: Sequences) -> Tensor:
+def _attend_within(
+    q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, within: Sequences, scale: float | None
+) -> Tensor:
     """Attend within sequences by FlashAttention, which takes bf16 and fp16, on a GPU."""
     from torch.nn.attention.varlen import varlen_attn  # takes seconds
 
@@ -189,6 +162,7 @@ def _attend_within(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, within: Seque
         within.bounds_C,
         within.longest,
         within.longest,
+        scale=scale,
         window_size=(within.before, 0),
         enable_gqa=q_TNH.shape[1] != k_TKH.shape[1],
     )
@@ -196,7 +170,7 @@ def _attend_within(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, within: Seque
     return out_BSNH.transpose(1, 2)
 
 
-def _narrower(window: int | None, length: int) -> int | None:
+def narrower(window: int | None, length: int) -> int | None:
     """Return the window if it hides anything of a row of this length, else None."""
     return window if window is not None and window < length else None
 
@@ -222,7 +196,7 @@ def sequences(
         device: That of the tokens.
     """
     batch, length = shape
-    window = _narrower(window, length)
+    window = narrower(window, length)
     if documents_BS is None and window is None:
         return None
     end = batch * length
@@ -251,7 +225,7 @@ def attention_mask(
         device: On CUDA the mask is FlexAttention's, with one bit per 128 x 128 positions; elsewhere
             it is a tensor [B or 1, 1, S, S], as FlexAttention has no backward pass there.
     """
-    window = _narrower(window, length)
+    window = narrower(window, length)
     if documents_BS is None and window is None:
         return None
     visible = _visible(documents_BS, window)

@@ -36,10 +36,15 @@ class DecoderConfig:
     positions: Literal["rotary", "learned"] = "rotary"
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
+    rope_divisor: float = 1.0  # positions are divided by it: linear scaling
+    local_rope_theta: float | None = None  # of layers with a window, if they have their own
     rotary_fraction: float = 1.0  # share of a head's features that are rotated
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-5
+    zero_centred_norms: bool = False  # RMSNorms multiply by 1 + weight
+    branch_norms: bool = False  # what attention and feed-forward add is normalised too
     qk_norm: bool = False  # normalise queries and keys, each head by itself
+    query_pre_attn_scalar: float | None = None  # scores are divided by its root; else head_width's
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     gated: bool = True  # the feed-forward layer has a gate, as in SwiGLU
     qkv_bias: bool = False
@@ -52,6 +57,8 @@ class DecoderConfig:
     parallel_residual: bool = False  # attention and feed-forward read the same stream
     shared_norm: bool = False  # they also read it through the same norm
     sliding_window: int | None = None  # positions a token sees, including itself
+    full_attention_every: int | None = None  # each so many layers, one has no window, the last
+    scaled_embeddings: bool = False  # embeddings are multiplied by sqrt(width)
     tie_embeddings: bool = True
 
     def __post_init__(self) -> None:
@@ -68,6 +75,11 @@ class DecoderConfig:
             raise UserError(
                 f"experts_per_token({self.experts_per_token}) must be from 1 to "
                 f"experts({self.experts})"
+            )
+        if self.full_attention_every is not None and not self.sliding_window:
+            raise UserError(
+                f"full_attention_every({self.full_attention_every}): sliding_window is "
+                f"{self.sliding_window}, but the other layers must have one"
             )
 
     @property
@@ -114,8 +126,8 @@ class DecoderConfig:
         attention += (queries + 2 * keys) * self.qkv_bias + self.width * self.output_bias
         feed_forward = max(self.experts, 1) * self._feed_forward_parameters
         router = self.experts * self.width
-        norms = (1 if self.shared_norm else 2) * self._norm_parameters
-        return attention + feed_forward + router + norms
+        norms = (1 if self.shared_norm else 2) + (2 if self.branch_norms else 0)
+        return attention + feed_forward + router + norms * self._norm_parameters
 
     @property
     def _feed_forward_parameters(self) -> int:
@@ -126,6 +138,15 @@ class DecoderConfig:
     @property
     def _norm_parameters(self) -> int:
         return self.width * (1 if self.norm == "rms" else 2)
+
+    def window(self, layer: int) -> int | None:
+        """Return how many positions a token sees in a layer, including itself; None means all."""
+        every = self.full_attention_every
+        return None if every is not None and (layer + 1) % every == 0 else self.sliding_window
+
+    def positions_seen(self, tokens: int) -> int:
+        """Return how many positions the last of `tokens` tokens sees, summed over the layers."""
+        return sum(min(tokens, self.window(each) or tokens) for each in range(self.layers))
 
     def sized(self, vocab_size: int, context_length: int) -> "DecoderConfig":
         """Return this shape with a tokenizer's vocabulary size and a context length in tokens."""

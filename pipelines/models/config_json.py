@@ -9,6 +9,9 @@ from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig, RopeScaling
 from pipelines.models.families import ACTIVATIONS, OPENAI_SHAPE, Family, find_family
 
+_FULL, _LOCAL = "full_attention", "sliding_attention"  # kinds of layers
+_ROPE_THETA = ((), 10_000.0)
+
 
 def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
     """Return the decoder that a `config.json` describes.
@@ -39,7 +42,10 @@ def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
     fields["hidden"] = fields["hidden"] or 4 * fields["width"]
     if fields.get("head_dim") == fields["width"] / fields["heads"]:
         fields["head_dim"] = None  # the default, which width and heads already give
-    return DecoderConfig(**fields, **_read_rope(values, chosen, path))
+    fields |= _read_rope(values, chosen, path)
+    if chosen.has_layer_types:
+        fields |= _read_layer_types(values, fields["full_attention_every"], path)
+    return DecoderConfig(**fields)
 
 
 def write_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
@@ -60,8 +66,10 @@ def write_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     if "head_dim" in values:
         values["head_dim"] = config.head_width
     values |= chosen.fixed
+    key, default = chosen.activation
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    values[chosen.activation[0]] = names[config.activation]
+    names[ACTIVATIONS[default]] = default
+    values[key] = names[config.activation]
     values |= _write_rope(config, chosen)
     _check_round_trip(config, values)
     if chosen.shape is OPENAI_SHAPE:
@@ -77,18 +85,23 @@ def _read_rope(values: Mapping[str, Any], chosen: Family, path: Path) -> dict[st
     if not chosen.has_rope:
         return {}
     rope: dict[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    rope = rope.get(_FULL, rope)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    _demand(path, "rope_type", kind, ("default", "llama3"))
+    _demand(path, "rope_type", kind, chosen.rope_types)
     fields: dict[str, Any] = {
         "rope_theta": float(
             rope.get("rope_theta")
             or values.get("rope_theta")
-            or values.get("rotary_emb_base", 10_000.0)
+            or values.get("rotary_emb_base")
+            or chosen.options.get("rope_theta", _ROPE_THETA)[1]
         )
     }
-    if values["model_type"] == "gpt_neox":
-        fraction = rope.get("partial_rotary_factor") or values.get("rotary_pct", 0.25)
+    if chosen.rotary_fraction is not None:
+        older, default = chosen.rotary_fraction
+        fraction = rope.get("partial_rotary_factor") or values.get(older, default)
         fields["rotary_fraction"] = float(fraction)
+    if kind == "linear":
+        fields["rope_divisor"] = float(rope["factor"])
     if kind == "llama3":
         fields["rope_scaling"] = RopeScaling(
             factor=rope["factor"],
@@ -99,16 +112,59 @@ def _read_rope(values: Mapping[str, Any], chosen: Family, path: Path) -> dict[st
     return fields
 
 
+def _read_layer_types(values: Mapping[str, Any], every: Any, path: Path) -> dict[str, Any]:
+    """Return what `transformers` 5 says of layers with a window and without; older files need not.
+
+    Args:
+        values: The content of the file.
+        every: How often a layer has full attention, by the key of older files.
+        path: The file.
+    """
+    layers = values["num_hidden_layers"]
+    kinds = values.get("layer_types") or _layer_types(every, layers)
+    if _FULL in kinds:
+        every = kinds.index(_FULL) + 1
+    elif not isinstance(every, int) or every <= layers:
+        every = layers + 1
+    if kinds != _layer_types(every, layers):
+        raise UserError(
+            f"{path}: layer_types: only {_FULL} after equally many {_LOCAL} is supported"
+        )
+    rope = (values.get("rope_parameters") or {}).get(_LOCAL) or {}
+    _demand(path, f"rope_type of {_LOCAL}", rope.get("rope_type", "default"), ("default",))
+    theta = rope.get("rope_theta") or values.get("rope_local_base_freq", 10_000.0)
+    return {"full_attention_every": every, "local_rope_theta": float(theta)}
+
+
+def _layer_types(every: int | None, layers: int) -> list[str]:
+    numbers = range(1, layers + 1)
+    return [_LOCAL if every is None or number % every else _FULL for number in numbers]
+
+
 def _write_rope(config: DecoderConfig, chosen: Family) -> dict[str, Any]:
     if config.family == "gptj":
         return {"rotary_dim": config.rotary_width}
     if not chosen.has_rope:
         return {}
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.family == "gpt_neox":
+    if chosen.rotary_fraction is not None:
         rope["partial_rotary_factor"] = config.rotary_fraction
     if config.rope_scaling is not None:
         rope |= {"rope_type": "llama3", **asdict(config.rope_scaling)}
+    if config.rope_divisor != 1:
+        rope |= {"rope_type": "linear", "factor": config.rope_divisor}
+    if chosen.has_layer_types:
+        local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
+        return {
+            "rope_parameters": {_FULL: rope, _LOCAL: local},
+            "layer_types": _layer_types(config.full_attention_every, config.layers),
+        }
+    if config.family == "phi3":
+        # Where generation goes beyond it, transformers computes all keys and values again.
+        return {
+            "rope_parameters": rope,
+            "original_max_position_embeddings": config.context_length,
+        }
     return {"rope_parameters": rope}
 
 

@@ -38,6 +38,7 @@ ACTIVATIONS = {
 _BIASES = ("qkv_bias", "output_bias")
 _GATED = ("gate", "up", "down")
 _FULL_ATTENTION = {"use_sliding_window": False}
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class TensorNames:
         layers: The family's name for the list of layers.
         inside: The same map for modules in a layer; a module that is not in it keeps its name.
             Where each expert has a tensor of its own, `{}` stands for its number.
-        fused: The module that holds queries, keys and values; empty if each has its own.
+        fused: Modules that hold several others, by the family's name, with the canonical names of
+            those; they lie one after the other.
+        by_head: Whether they lie so within each head, for queries, keys and values.
         transposed: Modules whose weights are stored [in, out].
     """
 
@@ -60,7 +63,8 @@ class TensorNames:
     )
     layers: str = "layers"
     inside: Mapping[str, str] = field(default_factory=dict)
-    fused: str = ""
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    by_head: bool = False
     transposed: tuple[str, ...] = ()
 
 
@@ -79,6 +83,11 @@ class Family:
         fixed: Optional keys that must have this value if present; they are also written.
         activation: The key and its default.
         has_rope: Whether `rope_parameters` are written.
+        rope_types: The supported ways to scale rotary positions.
+        has_layer_types: Whether layers with a window and without have rotary positions each of
+            their own, and the files list which is which.
+        rotary_fraction: The key of older files for the share of a head that is rotated, and its
+            default; None if it is all.
         presets: For a family of a team's own package: the fields of each preset, by its name.
     """
 
@@ -91,6 +100,9 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     activation: tuple[str, str] = ("hidden_act", "silu")
     has_rope: bool = True
+    rope_types: tuple[str, ...] = ("default", "llama3")
+    rotary_fraction: tuple[str, float] | None = None
+    has_layer_types: bool = False
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -164,6 +176,57 @@ FAMILIES: dict[str, Family] = {
         },
         fixed={**_FULL_ATTENTION, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        names=TensorNames(
+            fused={
+                "self_attn.qkv_proj": _QKV,
+                "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+            }
+        ),
+        options={
+            **_UNTIED,
+            "num_key_value_heads": (("kv_heads",), None),
+            "sliding_window": (("sliding_window",), None),
+        },
+        rope_types=("default",),
+        rotary_fraction=("partial_rotary_factor", 1.0),
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        names=TensorNames(
+            inside={
+                "post_attention_layernorm": "pre_feedforward_layernorm",
+                "attention_out_norm": "post_attention_layernorm",
+                "mlp_out_norm": "post_feedforward_layernorm",
+            }
+        ),
+        flags={
+            "zero_centred_norms": True,
+            "branch_norms": True,
+            "qk_norm": True,
+            "scaled_embeddings": True,
+        },
+        options={
+            "tie_word_embeddings": (("tie_embeddings",), True),
+            "num_key_value_heads": (("kv_heads",), 4),
+            "head_dim": (("head_dim",), 256),
+            "query_pre_attn_scalar": (("query_pre_attn_scalar",), 256),
+            "attention_bias": (_BIASES, False),
+            "sliding_window": (("sliding_window",), 4096),
+            "sliding_window_pattern": (("full_attention_every",), 6),
+            "rope_theta": (("rope_theta",), 1e6),
+            "rope_local_base_freq": (("local_rope_theta",), 10_000.0),
+        },
+        fixed={
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "use_bidirectional_attention": False,
+        },
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+        rope_types=("default", "linear"),
+        has_layer_types=True,
+    ),
     "gpt2": Family(
         "GPT2LMHeadModel",
         names=TensorNames(
@@ -177,7 +240,7 @@ FAMILIES: dict[str, Family] = {
                 "mlp.up_proj": "mlp.c_fc",
                 "mlp.down_proj": "mlp.c_proj",
             },
-            fused="attn.c_attn",
+            fused={"attn.c_attn": _QKV},
             transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
         ),
         shape=OPENAI_SHAPE,
@@ -205,7 +268,8 @@ FAMILIES: dict[str, Family] = {
                 "mlp.up_proj": "mlp.dense_h_to_4h",
                 "mlp.down_proj": "mlp.dense_4h_to_h",
             },
-            fused="attention.query_key_value",
+            fused={"attention.query_key_value": _QKV},
+            by_head=True,
         ),
         shape={**SHAPE, "norm_eps": "layer_norm_eps"},
         flags=_GPT,
@@ -215,6 +279,7 @@ FAMILIES: dict[str, Family] = {
             "use_parallel_residual": (("parallel_residual",), True),
         },
         activation=("hidden_act", "gelu"),
+        rotary_fraction=("rotary_pct", 0.25),
     ),
     "gptj": Family(
         "GPTJForCausalLM",

@@ -45,9 +45,6 @@ class Stored:
     expert: int | None = None
 
 
-_QKV = tuple(f"self_attn.{each}_proj" for each in "qkv")
-
-
 def base_prefix(config: DecoderConfig) -> str:
     """Return the prefix of every tensor name but the head's."""
     return find_family(config.family).names.base + "."
@@ -64,9 +61,12 @@ def stored_tensors(config: DecoderConfig, shapes: Shapes) -> Iterator[Stored]:
     for parameter, shape in shapes.items():
         module, _, kind = parameter.rpartition(".")
         layer, inside = _layer(module)
-        if names.fused and inside in _QKV:
-            if inside == _QKV[0]:
-                yield _fused(config, names, f"{names.base}.{names.layers}.{layer}.", kind, shape)
+        if layer is not None and (fused := _fused_with(names, inside)) is not None:
+            stored, parts = fused
+            if inside == parts[0]:
+                parameters = tuple(f"layers.{layer}.{each}.{kind}" for each in parts)
+                name = f"{names.base}.{names.layers}.{layer}.{stored}.{kind}"
+                yield _fused(config, names, name, parameters, [shapes[each] for each in parameters])
             continue
         if layer is None:
             outside = names.outside.get(module)
@@ -108,24 +108,35 @@ def _plain(
     return Stored(name, (parameter,), shape)
 
 
+def _fused_with(names: TensorNames, inside: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return the stored module that holds a module among others, and all that it holds."""
+    return next((fused for fused in names.fused.items() if inside in fused[1]), None)
+
+
 def _fused(
-    config: DecoderConfig, names: TensorNames, layer: str, kind: str, shape: tuple[int, ...]
+    config: DecoderConfig,
+    names: TensorNames,
+    name: str,
+    parameters: tuple[str, ...],
+    shapes: list[tuple[int, ...]],
 ) -> Stored:
-    """Return one tensor with queries, keys and values, one after the other or head by head."""
-    number = layer.split(".")[-2]
-    parameters = tuple(f"layers.{number}.{module}.{kind}" for module in _QKV)
-    fused = (3 * shape[0], *shape[1:])
+    """Return one tensor with several parameters, one after the other or head by head."""
+    rows = [shape[0] for shape in shapes]
+    whole = (sum(rows), *shapes[0][1:])
+    if names.by_head:
+        split = partial(_split_heads, heads=config.heads)
+        join = partial(_join_heads, heads=config.heads)
+        return Stored(name, parameters, whole, split, join)
     if names.transposed:
-        return Stored(
-            f"{layer}{names.fused}.{kind}", parameters, fused[::-1], _split_columns, _join_columns
-        )
-    split = partial(_split_heads, heads=config.heads)
-    join = partial(_join_heads, heads=config.heads)
-    return Stored(f"{layer}{names.fused}.{kind}", parameters, fused, split, join)
+        columns = partial(_split_columns, columns=rows)
+        return Stored(name, parameters, whole[::-1], columns, _join_columns)
+    return Stored(
+        name, parameters, whole, lambda x: x.split_with_sizes(rows), lambda xs: torch.cat(tuple(xs))
+    )
 
 
-def _split_columns(stored: Tensor) -> Sequence[Tensor]:
-    return [each.T if each.ndim == 2 else each for each in stored.chunk(3, dim=-1)]
+def _split_columns(stored: Tensor, columns: list[int]) -> Sequence[Tensor]:
+    return [each.T if each.ndim == 2 else each for each in stored.split_with_sizes(columns, -1)]
 
 
 def _join_columns(parameters: Sequence[Tensor]) -> Tensor:

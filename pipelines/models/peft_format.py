@@ -45,6 +45,7 @@ class _Module(NamedTuple):
 
     name: str
     layers: tuple[str, ...]
+    rows: tuple[int, ...]  # of each layer's B
     stored: Stored  # the module's weight
 
     @property
@@ -166,8 +167,8 @@ def _joined(
     """Return a module's A and B from those of its layers, some of which may have none."""
     a = torch.cat([each.cpu() for each, _ in pairs.values()])
     parts, begun = [], 0
-    for name in module.layers:
-        part = torch.zeros(next(len(each) for _, each in pairs.values()), len(a))
+    for name, rows in zip(module.layers, module.rows, strict=True):
+        part = torch.zeros(rows, len(a))
         if name in pairs:
             b = pairs[name][1]
             part[:, begun : begun + b.shape[1]] = b.cpu()
@@ -200,7 +201,8 @@ def _modules(config: DecoderConfig) -> Iterator[_Module]:
     }
     for stored in stored_tensors(config, shapes):
         layers = tuple(name.removesuffix(".weight") for name in stored.parameters)
-        yield _Module(stored.name.removesuffix(".weight"), layers, stored)
+        rows = tuple(shapes[each][0] for each in stored.parameters)
+        yield _Module(stored.name.removesuffix(".weight"), layers, rows, stored)
 
 
 def _open(folder: Path) -> tuple[dict[str, Any], SafetensorsFiles]:

@@ -205,9 +205,8 @@ def save_pretrained(
     folder.mkdir(parents=True, exist_ok=True)
     values = write_config(config, str(dtype).removeprefix("torch."))
     if writes():
-        special: dict[str, Any] = {}
-        if end_of_text is not None:
-            special = dict.fromkeys(_SPECIAL_TOKENS, end_of_text)
+        # Also where there is none: else transformers takes the ids of the family's first model.
+        special: dict[str, Any] = dict.fromkeys(_SPECIAL_TOKENS, end_of_text)
         write_json(folder / CONFIG, values | special)
         if end_of_answer not in (None, end_of_text):
             special["eos_token_id"] = [end_of_answer, end_of_text]

@@ -1,15 +1,16 @@
-"""One decoder-only transformer: Llama, Mistral, Qwen, GPT-2, GPT-NeoX and GPT-J by configuration.
+"""One decoder-only transformer: Llama, Mistral, Qwen, Phi, Gemma and the GPTs by configuration.
 
 Shape suffixes:
     B batch, S sequence, D model width, F width of the feed-forward layer, V vocabulary,
     R rotated features of a head, 2 cosine and sine
 
-Papers: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al. 2016), SwiGLU (Shazeer 2020),
-parallel residuals (Wang and Komatsuzaki 2021, GPT-J).
+Papers: SwiGLU (Shazeer 2020), parallel residuals (Wang and Komatsuzaki 2021, GPT-J), norms of the
+branches and layers of two kinds (Gemma Team 2025, Gemma 3).
 """
 
 # ruff: noqa: N803, N806, N812 (names that end in their shape)
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -20,13 +21,15 @@ from pipelines.models.attention import (
     Attention,
     Mask,
     attention_mask,
+    narrower,
     positions,
-    rotary_table,
     sequences,
 )
 from pipelines.models.config import DecoderConfig
 from pipelines.models.experts import Experts
 from pipelines.models.loss import CrossEntropy, next_token_loss
+from pipelines.models.norms import build_norm
+from pipelines.models.rotary import rotary_table
 from pipelines.models.weights import draw
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,31 +37,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
-
-
-class RMSNorm(nn.RMSNorm):
-    """RMSNorm whose result has its input's type, also under autocast; it is computed in fp32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., D] to [..., D]."""
-        with torch.autocast(x.device.type, enabled=False):
-            return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
-
-
-class LayerNorm(nn.LayerNorm):
-    """LayerNorm whose result has its input's type, also under autocast; it is computed in fp32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., D] to [..., D]."""
-        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-        with torch.autocast(x.device.type, enabled=False):
-            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
-
-
-def build_norm(config: DecoderConfig) -> nn.Module:
-    """Build a norm of the residual stream."""
-    norm = RMSNorm if config.norm == "rms" else LayerNorm
-    return norm(config.width, eps=config.norm_eps)
 
 
 def to_stream(x_BSD: Tensor) -> Tensor:
@@ -105,15 +83,18 @@ class Block(nn.Module):
             if config.experts
             else FeedForward(config)
         )
+        # What the branches add to the stream.
+        self.attention_out_norm = build_norm(config) if config.branch_norms else nn.Identity()
+        self.mlp_out_norm = build_norm(config) if config.branch_norms else nn.Identity()
 
     def forward(self, x_BSD: Tensor, rotary_2SR: Tensor | None, mask: Mask) -> Tensor:
         """Map [B, S, D] to [B, S, D]; the other arguments are those of `Attention`."""
         normed_BSD = self.input_layernorm(x_BSD)
-        attended_BSD = self.self_attn(normed_BSD, rotary_2SR, mask)
+        attended_BSD = self.attention_out_norm(self.self_attn(normed_BSD, rotary_2SR, mask))
         stream_BSD = x_BSD if self.parallel_residual else x_BSD + attended_BSD
         if self.post_attention_layernorm is not None:
             normed_BSD = self.post_attention_layernorm(stream_BSD)
-        out_BSD = stream_BSD + self.mlp(normed_BSD)
+        out_BSD = stream_BSD + self.mlp_out_norm(self.mlp(normed_BSD))
         return out_BSD + attended_BSD if self.parallel_residual else out_BSD  # type: ignore[no-any-return]
 
 
@@ -172,9 +153,12 @@ class Transformer(nn.Module):
         self.sequence_shards = 1
         self.context = (0, 1)
         self.most_documents: int | None = None
-        table = None if learned else torch.empty(2, config.context_length, config.rotary_width)
-        self.register_buffer("rotary_2SR", table, persistent=False)
         self.rotary_2SR: Tensor | None
+        self.local_rotary_2SR: Tensor | None  # of layers with a window, where they have their own
+        local = config.local_rope_theta is not None
+        for name, exists in (("rotary_2SR", not learned), ("local_rotary_2SR", local)):
+            size = 2, config.context_length, config.rotary_width
+            self.register_buffer(name, torch.empty(size) if exists else None, persistent=False)
         self.after_to_empty()
 
     def forward(
@@ -197,21 +181,25 @@ class Transformer(nn.Module):
             a part without a head, hidden states [B, S, D].
         """
         shards = self.sequence_shards if self.embed_tokens is None else 1
-        length, window = inputs.shape[1] * shards, self.config.sliding_window
+        length = inputs.shape[1] * shards
         mine = self._mine(length)
         x_BSD = inputs
         if self.embed_tokens is not None:
             x_BSD = to_stream(self.embed_tokens(inputs[:, mine]))
+            if self.config.scaled_embeddings:
+                # Rounded to the stream's type, as in transformers.
+                x_BSD = x_BSD * x_BSD.new_full((), math.sqrt(self.config.width))
         if self.embed_positions is not None:
             numbers = positions(inputs, documents_BS)[:, mine]
             x_BSD = x_BSD + to_stream(self.embed_positions(numbers))
-        if self.most_documents is None:
-            mask = attention_mask(documents_BS, length, window, inputs.device)
-        else:
-            shape, most = (len(inputs), length), self.most_documents
-            mask = sequences(documents_BS, shape, window, most, inputs.device)
-        for layer in self.layers.values():
-            x_BSD = layer(x_BSD, self.rotary_2SR, mask)
+        windows = {each: narrower(self.config.window(int(each)), length) for each in self.layers}
+        shape = len(inputs), length
+        masks = {
+            window: self._mask(documents_BS, shape, window, inputs.device)
+            for window in dict.fromkeys(windows.values())
+        }
+        for number, layer in self.layers.items():
+            x_BSD = layer(x_BSD, self._rotary(int(number)), masks[windows[number]])
         if self.norm is None or self.lm_head is None:
             return x_BSD
         x_BSD = self.norm(x_BSD)
@@ -220,6 +208,21 @@ class Transformer(nn.Module):
         x_PD, targets_P = x_BSD.flatten(0, 1), targets_BS[:, mine].flatten()
         vocabulary = self.config.vocab_size
         return next_token_loss(self.lm_head, self.cross_entropy, x_PD, targets_P, vocabulary)
+
+    def _mask(
+        self,
+        documents_BS: Tensor | None,
+        shape: tuple[int, int],
+        window: int | None,
+        device: torch.device,
+    ) -> Mask:
+        if self.most_documents is None:
+            return attention_mask(documents_BS, shape[1], window, device)
+        return sequences(documents_BS, shape, window, self.most_documents, device)
+
+    def _rotary(self, layer: int) -> Tensor | None:
+        has_own = self.local_rotary_2SR is not None and self.config.window(layer) is not None
+        return self.local_rotary_2SR if has_own else self.rotary_2SR
 
     def _mine(self, length: int) -> slice:
         """Return the positions that this process works on."""
@@ -240,11 +243,12 @@ class Transformer(nn.Module):
             and self.lm_head is not None
         ):
             self.lm_head.weight = self.embed_tokens.weight
-        if self.rotary_2SR is not None and not self.rotary_2SR.is_meta:
-            self.rotary_2SR.copy_(rotary_table(self.config))
         for layer in self.layers.values():
             if isinstance(layer.mlp, Experts):
                 layer.mlp.router.restart()
+        for table_2SR, local in ((self.rotary_2SR, False), (self.local_rotary_2SR, True)):
+            if table_2SR is not None and not table_2SR.is_meta:
+                table_2SR.copy_(rotary_table(self.config, local=local))
 
     @property
     def tied_copy(self) -> Tensor | None:

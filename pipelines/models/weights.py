@@ -135,7 +135,7 @@ def draw(module: nn.Module, config: DecoderConfig, seed: int) -> None:
     Matrices are normal with standard deviation 0.7 / sqrt(width), which is GPT-2's 0.02 at its
     width and not too near zero in narrow models. For matrices that write to the residual stream it
     is divided by sqrt(2 x layers), so that the stream's variance does not grow with depth. Norms
-    are 1, biases 0.
+    multiply by 1, biases are 0.
 
     Raises:
         UserError: a parameter is quantised, as QLoRA's frozen weights are.
@@ -153,7 +153,8 @@ def draw(module: nn.Module, config: DecoderConfig, seed: int) -> None:
             )
         if parameter.ndim == 1:
             with torch.no_grad():
-                parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
+                is_zero = name.endswith(".bias") or config.zero_centred_norms
+                parameter.fill_(0.0 if is_zero else 1.0)
             continue
         std = into_residual if name.endswith(_INTO_RESIDUAL) else normal
         generator = named_generator(seed, name, parameter.device)

@@ -155,7 +155,7 @@ def part_of(model: Transformer, layers: range) -> Transformer:
     with torch.device("meta"):
         part = Transformer(model.config, layers)
     part.layers = nn.ModuleDict({name: model.layers[name] for name in part.layers})
-    part.rotary_2SR = model.rotary_2SR
+    part.rotary_2SR, part.local_rotary_2SR = model.rotary_2SR, model.local_rotary_2SR
     part.cross_entropy = model.cross_entropy
     if part.embed_tokens is not None:
         part.embed_tokens, part.embed_positions = model.embed_tokens, model.embed_positions

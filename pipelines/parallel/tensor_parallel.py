@@ -351,6 +351,9 @@ def _block(layer: Block, stream: Placement) -> dict[str, ParallelStyle]:
             plan["mlp.gate_proj"] = ColwiseParallel()
     if layer.post_attention_layernorm is not None:
         plan["post_attention_layernorm"] = Replicated(stream, stream)
+    for name in ("attention_out_norm", "mlp_out_norm"):
+        if not isinstance(layer.get_submodule(name), nn.Identity):
+            plan[name] = Replicated(stream, stream, local=True)
     if layer.self_attn.qk_norm:
         plan["self_attn.q_norm"] = Replicated(_HEADS, _HEADS, local=True)
         plan["self_attn.k_norm"] = Replicated(_HEADS, _HEADS, local=True)

@@ -146,7 +146,8 @@ def _buffers(config: DecoderConfig, training: Training) -> float:
     parts of a sum (`_pipelined_produce_and_all2all` of `torch.distributed._symmetric_memory`).
     """
     tokens = training.micro_batch * training.sequence
-    tables = 2 * config.context_length * config.rotary_width * FP32
+    kinds = 1 if config.local_rope_theta is None else 2
+    tables = kinds * 2 * config.context_length * config.rotary_width * FP32
     largest = max(rows * columns for rows, columns in linear_shapes(config).values())
     decoded = largest * training.compute_bytes if training.adapter.kind == "qlora" else 0.0
     fixed = tokens * _BATCH * _BATCHES + tables + received(config, training)

@@ -128,13 +128,15 @@ def _block_compiled(config: DecoderConfig, training: Training) -> float:
 
     Inductor repeats element-wise work in the backward pass. It keeps the stream, attention's
     addition to it, both norms' results, attention's operands and result, and the feed-forward
-    layer's inner products. To round what a product in fp8 reads is element-wise work, too; with a
-    scale for each row, or for 32 numbers of it, it is kept all the same.
+    layer's inner products; also what the two add to the stream, where that is normalised. To round
+    what a product in fp8 reads is element-wise work, too; with a scale for each row, or for 32
+    numbers of it, it is kept all the same.
     """
     rounded = training.precision == "fp8" and training.fp8_scaling == "tensorwise"
     norms = 0 if rounded else 1 if config.shared_norm else 2
     read = training.layout.tp * norms * config.width
     written = 0 if config.parallel_residual else training.stream_copies * config.width
+    written += 2 * training.stream_copies * config.width * config.branch_norms
     heads = 2 * (config.heads + _kv_heads(config, training)) * config.head_width
     hidden = ((3 if config.gated else 2) - rounded) * config.hidden_per_token
     inner = heads + hidden + _adapters(config, training)
@@ -146,10 +148,11 @@ def _block_eager(config: DecoderConfig, training: Training) -> float:
     """Return the bytes per position that autograd keeps of one block without `torch.compile`."""
     layout, size = training.layout, training.compute_bytes
     norms = 1 if config.shared_norm else 2
-    streams = (1 if config.parallel_residual else 2) * config.width
+    of_branches = 2 if config.branch_norms else 0
+    streams = ((1 if config.parallel_residual else 2) + of_branches) * config.width
     streams *= _norm_input(config, training)
     if _norms_keep_twice(config, training):
-        streams += norms * config.width * FP32
+        streams += (norms + of_branches) * config.width * FP32
     queries_keys = (config.heads + config.kv_heads) * config.head_width
     if config.qk_norm:
         streams += queries_keys * FP32 * (2 if _norms_keep_twice(config, training) else 1)
@@ -211,7 +214,8 @@ def _stream(config: DecoderConfig, training: Training) -> int:
 
 def _norm_input(config: DecoderConfig, training: Training) -> int:
     """Return the bytes of a number that a norm keeps; RMSNorm on a CPU keeps it in fp32."""
-    return FP32 if _is_unfused(config, training) else training.compute_bytes
+    in_fp32 = _is_unfused(config, training) or config.zero_centred_norms
+    return FP32 if in_fp32 else training.compute_bytes
 
 
 def _norms_keep_twice(config: DecoderConfig, training: Training) -> bool:

@@ -94,15 +94,17 @@ def activations_per_token(config: DecoderConfig) -> int:
 
     Flash kernels keep no scores. A block keeps the residual stream twice, both norms' results,
     queries, keys and values (rotary positions add a second copy of queries and keys), attention's
-    result and the feed-forward layer's inner activations; after the blocks, the last norm and the
-    logits are kept (Korthikanti et al. 2022, section 4).
+    result and the feed-forward layer's inner activations, and what it adds to the stream where that
+    is normalised; after the blocks, the last norm and the logits are kept (Korthikanti et al. 2022,
+    section 4).
     """
     queries = config.heads * config.head_width
     keys = config.kv_heads * config.head_width
     turned = queries + keys if config.positions == "rotary" else 0
     inner = (4 if config.gated else 2) * config.hidden_per_token
     routed = routed_width(config)
-    block = 4 * config.width + 2 * queries + 2 * keys + turned + inner + routed
+    streams = (6 if config.branch_norms else 4) * config.width
+    block = streams + 2 * queries + 2 * keys + turned + inner + routed
     return config.layers * block + 2 * config.width + config.vocab_size
 
 

@@ -138,8 +138,8 @@ def served_weight_bytes(config: DecoderConfig, weights: ServedWeights) -> int:
 
 def kv_cache_bytes(config: DecoderConfig, sequences: int, tokens: int) -> int:
     """Return the bytes of all layers' keys and values in bf16, at most a sliding window's."""
-    kept = min(tokens, config.sliding_window or tokens)
-    return 2 * config.layers * config.kv_heads * config.head_width * BF16 * sequences * kept
+    kept = config.positions_seen(tokens)
+    return 2 * config.kv_heads * config.head_width * BF16 * sequences * kept
 
 
 def _activations(config: DecoderConfig, sequences: int, tokens: int) -> int:
@@ -340,5 +340,4 @@ class _Pace:
 
 def _attention(config: DecoderConfig, seen: int) -> int:
     """Return the attention FLOPs of a token that sees `seen` tokens: scores and weighted values."""
-    kept = min(seen, config.sliding_window or seen)
-    return 4 * config.layers * config.heads * config.head_width * kept
+    return 4 * config.heads * config.head_width * config.positions_seen(seen)

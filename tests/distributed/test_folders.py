@@ -38,6 +38,10 @@ GPT2 = DecoderConfig(**SIZE, **flags("gpt2"))
 GPT_NEOX = DecoderConfig(**SIZE, **flags("gpt_neox"))
 # Of four processes each would have two, and the last none.
 EXPERTS = DecoderConfig(**SIZE | {"kv_heads": 2} | flags("mixtral"), experts=5, experts_per_token=2)
+PHI3 = DecoderConfig(**SIZE | {"kv_heads": 2} | flags("phi3"))
+GEMMA3 = DecoderConfig(
+    **SIZE | flags("gemma3_text") | {"kv_heads": 2, "head_dim": 16, "full_attention_every": 2}
+)
 
 FSDP = {"sharding": "full", "dp_shard": 2}
 MORE = pytest.mark.parity
@@ -46,6 +50,11 @@ CASES = {
     "fsdp": (2, LLAMA, FSDP),
     "fsdp-fp8": (2, BY_16, FSDP),
     "fsdp-gpt2": (2, GPT2, FSDP),
+    "fsdp-phi3": (2, PHI3, FSDP),
+    "fsdp-gemma3": (2, GEMMA3, FSDP),
+    "pp-gemma3": (2, GEMMA3, {"pp": 2}),
+    "tp-gemma3": (2, GEMMA3, {"tp": 2}),
+    "tp-phi3": (2, PHI3, {"tp": 2}),
     "tp": (2, LLAMA, {"tp": 2}),
     "tp-fsdp-gpt_neox": (4, GPT_NEOX, {"tp": 2, "sharding": "full", "dp_shard": 2}),
     "fsdp-experts": (2, EXPERTS, FSDP),

@@ -17,6 +17,10 @@ _GPT2 = {**flags("gpt2"), "kv_heads": 4}
 _WINDOW = {"sliding_window": 5}
 # More experts than 8 processes can have equally many of.
 _EXPERTS = {"experts": 6, "experts_per_token": 2, "norm_topk_prob": True}
+_GEMMA3 = {**flags("gemma3_text"), "kv_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 12}
+_GEMMA3 |= {**_WINDOW, "full_attention_every": 3}  # so that stages differ in their layers' kinds
+# At its usual rate the loss falls so steeply that roundings in fp32 grow beyond the tolerance.
+_SLOWLY = _HALVES | {"lr": 3e-3}
 # Of two processes by `make test`, the others by `make test-parity`.
 CASES = [
     Case("ddp", 2, {}),
@@ -78,6 +82,16 @@ CASES = [
     Case("cp", 2, {"cp": 2}, _HALVES),
     Case("cp-gpt2", 2, {"cp": 2}, _HALVES, model=_GPT2, documents=True, slow=True),
     Case("cp-window", 2, {"cp": 2}, _HALVES, model=_WINDOW, documents=True, slow=True),
+    Case("cp-gemma3", 2, {"cp": 2}, _SLOWLY, model=_GEMMA3, documents=True, slow=True),
+    Case("pp-gemma3", 2, {"pp": 2}, _PAIRS, model=_GEMMA3, documents=True),
+    Case(
+        "cp-tp-fsdp-gemma3",
+        8,
+        {"cp": 2, "tp": 2, "sharding": "full"},
+        _SLOWLY,
+        model=_GEMMA3,
+        documents=True,
+    ),
     Case("cp-zero-1", 2, {"cp": 2, "sharding": "optimizer"}, _HALVES, slow=True),
     Case("cp-zero-3", 2, {"cp": 2, "sharding": "full"}, _HALVES, documents=True, slow=True),
     # Two key-value heads: each is in two of four processes.

@@ -34,6 +34,11 @@ MODELS = {
     "mistral": replace(LLAMA, sliding_window=5, tie_embeddings=False),
     "qwen2": replace(LLAMA, qkv_bias=True),
     "qwen3": replace(LLAMA, qk_norm=True, head_dim=16),
+    "gemma3": replace(
+        DecoderConfig(**SIZE | flags("gemma3_text") | {"kv_heads": 2, "head_dim": 16}),
+        sliding_window=5,
+        full_attention_every=2,
+    ),
     "gpt2": DecoderConfig(**SIZE, **flags("gpt2")),
     "gpt_neox": DecoderConfig(**SIZE, **flags("gpt_neox")),
     "gptj": DecoderConfig(**SIZE, **flags("gptj"), rotary_fraction=0.5),

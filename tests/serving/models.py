@@ -45,6 +45,13 @@ SHAPES = {
     "mistral": DecoderConfig(**_GROUPED | flags("mistral") | {"sliding_window": 24}),
     "qwen2": DecoderConfig(**_GROUPED | flags("qwen2") | {"tie_embeddings": True}),
     "qwen3": DecoderConfig(**_GROUPED | flags("qwen3") | {"head_dim": 64}),
+    "phi3": DecoderConfig(**_GROUPED | flags("phi3"), rotary_fraction=0.75),
+    "gemma3": DecoderConfig(
+        **_GROUPED
+        | flags("gemma3_text")
+        | {"kv_heads": 2, "head_dim": 64, "query_pre_attn_scalar": 64}
+        | {"sliding_window": 24, "full_attention_every": 2, "local_rope_theta": 5000.0}
+    ),
     "gpt2": DecoderConfig(**_SIZE, **flags("gpt2")),
     "gpt_neox": DecoderConfig(**_SIZE, **flags("gpt_neox"), rotary_fraction=0.25),
     "gptj": DecoderConfig(**_SIZE, **flags("gptj"), rotary_fraction=0.5),
@@ -96,6 +103,8 @@ def _random(config: DecoderConfig, made: Registered) -> Transformer:
     for name, parameter in model.named_parameters():
         scale = parameter.ndim == 1 and name.endswith("weight")  # a norm's
         torch.nn.init.normal_(parameter, float(scale), 0.15)
+        if config.scaled_embeddings and name == "embed_tokens.weight":
+            parameter.data /= config.width**0.5  # else each token would follow itself
     return model.eval()
 
 

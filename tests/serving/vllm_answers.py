@@ -23,6 +23,7 @@ def answer(job: dict[str, Any], place: Path) -> None:
         dtype=job["dtype"],
         enforce_eager=True,
         enable_lora=job["adapter"] is not None,
+        max_lora_rank=32,  # where a matrix holds queries, keys and values, their ranks add up
         max_num_seqs=8,
     )
     greedy = SamplingParams(temperature=0, max_tokens=job["tokens"])

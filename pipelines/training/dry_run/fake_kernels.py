@@ -98,16 +98,19 @@ def _attention(by_formula: Any, *, flash: bool) -> Any:
         v: Tensor,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
+        scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
         half = q.dtype in (torch.bfloat16, torch.float16)
         if flash and half and attn_mask is None and q.shape[-1] <= _WIDEST:
-            return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)[0]
+            return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
         if not enable_gqa:
             return aten._scaled_dot_product_efficient_attention(
-                q, k, v, attn_mask, True, 0.0, is_causal
+                q, k, v, attn_mask, True, 0.0, is_causal, scale=scale
             )[0]
-        return by_formula(q, k, v, attn_mask, is_causal=is_causal, enable_gqa=enable_gqa)
+        return by_formula(
+            q, k, v, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+        )
 
     return attend
 

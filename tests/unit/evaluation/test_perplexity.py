@@ -131,7 +131,9 @@ def test_batches_change_nothing(
     np.testing.assert_allclose(together, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2-124m", "pythia-160m", "mistral-7b", "qwen3-0.6b"])
+@pytest.mark.parametrize(
+    "name", ["gpt2-124m", "pythia-160m", "mistral-7b", "qwen3-0.6b", "phi3-mini-4k", "gemma3-1b"]
+)
 def test_models_of_other_families_are_scored(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,9 @@ def test_a_sound_adapter_passes(shape: str, tmp_path: Path) -> None:
     assert write_adapted(SHAPES[shape], tmp_path).failing() == set()
 
 
-@pytest.mark.parametrize("shape", ["llama2", "llama3", "mistral-full", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "shape", ["llama2", "llama3", "mistral-full", "qwen2", "qwen3", "phi3", "gemma3"]
+)
 def test_a_sound_adapter_on_a_base_in_4_bits_passes(shape: str, tmp_path: Path) -> None:
     assert write_adapted(SHAPES[shape], tmp_path, "qlora").failing() == set()
 

@@ -104,6 +104,40 @@ def test_llama3s_scaled_positions_are_divisors_of_the_plain_ones(sources, made):
     torch.testing.assert_close(plain / written.tensors["rope_freqs.weight"], theirs)
 
 
+def test_phi3s_fused_tensors_stay_as_they_are(sources, made):
+    written, ours = exported(sources["phi3"], made)
+    layer = "model.layers.1."
+    for name, theirs in {
+        "self_attn.qkv_proj": "attn_qkv",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }.items():
+        assert torch.equal(written.tensors[f"blk.1.{theirs}.weight"], ours[f"{layer}{name}.weight"])
+    assert len(written.tensors) == len(ours)
+    assert written["phi3.rope.dimension_count"] == HEAD * 3 // 4
+
+
+def test_gemma3s_norms_are_what_is_multiplied_by_under_llama_cpps_names(sources, made):
+    written, ours = exported(sources["gemma3"], made)
+    for name, theirs in {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
+    }.items():
+        found = written.tensors[f"blk.0.{theirs}.weight"]
+        assert torch.equal(found, 1 + ours[f"model.layers.0.{name}.weight"])
+    assert len(written.tensors) == len(ours)
+    assert written["gemma3.attention.sliding_window"] == 24
+    assert written["gemma3.attention.sliding_window_pattern"] == 2
+    assert written["gemma3.rope.freq_base"] == 1e6
+    assert written["gemma3.rope.freq_base_swa"] == 5000
+    assert written["gemma3.context_length"] == 128
+
+
 @pytest.mark.parametrize("shape", ["qwen2", "qwen3"])
 def test_qwens_tensors_stay_as_they_are(shape, sources, made):
     written, ours = exported(sources[shape], made)
@@ -360,6 +394,14 @@ REFUSED = {
     "biases": (
         replace(SHAPES["qwen3"], qkv_bias=True, output_bias=True),
         "qwen3 models with biases in attention",
+    ),
+    "scalar": (
+        replace(SHAPES["gemma3"], query_pre_attn_scalar=50),
+        "models with query_pre_attn_scalar = 50",
+    ),
+    "gemma's biases": (
+        replace(SHAPES["gemma3"], qkv_bias=True, output_bias=True),
+        "gemma3_text models with biases in attention",
     ),
     "heads": (replace(SHAPES["qwen2"], head_dim=64), "qwen2 models with heads of 64 features"),
 }

@@ -47,10 +47,18 @@ def test_any_batch_and_length(kind: str, folders: dict[str, Path], registered: P
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("gpt2-124m", "onnx"), ("qwen3-0.6b", "onnx"), ("mistral-7b", "torch-export")],
+    [
+        ("gpt2-124m", "onnx"),
+        ("qwen3-0.6b", "onnx"),
+        ("mistral-7b", "torch-export"),
+        ("phi3-mini-4k", "onnx"),
+        ("gemma3-1b", "onnx"),
+        ("gemma3-1b", "torch-export"),
+    ],
 )
 def test_other_families(name: str, kind: program.Kind, tmp_path: Path, made: Path) -> None:
-    source = write_registered(small(name, layers=1), tmp_path / "source")
+    kinds = {"sliding_window": 4, "full_attention_every": 2} if name == "gemma3-1b" else {}
+    source = write_registered(small(name, layers=1 + len(kinds), **kinds), tmp_path / "source")
     export_program(source, made, kind)
     is_the_model(made / FILES[kind], source)
 

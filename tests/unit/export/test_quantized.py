@@ -127,7 +127,9 @@ def test_the_same_model_gives_the_same_bytes(bits: int, registered: Path, tmp_pa
     assert not [path for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
 
 
-@pytest.mark.parametrize("name", ["pythia-160m", "gpt-j-6b", "qwen3-0.6b", "mistral-7b"])
+@pytest.mark.parametrize(
+    "name", ["pythia-160m", "gpt-j-6b", "qwen3-0.6b", "mistral-7b", "phi3-mini-4k", "gemma3-1b"]
+)
 @pytest.mark.parametrize("bits", [8, 4])
 def test_models_of_other_families(name: str, bits: int, tmp_path: Path, made: Path) -> None:
     source = write_registered(small(name), tmp_path / "source")

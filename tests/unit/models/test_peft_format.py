@@ -22,6 +22,8 @@ from pipelines.recipe.training_section import Adapter
 FAMILIES = {
     "llama": "llama-100k",
     "qwen3": "qwen3-0.6b",
+    "phi3": "phi3-mini-4k",
+    "gemma3": "gemma3-1b",
     "gpt2": "gpt2-124m",
     "gpt_neox": "pythia-160m",
     "gptj": "gpt-j-6b",
@@ -31,8 +33,10 @@ TARGETS: dict[str, list[str]] = {"all": [], "some": ["k_proj", "down_proj"]}
 
 def shape(family: str) -> DecoderConfig:
     preset = PRESETS[FAMILIES[family]]
-    kv_heads = 4 if preset.kv_heads == preset.heads else 2
+    kv_heads = 4 if family.startswith("gpt") else 2
     small = replace(preset, layers=2, width=64, heads=4, kv_heads=kv_heads, hidden=96)
+    if family == "gemma3":
+        small = replace(small, head_dim=16, full_attention_every=2, sliding_window=7)
     return small.sized(61, 24)
 
 

@@ -3,12 +3,15 @@ import torch
 
 from pipelines.models.config import DecoderConfig
 from pipelines.models.families import flags
-from pipelines.models.transformer import LayerNorm, RMSNorm, Transformer
+from pipelines.models.norms import LayerNorm, RMSNorm, ZeroCentredRMSNorm
+from pipelines.models.transformer import Transformer
 from tests import varlen_on_cpu
 
 TINY = DecoderConfig(
     layers=2, width=32, heads=4, kv_heads=2, hidden=48, vocab_size=61, context_length=24
 )
+GEMMA3 = flags("gemma3_text") | {"kv_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 11}
+GEMMA3 |= {"sliding_window": 4, "full_attention_every": 2}
 
 
 def tiny(**changes: object) -> Transformer:
@@ -65,13 +68,15 @@ def test_a_packed_document_is_what_it_is_alone() -> None:
     assert not torch.allclose(one[:, 7:], packed[:, 7:], atol=1e-3)
 
 
-@pytest.mark.parametrize("window", [None, 4])
-def test_sequences_give_the_loss_and_gradients_of_masks(window: int | None) -> None:
+@pytest.mark.parametrize(
+    "kind", [{}, {"sliding_window": 4}, GEMMA3], ids=["documents", "window", "gemma3"]
+)
+def test_sequences_give_the_loss_and_gradients_of_masks(kind: dict) -> None:
     tokens, targets = torch.randint(0, 61, (2, 3, 24))
     documents = (torch.rand(3, 24) < 0.2).cumsum(dim=1)
     found = []
     for most in (None, 24):
-        model = tiny(sliding_window=window)
+        model = tiny(**kind)
         model.most_documents = most
         before = dict(varlen_on_cpu.calls)
         loss = model(tokens, documents, targets)
@@ -99,12 +104,12 @@ def test_an_untrained_model_knows_nothing() -> None:
     assert loss.item() == pytest.approx(4.11, abs=0.5)
 
 
-@pytest.mark.parametrize("kind", [{}, flags("gpt2")], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("kind", [{}, flags("gpt2"), GEMMA3], ids=["llama", "gpt2", "gemma3"])
 def test_under_autocast_the_stream_is_in_its_type_and_gradients_are_not(kind: dict) -> None:
     model = tiny(**kind)
     seen = set()
     for module in model.modules():
-        if isinstance(module, RMSNorm | LayerNorm):
+        if isinstance(module, RMSNorm | LayerNorm | ZeroCentredRMSNorm):
             module.register_forward_hook(
                 lambda _, given, out: seen.update({given[0].dtype, out.dtype})
             )

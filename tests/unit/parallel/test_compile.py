@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
+from pipelines.models.families import flags
 from pipelines.models.transformer import Transformer
 from pipelines.parallel.parallelize import check_path, checkpoint_activations, compile_blocks
 from tests.compiling import needs_a_linker
@@ -17,6 +18,12 @@ SHAPE = DecoderConfig(
     layers=3, width=32, heads=4, kv_heads=2, hidden=48, vocab_size=50, context_length=16
 )
 EXPERTS = replace(SHAPE, experts=4, experts_per_token=2)
+GEMMA3 = replace(
+    DecoderConfig(**vars(SHAPE) | flags("gemma3_text") | {"kv_heads": 2, "head_dim": 16}),
+    layers=4,
+    sliding_window=5,
+    full_attention_every=2,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +68,20 @@ def test_one_graph_serves_all_blocks_without_a_break(
     loss = model(*given)
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2  # the block's and the loss's
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients(model, loss), gradients(plain, expected))
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_layers_with_a_window_and_without_have_a_graph_each_at_most(documents: bool) -> None:
+    given = batch(4, documents=documents)
+    plain = build(shape=GEMMA3)
+    expected = plain(*given)
+    model = build("selective", GEMMA3)
+    compile_blocks(model, backend="aot_eager")
+    loss = model(*given)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == (2 if documents else 3)  # and the loss's
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradients(model, loss), gradients(plain, expected))
 

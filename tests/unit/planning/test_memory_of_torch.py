@@ -88,6 +88,14 @@ def test_every_preset_s_state_is_what_torch_counts(name: str) -> None:
         pytest.param(LLAMA, run(4, 4, adapter={"kind": "lora", "rank": 8}), id="lora"),
         pytest.param(small("gpt2-124m"), run(2, 2, precision="bf16"), id="gpt2-bf16"),
         pytest.param(small("qwen3-0.6b"), run(2, 2, precision="bf16"), id="qwen3-bf16"),
+        pytest.param(small("gemma3-1b"), run(2, 2, precision="bf16"), id="gemma3-bf16"),
+        pytest.param(small("gemma3-1b"), run(4, 4), id="gemma3"),
+        pytest.param(
+            small("gemma3-1b"),
+            run(4, 4, precision="bf16", compile=True),
+            id="gemma3-compiled-bf16",
+            marks=needs_a_linker,
+        ),
         pytest.param(
             LLAMA,
             run(4, 4, precision="bf16", compile=True),

@@ -57,7 +57,7 @@ class DecoderConfig:
     parallel_residual: bool = False  # attention and feed-forward read the same stream
     shared_norm: bool = False  # they also read it through the same norm
     sliding_window: int | None = None  # positions a token sees, including itself
-    full_attention_every: int | None = None  # each so many layers, one has no window, the last
+    full_attention_every: int | None = None  # the last of so many layers has no window
     scaled_embeddings: bool = False  # embeddings are multiplied by sqrt(width)
     tie_embeddings: bool = True
 

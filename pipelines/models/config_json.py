@@ -44,7 +44,7 @@ def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
         fields["head_dim"] = None  # the default, which width and heads already give
     fields |= _read_rope(values, chosen, path)
     if chosen.has_layer_types:
-        fields |= _read_layer_types(values, fields["full_attention_every"], path)
+        fields |= _read_layer_types(values, fields.get("full_attention_every"), path)
     return DecoderConfig(**fields)
 
 
@@ -85,7 +85,7 @@ def _read_rope(values: Mapping[str, Any], chosen: Family, path: Path) -> dict[st
     if not chosen.has_rope:
         return {}
     rope: dict[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    rope = rope.get(_FULL, rope)
+    rope = rope.get(_FULL) or rope
     kind = rope.get("rope_type", rope.get("type", "default"))
     _demand(path, "rope_type", kind, chosen.rope_types)
     fields: dict[str, Any] = {
@@ -124,8 +124,8 @@ def _read_layer_types(values: Mapping[str, Any], every: Any, path: Path) -> dict
     kinds = values.get("layer_types") or _layer_types(every, layers)
     if _FULL in kinds:
         every = kinds.index(_FULL) + 1
-    elif not isinstance(every, int) or every <= layers:
-        every = layers + 1
+    elif not every or every <= layers:
+        every = layers + 1  # any other number that no layer reaches says the same
     if kinds != _layer_types(every, layers):
         raise UserError(
             f"{path}: layer_types: only {_FULL} after equally many {_LOCAL} is supported"
@@ -138,7 +138,7 @@ def _read_layer_types(values: Mapping[str, Any], every: Any, path: Path) -> dict
 
 def _layer_types(every: int | None, layers: int) -> list[str]:
     numbers = range(1, layers + 1)
-    return [_LOCAL if every is None or number % every else _FULL for number in numbers]
+    return [_LOCAL if not every or number % every else _FULL for number in numbers]
 
 
 def _write_rope(config: DecoderConfig, chosen: Family) -> dict[str, Any]:

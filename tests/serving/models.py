@@ -45,7 +45,7 @@ SHAPES = {
     "mistral": DecoderConfig(**_GROUPED | flags("mistral") | {"sliding_window": 24}),
     "qwen2": DecoderConfig(**_GROUPED | flags("qwen2") | {"tie_embeddings": True}),
     "qwen3": DecoderConfig(**_GROUPED | flags("qwen3") | {"head_dim": 64}),
-    "phi3": DecoderConfig(**_GROUPED | flags("phi3"), rotary_fraction=0.75),
+    "phi3": DecoderConfig(**_GROUPED | flags("phi3")),
     "gemma3": DecoderConfig(
         **_GROUPED
         | flags("gemma3_text")

@@ -140,7 +140,7 @@ OTHERS = {
         SHAPES["gemma3"], layers=4, full_attention_every=3, rope_divisor=8.0, tie_embeddings=False
     ),
     "phi3 with tied embeddings": replace(
-        SHAPES["phi3"], tie_embeddings=True, rotary_fraction=1.0, rope_theta=5000.0
+        SHAPES["phi3"], tie_embeddings=True, rotary_fraction=0.75, rope_theta=5000.0
     ),
     "gpt_neox without biases": replace(
         SHAPES["gpt_neox"], qkv_bias=False, output_bias=False, tie_embeddings=True

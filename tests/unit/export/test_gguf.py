@@ -115,7 +115,7 @@ def test_phi3s_fused_tensors_stay_as_they_are(sources, made):
     }.items():
         assert torch.equal(written.tensors[f"blk.1.{theirs}.weight"], ours[f"{layer}{name}.weight"])
     assert len(written.tensors) == len(ours)
-    assert written["phi3.rope.dimension_count"] == HEAD * 3 // 4
+    assert written["phi3.rope.dimension_count"] == HEAD
 
 
 def test_gemma3s_norms_are_what_is_multiplied_by_under_llama_cpps_names(sources, made):

@@ -123,7 +123,7 @@ def _layouts(plan: Plan) -> Table:
         if not each.fits:
             gib[-1] = f"[red]{gib[-1]}[/]"
         table.add_row(
-            ways(training.layout),
+            ways(training),
             str(SHARDINGS.index(training.sharding)),
             training.activation_checkpoint,
             str(training.micro_batch),

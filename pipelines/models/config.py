@@ -119,6 +119,11 @@ class DecoderConfig:
         return self.hidden * max(self.experts_per_token, 1)
 
     @property
+    def expert_parameters(self) -> int:
+        """Those of all experts of one layer; 0 if it is not a mixture."""
+        return self.experts * self._feed_forward_parameters
+
+    @property
     def layer_parameters(self) -> int:
         """The number of parameters of one layer."""
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width

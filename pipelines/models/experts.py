@@ -123,7 +123,13 @@ class _WithLoss(torch.autograd.Function):
 
 
 class ExpertLinear(nn.Module):
-    """The same linear layer of all experts, without bias; the weight is [E, out, in]."""
+    """The same linear layer of all experts, without bias; the weight is [E, out, in].
+
+    Attributes:
+        gradient_factor: What the weight's gradient is multiplied by.
+    """
+
+    gradient_factor = 1.0
 
     def __init__(self, experts: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -132,11 +138,34 @@ class ExpertLinear(nn.Module):
 
     def forward(self, x_RD: Tensor, routes_E: Tensor) -> Tensor:
         """Map [R, in], sorted by expert, to [R, out]; `routes_E` says how many each expert has."""
-        return product_by_expert(x_RD, local(self.weight), routes_E)
+        weight_EFD = local(self.weight)
+        if self.gradient_factor != 1:
+            weight_EFD = _Scaled.apply(weight_EFD, self.gradient_factor)  # type: ignore[no-untyped-call]
+        return product_by_expert(x_RD, weight_EFD, routes_E)
+
+
+class _Scaled(torch.autograd.Function):
+    """Returns its input; its gradient is multiplied by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * ctx.factor, None
+
+
+_Through = Callable[[Tensor, Tensor], Tensor]
 
 
 class Experts(nn.Module):
-    """A feed-forward layer whose weights a router chooses for each token."""
+    """A feed-forward layer whose weights a router chooses for each token.
+
+    Attributes:
+        exchange: Has other processes' experts compute, where they have some of the layer's.
+    """
 
     def __init__(self, config: DecoderConfig, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -146,6 +175,7 @@ class Experts(nn.Module):
         self.up_proj = ExpertLinear(experts, width, hidden)
         self.down_proj = ExpertLinear(experts, hidden, width)
         self.activation = activation
+        self.exchange: Callable[[_Through, Tensor, Tensor], Tensor] | None = None
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Map [B, S, D] to [B, S, D]."""
@@ -158,13 +188,22 @@ class Experts(nn.Module):
         routes_E = count_routes(experts_R.unsqueeze(0), len(self.router.weight))[0].to(torch.int32)
         x_TKD = x_BSD.flatten(0, 1).unsqueeze(1).expand(-1, experts_BSK.shape[-1], -1)
         x_RD = permuted(x_TKD.flatten(0, 1), order_R, places_R)
-        h_RF = self.activation(self.gate_proj(x_RD, routes_E)) * self.up_proj(x_RD, routes_E)
-        y_RD = permuted(self.down_proj(h_RF, routes_E), places_R, order_R)
+        if self.exchange is None:
+            y_RD = self._through(x_RD, routes_E)
+        else:
+            y_RD = self.exchange(self._through, x_RD, routes_E)
+        y_RD = permuted(y_RD, places_R, order_R)
         y_TKD = y_RD.view(*x_TKD.shape)
         weights_TK1 = weights_BSK.flatten(0, 1).unsqueeze(-1).to(y_TKD.dtype)
         out_TD: Tensor = (y_TKD * weights_TK1).sum(dim=1)
         # Autocast adds up in fp32, but the residual stream has one type.
         return out_TD.to(y_TKD.dtype).view_as(x_BSD)
+
+    def _through(self, x_RD: Tensor, routes_E: Tensor) -> Tensor:
+        """Map rows that are sorted by expert."""
+        h_RF = self.activation(self.gate_proj(x_RD, routes_E)) * self.up_proj(x_RD, routes_E)
+        out_RD: Tensor = self.down_proj(h_RF, routes_E)
+        return out_RD
 
 
 def permuted(x_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ processes of one sequence (`cp`) see other tokens of it: to sharding they are li
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -42,6 +43,8 @@ from torch.distributed.tensor import Shard as RowShard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from pipelines.models.experts import Experts
+from pipelines.parallel.expert_parallel import expert_layers, sharded_dimension
 from pipelines.parallel.mesh import Mesh
 from pipelines.recipe.training_section import Parallel
 
@@ -153,6 +156,7 @@ def shard(
     mesh: Mesh,
     parallel: Parallel,
     dtype: torch.dtype | None,
+    same_experts: DeviceMesh | None = None,
 ) -> None:
     """Divide the weights of `part` among processes, in place; they may be on the meta device.
 
@@ -162,6 +166,7 @@ def shard(
         mesh: `dp_replicate`, `dp_shard` and `cp` are used.
         parallel: `sharding`, `reduce_dtype` and `cpu_offload` are used.
         dtype: In which weights are gathered and used; None: as they are.
+        same_experts: The processes with the same experts, if they have some of a layer's only.
     """
     devices = _replicas_and_shards(mesh, parallel)
     offload = OffloadPolicy()
@@ -176,15 +181,23 @@ def shard(
     gives_up = parallel.sharding == "full" and (
         mesh.layout.pp == 1 or parallel.schedule != "zero_bubble"
     )
+    divide = partial(fully_shard, mp_policy=policy, offload_policy=offload)
+    if same_experts is not None:
+        copies = mesh.along("dp_replicate")
+        theirs = same_experts
+        if copies is not None:
+            theirs = DeviceMesh._concatenate([copies, same_experts])
+        for block in blocks:
+            divide(
+                expert_layers(cast("Experts", block.mlp)),
+                mesh=theirs,
+                reshard_after_forward=gives_up,
+                shard_placement_fn=sharded_dimension,
+            )
     for module in (*blocks, part):
-        fully_shard(
-            module,
-            mesh=devices,
-            # What the root gathers, its backward pass needs at once.
-            reshard_after_forward=gives_up and module is not part,
-            mp_policy=policy,
-            offload_policy=offload,
-        )
+        # What the root gathers, its backward pass needs at once.
+        gathers_twice = gives_up and module is not part
+        divide(module, mesh=devices, reshard_after_forward=gathers_twice)
 
 
 def _replicas_and_shards(mesh: Mesh, parallel: Parallel) -> DeviceMesh:

@@ -30,7 +30,9 @@ def check_division(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
     _check_sequence(layout, recipe)
     _check_adapter(config, layout, recipe.adapter)
     if config.experts:
-        _check_experts(layout, recipe)
+        _check_experts(config, layout, recipe)
+    elif parallel.ep > 1:
+        raise UserError(f"parallel.ep({parallel.ep}): the model has no experts; set 1")
     if train.optimizer == "adamw_8bit":
         _check_moments(config, layout.tp)
     if parallel.paged_moments:
@@ -93,9 +95,11 @@ def _check_adapter(config: DecoderConfig, layout: Layout, adapter: Adapter) -> N
         )
 
 
-def _check_experts(layout: Layout, recipe: Recipe) -> None:
-    """Check what a mixture of experts can't have yet."""
+def _check_experts(config: DecoderConfig, layout: Layout, recipe: Recipe) -> None:
+    """Check what a mixture of experts can't have yet, and that its experts can be divided."""
     train, adapter = recipe.train, recipe.adapter
+    if recipe.parallel.ep > 1:
+        _check_expert_parallel(config, layout, recipe)
     if train.precision == "fp8":
         raise UserError(
             "train.precision = fp8: not with a mixture of experts, whose products it does not "
@@ -108,13 +112,44 @@ def _check_experts(layout: Layout, recipe: Recipe) -> None:
             "attention, or none for all of these"
         )
     # What is added to even out the batches predicts nothing, but would be routed.
-    if train.micro_batch_size != "auto" and train.global_batch_size % (
-        layout.dp * train.micro_batch_size
-    ):
+    micro = 1 if train.micro_batch_size == "auto" else train.micro_batch_size
+    if train.global_batch_size % (layout.dp * micro):
         raise UserError(
             f"train.global_batch_size({train.global_batch_size}): for a mixture of experts it must "
-            f"be a multiple of micro_batch_size({train.micro_batch_size}) * data-parallel "
-            f"processes({layout.dp})"
+            f"be a multiple of micro_batch_size({micro}) * data-parallel processes({layout.dp})"
+        )
+
+
+def _check_expert_parallel(config: DecoderConfig, layout: Layout, recipe: Recipe) -> None:
+    parallel = recipe.parallel
+    ep = parallel.ep
+    if parallel.sharding not in ("gradients", "full", "auto"):
+        raise UserError(
+            f"parallel.ep({ep}): not with parallel.sharding = {parallel.sharding}; set gradients "
+            "or full"
+        )
+    for what, number in (
+        ("the model's experts", config.experts),
+        ("parallel.dp_shard * cp", layout.shards),
+    ):
+        if number % ep:
+            raise UserError(f"parallel.ep({ep}) does not divide {what}({number})")
+    alike = layout.shards // ep
+    for what, number in (("width", config.width), ("hidden", config.hidden)):
+        if number // layout.tp % alike:
+            raise UserError(
+                f"parallel.dp_shard * cp ÷ ep({alike}) does not divide the {number // layout.tp} "
+                f"numbers of the model's {what} that a process has; raise parallel.ep"
+            )
+    if recipe.train.compile is True:
+        raise UserError(
+            f"train.compile: not with parallel.ep({ep}), whose exchanges can't be compiled; set "
+            "auto or false"
+        )
+    if recipe.train.optimizer == "adamw_8bit" and layout.tp > 1:
+        raise UserError(
+            f"train.optimizer = adamw_8bit: not with parallel.ep({ep}) * tp({layout.tp}), which "
+            "divide rows; set adamw or muon"
         )
 
 

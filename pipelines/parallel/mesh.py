@@ -77,6 +77,18 @@ class Mesh:
         set_timeout(self.stall_seconds, flat.get_group())
         return flat
 
+    def experts(self, ep: int) -> tuple[DeviceMesh, DeviceMesh]:
+        """Return the processes with the same experts, and neighbours that share a layer's experts.
+
+        Together they are those of `dp_shard` and `cp`.
+        """
+        shards = self.line("dp_shard", "cp")
+        sizes = shards.size() // ep, ep
+        both = shards._unflatten(0, sizes, ("same_experts", "ep"))
+        for group in both.get_all_groups():
+            set_timeout(self.stall_seconds, group)
+        return both["same_experts"], both["ep"]
+
     def sum(self, tensor: Tensor, *names: str) -> None:
         """Add it up, in place, over the processes that differ in these dimensions."""
         for name in names:

@@ -329,7 +329,8 @@ def parallelize(
     if recipe.train.fixed_compile:
         check_path(mesh.device)
     parts = [model] if mesh.layout.pp == 1 else _stages(model, mesh, parallel)
-    laid = [_lay(part, mesh, recipe, fill) for part in parts]
+    experts = mesh.experts(parallel.ep) if parallel.ep > 1 else None
+    laid = [_lay(part, mesh, recipe, fill, experts) for part in parts]
     return Parallelized(mesh, laid, shards_update=parallel.sharding == "optimizer")
 
 
@@ -344,6 +345,7 @@ def _lay(
     mesh: Mesh,
     recipe: Recipe,
     fill: Callable[[Transformer], None] | None,
+    experts: tuple[DeviceMesh, DeviceMesh] | None,
 ) -> nn.Module:
     parallel, train = recipe.parallel, recipe.train
     sharded = is_fully_sharded(mesh, parallel)
@@ -364,9 +366,15 @@ def _lay(
         from pipelines.parallel.context_parallel import context_parallel
 
         context_parallel(part, cp)
+    if experts is not None:
+        from pipelines.parallel.expert_parallel import expert_parallel
+
+        expert_parallel(part, experts[1])
     _compute_again(part, recipe, tp)
     if sharded:
-        shard(part, part.layers.values(), mesh, parallel, COMPUTE_DTYPES.get(train.fixed_precision))
+        dtype = COMPUTE_DTYPES.get(train.fixed_precision)
+        same_experts = None if experts is None else experts[0]
+        shard(part, part.layers.values(), mesh, parallel, dtype, same_experts)
     if gathers_fp8:
         torch._functorch.config.joint_custom_pass = _turned_again
         # At each call, as weights may also change by a checkpoint that is loaded.

@@ -76,6 +76,7 @@ class Communication:
         optimizer: Muon's results, of which each replica computes a part.
         tensor: Tensor parallelism, which no computation hides without `parallel.async_tp`.
         context: Context parallelism, which no computation hides.
+        experts: Tokens on their way to experts and back, which no computation hides.
         pipeline: Sending activations and their gradients between stages.
     """
 
@@ -85,6 +86,7 @@ class Communication:
     optimizer: float
     tensor: float
     context: float
+    experts: float
     pipeline: float
 
 
@@ -120,8 +122,23 @@ def communication(
         # Sums in attention and feed-forward layers, both passes; then embeddings and head.
         tensor=number * (layers * sums + 2) * tp.all_reduce(stream, hardware),
         context=number * cp.all_to_all(exchanged, hardware),
+        experts=number * layers * _to_experts(config, training, hardware, tokens),
         pipeline=_pipeline(training, hardware, stream),
     )
+
+
+def _to_experts(
+    config: DecoderConfig, training: Training, hardware: Hardware, tokens: float
+) -> float:
+    """Return the seconds of a layer in which tokens travel, in both passes.
+
+    Experts are taken to have equally many. Each tensor parallel process sends whole tokens.
+    """
+    group = Group.of(training.ep, training.layout.tp, hardware.devices_per_node)
+    # There and back in each pass; full checkpointing goes there again.
+    times = 5 if training.activation_checkpoint == "full" else 4
+    routed = tokens * config.experts_per_token * config.width * training.compute_bytes
+    return times * group.all_to_all(routed, hardware)
 
 
 def _data_parallel(
@@ -141,8 +158,18 @@ def _data_parallel(
         return 0.0, 0.0, every.gather(2 * gradients + updated, hardware)
     shards = Group.of(training.shards, layout.tp, per_node)
     blocks = config.layers * config.layer_parameters / parameters
-    gathered = held * _gathered(training, trained, blocks, gathered_bytes(config, training))
+    size = gathered_bytes(config, training)
+    gathered = held * _gathered(training, trained, blocks, size)
     divided, added = shards.gather(gradients, hardware), 0.0
+    weights = shards.gather(gathered, hardware)
+    if training.ep > 1:  # processes with the same experts exchange these, and each only its own
+        alike = Group.of(training.shards // training.ep, layout.tp * training.ep, per_node)
+        part = config.layers * config.expert_parameters / parameters
+        theirs = part * held * _gathered(training, trained, 1.0, size)
+        of_theirs = part * gradients if training.trains_all else 0.0
+        weights += alike.gather(theirs / training.ep, hardware) - shards.gather(theirs, hardware)
+        divided += alike.gather(of_theirs / training.ep, hardware)
+        divided -= shards.gather(of_theirs, hardware)
     replicas = layout.dp_cp // training.shards
     if replicas > 1:
         copies = Group.of(replicas, layout.tp * training.shards, per_node)
@@ -150,7 +177,7 @@ def _data_parallel(
         added = copies.all_reduce(gradients / training.shards, hardware)
     if training.whole_gradients_wait:
         divided, added = 0.0, divided + added
-    return shards.gather(gathered, hardware), divided, added
+    return weights, divided, added
 
 
 def _muon(config: DecoderConfig, training: Training, hardware: Hardware) -> float:

@@ -232,4 +232,5 @@ def _training(recipe: Recipe, layout: Layout, micro_batch: int) -> Training:
         async_tp=parallel.async_tp,
         compiled=train.fixed_compile,
         reduce_dtype=parallel.reduce_dtype,
+        ep=parallel.ep,
     )

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from pipelines.models.config import DecoderConfig
-from pipelines.parallel.layout import Layout
 from pipelines.planning.hardware import Hardware
 from pipelines.planning.layout_rule import Choice, Refusal, choose, is_left_to_the_rule, tries
 from pipelines.planning.memory import estimate
@@ -70,7 +69,7 @@ def search(recipe: Recipe, config: DecoderConfig, hardware: Hardware, gpus: int)
     """
     recipe = settle_precision(recipe, Device.of(hardware))
     found: list[Choice | Refusal] = []
-    for variant in _variants(recipe, hardware, gpus):
+    for variant in _variants(recipe, config, hardware, gpus):
         for each in tries(variant, config, gpus):
             found += [each] if isinstance(each, Refusal) else _checkpointing(each, config)
     return _ranked(found, config, hardware)
@@ -110,7 +109,9 @@ def largest_model(
     return found
 
 
-def _variants(recipe: Recipe, hardware: Hardware, gpus: int) -> Iterator[Recipe]:
+def _variants(
+    recipe: Recipe, config: DecoderConfig, hardware: Hardware, gpus: int
+) -> Iterator[Recipe]:
     """Yield the recipe with `auto` layouts, once for each setting that the rule does not vary."""
     sharding = recipe.parallel.sharding
     open_: dict[str, object] = dict.fromkeys(
@@ -131,6 +132,14 @@ def _variants(recipe: Recipe, hardware: Hardware, gpus: int) -> Iterator[Recipe]
     if recipe.data.sequence_length >= LONG and recipe.adapter.kind == "none":
         for cp in (2, 4, 8):
             yield override_values(recipe, open_ | {"parallel.cp": cp})
+    if sharding in ("auto", "gradients", "full"):
+        divided: dict[str, object] = {
+            "parallel.sharding": "full" if sharding == "auto" else sharding,
+            "train.compile": False,  # the exchanges of expert parallelism can't be compiled
+        }
+        for ep in (2, 4, 8, 16, 32, 64):
+            if ep <= min(config.experts, gpus):
+                yield override_values(recipe, open_ | divided | {"parallel.ep": ep})
 
 
 def _checkpointing(choice: Choice, config: DecoderConfig) -> Iterator[Choice]:
@@ -176,13 +185,14 @@ def _why_not(choice: Choice, hardware: Hardware) -> str:
     return f"needs {needed} GiB of {given}, most for {largest} ({parts[largest] / GIB:.1f})"
 
 
-def ways(layout: Layout) -> str:
+def ways(training: Training) -> str:
     """Return a layout's name such as `dp_shard 4 x tp 2`, without the dimensions of size 1."""
-    return " x ".join(f"{name} {size}" for name, size in vars(layout).items() if size > 1) or "one"
+    sizes = vars(training.layout) | {"ep": training.ep}
+    return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one"
 
 
 def _name(training: Training) -> str:
-    text = f"{ways(training.layout)}, sharding {training.sharding}"
+    text = f"{ways(training)}, sharding {training.sharding}"
     if training.activation_checkpoint != "none":
         text += f", recompute {training.activation_checkpoint}"
     return text

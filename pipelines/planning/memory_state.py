@@ -73,6 +73,7 @@ class _Held:
         block: Parameters of one block.
         layers: The number of blocks.
         looked_up: The root's parameters that no matrix product reads.
+        away: Of a block's parameters, those of experts that a process never gathers.
     """
 
     whole: float
@@ -80,16 +81,22 @@ class _Held:
     block: float
     layers: int
     looked_up: float = 0.0
+    away: float = 0.0
+
+    @property
+    def gathered(self) -> float:
+        """Parameters of a block that FSDP2 gathers."""
+        return self.block - self.away
 
     @property
     def unit(self) -> float:
         """The largest number of parameters that FSDP2 gathers at once."""
-        return max(self.root, self.block)
+        return max(self.root, self.gathered)
 
     @property
     def in_use(self) -> float:
         """Parameters gathered when FSDP2 frees blocks after use: the root and two blocks."""
-        return min(self.whole, self.root + 2 * self.block)
+        return min(self.whole, self.root + 2 * self.gathered)
 
 
 def state_of(config: DecoderConfig, training: Training) -> State:
@@ -210,7 +217,10 @@ def _held(config: DecoderConfig, training: Training) -> _Held:
             embeddings -= table  # once; a pipeline's first and last process have them each
     looked_up = embeddings if training.has_embeddings else 0
     root = looked_up + (norm_and_head if training.has_head else 0)
-    return _Held((root + layers * block) / tp, root / tp, block / tp, layers, looked_up / tp)
+    away = config.expert_parameters * (1 - 1 / training.ep)
+    numbers = root + layers * block, root, block, looked_up, away
+    whole, root_here, block_here, looked_up_here, away_here = (each / tp for each in numbers)
+    return _Held(whole, root_here, block_here, layers, looked_up_here, away_here)
 
 
 def _replicated(held: _Held, training: Training) -> State:
@@ -248,13 +258,14 @@ def _sharded(held: _Held, training: Training, size: int) -> State:
     `size` bytes for each of its numbers.
     """
     whole = held.whole
-    of_root, of_blocks = held.root * training.compute_bytes, (whole - held.root) * size
+    of_root, of_blocks = held.root * training.compute_bytes, held.layers * held.gathered * size
     gathered = of_root + (0 if training.gives_up_blocks else of_blocks)
-    undivided = (whole if training.whole_gradients_wait else held.unit) * FP32
+    waiting = whole - held.layers * held.away
+    undivided = (waiting if training.whole_gradients_wait else held.unit) * FP32
     # FSDP2 gathers a block into one buffer and copies it out, and its gradients in the same way;
     # meanwhile it gathers the next block.
     passing = (held.in_use - held.root if training.gives_up_blocks else 0.0) * size
-    passing += 2 * held.block * size
+    passing += 2 * held.gathered * size
     share = 0.0 if training.cpu_offload else whole / training.shards * FP32
     # Accumulated whole gradients turn into shards one by one.
     waits = training.whole_gradients_wait

@@ -35,6 +35,7 @@ class Training:
     compiled: bool = False  # `torch.compile` keeps only what the backward pass reads, and once
     reduce_dtype: str = "fp32"  # in which gradients are added up over processes
     on_cpu: bool = False  # on a CPU, RMSNorm has no fused kernel and keeps more
+    ep: int = 1  # processes that divide the experts of a layer
     rank: int = 0  # the process's place in the pipeline
 
     @property

@@ -82,4 +82,6 @@ def _compile(recipe: Recipe, device: Device) -> tuple[bool, str]:
         return True, "with train.precision = fp8, which is slower than bf16 without it"
     if parallel.schedule == "zero_bubble" and parallel.pp != 1:
         return False, "with parallel.schedule = zero_bubble, which can't be compiled"
+    if parallel.ep > 1:
+        return False, "with parallel.ep, whose exchanges can't be compiled"
     return device.trains_in_bf16, f"on {device}"

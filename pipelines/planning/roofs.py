@@ -55,6 +55,7 @@ class Share:
         frozen_bytes: Bytes per frozen weight, as stored in memory.
         offloaded: Whether weights are kept in the host's memory between uses.
         paged: Whether AdamW's moments are.
+        ep: Processes that divide the experts of a layer.
     """
 
     tokens: int
@@ -67,6 +68,7 @@ class Share:
     frozen_bytes: float = _FP32
     offloaded: bool = False
     paged: bool = False
+    ep: int = 1
 
 
 def matrix_parameters(config: DecoderConfig) -> int:
@@ -121,17 +123,19 @@ def step_work(config: DecoderConfig, share: Share, precision: Precision) -> Work
     Trained weights and gradients count in fp32, activations in the precision of products.
     """
     tokens = share.tokens / share.data
-    weights = config.parameters / share.model
+    away = config.layers * config.expert_parameters * (1 - 1 / share.ep)
+    weights = (config.parameters - away) / share.model
     trained = weights * share.trainable
     held = trained * _FP32 + (weights - trained) * share.frozen_bytes
     passes = share.micro_batches * 2 * (held + trained * _FP32)
-    update = _FP32 * (_CLIP_ACCESSES + _ADAMW_ACCESSES) * trained / share.shards
+    updated = config.parameters / share.model * share.trainable / share.shards
+    update = _FP32 * (_CLIP_ACCESSES + _ADAMW_ACCESSES) * updated
     width = _FP32 if precision in ("fp32", "tf32") else 2
     activations = activations_per_token(config) * tokens / share.model * width
     ids = 2 * 8 * tokens  # inputs and targets, int64 at most
     loads = share.micro_batches * held / share.shards if share.offloaded else 0.0
     # They leave as fast as they come, at the same time.
-    loads += 2 * _FP32 * trained / share.shards if share.paged else 0.0
+    loads += 2 * _FP32 * updated if share.paged else 0.0
     return Work(
         flops=flops_per_token(config, share.length, share.trainable) * tokens / share.model,
         memory_bytes=passes + update + activations * ACTIVATION_ACCESSES,

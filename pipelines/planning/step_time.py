@@ -198,6 +198,7 @@ def step_time(
     network = (
         tensor
         + sent.context
+        + sent.experts
         + sent.pipeline
         + sent.optimizer
         + exposed(sent.weights, busy)
@@ -332,6 +333,7 @@ def _work(config: DecoderConfig, training: Training, trained: float) -> Work:
         frozen_bytes=NF4 + 2 * training.compute_bytes if quantised else training.compute_bytes,
         offloaded=training.cpu_offload,
         paged=training.paged_moments,
+        ep=training.ep,
     )
     return step_work(config, share, training.precision)
 

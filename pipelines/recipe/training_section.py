@@ -33,6 +33,11 @@ class Parallel(Section):
     tp: Count | Auto = Field(1, description="Tensor parallel processes")
     pp: Count | Auto = Field(1, description="Pipeline parallel processes")
     cp: Count = Field(1, description="Context parallel: processes that share each sequence")
+    ep: Count = Field(
+        1,
+        description="Expert parallel: processes, of those that sharding divides over, that divide "
+        "the experts of each layer",
+    )
     sharding: Literal["none", "optimizer", "gradients", "full", "auto"] = Field(
         "none", description="ZeRO stage 0, 1, 2, 3"
     )

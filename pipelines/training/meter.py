@@ -51,6 +51,7 @@ class Meter(Hook):
             frozen_bytes=frozen_bytes,
             offloaded=recipe.parallel.cpu_offload,
             paged=recipe.parallel.paged_moments,
+            ep=recipe.parallel.ep,
         )
         self.hardware = hardware_of(mesh.device, train.fixed_precision)
         self._precision = train.fixed_precision

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ PHI3 = DecoderConfig(**SIZE | {"kv_heads": 2} | flags("phi3"))
 GEMMA3 = DecoderConfig(
     **SIZE | flags("gemma3_text") | {"kv_heads": 2, "head_dim": 16, "full_attention_every": 2}
 )
+BY_PAIRS = replace(EXPERTS, experts=6)
 
 FSDP = {"sharding": "full", "dp_shard": 2}
 MORE = pytest.mark.parity
@@ -60,6 +62,8 @@ CASES = {
     "fsdp-experts": (2, EXPERTS, FSDP),
     "fsdp-experts-4": (4, EXPERTS, {"sharding": "full", "dp_shard": 4}),
     "tp-fsdp-experts": (4, EXPERTS, {"tp": 2, "sharding": "full", "dp_shard": 2}),
+    "ep-experts": (2, BY_PAIRS, FSDP | {"ep": 2}),
+    "ep-tp-experts": (4, BY_PAIRS, FSDP | {"ep": 2, "tp": 2}),
     "pp-fsdp": (4, LLAMA, {"pp": 2, "sharding": "full", "dp_shard": 2}),
     "pp-tp-gpt2": (4, GPT2, {"pp": 2, "tp": 2}),
 }

@@ -21,6 +21,8 @@ _GEMMA3 = {**flags("gemma3_text"), "kv_heads": 2, "head_dim": 16, "query_pre_att
 _GEMMA3 |= {**_WINDOW, "full_attention_every": 3}  # so that stages differ in their layers' kinds
 # At its usual rate the loss falls so steeply that roundings in fp32 grow beyond the tolerance.
 _SLOWLY = _HALVES | {"lr": 3e-3}
+FULL = {"sharding": "full"}
+_TWICE = {"global_batch_size": 16, "micro_batch_size": 2}
 # Of two processes by `make test`, the others by `make test-parity`.
 CASES = [
     Case("ddp", 2, {}),
@@ -111,6 +113,14 @@ CASES = [
     Case("experts-tp", 2, {"tp": 2}, _HALVES, model=_EXPERTS),
     Case("experts-1f1b", 2, {"pp": 2}, _PAIRS, model=_EXPERTS, slow=True),
     Case("experts-cp", 2, {"cp": 2}, _HALVES, model=_EXPERTS, documents=True, slow=True),
+    Case("ep", 2, FULL | {"ep": 2}, model=_EXPERTS),
+    Case("ep-zero-2", 2, {"sharding": "gradients", "ep": 2}, _TWICE, model=_EXPERTS, slow=True),
+    Case("ep-fsdp", 4, FULL | {"ep": 2}, model=_EXPERTS),
+    Case("ep-hsdp", 4, FULL | {"ep": 2, "dp_replicate": 2}, model=_EXPERTS),
+    Case("ep-cp", 4, FULL | {"cp": 2, "ep": 2}, model=_EXPERTS, documents=True),
+    Case("ep-tp", 4, FULL | {"tp": 2, "ep": 2}, _HALVES, model=_EXPERTS),
+    Case("ep-pp", 4, FULL | {"pp": 2, "ep": 2}, _PAIRS, model=_EXPERTS),
+    Case("ep-tp-fsdp", 8, FULL | {"tp": 2, "ep": 2}, _PAIRS, model=_EXPERTS),
     Case("experts-hsdp", 4, {"sharding": "full", "dp_replicate": 2, "dp_shard": 2}, model=_EXPERTS),
     Case("experts-tp-fsdp", 4, {"tp": 2, "sharding": "full"}, _HALVES, model=_EXPERTS),
     Case("experts-zero-bubble", 2, {"pp": 2, "schedule": "zero_bubble"}, model=_EXPERTS, slow=True),

@@ -150,6 +150,7 @@ def part(
 
 
 ALONE = Case("alone", 1, {})
+EXPERTS = {"experts": 8, "experts_per_token": 2}
 ZERO_3 = {"sharding": "full"}
 CHAINS = {
     "zero-1 to ddp to one": [
@@ -166,6 +167,11 @@ CHAINS = {
         Case("cp-fsdp", 4, {**ZERO_3, "cp": 2}),
         Case("tp", 2, {"tp": 2}),
         Case("cp", 2, {"cp": 2}),
+    ],
+    "ep-4 to one to ep-2-tp-2": [
+        Case("ep-4", 4, {**ZERO_3, "ep": 4}, model=EXPERTS),
+        replace(ALONE, model=EXPERTS),
+        Case("ep-tp", 4, {**ZERO_3, "ep": 2, "tp": 2}, model=EXPERTS),
     ],
     "one to pp-2 to fsdp-2": [ALONE, Case("pp", 2, {"pp": 2}), Case("fsdp-2", 2, ZERO_3)],
     "pp-2-fsdp-2 to tp-2 to zero-1": [
@@ -189,7 +195,7 @@ def test_on_another_layout_with_the_same_samples_and_losses(
         "micro_batch_size": 2,
         "optimizer": optimizer,
     }
-    model = WHOLE_BLOCKS if optimizer == "adamw_8bit" else {}
+    model = {**chain[0].model, **(WHOLE_BLOCKS if optimizer == "adamw_8bit" else {})}
     assert not dist.is_initialized()
     expected, expected_samples = part(
         replace(ALONE, train=train, model=model), data, tmp_path / "whole", None

@@ -143,6 +143,11 @@ def dry_run(case: Case, module: str = "pipelines.training.dry_run") -> Report:
             f"plan --dry-run: {case.hardware.name} is no NVIDIA GPU with a known compute "
             "capability; give another --gpu, or leave the option out"
         )
+    if case.recipe.parallel.ep > 1:
+        raise UserError(
+            f"plan --dry-run: not with parallel.ep({case.recipe.parallel.ep}): how many tokens "
+            "travel depends on numbers, which devices that don't exist have not; set 1"
+        )
     began = time.perf_counter()
     layout = resolve_layout(case.recipe.parallel, case.world)
     beside = case.world // layout.pp  # ranks of a stage lie side by side

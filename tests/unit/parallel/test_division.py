@@ -125,6 +125,32 @@ def test_what_a_mixture_of_experts_has_not_is_one_line(
         check_division(mixture, layout, given)
 
 
+@pytest.mark.parametrize(
+    ("layout", "changes", "line"),
+    [
+        (Layout(dp_shard=3), {"ep": 3}, r"ep\(3\) does not divide the model's experts\(4\)"),
+        (Layout(dp_shard=2), {"ep": 4}, r"ep\(4\) does not divide parallel\.dp_shard \* cp\(2\)"),
+        (
+            Layout(dp_replicate=2),
+            {"ep": 2, "sharding": "none"},
+            "not with parallel.sharding = none",
+        ),
+        (Layout(dp_shard=10), {"ep": 2}, r"ep\(5\) does not divide the 32 numbers of .* width"),
+    ],
+)
+def test_experts_that_do_not_divide_are_one_line(
+    layout: Layout, changes: dict[str, object], line: str
+) -> None:
+    mixture = replace(CONFIG, experts=4, experts_per_token=2)
+    parallel = {"sharding": "full"} | changes
+    train = {"global_batch_size": 60, "micro_batch_size": "auto"}
+    recipe = Recipe.model_validate({"name": "t", "parallel": parallel, "train": train})
+    with pytest.raises(UserError, match=line):
+        check_division(mixture, layout, recipe)
+    with pytest.raises(UserError, match=rf"ep\({changes['ep']}\): the model has no experts"):
+        check_division(CONFIG, layout, recipe)
+
+
 def test_products_with_biases_overlap_with_nothing() -> None:
     recipe = Recipe.model_validate({"name": "t"} | ASYNC)
     check_division(CONFIG, Layout(tp=2), recipe)

@@ -91,7 +91,7 @@ def test_serving_on_gpus_of_one_s_own() -> None:
 
 def test_sizes() -> None:
     assert answer("--model", "llama3-8b", "--adapter", "qlora", "--smallest")["t4"] == "1"
-    assert answer("--model", "gpt2-124m", "--gpus", "1", "--largest")["none"] == "gpt2-1.5b"
+    assert answer("--model", "gpt2-124m", "--gpus", "1", "--largest")["none"] == "phi3-mini-4k"
 
 
 @pytest.mark.parametrize("ending", ["png", "html"])

@@ -10,7 +10,11 @@ from pipelines.planning.layout_rule import choose
 from pipelines.planning.precision_rule import Device, settle_precision
 from pipelines.recipe.recipe_files import load_recipe, shipped_recipes
 
-BASES = {"llama3-8b-lora": "llama3-8b", "llama3-8b-qlora": "llama3-8b"}
+BASES = {
+    "llama3-8b-lora": "llama3-8b",
+    "llama3-8b-qlora": "llama3-8b",
+    "qwen3-30b-a3b-lora": "qwen3-30b-a3b",
+}
 RECIPES = [load_recipe(name) for name in shipped_recipes()]
 
 
@@ -48,7 +52,8 @@ def test_it_fits_the_devices_that_it_names(recipe):
         device = int(named[1]) * 10**9
         there = settle_precision(recipe, Device(is_cpu=False, has_bf16=True))
         choice = choose(there, shape, recipe.resources.workers, device)
-        assert (choice.training.precision, choice.training.compiled) == ("bf16", True)
+        compiled = recipe.parallel.ep == 1  # the exchanges of expert parallelism can't be
+        assert (choice.training.precision, choice.training.compiled) == ("bf16", compiled)
         assert choice.memory.total <= device
 
 

@@ -26,6 +26,7 @@ H100, B200 = named("h100"), named("b200")
 BASES = {
     "llama3-8b-lora": "llama3-8b",
     "llama3-8b-qlora": "llama3-8b",
+    "qwen3-30b-a3b-lora": "qwen3-30b-a3b",
     "lora-gsm8k": "llama3.2-1b",
     "chat-from-demo": "llama-700k",
 }

@@ -1,7 +1,8 @@
 """A mixture of experts: each token goes through a few of many feed-forward layers.
 
-Nothing is dropped: an expert takes all tokens that choose it, and the host never waits to learn
-how many. The weights of all experts of a layer are one parameter.
+Nothing is dropped: an expert takes all tokens that choose it, and the host does not wait to learn
+how many, unless they have to travel (`parallel/expert_parallel.py`). The weights of all experts of
+a layer are one parameter.
 
 Shape suffixes: B batch, S sequence, D model width, F width of an expert, E experts, K experts of a
 token, T tokens of all rows, R routes (T times K).

@@ -144,7 +144,7 @@ def kv_cache_bytes(config: DecoderConfig, sequences: int, tokens: int) -> int:
 
 def _activations(config: DecoderConfig, sequences: int, tokens: int) -> int:
     """Return the bytes of the layer that holds most, and of each sequence's last logits."""
-    feed_forward = (3 if config.gated else 2) * config.hidden
+    feed_forward = (3 if config.gated else 2) * config.hidden_per_token
     attention = (2 * config.heads + 2 * config.kv_heads) * config.head_width
     layer = tokens * (2 * config.width + max(feed_forward, attention)) * BF16
     return layer + sequences * config.vocab_size * (BF16 + FP32)
@@ -219,8 +219,13 @@ def serving_plan(
         owned: The cost of an owned device.
 
     Raises:
-        UserError: The model does not fit a node, or the traffic exceeds the model's context.
+        UserError: The model does not fit a node, the traffic exceeds the model's context, or the
+            model has no such form.
     """
+    if config.experts and weights != "bf16":
+        raise UserError(
+            f"--weights {weights}: a mixture of experts is exported in bf16 only; give bf16"
+        )
     traffic = traffic or _usual(config)
     if traffic.tokens > config.context_length:
         raise UserError(
@@ -309,6 +314,8 @@ class _Pace:
         # Untied embeddings are only looked up; keys and values count as midway through the answer.
         looked_up = 0 if config.tie_embeddings else config.vocab_size * config.width * BF16
         self._weights = served_weight_bytes(config, weights) - looked_up
+        self._experts = config.layers * config.expert_parameters * BF16
+        self._chosen = config.experts_per_token / max(config.experts, 1)
         midway = traffic.prompt + traffic.answer // 2
         copies = max(1, devices // config.kv_heads)
         self._cache = kv_cache_bytes(config, 1, midway) * copies
@@ -332,7 +339,9 @@ class _Pace:
         return sequences * self._answer / seconds
 
     def _reading(self, sequences: int) -> float:
-        return (self._weights + sequences * self._cache) / self._bandwidth
+        # Experts that no sequence chooses, if each chooses evenly, are not read.
+        left = self._experts * (1 - self._chosen) ** sequences
+        return (self._weights - left + sequences * self._cache) / self._bandwidth
 
     def _computing(self, sequences: int) -> float:
         return sequences * self._token / self._flops

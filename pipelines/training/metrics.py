@@ -75,6 +75,7 @@ class StepMetrics:
     last: bool  # whether this is the run's last point
     # Of a mixture of experts: what `Routing.end_window` returns.
     routing: Mapping[str, float] = field(default_factory=dict)
+    expert_shares: Sequence[Sequence[float]] = ()  # `Routing.shares`
 
     def curve_point(self) -> Point:
         """Return the figures that depend only on recipe and data, not on the machine's speed."""

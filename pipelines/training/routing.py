@@ -21,6 +21,9 @@ COLLAPSED_STEPS = 50  # after which a run goes back
 class Routing:
     """Weighs the routers' losses, and sees how they spread the tokens; each process comes to the
     same figures. A model without experts has no routers, and no figures.
+
+    Attributes:
+        shares: Of all tokens, that each expert of each layer had in the last window.
     """
 
     def __init__(self, model: Parallelized, train: Train, tokens_per_step: int) -> None:
@@ -37,6 +40,7 @@ class Routing:
             router.balance, router.z = train.balance_loss, train.z_loss
         # Tensor parallel processes all add the same to the gradient.
         self._share = mesh.layout.dp_cp / tokens_per_step / mesh.layout.tp
+        self.shares: list[list[float]] = []
         self._collapsed_steps = 0  # up to now, of a layer that has been collapsed at log points
         self._collapsed_layer = 0
 
@@ -64,7 +68,8 @@ class Routing:
         by_layer = self._shares()
         norm = gradient_norm([each.weight for each in self._routers.values()], self._mesh)
         figures = {"router_gradient_norm": norm.item()}
-        for number, shares in enumerate(by_layer.tolist()):
+        self.shares = by_layer.tolist()
+        for number, shares in enumerate(self.shares):
             layer = f"experts_of_layer_{number:02}"
             figures[f"{layer}/largest_share"] = max(shares)
             figures[f"{layer}/smallest_share"] = min(shares)

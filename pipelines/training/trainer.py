@@ -318,6 +318,7 @@ class Trainer:
             bound_by=bound_by,
             bound_share=bound_share,
             routing=routing,
+            expert_shares=self.routing.shares,
             last=last,
         )
 

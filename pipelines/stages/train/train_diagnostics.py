@@ -15,6 +15,7 @@ from pipelines.training.metrics import StepMetrics
 from pipelines.training.trainer import Trainer
 
 DIAGNOSTICS = "diagnostics"  # not among the outputs, because it differs in every run
+EXPERTS = "expert_shares.json"
 DENOMINATOR_TAG = "penstock.mfu_denominator"
 BOUND_TAG = "penstock.bound_by"
 PREDICTED_BOUND_TAG = "penstock.bound_by_predicted"
@@ -55,6 +56,10 @@ def conclude(points: Sequence[StepMetrics], workspace: Path, tracked: TrackedRun
     tracked.log_results(results)
     if (planned := workspace / PLAN).is_file():
         tracked.log_artifact(planned, DIAGNOSTICS)
+    if shares := points[-1].expert_shares:
+        path = workspace / DIAGNOSTICS / EXPERTS
+        write_json(path, {"step": points[-1].step, "shares_by_layer": shares})
+        tracked.log_artifact(path, DIAGNOSTICS)
     traces = workspace / DIAGNOSTICS / "profile"
     if traces.is_dir():
         tracked.log_artifact(traces, f"{DIAGNOSTICS}/profile")

@@ -60,6 +60,22 @@ def test_a_replica_takes_the_fewest_devices_that_hold_it(model, gpu, weights, de
     assert served.memory.total <= named(gpu).memory_bytes * HEADROOM
 
 
+def test_one_stream_reads_its_own_experts_and_many_read_all():
+    mixtral, bytes_a_second = preset("mixtral-8x7b"), 2 * named("h100").memory_bandwidth
+    served = plan("mixtral-8x7b", "h100", traffic=Traffic(8, 8))
+    looked_up = mixtral.vocab_size * mixtral.width
+    alone = bytes_a_second / (2 * (mixtral.active_parameters - looked_up))
+    assert served.stream_tokens_per_second == pytest.approx(alone, rel=0.01)
+    # At full concurrency each expert has some sequence that chose it.
+    whole = 2 * (mixtral.parameters - looked_up)
+    assert served.tokens_per_second < served.concurrency * bytes_a_second / whole
+
+
+def test_a_mixture_has_no_smaller_form():
+    with pytest.raises(UserError, match=r"--weights int8: a mixture of experts is exported in bf1"):
+        plan("mixtral-8x7b", "h100", weights="int8")
+
+
 def test_what_fits_no_node_is_refused():
     with pytest.raises(UserError, match=r"8 devices of a node need \S+ GiB each, but have 15"):
         plan("gpt3-175b", "t4")

@@ -43,6 +43,9 @@ def test_the_curves_tell_how_tokens_are_spread(start: Callable) -> None:
         assert 0 <= curves[f"{seen}/smallest_share"] <= 1 / 4
         assert 0 <= curves[f"{seen}/entropy"] <= 1
     assert curves["train/router_gradient_norm"] > 0
+    by_layer = run.points[-1].expert_shares
+    assert [sum(shares) for shares in by_layer] == [pytest.approx(1)] * 2
+    assert max(by_layer[1]) == curves["train/experts_of_layer_01/largest_share"]
 
 
 def test_the_balance_loss_spreads_them(start: Callable) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.config import DecoderConfig
+from pipelines.models.families import flags
+from pipelines.models.model_folder import load_config
 from pipelines.models.peft_format import adapt, fill_adapters, save_adapter
 from pipelines.models.pretrained import load_weights, save_pretrained
 from pipelines.models.quantization import NF4Linear
@@ -36,8 +38,12 @@ from tests.settled import FP32
 # within the 256 blocks that share a scale's scale.
 WIDE = {"width": 128, "hidden": 384, "qkv_bias": True, "output_bias": True, "mlp_bias": True}
 CONFIG = DecoderConfig(**SHAPE | WIDE)
+# Its adapters are in attention alone.
+MIXTURE = DecoderConfig(**SHAPE | flags("mixtral") | {"experts": 4, "experts_per_token": 2})
 FULL = {"sharding": "full"}
 CASES = {
+    "experts-zero-3": ("experts", FULL, {}),
+    "experts-ep": ("experts", FULL | {"ep": 2}, {}),
     "lora-ddp": ("lora", {}, {}),
     "lora-zero-3": ("lora", FULL, {}),
     "lora-zero-3-checkpointed": ("lora", FULL, {"activation_checkpoint": "full"}),
@@ -109,7 +115,7 @@ def recipe(kind: str, base: Path, parallel: dict[str, Any], train: dict[str, Any
         {
             "name": "t",
             "model": {"init_from": str(base)},
-            "adapter": {"kind": kind, "rank": 3, "alpha": 6},
+            "adapter": {"kind": "lora" if kind == "experts" else kind, "rank": 3, "alpha": 6},
             "parallel": parallel,
             "train": {**FP32, **size, **pace, **train},
         }
@@ -124,7 +130,7 @@ def fill(recipe: Recipe, part: Transformer) -> None:
 def build(recipe: Recipe) -> Transformer:
     """A model in fp64, without weights."""
     with torch.device("meta"):
-        model = Transformer(CONFIG)
+        model = Transformer(load_config(Path(recipe.model.init_from or "")))
         adapt(model, recipe)
     for each in model.to(torch.float64).modules():
         if isinstance(each, NF4Linear):
@@ -181,8 +187,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Split]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    model = Transformer(CONFIG)
+    return write_base(CONFIG, tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(MIXTURE, tmp_path_factory.mktemp("mixture"))
+
+
+def write_base(config: DecoderConfig, folder: Path) -> Path:
+    model = Transformer(config)
     model.init_weights(5)
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
@@ -193,14 +207,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(
-    base: Path, data: tuple[Path, Split], tmp_path_factory: pytest.TempPathFactory
+    base: Path,
+    mixture: Path,
+    data: tuple[Path, Split],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], tuple[Outcome, Path]]:
     """What one process does, and where it wrote it."""
 
     @cache
     def of(kind: str) -> tuple[Outcome, Path]:
         folder = tmp_path_factory.mktemp("alone")
-        return train(recipe(kind, base, {}, {}), data, folder), folder
+        read = mixture if kind == "experts" else base
+        return train(recipe(kind, read, {}, {}), data, folder), folder
 
     return of
 
@@ -230,13 +248,15 @@ def test_several_processes_learn_what_one_does(
     parallel: dict[str, Any],
     only_here: dict[str, Any],
     base: Path,
+    mixture: Path,
     data: tuple[Path, Split],
     alone: Callable[[str], tuple[Outcome, Path]],
     pool: Callable[[int], Pool],
     tmp_path: Path,
 ) -> None:
     expected, folder = alone(kind)
-    found = pool(world).run(train, recipe(kind, base, parallel, only_here), data, tmp_path)
+    read = mixture if kind == "experts" else base
+    found = pool(world).run(train, recipe(kind, read, parallel, only_here), data, tmp_path)
     seen = set()
     for outcome in (expected, *found):
         assert outcome.losses == pytest.approx(expected.losses, rel=1e-10)

@@ -53,8 +53,9 @@ class Router(nn.Module):
         self.share: Tensor
         self.routes_E: Tensor
 
-    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each token's experts, [B, S, K], and their weights, [B, S, K], in fp32 at least.
+    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return each token's experts, [B, S, K], and their weights, [B, S, K], in fp32 at least;
+        and how often each expert was chosen in each row, [B, E].
 
         The gradients of balance loss and z-loss are those of the weights, too: the losses
         themselves appear nowhere.
@@ -65,12 +66,12 @@ class Router(nn.Module):
         weights_BSK, experts_BSK = scores_BSE.topk(self.chosen, dim=-1)
         if self.normalised:
             weights_BSK = weights_BSK / weights_BSK.sum(dim=-1, keepdim=True)
+        routes_BE = count_routes(experts_BSK.flatten(1), len(self.weight))
         if self.training and torch.is_grad_enabled():
-            routes_BE = count_routes(experts_BSK.flatten(1), len(self.weight))
             self.routes_E += routes_BE.sum(dim=0)
             loss = self._losses(logits_BSE, scores_BSE, routes_BE)
             weights_BSK = _WithLoss.apply(weights_BSK, loss, self.share)  # type: ignore[no-untyped-call]
-        return experts_BSK, weights_BSK
+        return experts_BSK, weights_BSK, routes_BE
 
     @property
     def _weight_here(self) -> Tensor:
@@ -180,13 +181,10 @@ class Experts(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Map [B, S, D] to [B, S, D]."""
-        experts_BSK, weights_BSK = self.router(x_BSD)
-        experts_R = experts_BSK.flatten()
-        order_R = experts_R.argsort(stable=True)
-        places_R = torch.empty_like(order_R).scatter_(
-            0, order_R, torch.arange(len(order_R), device=order_R.device)
-        )
-        routes_E = count_routes(experts_R.unsqueeze(0), len(self.router.weight))[0].to(torch.int32)
+        experts_BSK, weights_BSK, routes_BE = self.router(x_BSD)
+        order_R = experts_BSK.flatten().argsort(stable=True)
+        places_R = inverse(order_R)
+        routes_E = routes_BE.sum(dim=0).to(torch.int32)
         x_TKD = x_BSD.flatten(0, 1).unsqueeze(1).expand(-1, experts_BSK.shape[-1], -1)
         x_RD = permuted(x_TKD.flatten(0, 1), order_R, places_R)
         if self.exchange is None:
@@ -205,6 +203,12 @@ class Experts(nn.Module):
         h_RF = self.activation(self.gate_proj(x_RD, routes_E)) * self.up_proj(x_RD, routes_E)
         out_RD: Tensor = self.down_proj(h_RF, routes_E)
         return out_RD
+
+
+def inverse(order_R: Tensor) -> Tensor:
+    """Return the order that undoes an order."""
+    numbers_R = torch.arange(len(order_R), device=order_R.device)
+    return torch.empty_like(order_R).scatter_(0, order_R, numbers_R)
 
 
 def permuted(x_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:

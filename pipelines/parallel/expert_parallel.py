@@ -9,7 +9,7 @@ L experts of a process, A rows that arrive at one.
 
 # ruff: noqa: N803, N806 (names that end in their shape)
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -21,7 +21,7 @@ from torch.distributed._functional_collectives import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 
-from pipelines.models.experts import ExpertLinear, Experts, permuted
+from pipelines.models.experts import ExpertLinear, Experts, inverse, permuted
 from pipelines.models.transformer import Block, Transformer
 
 
@@ -52,7 +52,7 @@ class Exchange:
         numbers = torch.arange(came_PL.shape[1], device=came_PL.device).repeat(len(came_PL))
         experts_A = numbers.repeat_interleave(came_PL.flatten(), output_size=sum(comes))
         order_A = experts_A.argsort(stable=True)
-        back_A = order_A.argsort()
+        back_A = inverse(order_A)
         y_AD = through(permuted(x_AD, order_A, back_A), came_PL.sum(dim=0, dtype=torch.int32))
         y_AD = permuted(y_AD, back_A, order_A)
         return all_to_all_single_autograd(y_AD, goes, comes, self._mesh)
@@ -60,19 +60,15 @@ class Exchange:
 
 def expert_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     """Give a decoder, or a stage of one, its experts, in place, after `tensor_parallel`."""
-    for experts in _mixtures(part):
-        experts.exchange = Exchange(mesh)
-        for layer in expert_layers(experts):
-            weight = layer.weight
-            mine = _experts_here(weight, mesh)
-            layer.register_parameter("weight", nn.Parameter(mine, weight.requires_grad))
-            # They add up over the tokens of all these processes, by which FSDP does not divide.
-            layer.gradient_factor = 1 / mesh.size()
-
-
-def _mixtures(part: Transformer) -> Iterator[Experts]:
     for layer in part.layers.values():
-        yield cast("Experts", cast("Block", layer).mlp)
+        experts = cast("Experts", cast("Block", layer).mlp)
+        experts.exchange = Exchange(mesh)
+        for linear in expert_layers(experts):
+            weight = linear.weight
+            mine = _experts_here(weight, mesh)
+            linear.register_parameter("weight", nn.Parameter(mine, weight.requires_grad))
+            # They add up over the tokens of all these processes, by which FSDP does not divide.
+            linear.gradient_factor = 1 / mesh.size()
 
 
 def expert_layers(experts: Experts) -> list[ExpertLinear]:

@@ -215,10 +215,11 @@ class _GatheredInput(ParallelStyle):
         return _exchanged(first, Replicate()), *others
 
 
-class _ExpertFeatures(ParallelStyle):
+class _ExpertFeatures(_GatheredInput):
     """Each process has a part of every expert's features, and routes all tokens.
 
-    So each has a part of every gradient that leads out of the experts: the router's, too.
+    So each has a part of every gradient that leads out of the experts: the router's, too. The
+    output lies over the processes as the input does.
     """
 
     _placements: ClassVar[dict[str, Placement]] = {
@@ -228,11 +229,6 @@ class _ExpertFeatures(ParallelStyle):
         "down_proj": Shard(2),
     }
 
-    def __init__(self, stream: Placement) -> None:
-        """Take how inputs lie, and outputs shall lie, over the processes."""
-        super().__init__()
-        self._stream = stream
-
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, placement in self._placements.items():
             layer = module.get_submodule(name)
@@ -241,19 +237,18 @@ class _ExpertFeatures(ParallelStyle):
                 weight, device_mesh, [placement], src_data_rank=self.src_data_rank
             )
             layer.register_parameter("weight", nn.Parameter(part, weight.requires_grad))
-        module.register_forward_pre_hook(partial(self._gather, device_mesh))
         module.register_forward_hook(partial(self._add_up, device_mesh))
-        return module
+        return super()._apply(module, device_mesh)
 
-    def _gather(self, mesh: DeviceMesh, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
-        (x_BSD,) = inputs
-        if not isinstance(x_BSD, DTensor):
-            x_BSD = DTensor.from_local(x_BSD, mesh, (self._stream,), run_check=False)
-        return (_exchanged(x_BSD, Replicate()).to_local(grad_placements=[Partial()]),)
+    def _gather(
+        self, mesh: DeviceMesh, module: nn.Module, inputs: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        (x_BSD,) = super()._gather(mesh, module, inputs)
+        return (x_BSD.to_local(grad_placements=[Partial()]),)
 
     def _add_up(self, mesh: DeviceMesh, _: nn.Module, __: Any, output_BSD: Tensor) -> Tensor:
         parts = DTensor.from_local(output_BSD, mesh, (Partial(),), run_check=False)
-        return _exchanged(parts, self._stream).to_local()
+        return _exchanged(parts, self._inputs).to_local()
 
 
 class _RowwiseParallel(RowwiseParallel):

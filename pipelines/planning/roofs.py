@@ -104,15 +104,10 @@ def activations_per_token(config: DecoderConfig) -> int:
     keys = config.kv_heads * config.head_width
     turned = queries + keys if config.positions == "rotary" else 0
     inner = (4 if config.gated else 2) * config.hidden_per_token
-    routed = routed_width(config)
+    routed = 2 * config.experts_per_token * config.width  # sorted inputs and results
     streams = (6 if config.branch_norms else 4) * config.width
     block = streams + 2 * queries + 2 * keys + turned + inner + routed
     return config.layers * block + 2 * config.width + config.vocab_size
-
-
-def routed_width(config: DecoderConfig) -> int:
-    """Return how many numbers per token a mixture keeps: its experts' sorted inputs and results."""
-    return 2 * config.experts_per_token * config.width
 
 
 def step_work(config: DecoderConfig, share: Share, precision: Precision) -> Work:

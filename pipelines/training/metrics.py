@@ -73,9 +73,9 @@ class StepMetrics:
     bound_share: float  # of that roof; of the step, if it is the host
 
     last: bool  # whether this is the run's last point
-    # Of a mixture of experts: what `Routing.end_window` returns.
+    # Of a mixture of experts: `Routing.figures`, and its `shares`.
     routing: Mapping[str, float] = field(default_factory=dict)
-    expert_shares: Sequence[Sequence[float]] = ()  # `Routing.shares`
+    expert_shares: Sequence[Sequence[float]] = ()
 
     def curve_point(self) -> Point:
         """Return the figures that depend only on recipe and data, not on the machine's speed."""

@@ -4,7 +4,6 @@ A router may come to send most tokens to one expert: the others then learn nothi
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,6 +23,8 @@ class Routing:
 
     Attributes:
         shares: Of all tokens, that each expert of each layer had in the last window.
+        figures: Of the last window, by name. For each layer, the shares of the most and the least
+            chosen expert, and the entropy of all shares, divided by the largest that it can be.
     """
 
     def __init__(self, model: Parallelized, train: Train, tokens_per_step: int) -> None:
@@ -41,33 +42,30 @@ class Routing:
         # Tensor parallel processes all add the same to the gradient.
         self._share = mesh.layout.dp_cp / tokens_per_step / mesh.layout.tp
         self.shares: list[list[float]] = []
+        self.figures: dict[str, float] = {}
         self._collapsed_steps = 0  # up to now, of a layer that has been collapsed at log points
         self._collapsed_layer = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"steps": self._collapsed_steps, "layer": self._collapsed_layer}
+        return {"steps": self._collapsed_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
-        self._collapsed_steps, self._collapsed_layer = state_dict["steps"], state_dict["layer"]
+        self._collapsed_steps = state_dict["steps"]
 
     def weigh(self, scale: Tensor | float) -> None:
         """Give the routers' losses a step's weight; gradients are multiplied by `scale`."""
         for router in self._routers.values():
             router.share.fill_(scale * self._share)
 
-    def end_window(self, steps: int) -> Mapping[str, float]:
-        """Return figures of the steps since the last call; this waits for the device.
-
-        For each layer, the shares of all tokens that the most and the least chosen expert had, and
-        the entropy of all experts' shares, divided by the largest that it can be.
-        """
+    def end_window(self, steps: int) -> None:
+        """Look at the steps since the last call, of this number; this waits for the device."""
         if not self._config.experts:
-            return {}
+            return
         by_layer = self._shares()
         norm = gradient_norm([each.weight for each in self._routers.values()], self._mesh)
-        figures = {"router_gradient_norm": norm.item()}
+        self.figures = figures = {"router_gradient_norm": norm.item()}
         self.shares = by_layer.tolist()
         for number, shares in enumerate(self.shares):
             layer = f"experts_of_layer_{number:02}"
@@ -75,7 +73,6 @@ class Routing:
             figures[f"{layer}/smallest_share"] = min(shares)
             figures[f"{layer}/entropy"] = _entropy(shares)
         self._watch(by_layer, steps)
-        return figures
 
     def _shares(self) -> Tensor:
         """Return the share of tokens that each expert had, [layers, experts], and begin anew."""

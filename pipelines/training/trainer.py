@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -186,12 +186,12 @@ class Trainer:
         self.hooks.enter_phase(position.step, "report")
         samples = self._samples(position.step)  # while the device is still busy
         verdict = self.guard.verdict()  # the one place where the host waits for the device
-        routing = self.routing.end_window(position.step - since.step)
+        self.routing.end_window(position.step - since.step)
         profiling.collect()
         position = Position(position.step, position.seconds + self.meter.elapsed)
         if verdict.worst_run >= self.train.max_bad_steps or self.routing.collapse:
             return self._go_back(position, verdict), False
-        self._tell(position, since, verdict, samples, routing, finished)
+        self._tell(position, since, verdict, samples, finished)
         if saves and verdict.any_good:  # weights that were never good are not saved
             self.hooks.enter_phase(position.step, "checkpoint")
             self.checkpoints.save(position)
@@ -265,19 +265,13 @@ class Trainer:
         return self.loader.digest([self.guard.data_step(each) for each in range(first, step)])
 
     def _tell(
-        self,
-        position: Position,
-        since: Position,
-        verdict: Verdict,
-        samples: str,
-        routing: Mapping[str, float],
-        last: bool,
+        self, position: Position, since: Position, verdict: Verdict, samples: str, last: bool
     ) -> None:
         """Report a point of the curves if any step was good."""
         if verdict.any_good:
             seen = self.profiler.communication_share, self._memory_in_use()
             window = self.meter.end(position.step - since.step, *seen)
-            metrics = self._metrics(position, verdict, window, samples, routing, last)
+            metrics = self._metrics(position, verdict, window, samples, last)
             self.checkpoints.note(metrics.loss)
             _log.info("%s", metrics.line())
             self.report(metrics)
@@ -289,13 +283,7 @@ class Trainer:
         return memory_in_use(self.device, modules, self.optimizer, self.profiler.step_bytes)
 
     def _metrics(
-        self,
-        position: Position,
-        verdict: Verdict,
-        window: Window,
-        samples: str,
-        routing: Mapping[str, float],
-        last: bool,
+        self, position: Position, verdict: Verdict, window: Window, samples: str, last: bool
     ) -> StepMetrics:
         tokens, used = self.loader.tokens_per_step, window.utilisation
         bound_by, bound_share = used.bound_by()
@@ -317,7 +305,7 @@ class Trainer:
             memory_bytes=window.peak_bytes,
             bound_by=bound_by,
             bound_share=bound_share,
-            routing=routing,
+            routing=self.routing.figures,
             expert_shares=self.routing.shares,
             last=last,
         )

@@ -24,11 +24,13 @@ def experts(monkeypatch: pytest.MonkeyPatch) -> None:
 def favour(run: Any) -> None:
     """Make the second layer send every token to its third expert."""
 
-    def always(router: Any, _inputs: Any, routed: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        experts, weights = routed
+    def always(router: Any, _inputs: Any, routed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        experts, weights, routes = routed
         router.routes_E.zero_()
         router.routes_E[2] = experts.numel()
-        return torch.full_like(experts, 2), weights
+        skewed = torch.zeros_like(routes)
+        skewed[:, 2] = experts[0].numel()
+        return torch.full_like(experts, 2), weights, skewed
 
     run.model.layers["1"].mlp.router.register_forward_hook(always)
 

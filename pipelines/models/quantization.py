@@ -81,7 +81,14 @@ def quantize(weight: Tensor) -> NF4:
     )
 
 
-def dequantize(nf4: NF4, shape: torch.Size, dtype: torch.dtype, place: Place = (0, 0)) -> Tensor:
+def dequantize(
+    nf4: NF4,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    place: Place = (0, 0),
+    *,
+    fused: bool = False,
+) -> Tensor:
     """Return the decoded matrix in `dtype`, computed in fp32.
 
     Args:
@@ -89,15 +96,26 @@ def dequantize(nf4: NF4, shape: torch.Size, dtype: torch.dtype, place: Place = (
         shape: The matrix's or the part's.
         dtype: The result's.
         place: Where a part lies in the whole.
+        fused: By compiled functions.
     """
+    scales_of, numbers_of = _compiled() if fused else (_scales, _numbers)
+    scales = scales_of(nf4, place).view(-1, 1, 1)
+    values = numbers_of(nf4.codes.reshape(-1, BLOCK // 2), scales, nf4.pairs, dtype)
+    return values.flatten()[: shape.numel()].view(shape)
+
+
+def _scales(nf4: NF4, place: Place) -> Tensor:
+    """Return the scale of each block, in lines as `nf4.scales` is."""
     first, apart = place
     lines = nf4.scales.view(-1, nf4.scales.shape[-1])
     rows, columns = (torch.arange(size, device=lines.device) for size in lines.shape)
     blocks = first + apart * rows.unsqueeze(1) + columns
-    scales = nf4.tree[lines.int()] * nf4.scale_maxima[blocks // _SCALE_BLOCK] + nf4.scale_mean
-    numbers = nf4.pairs[nf4.codes.int()]
-    values = numbers.view(-1, BLOCK) * scales.view(-1, 1)
-    return values.flatten()[: shape.numel()].view(shape).to(dtype)
+    return nf4.tree[lines.int()] * nf4.scale_maxima[blocks // _SCALE_BLOCK] + nf4.scale_mean
+
+
+def _numbers(codes: Tensor, scales: Tensor, pairs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the numbers of each block, [blocks, 32, 2]."""
+    return (pairs[codes.int()] * scales).to(dtype)
 
 
 def _nearest(values: Tensor, table: tuple[float, ...]) -> Tensor:
@@ -108,9 +126,14 @@ def _nearest(values: Tensor, table: tuple[float, ...]) -> Tensor:
 
 
 @cache
-def _decode_fused() -> Callable[[NF4, torch.Size, torch.dtype, Place], Tensor]:
-    """Compile `dequantize` only when first used: `torch.compile` takes 4 seconds to import."""
-    return torch.compile(dequantize, dynamic=True)
+def _compiled() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Compile both halves only when first used: `torch.compile` takes 4 seconds to import.
+
+    As one function, each number would need a dozen divisions by sizes that only the run knows, to
+    find its block's scale: a CPU took 50 times as long. Of the second half only the number of
+    blocks changes.
+    """
+    return torch.compile(_scales, dynamic=True), torch.compile(_numbers)
 
 
 @torch.library.custom_op("penstock::nf4_decode", mutates_args=())
@@ -122,11 +145,11 @@ def _decode(
     Otherwise the compiler would decode once and keep the weight until the backward pass. It would
     also do so if the backward pass's decoding did not depend on a gradient, its `after`.
     """
-    decode = _decode_fused() if fused else dequantize
     # Detach, as for parameters the compiler would make code for each shape and soon give up.
     plain = NF4(*(each.detach() for each in nf4))
     with torch.no_grad():
-        return decode(plain, torch.Size(shape), after.dtype, (place[0], place[1]))
+        where = place[0], place[1]
+        return dequantize(plain, torch.Size(shape), after.dtype, where, fused=fused)
 
 
 @_decode.register_fake

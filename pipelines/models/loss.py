@@ -5,7 +5,6 @@ Shape suffixes: P positions of all samples, D model width, V vocabulary.
 
 # ruff: noqa: N803, N806, N812 (names that end in their shape)
 
-import math
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from pipelines.models.weights import local
 
 CHUNK = 1 << 27  # most logits held at once: half a GiB in fp32
 SLICE = 1 << 24  # most numbers of a weight gradient held beside its sum: they fit a GPU's cache
+_TILE = 64  # a GPU's fast kernels take no matrices of other sizes, nor such that begin elsewhere
 
 
 class CrossEntropy(nn.Module):
@@ -41,7 +41,7 @@ def next_token_loss(
     targets_P: Tensor,
     vocabulary: int,
 ) -> Tensor:
-    """Return the summed loss, computed for chunks of positions with about `CHUNK` logits each.
+    """Return the summed loss, computed for chunks of positions with at most `CHUNK` logits each.
 
     Each chunk's gradient is computed with its loss, and its logits are then freed, so nothing is
     computed twice. What a chunk adds to the weight's gradient goes into the sum of all chunks a
@@ -58,14 +58,19 @@ def next_token_loss(
     Returns:
         The sum over all positions.
     """
-    chunks = math.ceil(len(targets_P) * vocabulary / CHUNK)
-    if chunks <= 1:
+    rows = _whole_tiles(CHUNK // vocabulary)
+    if len(targets_P) <= rows:
         return criterion(head(x_PD), targets_P)  # type: ignore[no-any-return]
     if not torch.is_grad_enabled():
-        parts = zip(x_PD.chunk(chunks), targets_P.chunk(chunks), strict=True)
+        parts = zip(torch.split(x_PD, rows), torch.split(targets_P, rows), strict=True)
         return torch.stack([criterion(head(x), targets) for x, targets in parts]).sum()
     weights = [weight for weight in head.parameters() if weight.requires_grad]
-    return _Chunked.apply(head, criterion, x_PD, targets_P, chunks, *weights)  # type: ignore[no-any-return, no-untyped-call]
+    return _Chunked.apply(head, criterion, x_PD, targets_P, rows, *weights)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _whole_tiles(rows: int) -> int:
+    """Round down to whole tiles, where it is more than one."""
+    return rows // _TILE * _TILE or max(1, rows)
 
 
 class _Chunked(torch.autograd.Function):
@@ -78,7 +83,7 @@ class _Chunked(torch.autograd.Function):
         criterion: nn.Module,
         x_PD: Tensor,
         targets_P: Tensor,
-        chunks: int,
+        rows: int,
         *weights: Tensor,
     ) -> Tensor:
         ctx.dtypes = [weight.dtype for weight in weights]
@@ -88,7 +93,7 @@ class _Chunked(torch.autograd.Function):
             for each in weights
         ]
         losses, gradients = [], []
-        for x, targets in zip(x_PD.chunk(chunks), targets_P.chunk(chunks), strict=True):
+        for x, targets in zip(torch.split(x_PD, rows), torch.split(targets_P, rows), strict=True):
             with torch.enable_grad():
                 part = x.detach().requires_grad_()
                 logits = head(part)
@@ -124,7 +129,7 @@ def _add_gradient(total: Tensor, of_logits_PV: Tensor, x_PD: Tensor) -> None:
     if total.dim() == 1:
         total.add_(of_logits_PV.sum(dim=0))
         return
-    rows = max(1, SLICE // total.shape[1])
+    rows = _whole_tiles(SLICE // total.shape[1])
     x_PD = x_PD.to(of_logits_PV.dtype)
     for part_VD, gradient_PV in zip(
         torch.split(total, rows), torch.split(of_logits_PV, rows, dim=1), strict=True

@@ -137,3 +137,26 @@ def test_a_model_learns_the_same_in_chunks(
     tolerance = 0.05 if autocast else 1e-5
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=tolerance * one.abs().max().item(), rtol=0)
+
+
+def test_chunks_and_slices_are_whole_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a product of odd size, or of a slice that begins there, takes a slow kernel."""
+    monkeypatch.setattr(loss, "CHUNK", 131 * 1000)
+    monkeypatch.setattr(loss, "SLICE", 333 * WIDTH)
+    head = nn.Linear(WIDTH, 1000, bias=False)
+    x, targets = torch.randn(300, WIDTH, requires_grad=True), torch.randint(0, 1000, (300,))
+    shapes = []
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.mm.default:
+                shapes.append((*args[0].shape, args[1].shape[1]))
+            return func(*args, **(kwargs or {}))
+
+    with Products():
+        loss.next_token_loss(head, loss.CrossEntropy(), x, targets, 1000)
+    assert {(rows, columns) for rows, _, columns in shapes if columns == 1000} == {
+        (128, 1000),
+        (44, 1000),
+    }
+    assert {rows for rows, inner, _ in shapes if inner == 128} == {320, 40}

@@ -114,7 +114,9 @@ def _attention(
         why = why_not_flash(config, precision) or _why_not_on(device)
         if why or before is not None:
             return why
-        if asked == "auto" and (why := why_not_by_itself(recipe, loader.most_documents)):
+        if asked == "auto":
+            why = why_not_by_itself(recipe, loader.most_documents) or _why_slow_on(device)
+        if why:
             return why
         return _why_it_differs(draw())
 
@@ -145,6 +147,15 @@ def _why_not_on(device: torch.device) -> str | None:
     if torch.cuda.get_device_capability(device) < FLASH_CAPABILITY:
         return f"{name} is older than FlashAttention supports"
     return None
+
+
+def _why_slow_on(device: torch.device) -> str | None:
+    """Return why FlexAttention is faster on a device, as measured on one H200, or None."""
+    if torch.cuda.get_device_capability(device)[0] != _HOPPER:
+        return None
+    without = _why_no_flash_3(device, deterministic=False)
+    why = "on Hopper FlashAttention 2 is slower, and FlashAttention 3 is not used"
+    return without and f"{why}: {without}"
 
 
 def _calls_flash_3(recipe: Recipe, device: torch.device, draw: Callable[[], "_Problem"]) -> bool:

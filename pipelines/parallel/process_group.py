@@ -21,8 +21,11 @@ from pipelines.parallel.mesh import Mesh, set_timeout
 
 T = TypeVar("T")
 # Segments that grow hold tensors of changing sizes without gaps between them. Pinned memory above
-# 1 MiB is not rounded to a power of two, which may be twice as much.
-_ALLOCATOR = "expandable_segments:True,pinned_max_round_threshold_mb:1"
+# 1 MiB is not rounded to a power of two, which may be twice as much; torch 2.11, with which the
+# acceptance may run, can't be told so.
+_ALLOCATOR = "expandable_segments:True"
+if torch.__version__ >= "2.13":
+    _ALLOCATOR += ",pinned_max_round_threshold_mb:1"
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 _OUTSIDE = "192.0.2.1"  # of TEST-NET-1, which nobody has

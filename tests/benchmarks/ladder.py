@@ -67,10 +67,10 @@ def rung(
 
 FP32 = rung(None, "fp32", optimizer={"fused": False})
 BF16 = rung(FP32, "bf16", 0.05, train={"precision": "bf16"})
-FUSED = rung(BF16, "+ fused optimizer", optimizer={"fused": True})
+FUSED = rung(BF16, "+ fused optimizer", -0.001, optimizer={"fused": True})
 EIGHT_BITS = rung(FUSED, "8-bit moments", 0.1, train={"optimizer": "adamw_8bit"})
 COMPILED = rung(FUSED, "+ compile", 0.05, train={"compile": True})
-ACCUMULATION = rung(COMPILED, "+ accumulation", 0.2, train={"micro_batch_size": 2})
+ACCUMULATION = rung(COMPILED, "+ accumulation", 0.15, train={"micro_batch_size": 2})
 SELECTIVE = rung(ACCUMULATION, "+ selective", train={"activation_checkpoint": "selective"})
 FULL = rung(SELECTIVE, "+ full", 0.02, train={"activation_checkpoint": "full"})
 DDP = rung(FUSED, "ddp", world=2, train={"micro_batch_size": 1})

@@ -7,8 +7,10 @@ The fake has the kernels of a CPU, and a mask in FlexAttention's place.
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from pipelines.models.attention import Mask, attend, attention_mask, sequences
 from pipelines.models.presets import preset
@@ -28,6 +30,8 @@ def packed(place: Place) -> Outcome:
     """Whether the result is FlexAttention's, with and without a window, and how long both take."""
     if place.fake:
         import tests.varlen_on_cpu  # noqa: F401
+    elif torch.__version__ < "2.13":
+        _take_groups()
     device = torch.device(place.device)
     windows = (None, 100)
     wrong = [
@@ -44,6 +48,22 @@ def packed(place: Place) -> Outcome:
     limits = wrong[0] if wrong else f"FlashAttention 3: {why or 'right'}"
     reached = ratio is not None and ratio >= 1
     return Outcome(ratio or 0.0, "x flex's speed", ratio, reached, limits, {"seconds": found})
+
+
+def _take_groups() -> None:
+    """Let `varlen_attn` of an earlier torch take fewer keys than queries, as that of 2.13 does."""
+    from torch.nn.attention import varlen
+
+    earlier = varlen.varlen_attn
+
+    def varlen_attn(
+        q: Tensor, k: Tensor, v: Tensor, *rest: Any, enable_gqa: bool, **named: Any
+    ) -> Any:
+        group = q.shape[1] // k.shape[1] if enable_gqa else 1
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+        return earlier(q, k, v, *rest, **named)
+
+    varlen.varlen_attn = varlen_attn
 
 
 def _seconds(place: Place, device: torch.device) -> dict[str, float]:

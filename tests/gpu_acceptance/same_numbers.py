@@ -14,6 +14,7 @@ import torch
 
 from pipelines.doctor.all_reduce import Group, reduced
 from pipelines.models.config import DecoderConfig
+from pipelines.models.transformer import Transformer
 from pipelines.parallel.process_group import process_group
 from pipelines.run.records import Split
 from pipelines.training.checkpoint.checkpointer import Checkpoints, Position
@@ -31,6 +32,7 @@ _WITHIN = 1e-4
 _TOKENS = 500_000
 _STEPS, _SAVED, _CUT = 6, 3, 5
 _FP32 = train.TRAIN | {"log_every": 1}
+_SHAPE = train.SHAPE | {"vocab_size": 512, "layers": 2}  # a CPU takes its 20 steps in seconds
 
 
 def losses(place: Place) -> Outcome:
@@ -39,9 +41,11 @@ def losses(place: Place) -> Outcome:
     The fake device is the CPU, where the same sums are made in another order.
     """
     split = write_split(place.folder, _TOKENS, 512)
-    expected = train_losses(place, split, "cpu", _FP32)
+    drawn = Transformer(_shape(place))  # on the CPU: from one seed a GPU draws other numbers
+    drawn.init_weights(seed=0)
+    expected = train_losses(place, split, "cpu", _FP32, drawn)
     other = {"micro_batch_size": 4} if place.fake else {}
-    found = train_losses(place, split, place.device, _FP32 | other)
+    found = train_losses(place, split, place.device, _FP32 | other, drawn)
     return compare(expected, found)
 
 
@@ -57,12 +61,24 @@ def compare(expected: list[float], found: list[float], more: str = "") -> Outcom
     return Outcome(worst, "relative", worst / _WITHIN, worst <= _WITHIN, limits, curves)
 
 
-def train_losses(place: Place, split: Split, device: str, values: dict[str, Any]) -> list[float]:
-    """Each step's loss."""
-    shape = DecoderConfig(**(TINY if place.fake else train.SHAPE | {"vocab_size": 512}))
-    built = build_trainer(place.folder, split, shape, {"train": values}, torch.device(device))
+def train_losses(
+    place: Place,
+    split: Split,
+    device: str,
+    values: dict[str, Any],
+    begin: Transformer | None = None,
+) -> list[float]:
+    """Each step's loss, with the weights of `begin` at first; by default the device draws them."""
+    sections = {"train": values}
+    built = build_trainer(place.folder, split, _shape(place), sections, torch.device(device))
+    if begin is not None:
+        built.model.load_state_dict(begin.state_dict())
     built.trainer.fit()
     return [point.loss for point in built.points]
+
+
+def _shape(place: Place) -> DecoderConfig:
+    return DecoderConfig(**(TINY if place.fake else _SHAPE))
 
 
 def resume(place: Place) -> Outcome:
@@ -154,8 +170,8 @@ def one_rank(folder: Path, fake: bool) -> None:
     given = json.loads((folder / "ranks.json").read_text())
     split = Split.model_validate(given.pop("split"))
     with process_group() as device:
-        shape = DecoderConfig(**(TINY if fake else train.SHAPE | {"vocab_size": 512}))
         sections = {"train": _FP32 | given, "parallel": {"sharding": "full"}}
+        shape = _shape(Place(folder, str(device), fake))
         built = build_trainer(folder, split, shape, sections, device)
         built.trainer.fit()
         if os.environ["RANK"] == "0":

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 from typing import Any
 
 from pipelines.training.profiling import Event, _length, _union, exposed_share
@@ -11,6 +12,7 @@ from tests.gpu_acceptance.training_speed import LLAMA, run, sized
 _BUSY = 0.95
 _STEPS = (4, 7)
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_MOST, _MOST_CHARACTERS = 20, 80  # of the kernels that are named
 
 
 def trace(place: Place) -> Outcome:
@@ -40,7 +42,11 @@ def overlap(events: list[dict[str, Any]], kinds: tuple[str, ...]) -> Outcome:
     copies = [(event.start, event.end) for kind, event in found if kind == "gpu_memcpy"]
     work = [(event.start, event.end) for kind, event in found if kind != "gpu_memcpy"]
     alone = (_length(_union(spans)) - _length(_union(work))) / whole
+    times: Counter[str] = Counter()
+    for _, event in found:
+        times[event.name[:_MOST_CHARACTERS]] += event.end - event.start
     detail = {
+        "milliseconds": {name: round(time / 1e3, 2) for name, time in times.most_common(_MOST)},
         "busy": busy,
         "copies": _length(_union(copies)) / whole,
         "copies_alone": alone,

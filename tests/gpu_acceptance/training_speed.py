@@ -24,6 +24,8 @@ from tests.gpu_acceptance.acceptance_parts import Outcome, Place
 GPT2 = gpu_train.BENCHMARK.cases["gpt2-124m"]
 LLAMA = gpu_train.BENCHMARK.cases["llama-1b"]
 LLAMA_8B = gpu_lora.BENCHMARK.cases["8b"]
+# On 80 GB nothing of it need be computed again.
+LLAMA_8B_KEPT = LLAMA_8B | {"train": LLAMA_8B["train"] | {"activation_checkpoint": "none"}}
 # Four layers of Llama 3 8B's, whose head, which stays in bf16, is small.
 WIDE = case(shape_of("llama3-8b", 4096, layers=4, vocab_size=32_000), 2, 4)
 TINY = {
@@ -124,6 +126,7 @@ def llama_beside_hf(place: Place) -> Outcome:
 
 
 def _beside_hf(place: Place, ours: str, work: dict[str, Any]) -> Outcome:
+    """It is not compiled: on an H200's host that takes GPT-2 more than 110 seconds."""
     from tests.benchmarks.contenders import train_huggingface  # takes seconds
 
     rate = place.result_of(ours)["detail"]["tokens_per_second"]
@@ -131,7 +134,7 @@ def _beside_hf(place: Place, ours: str, work: dict[str, Any]) -> Outcome:
     tokens = (train["steps"] + 1) * train["global_batch_size"] * length
     write_split(place.folder, tokens, min(work["shape"]["vocab_size"], 30_000))
     options = {"device": place.device.partition(":")[0], "threads": 1}
-    options |= work | {"compile": train["compile"]}
+    options |= work | {"compile": False}
     _, figures = train_huggingface.prepare(place.folder, options)()
     theirs = figures["warm_rate"]
     limits = f"ours {rate:,.0f} tokens/s; theirs takes {figures['peak_gib']:.1f} GiB"
@@ -140,22 +143,24 @@ def _beside_hf(place: Place, ours: str, work: dict[str, Any]) -> Outcome:
 
 
 def lora(place: Place) -> Outcome:
-    """LoRA on the shape of Llama 3 8B."""
-    found = measured(place, sized(place, LLAMA_8B, 6), **gpu_lora.LORA)
+    """LoRA on the shape of Llama 3 8B, as fast as its memory allows."""
+    found = measured(place, sized(place, LLAMA_8B_KEPT, 6), **gpu_lora.LORA)
     rate = found["tokens_per_second"]
     ratio = rate / _LORA_RATE
     return Outcome(rate, "tokens/s", ratio, ratio >= 1, _limits(found), found)
 
 
 def qlora(place: Place) -> Outcome:
-    """QLoRA on the same: its memory over LoRA's, and its speed."""
-    beside = place.result_of("lora-8b")["detail"]
-    found = measured(place, sized(place, LLAMA_8B, 6), **gpu_lora.LORA | {"kind": "qlora"})
+    """QLoRA's memory and speed over LoRA's, both with all blocks computed again."""
+    work = sized(place, LLAMA_8B, 6)
+    beside = measured(place, work, **gpu_lora.LORA)
+    found = measured(place, work, **gpu_lora.LORA | {"kind": "qlora"})
     memory = found["peak_bytes"] / beside["peak_bytes"]
     speed = found["tokens_per_second"] / beside["tokens_per_second"]
     reached = memory <= _MEMORY and speed >= _SPEED
     limits = f"{speed:.2f} of LoRA's speed; {_limits(found)}"
-    return Outcome(memory, "of LoRA's memory", speed, reached, limits, found | {"speed": speed})
+    detail = found | {"speed": speed, "lora": beside}
+    return Outcome(memory, "of LoRA's memory", speed, reached, limits, detail)
 
 
 def fp8(place: Place) -> Outcome:

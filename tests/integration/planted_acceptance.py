@@ -30,8 +30,9 @@ def learn_wrongly() -> None:
 
     train, number = same_numbers.train_losses, itertools.count()
 
-    def other(place, split, device, values):
-        return train(place, split, device, values | {"lr": values["lr"] * (1 + next(number))})
+    def other(place, split, device, values, begin):
+        wrong = values | {"lr": values["lr"] * (1 + next(number))}
+        return train(place, split, device, wrong, begin)
 
     same_numbers.train_losses = other
     run_part.main()

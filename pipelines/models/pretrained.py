@@ -95,46 +95,39 @@ def read_weights(
     wanted = {name: each for name, each in found.items() if each.parameters[0] in places}
     into: dict[str, Tensor] = {}
     rows: dict[str, Rows] = {}
-    parts_of_rows: dict[str, tuple[slice, ...]] = {}
-    of_experts: dict[str, _Part] = {}
+    held: dict[str, _Part] = {}
     for name, each in list(wanted.items()):
         place = _weight(places[each.parameters[0]])
         if each.expert is not None:
-            if (here := _expert_here(place, each.expert)) is None:
+            if (expert := _expert_here(place, each.expert)) is None:
                 del wanted[name]
                 continue
-            of_experts[name] = here
-            if here.place.shape == each.shape:
-                into[name] = here.place
+            held[name] = expert
+            if expert.place.shape == each.shape:
+                into[name] = expert.place
         elif isinstance(place, Tensor) and each.split is None:
             if not is_sharded(place):
                 into[name] = place
             elif (mine := part_here(place)) is not None:
-                rows[name], parts_of_rows[name] = mine
+                rows[name], parts = mine
+                held[name] = _Part(place.to_local(), (slice(None), *parts))
                 if place.to_local().shape[1:] == place.shape[1:]:
                     into[name] = place.to_local()
     device = next(iter(places.values())).device
     for name, tensor in files.read(device, wanted, into, rows):
         stored = wanted[name]
-        if name in rows:
-            place = places[stored.parameters[0]]
+        if name in held:
             if tensor is not into.get(name):  # of another type, or with other processes' parts
-                local = _weight(place).to_local()  # type: ignore[union-attr]
-                local.copy_(tensor[:, *parts_of_rows[name]])
-            yield stored.parameters[0], place  # type: ignore[misc]
-            continue
-        if name in of_experts:
-            if tensor is not into.get(name):
-                here = of_experts[name]
+                here = held[name]
                 here.place.copy_(tensor[*here.part])
             yield stored.parameters[0], places[stored.parameters[0]]  # type: ignore[misc]
-            continue
-        parts = [tensor] if stored.split is None else stored.split(tensor)
-        yield from zip(stored.parameters, parts, strict=True)
+        else:
+            parts_read = [tensor] if stored.split is None else stored.split(tensor)
+            yield from zip(stored.parameters, parts_read, strict=True)
 
 
 class _Part(NamedTuple):
-    """Where a process holds a tensor of a file, and which part of it."""
+    """Where a process holds a tensor of a file, and which part of what it reads of it."""
 
     place: Tensor
     part: tuple[slice, ...]

@@ -80,9 +80,7 @@ class Replicated(ParallelStyle):
         )
 
     def _replicate(self, _: str, module: nn.Module, mesh: DeviceMesh) -> None:
-        for name, weight in list(module.named_parameters(recurse=False)):
-            whole = distribute_tensor(weight, mesh, src_data_rank=self.src_data_rank)
-            module.register_parameter(name, nn.Parameter(whole, weight.requires_grad))
+        _divide(module, Replicate(), mesh, self.src_data_rank)
 
     def _prepare(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
         first, *others = inputs
@@ -93,6 +91,13 @@ class Replicated(ParallelStyle):
     def _finish(self, _: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
         output = output.redistribute(mesh, (self._outputs,))
         return output.to_local() if self._local else output
+
+
+def _divide(layer: nn.Module, placement: Placement, mesh: DeviceMesh, source: int | None) -> None:
+    """Lay a layer's parameters over the processes, in place; `source` as `src_data_rank`."""
+    for name, weight in list(layer.named_parameters(recurse=False)):
+        part = distribute_tensor(weight, mesh, [placement], src_data_rank=source)
+        layer.register_parameter(name, nn.Parameter(part, weight.requires_grad))
 
 
 class VocabularyEmbedding(ParallelStyle):
@@ -108,10 +113,7 @@ class VocabularyEmbedding(ParallelStyle):
         self._outputs = outputs
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        rows = [Shard(0)]
-        weight = module.get_parameter("weight")
-        part = distribute_tensor(weight, device_mesh, rows, src_data_rank=self.src_data_rank)
-        module.register_parameter("weight", nn.Parameter(part, weight.requires_grad))
+        _divide(module, Shard(0), device_mesh, self.src_data_rank)
         module.forward = partial(self._look_up, module, device_mesh)
         return module
 
@@ -231,12 +233,7 @@ class _ExpertFeatures(_GatheredInput):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, placement in self._placements.items():
-            layer = module.get_submodule(name)
-            weight = layer.get_parameter("weight")
-            part = distribute_tensor(
-                weight, device_mesh, [placement], src_data_rank=self.src_data_rank
-            )
-            layer.register_parameter("weight", nn.Parameter(part, weight.requires_grad))
+            _divide(module.get_submodule(name), placement, device_mesh, self.src_data_rank)
         module.register_forward_hook(partial(self._add_up, device_mesh))
         return super()._apply(module, device_mesh)
 

@@ -116,6 +116,7 @@ def _serve(rank: int, world: int, stores: Path, connection: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     torch.set_num_threads(1)
     connection.send((True, None))
@@ -131,3 +132,5 @@ def _serve(rank: int, world: int, stores: Path, connection: Connection) -> None:
         except BaseException:
             connection.send((False, traceback.format_exc()))
         dist.destroy_process_group()
+        # torch finds out once for all meshes that look alike, and keeps the groups of the first.
+        _clear_sharding_prop_cache()

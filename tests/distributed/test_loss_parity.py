@@ -16,7 +16,7 @@ _HALVES, _PAIRS = {"micro_batch_size": 4}, {"micro_batch_size": 2}
 _GPT2 = {**flags("gpt2"), "kv_heads": 4}
 _WINDOW = {"sliding_window": 5}
 # More experts than 8 processes can have equally many of.
-_EXPERTS = {"experts": 6, "experts_per_token": 2, "norm_topk_prob": True}
+_EXPERTS = flags("mixtral") | {"experts": 6, "experts_per_token": 2}
 _GEMMA3 = {**flags("gemma3_text"), "kv_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 12}
 _GEMMA3 |= {**_WINDOW, "full_attention_every": 3}  # so that stages differ in their layers' kinds
 # At its usual rate the loss falls so steeply that roundings in fp32 grow beyond the tolerance.

@@ -113,7 +113,7 @@ class Transformers:
         likely = self.log_probabilities(IDS)[:, :-1]
         return likely.gather(-1, IDS[:, 1:, None]).squeeze(-1)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def log_probabilities(self, ids: Tensor) -> Tensor:
         logits: Tensor = self._model(ids).logits
         return logits.float().log_softmax(-1)

@@ -194,7 +194,7 @@ def test_flash_attention_3_is_activated_where_it_is_right(
 def test_flash_attention_3_is_not_left_active_where_it_may_not_be(
     why: str, gpu: Any, flash_3: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu((8, 0))
+    gpu((9, 0))
     train = {"attention": "flex" if why == "flex" else "varlen"}
     if why == "another process":
         answers = iter([[None], [None, "not here"]])  # of the choice before, and of this

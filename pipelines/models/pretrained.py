@@ -99,31 +99,30 @@ def read_weights(
     for name, each in list(wanted.items()):
         place = _weight(places[each.parameters[0]])
         if each.expert is not None:
-            if (expert := _expert_here(place, each.expert)) is None:
+            if (here := _expert_here(place, each.expert)) is None:
                 del wanted[name]
                 continue
-            held[name] = expert
-            if expert.place.shape == each.shape:
-                into[name] = expert.place
+            held[name] = here
+            if here.place.shape == each.shape:
+                into[name] = here.place
         elif isinstance(place, Tensor) and each.split is None:
             if not is_sharded(place):
                 into[name] = place
             elif (mine := part_here(place)) is not None:
-                rows[name], parts = mine
-                held[name] = _Part(place.to_local(), (slice(None), *parts))
-                if place.to_local().shape[1:] == place.shape[1:]:
-                    into[name] = place.to_local()
+                rows[name], part = mine
+                held[name] = _Part(place.to_local(), (slice(None), *part))
+                if held[name].place.shape[1:] == place.shape[1:]:
+                    into[name] = held[name].place
     device = next(iter(places.values())).device
     for name, tensor in files.read(device, wanted, into, rows):
         stored = wanted[name]
         if name in held:
             if tensor is not into.get(name):  # of another type, or with other processes' parts
-                here = held[name]
-                here.place.copy_(tensor[*here.part])
+                held[name].place.copy_(tensor[*held[name].part])
             yield stored.parameters[0], places[stored.parameters[0]]  # type: ignore[misc]
         else:
-            parts_read = [tensor] if stored.split is None else stored.split(tensor)
-            yield from zip(stored.parameters, parts_read, strict=True)
+            parts = [tensor] if stored.split is None else stored.split(tensor)
+            yield from zip(stored.parameters, parts, strict=True)
 
 
 class _Part(NamedTuple):

@@ -41,7 +41,7 @@ def losses(place: Place) -> Outcome:
     The fake device is the CPU, where the same sums are made in another order.
     """
     split = write_split(place.folder, _TOKENS, 512)
-    drawn = Transformer(_shape(place))  # on the CPU: from one seed a GPU draws other numbers
+    drawn = Transformer(_shape(place.fake))  # on the CPU: from one seed a GPU draws other numbers
     drawn.init_weights(seed=0)
     expected = train_losses(place, split, "cpu", _FP32, drawn)
     other = {"micro_batch_size": 4} if place.fake else {}
@@ -70,15 +70,15 @@ def train_losses(
 ) -> list[float]:
     """Each step's loss, with the weights of `begin` at first; by default the device draws them."""
     sections = {"train": values}
-    built = build_trainer(place.folder, split, _shape(place), sections, torch.device(device))
+    built = build_trainer(place.folder, split, _shape(place.fake), sections, torch.device(device))
     if begin is not None:
         built.model.load_state_dict(begin.state_dict())
     built.trainer.fit()
     return [point.loss for point in built.points]
 
 
-def _shape(place: Place) -> DecoderConfig:
-    return DecoderConfig(**(TINY if place.fake else _SHAPE))
+def _shape(fake: bool) -> DecoderConfig:
+    return DecoderConfig(**(TINY if fake else _SHAPE))
 
 
 def resume(place: Place) -> Outcome:
@@ -171,8 +171,7 @@ def one_rank(folder: Path, fake: bool) -> None:
     split = Split.model_validate(given.pop("split"))
     with process_group() as device:
         sections = {"train": _FP32 | given, "parallel": {"sharding": "full"}}
-        shape = _shape(Place(folder, str(device), fake))
-        built = build_trainer(folder, split, shape, sections, device)
+        built = build_trainer(folder, split, _shape(fake), sections, device)
         built.trainer.fit()
         if os.environ["RANK"] == "0":
             told = json.dumps([point.loss for point in built.points])

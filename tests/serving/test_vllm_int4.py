@@ -9,19 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from pipelines.export.compressed import export_compressed
-from tests.serving.models import PROMPTS, TALK, TOKENS, write_registered
-from tests.serving.servers import asked_of_vllm, environment, told_by_vllm
+from tests.serving.models import write_registered
+from tests.serving.servers import environment, told_by_vllm
 from tests.serving.test_vllm_quantised import (
     DAMAGED,
-    IDS,
     LAYER,
     MOST,
     NEAR,
     QUANTISED,
+    answers,
     by_transformers,
     by_vllm,
     distance,
@@ -53,26 +51,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def answered(exports: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vllm")
-    damaged = folder / "damaged"
-    damaged.mkdir()
-    for path in exports[DAMAGED].iterdir():
-        (damaged / path.name).write_bytes(path.read_bytes())
-    damage(damaged / "model.safetensors")
-    common = {"prompts": PROMPTS, "talk": TALK, "tokens": TOKENS, "scored": IDS.tolist()}
-    common |= {"dtype": "auto", "adapter": None}
-    folders = exports | {"damaged": damaged}
-    jobs = [common | {"name": name, "folder": str(each)} for name, each in folders.items()]
-    return asked_of_vllm(jobs, folder)
-
-
-def damage(path: Path) -> None:
-    """Double every second row's scales of a layer."""
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    tensors = load_file(path)
-    tensors[f"{LAYER}.weight_scale"][::2] *= 2
-    save_file(tensors, path, metadata)
+    return answers(exports, f"{LAYER}.weight_scale", tmp_path_factory.mktemp("vllm"))
 
 
 @pytest.mark.parametrize("shape", QUANTISED)

@@ -9,6 +9,7 @@ nats less likely than the best one.
 """
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -67,26 +68,28 @@ def split(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def answered(exports: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vllm")
+    return answers(exports, f"{LAYER}._weight_scale", tmp_path_factory.mktemp("vllm"))
+
+
+def answers(exports: dict[str, Path], scales: str, folder: Path) -> Path:
+    """Ask vLLM each export, and one of which every second row of `scales` is doubled."""
+    damaged = folder / "damaged"
+    shutil.copytree(exports[DAMAGED], damaged)
+    damage(damaged / "model.safetensors", scales)
     common = {"prompts": PROMPTS, "talk": TALK, "tokens": TOKENS, "scored": IDS.tolist()}
     common |= {"dtype": "auto", "adapter": None}
-    jobs = [common | {"name": shape, "folder": str(exports[shape])} for shape in QUANTISED]
-    damaged = folder / "damaged"
-    damaged.mkdir()
-    for path in exports[DAMAGED].iterdir():
-        (damaged / path.name).write_bytes(path.read_bytes())
-    damage(damaged / "model.safetensors")
-    return asked_of_vllm([*jobs, common | {"name": "damaged", "folder": str(damaged)}], folder)
+    folders = exports | {"damaged": damaged}
+    jobs = [common | {"name": name, "folder": str(each)} for name, each in folders.items()]
+    return asked_of_vllm(jobs, folder)
 
 
-def damage(path: Path) -> None:
-    """Double every second row's scale of a layer."""
+def damage(path: Path, scales: str) -> None:
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
     tensors = load_file(path)
-    tensors[f"{LAYER}._weight_scale"][::2] *= 2
+    tensors[scales][::2] *= 2
     save_file(tensors, path, metadata)
 
 

@@ -136,49 +136,49 @@ def _compiled() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     return torch.compile(_scales, dynamic=True), torch.compile(_numbers)
 
 
-@torch.library.custom_op("penstock::nf4_decode", mutates_args=())
-def _decode(
-    nf4: list[Tensor], shape: list[int], place: list[int], after: Tensor, fused: bool
+@torch.library.custom_op("penstock::nf4_product", mutates_args=())
+def _product(
+    x: Tensor, nf4: list[Tensor], shape: list[int], place: list[int], fused: bool, turned: bool
 ) -> Tensor:
-    """Dequantize to the type of `after`, in an operator that the compiler can't look into.
+    """x · Wᵀ, or x · W if turned, with W decoded to the type of x.
 
-    Otherwise the compiler would decode once and keep the weight until the backward pass. It would
-    also do so if the backward pass's decoding did not depend on a gradient, its `after`.
+    The compiler can't look into this operator. Otherwise it would decode once, and keep the weight
+    until the backward pass.
     """
     # Detach, as for parameters the compiler would make code for each shape and soon give up.
     plain = NF4(*(each.detach() for each in nf4))
     with torch.no_grad():
         where = place[0], place[1]
-        return dequantize(plain, torch.Size(shape), after.dtype, where, fused=fused)
+        weight = dequantize(plain, torch.Size(shape), x.dtype, where, fused=fused)
+        return x @ (weight if turned else weight.t())
 
 
-@_decode.register_fake
+@_product.register_fake
 def _(
+    x: Tensor,
     nf4: list[Tensor],  # noqa: ARG001
     shape: list[int],
     place: list[int],  # noqa: ARG001
-    after: Tensor,
     fused: bool,  # noqa: ARG001
+    turned: bool,
 ) -> Tensor:
-    return after.new_empty(shape)
+    weight = x.new_empty(shape)  # a dry run counts it
+    return x @ (weight if turned else weight.t())
 
 
-class _FrozenLinear(torch.autograd.Function):
-    """x · Wᵀ; the backward pass decodes W again, so that autograd keeps only the 4-bit codes."""
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    _, nf4, *ctx.how = inputs
+    ctx.save_for_backward(*nf4)
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, shape: torch.Size, place: Place, fused: bool, *nf4: Tensor
-    ) -> Tensor:
-        ctx.shape, ctx.place, ctx.fused = shape, place, fused
-        ctx.save_for_backward(*nf4)
-        weight: Tensor = _decode(nf4, shape, place, x, fused)
-        return x @ weight.t()
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        weight = _decode(ctx.saved_tensors, ctx.shape, ctx.place, gradient, ctx.fused)
-        return gradient @ weight, *(None for _ in (*NF4._fields, "shape", "place", "fused"))
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    """Decode W again, so that autograd keeps only the 4-bit codes; no gradient flows to them."""
+    nf4, (shape, place, fused, turned) = list(ctx.saved_tensors), ctx.how
+    of_x = _product(gradient, nf4, shape, place, fused, not turned)
+    return of_x, [None] * len(nf4), None, None, None, None
+
+
+_product.register_autograd(_gradients, setup_context=_remember)
 
 
 class NF4Linear(nn.Module):
@@ -244,9 +244,9 @@ class NF4Linear(nn.Module):
         """Map [..., in] to [..., out] without the bias; of a divided layer with its own part."""
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        nf4 = (each.to_local() if is_sharded(each) else each for each in self.nf4)
+        nf4 = [each.to_local() if is_sharded(each) else each for each in self.nf4]
         fused = torch.compiler.is_compiling()
-        out: Tensor = _FrozenLinear.apply(x, self._part, self._place, fused, *nf4)  # type: ignore[no-untyped-call]
+        out: Tensor = _product(x, nf4, self._part, self._place, fused, False)
         return out
 
     def _in_rows(self, nf4: NF4) -> NF4:

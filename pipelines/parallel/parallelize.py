@@ -69,8 +69,12 @@ _KEPT = {
     _c10d.all_to_all_single.default,
     _c10d.reduce_scatter_tensor.default,
 }
-# Importing the first takes seconds, and the second is a decoder's own.
-_KEPT_BY_NAME = {"torch_attn::_varlen_attn", "penstock::product_by_expert"}
+# Importing the first takes seconds, and the others are a decoder's own.
+_KEPT_BY_NAME = {
+    "torch_attn::_varlen_attn",
+    "penstock::product_by_expert",
+    "penstock::nf4_product",
+}
 
 
 def checkpoint_activations(

@@ -26,7 +26,7 @@ from pipelines.core.storage import read_json, write_json
 from pipelines.doctor.all_reduce import reason_of
 from tests.benchmarks.__main__ import RESULTS, gpus
 from tests.benchmarks.harness import PROJECT
-from tests.gpu_acceptance.acceptance_parts import HERE, WHEELS, Part
+from tests.gpu_acceptance.acceptance_parts import HERE, MOST_SECONDS, WHEELS, Part
 
 Result = dict[str, Any]
 _CODE = ("pipelines", "tests/benchmarks", "tests/gpu_acceptance")
@@ -43,6 +43,7 @@ class Flow:
         out: The folder of the results.
         fake: Whether to compute on the CPU, with tiny models.
         told: Is given a line about each part.
+        most_seconds: For all parts of one GPU together.
         module: What runs a part.
     """
 
@@ -50,6 +51,7 @@ class Flow:
     fake: bool
     told: Callable[[str], None]
     module: str = f"{HERE}.run_part"
+    most_seconds: float = MOST_SECONDS
 
     def run(self, parts: Iterable[Part]) -> list[Result]:
         """Run what has no result yet.
@@ -59,9 +61,9 @@ class Flow:
         """
         cards = [] if self.fake else gpus()
         self._check(cards)
-        who = identity(cards)
+        who, began = identity(cards), time.perf_counter()
         return [
-            self._kept(part, who) or self._new(part, who)
+            self._kept(part, who) or self._new(part, who, self._limit(part, began))
             for part in parts
             if self.fake or len(cards) >= part.gpus
         ]
@@ -70,9 +72,12 @@ class Flow:
         """The file of a part's result."""
         return self.out / f"gpu-{part.name}.json"
 
-    def _limit(self, part: Part) -> float:
-        """Seconds; a busy machine without a GPU has more of them."""
-        return part.seconds * (_FAKE_TIMES if self.fake else 1)
+    def _limit(self, part: Part, began: float) -> float:
+        """Seconds that it may take; a busy machine without a GPU has more of them."""
+        if self.fake:
+            return part.seconds * _FAKE_TIMES
+        left = began + self.most_seconds - time.perf_counter()
+        return part.seconds if part.gpus > 1 else min(part.seconds, max(0.0, left))
 
     def _check(self, cards: list[dict[str, str]]) -> None:
         needed = {"torch": "torch", "transformers": "transformers"} | WHEELS
@@ -91,9 +96,9 @@ class Flow:
             self.told(f"{part.name}: kept from an earlier run")
         return found
 
-    def _new(self, part: Part, who: dict[str, str]) -> Result:
+    def _new(self, part: Part, who: dict[str, str], limit: float) -> Result:
         began = time.perf_counter()
-        found = self._outcome(part, who)
+        found = self._outcome(part, who, limit)
         seconds = time.perf_counter() - began
         command = f"python -m {HERE} {'--fake ' * self.fake}{part.name}"
         result = {
@@ -109,19 +114,19 @@ class Flow:
         self.told(f"{part.name}: {result['state']} after {seconds:.0f} s")
         return result
 
-    def _outcome(self, part: Part, who: dict[str, str]) -> Result:
+    def _outcome(self, part: Part, who: dict[str, str], limit: float) -> Result:
         """What the part's process found, or in one line why it found nothing."""
         nothing = {"figure": None, "unit": "", "ratio": None, "limits": "", "detail": {}}
         log = self.out / f"{part.name}.log"
         with _empty(self.out / "scratch") as folder, log.open("w") as lines:
             answer = folder / "outcome.json"
             place = {"folder": str(folder), "fake": self.fake, "earlier": self._earlier(who)}
-            code = self._process(part, place, lines)
+            code = self._process(part, place, lines, limit)
             if code == 0:
                 found: Result = read_json(answer)
                 return found | {"state": "reached" if found.pop("reached") else "missed"}
         if code is None:
-            why = f"over {self._limit(part):g} s"
+            why = f"over {limit:.0f} s" + "; run it again" * (limit < part.seconds)
             return nothing | {"state": "out of time", "limits": why}
         if code < 0:
             why = f"ended by {signal.Signals(-code).name}"
@@ -129,10 +134,11 @@ class Flow:
             why = reason_of(log.read_text()) or f"exit code {code}"
         return nothing | {"state": "failed", "limits": why[:_MOST_CHARACTERS]}
 
-    def _process(self, part: Part, place: Result, log: IO[str]) -> int | None:
+    def _process(self, part: Part, place: Result, log: IO[str], limit: float) -> int | None:
         """Run it, and return its exit code; None if it ran out of time."""
         cards = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
         seen = {} if part.gpus > 1 else {"CUDA_VISIBLE_DEVICES": cards.partition(",")[0]}
+        seen["PYTHONDONTWRITEBYTECODE"] = ""  # each part would compile all of torch's Python again
         process = subprocess.Popen(
             [sys.executable, "-m", self.module, part.name],
             cwd=PROJECT,
@@ -148,7 +154,7 @@ class Flow:
                 assert process.stdin
                 process.stdin.write(json.dumps(place) + "\n")
                 process.stdin.flush()
-            return process.wait(self._limit(part))
+            return process.wait(limit)
         except subprocess.TimeoutExpired:
             return None
         finally:

@@ -32,8 +32,13 @@ def main() -> None:
 
 
 def _end_with_starter() -> None:
-    """Wait for the end of stdin, which comes when the process that started this one is gone."""
-    sys.stdin.read()
+    """Wait for the end of stdin, which comes when the process that started this one is gone.
+
+    `sys.stdin.read` would hold a lock, and a forked process that closes its stdin, as a worker of a
+    `DataLoader` does, would wait for it for ever.
+    """
+    while os.read(0, 1):
+        pass
     os.killpg(0, signal.SIGKILL)
 
 

@@ -22,7 +22,7 @@ from tests.benchmarks.__main__ import RESULTS
 from tests.benchmarks.gpu_lora import LORA
 from tests.benchmarks.harness import PROJECT
 from tests.gpu_acceptance import peak_memory, same_numbers, training_speed
-from tests.gpu_acceptance.acceptance_parts import PARTS, WHEELS, Place, named
+from tests.gpu_acceptance.acceptance_parts import MOST_SECONDS, PARTS, WHEELS, Place, named
 from tests.gpu_acceptance.flow import ENDED, Flow, identity
 from tests.gpu_acceptance.result_table import accepted, table
 from tests.gpu_acceptance.step_trace import overlap
@@ -172,8 +172,21 @@ def test_a_machine_without_git_has_results_of_its_code(tmp_path: Path, monkeypat
     assert identity([]) == known | {"commit": "unknown"}
 
 
-def test_on_one_gpu_it_takes_nine_minutes_at_most() -> None:
-    assert sum(part.seconds for part in PARTS if part.gpus == 1) <= 540
+def test_on_one_gpu_it_takes_nine_minutes_at_most(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "tests.gpu_acceptance.flow.gpus", lambda: [{"name": "a GPU", "driver_version": "1"}]
+    )
+    flow = Flow(tmp_path, fake=False, told=lambda line: None, module=PLANTED, most_seconds=2)
+    first, second = flow.run([named("device"), named("trace")])
+    assert (first["state"], first["limits"]) == ("out of time", "over 2 s; run it again")
+    assert (second["state"], second["limits"]) == ("out of time", "over 0 s; run it again")
+    assert MOST_SECONDS == 540
+
+
+def test_a_part_may_start_workers_that_close_their_stdin(tmp_path: Path) -> None:
+    flow = Flow(tmp_path, fake=True, told=lambda line: None, module=PLANTED)
+    (found,) = flow.run([replace(named("fp8"), seconds=5)])
+    assert found["state"] == "reached"
 
 
 def test_the_docs_name_each_wheel() -> None:

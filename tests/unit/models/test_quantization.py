@@ -85,6 +85,14 @@ def test_a_layer_computes_with_the_decoded_weight_and_keeps_the_codes_only(
     assert layer.codes.grad is None
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_torch_takes_the_product_for_an_operator_of_its_own(turned: bool) -> None:
+    layer = NF4Linear(nn.Linear(192, 64, bias=False))
+    x = torch.randn(5, 64 if turned else 192, requires_grad=True)
+    arguments = x, list(layer.nf4), [64, 192], [0, 3], False, turned
+    torch.library.opcheck(torch.ops.penstock.nf4_product.default, arguments)
+
+
 def test_autocast_chooses_the_type() -> None:
     layer = NF4Linear(nn.Linear(64, 64))
     with torch.autocast("cpu", torch.bfloat16):

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipelines.recipe.section import Section, form_field
+from pipelines.recipe.section import Section
 
 WITH_REFERENCE = ("dpo", "ipo")
 
@@ -12,9 +12,10 @@ WITH_REFERENCE = ("dpo", "ipo")
 class Preference(Section):
     """Learning from pairs: of two answers to one prompt, one was chosen and one rejected."""
 
-    kind: Literal["none", "dpo", "ipo", "orpo", "simpo"] = form_field(
+    kind: Literal["none", "dpo", "ipo", "orpo", "simpo"] = Field(
         "none",
-        "dpo and ipo compare with the model that training starts from; orpo and simpo need none",
+        description="dpo and ipo compare with the model that training starts from; orpo and simpo "
+        "need none",
     )
     beta: float = Field(
         0.1,

@@ -25,6 +25,7 @@ SCHEMA = pa.schema(
         pa.field("text", pa.string(), nullable=False),
         pa.field("bytes", pa.int64(), nullable=False),
         pa.field("messages", pa.string()),  # of a conversation: JSON, [[role, content], …]
+        pa.field("rejected", pa.string()),  # of a pair: the conversation that is not preferred
     ]
 )
 ROW_GROUP_BYTES = 1 << 20  # of text
@@ -63,6 +64,7 @@ class DocumentWriter:
                 "text": found.text,
                 "bytes": found.bytes,
                 "messages": _dump(found.messages),
+                "rejected": _dump(found.rejected),
             }
         )
 
@@ -84,7 +86,7 @@ def _dump(messages: Messages) -> str | None:
 
 
 def load_messages(column: str | None) -> Messages:
-    """Return the turns of a conversation, from the column `messages`."""
+    """Return the turns of a conversation, from the column `messages` or `rejected`."""
     return tuple((role, content) for role, content in json.loads(column)) if column else ()
 
 

@@ -17,6 +17,7 @@ MALFORMED = "malformed"
 PII = "pii"
 CONTAMINATED = "contaminated:"  # before the evaluation set's name
 
+_ASSISTANT = "assistant"  # the role that `reading.instruction` names
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n+")
 _BOM = "\ufeff"
 
@@ -31,6 +32,7 @@ class Document(NamedTuple):
     dropped: str | None = None  # the reason
     detail: str = ""  # of a malformed record: what is wrong with it
     messages: Messages = ()  # of a conversation; `text` is then what `join` makes of it
+    rejected: Messages = ()  # of a pair: the conversation that `messages` is preferred to
 
 
 def document(source: str, text: str) -> Document:
@@ -38,16 +40,50 @@ def document(source: str, text: str) -> Document:
     return _document(source, normalize(text))
 
 
-def conversation(source: str, messages: Messages) -> Document:
-    """Normalise each turn of a conversation, as `document` does a text."""
-    messages = tuple((role, normalize(content)) for role, content in messages)
-    found = _document(source, join(messages))
-    return found if found.dropped else found._replace(messages=messages)
+def conversation(source: str, messages: Messages, rejected: Messages = ()) -> Document:
+    """Normalise each turn of a conversation, or of a pair of them, as `document` does a text.
+
+    What is no pair comes back dropped.
+    """
+    messages, rejected = (
+        tuple((role, normalize(content)) for role, content in each) for each in (messages, rejected)
+    )
+    beyond = rejected[shared_turns(messages, rejected) :]
+    found = _document(source, join(messages + beyond))
+    if rejected and not found.dropped and (fault := pair_fault(messages, rejected)):
+        return drop(source, found.bytes, MALFORMED, fault)
+    return found if found.dropped else found._replace(messages=messages, rejected=rejected)
 
 
 def join(messages: Messages) -> str:
     """Return the text of a conversation: what filters, hashes and n-grams see of it."""
     return "\n\n".join(content for _, content in messages)
+
+
+def shared_turns(chosen: Messages, rejected: Messages) -> int:
+    """Return how many turns two conversations have in common before they differ."""
+    turns = enumerate(zip(chosen, rejected, strict=False))
+    shorter = min(len(chosen), len(rejected))
+    return next((number for number, (one, other) in turns if one != other), shorter)
+
+
+def pair_fault(chosen: Messages, rejected: Messages) -> str | None:
+    """Return why no preference can be learnt from two conversations, or None if it can."""
+    if chosen == rejected:
+        return "the chosen and the rejected answer are equal"
+    shared = shared_turns(chosen, rejected)
+    if shared in (len(chosen), len(rejected)):
+        empty = "chosen" if shared == len(chosen) else "rejected"
+        return f"the {empty} answer is empty: the other conversation goes on from it"
+    for name, messages in (("chosen", chosen), ("rejected", rejected)):
+        if messages[shared][0] != _ASSISTANT:
+            return (
+                f"the conversations do not begin alike: message {shared + 1} of the {name} one "
+                f"differs and is not the {_ASSISTANT}'s"
+            )
+        if messages[-1][0] != _ASSISTANT:
+            return f"the {name} conversation does not end with a turn of the {_ASSISTANT}"
+    return None
 
 
 def _document(source: str, text: str) -> Document:

@@ -29,6 +29,7 @@ class Made:
     tokenizer: Path
     token_blocks: dict[str, dict[Path, int]]  # tokens by split
     shards: dict[str, dict[Path, Shard]]  # by split
+    left_out: int = 0  # pairs longer than a sample
 
 
 def publish(made: Made, output: Path) -> None:
@@ -61,7 +62,8 @@ def describe_dataset(made: Made, data: Data, vocab_size: int) -> DatasetRef:
         for name in SPLITS
     }
     packed_length = data.sequence_length if data.packing == "best_fit" else None
-    return DatasetRef(vocab_size=vocab_size, packed_length=packed_length, **splits)
+    pairs = data.instruction.is_preference
+    return DatasetRef(vocab_size=vocab_size, packed_length=packed_length, pairs=pairs, **splits)
 
 
 def write_statistics(made: Made, data: Data, dataset: DatasetRef, output: Path) -> dict[str, Any]:
@@ -86,6 +88,8 @@ def write_statistics(made: Made, data: Data, dataset: DatasetRef, output: Path) 
             for name, split in splits.items()
         },
     }
+    if dataset.pairs:
+        stats["left_out_pairs"] = made.left_out
     stats[LENGTH_HISTOGRAM] = dataset_histogram(output, dataset)
     write_json(output / STATS, stats)
     lines = (

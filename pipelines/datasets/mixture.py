@@ -65,6 +65,7 @@ def describe_mixture(mixed: Sequence[Weighted], fetched: Sequence[DatasetRef]) -
         remote=first.remote,
         vocab_size=first.vocab_size,
         packed_length=first.packed_length,
+        pairs=first.pairs,
         mixture=parts,
         **splits,
     )
@@ -125,6 +126,7 @@ def _format(store: ObjectStore, version: DatasetVersion) -> dict[str, str]:
         "tokenizer": hashlib.sha256(json.dumps(tokenizer).encode()).hexdigest()[:12],
         "packing": "end to end" if length is None else f"best fit of {length}",
         "loss mask": "one" if masked else "none",
+        "documents": "pairs" if dataset.pairs else "single ones",
     }
 
 

@@ -125,12 +125,18 @@ class Source(Section):
 class Instruction(Section):
     """Conversations, rendered by a chat template, with the loss on the assistant's turns only."""
 
-    kind: Literal["none", "messages", "prompt_response"] = Field(
-        "none", description="none: plain text; else the form of a record"
+    kind: Literal["none", "messages", "prompt_response", "preference"] = Field(
+        "none",
+        description="none: plain text; else the form of a record; preference: a better and a worse "
+        "answer to the same beginning",
     )
     messages_field: str = Field("messages", description="A list of {role, content}")
     prompt_field: str = "prompt"
     response_field: str = "response"
+    chosen_field: str = Field(
+        "chosen", description="preference: text, or a list of {role, content}, whole or an end"
+    )
+    rejected_field: str = Field("rejected", description="preference: the same, of the worse answer")
     chat_template: str | None = Field(
         None, description="A Jinja file; null: the tokenizer's own, else ChatML"
     )
@@ -139,6 +145,11 @@ class Instruction(Section):
     def is_chat(self) -> bool:
         """Whether the data are conversations."""
         return self.kind != "none"
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether the data are pairs of conversations, of which the first is preferred."""
+        return self.kind == "preference"
 
 
 class Tokenizer(Section):
@@ -202,6 +213,16 @@ class Data(Section):
             raise ValueError(
                 "data.source.format `docstrings` gives questions and answers; set "
                 "data.instruction.kind to prompt_response"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_lie_whole_in_samples(self) -> Self:
+        whole = self.packing == "best_fit" and self.document_mask
+        if self.instruction.is_preference and not whole:
+            raise ValueError(
+                "data.instruction.kind `preference` needs both answers of a pair whole in one "
+                "sample; set data.packing to best_fit and data.document_mask to true"
             )
         return self
 

@@ -61,6 +61,9 @@ class Validation(Section):
     max_malformed_conversations: Share = Field(
         0.01, description="Share whose roles do not alternate, or that the chat template refuses"
     )
+    chosen_longer: tuple[Share, Share] = Field(
+        (0.0, 1.0), description="Share of pairs whose chosen answer is longer, least and most"
+    )
     languages: dict[str, tuple[Share, Share]] = Field(
         {}, description="Least and most share of the texts by ISO 639 code; empty: any"
     )

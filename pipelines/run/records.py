@@ -138,6 +138,8 @@ class DatasetRef(BaseModel):
     vocab_size: int
     # With best-fit packing, a document of the index is one sample, padded to this length plus one.
     packed_length: int | None = None
+    # A sample's pieces are then a chosen and a rejected conversation, by turns, and the padding.
+    pairs: bool = False
     train: Split
     validation: Split
     mixture: tuple[MixturePart, ...] = ()  # the versions by label, if the data is a mixture

@@ -8,7 +8,14 @@ from pipelines.core.errors import UserError
 from pipelines.data.cleaning.decontaminate import EvaluationNgrams
 from pipelines.data.cleaning.filters import build_filters, first_rejection
 from pipelines.data.cleaning.pii import Scrubber
-from pipelines.data.normalize import CONTAMINATED, PII, Document, conversation, document
+from pipelines.data.normalize import (
+    CONTAMINATED,
+    PII,
+    Document,
+    conversation,
+    document,
+    shared_turns,
+)
 from pipelines.data.reading.instruction import Fields
 from pipelines.data.reading.source_fingerprint import evaluation_source
 from pipelines.data.reading.sources import list_inputs
@@ -97,7 +104,8 @@ class Cleaner:
         return None
 
     def _scrub(self, found: Document, tally: Tally) -> tuple[Document, str | None]:
-        turns = found.messages or (("", found.text),)
+        shared = shared_turns(found.messages, found.rejected)
+        turns = found.messages + found.rejected[shared:] or (("", found.text),)
         scrubbed = [(role, self._scrubber.scrub(content)) for role, content in turns]
         for _, part in scrubbed:
             tally.pii.update(part.counts)
@@ -107,9 +115,13 @@ class Cleaner:
             return found, PII
         if self._pii.action == "mask":
             masked = tuple((role, part.text) for role, part in scrubbed)
-            if found.messages:
-                return conversation(found.source, masked), None
-            return document(found.source, masked[0][1]), None
+            if not found.messages:
+                return document(found.source, masked[0][1]), None
+            stop = len(found.messages)
+            rejected = masked[:shared] + masked[stop:] if found.rejected else ()
+            cleaned = conversation(found.source, masked[:stop], rejected)
+            # Answers that differed in personal data alone are no pair any more.
+            return (found, PII) if cleaned.dropped else (cleaned, None)
         return found, None
 
     def _excerpt(self, found: Document) -> str:

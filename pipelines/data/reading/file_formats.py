@@ -232,12 +232,12 @@ _BUFFER_BYTES = 1 << 20  # bytes of a column that are read at once
 def parquet_documents(read: Read, fields: Fields) -> Iterator[Document]:
     """Yield the documents of a file or of some of its row groups, named by row."""
     with open_parquet(read.url) as file:
-        fields.check_columns(read.path, file.schema_arrow.names)
+        columns = fields.find_columns(read.path, file.schema_arrow.names)
         stop = file.num_row_groups if read.stop is None else read.stop
         groups = list(range(read.start, stop))
         row = read.line or 1
         rows = _batch_rows(file, groups, fields)
-        batches = file.iter_batches(rows, row_groups=groups, columns=list(fields.columns))
+        batches = file.iter_batches(rows, row_groups=groups, columns=columns)
         for batch in _readable(read.url, batches):
             for record in batch.to_pylist():
                 yield record_document(f"{read.path}:{row}", 0, record, fields)

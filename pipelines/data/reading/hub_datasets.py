@@ -75,8 +75,8 @@ def _records(
     dataset = _open(root, split)
     chosen = dataset
     if dataset.column_names is not None:  # None if only reading shows the columns
-        fields.check_columns(root.partition(_REVISION)[0], dataset.column_names)
-        chosen = dataset.select_columns(list(fields.columns))
+        columns = fields.find_columns(root.partition(_REVISION)[0], dataset.column_names)
+        chosen = dataset.select_columns(columns)
     if _is_saved(root):
         start = shard * SHARD_ROWS
         part = chosen.select(range(start, min(start + SHARD_ROWS, len(dataset))))

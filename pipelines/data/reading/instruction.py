@@ -42,6 +42,7 @@ class Fields:
             "none": (self.text,),
             "messages": (wanted.messages_field,),
             "prompt_response": (wanted.prompt_field, wanted.response_field),
+            "preference": (wanted.chosen_field, wanted.rejected_field, wanted.prompt_field),
         }[wanted.kind]
 
     def other_kind(self, names: Collection[str]) -> str | None:
@@ -53,12 +54,15 @@ class Fields:
             return "set data.instruction.kind to messages"
         if asked.prompt_field in names and asked.response_field in names:
             return "set data.instruction.kind to prompt_response"
+        if asked.chosen_field in names and asked.rejected_field in names:
+            return "set data.instruction.kind to preference"
         return None
 
-    def check_columns(self, where: str, names: Collection[str]) -> None:
-        """Raise UserError if a table lacks a column that has to be read."""
+    def find_columns(self, where: str, names: Collection[str]) -> list[str]:
+        """Return the columns of a table to read; raise UserError if it lacks one that must be."""
+        optional = self.instruction.prompt_field if self.instruction.is_preference else None
         for column in self.columns:
-            if column not in names:
+            if column not in names and column != optional:
                 setting = (
                     "the fields of data.instruction"
                     if self.instruction.is_chat
@@ -68,11 +72,14 @@ class Fields:
                     f"{where}: no column {column!r} among {_shown(names)}; "
                     f"{self.other_kind(names) or f'set {setting}'}"
                 )
+        return [column for column in self.columns if column in names]
 
 
 def record_document(source: str, size: int, record: Mapping[str, Any], fields: Fields) -> Document:
     """Return the document of a record; if it is dropped, `size` counts as its bytes."""
     try:
+        if fields.instruction.is_preference:
+            return conversation(source, *_pair(record, fields))
         if fields.instruction.is_chat:
             return conversation(source, _messages(record, fields))
         return document(source, _string(record, fields.text, fields))
@@ -84,16 +91,42 @@ def _messages(record: Mapping[str, Any], fields: Fields) -> Messages:
     wanted = fields.instruction
     if wanted.kind == "prompt_response":
         prompt = _string(record, wanted.prompt_field, fields)
-        response = _string(record, wanted.response_field, fields)
-        if not response.strip():
-            raise _MalformedError(f"field {wanted.response_field!r} is empty")
-        return (USER, prompt), (ASSISTANT, response)
-    value = _field(record, wanted.messages_field, fields)
-    if not isinstance(value, list):
-        raise _MalformedError(f"field {wanted.messages_field!r} is {_kind(value)}, not a list")
-    messages = tuple(_turn(number, turn) for number, turn in enumerate(value, 1))
+        return (USER, prompt), (ASSISTANT, _answer(record, wanted.response_field, fields))
+    messages = _turns(record, wanted.messages_field, fields)
     _check_order(messages)
     return messages
+
+
+def _pair(record: Mapping[str, Any], fields: Fields) -> tuple[Messages, Messages]:
+    """Return the chosen and the rejected conversation, by the form of the fields."""
+    wanted = fields.instruction
+    names = wanted.chosen_field, wanted.rejected_field
+    found, prompt = _field(record, names[0], fields), record.get(wanted.prompt_field)
+    if isinstance(found, list) or isinstance(prompt, list):
+        # A text beside whole conversations only repeats their beginning.
+        turns = isinstance(prompt, list)
+        before = _turns(record, wanted.prompt_field, fields) if turns else ()
+        chosen, rejected = (before + _turns(record, name, fields) for name in names)
+    else:
+        asked = (USER, _string(record, wanted.prompt_field, fields))
+        chosen, rejected = ((asked, (ASSISTANT, _answer(record, n, fields))) for n in names)
+    for messages in (chosen, rejected):
+        _check_order(messages)
+    return chosen, rejected
+
+
+def _turns(record: Mapping[str, Any], name: str, fields: Fields) -> Messages:
+    value = _field(record, name, fields)
+    if not isinstance(value, list):
+        raise _MalformedError(f"field {name!r} is {_kind(value)}, not a list")
+    return tuple(_turn(number, turn) for number, turn in enumerate(value, 1))
+
+
+def _answer(record: Mapping[str, Any], name: str, fields: Fields) -> str:
+    answer = _string(record, name, fields)
+    if not answer.strip():
+        raise _MalformedError(f"field {name!r} is empty")
+    return answer
 
 
 def _turn(number: int, turn: Any) -> tuple[str, str]:

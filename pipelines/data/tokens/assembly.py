@@ -63,6 +63,19 @@ def best_fit(sizes: Counts, capacity: int) -> Packing:
     return Packing(capacity, documents[order], starts[order], lengths[order], pieces)
 
 
+def pack_pairs(sizes: Counts, capacity: int) -> Packing:
+    """Pack documents as `best_fit` does, but each two that follow each other as one, uncut.
+
+    Args:
+        sizes: in tokens, [documents]; a pair has at most `capacity`.
+        capacity: tokens a sample.
+    """
+    packed = best_fit(sizes.reshape(-1, 2).sum(axis=1, dtype=np.int64), capacity)
+    documents = (2 * packed.documents[:, None] + np.arange(2)).ravel()
+    lengths = sizes[documents].astype(np.int64)
+    return Packing(capacity, documents, np.zeros_like(documents), lengths, 2 * packed.samples)
+
+
 def _samples(lengths: Numbers, capacity: int) -> Numbers:
     """Return the sample of each piece, [pieces], numbered as they are opened.
 
@@ -192,15 +205,19 @@ class ShardPlan:
     pieces: tuple[Piece, ...]
 
 
-def plan_shards(split: str, blocks: Sequence[Path], shard_tokens: int) -> list[ShardPlan]:
+def plan_shards(
+    split: str, blocks: Sequence[Path], shard_tokens: int, *, pairs: bool = False
+) -> list[ShardPlan]:
     """Cut a split's documents, in order, into shards of at most `shard_tokens`.
 
-    A document never spans two shards; one longer than `shard_tokens` has a shard to itself.
+    A document never spans two shards, nor do `pairs` of them; one longer than `shard_tokens` has a
+    shard to itself.
     """
+    unit = 2 if pairs else 1
     shards: list[list[Piece]] = []
     free = 0  # tokens that the last shard still takes
     for block in blocks:
-        ends = np.cumsum(np.load(block / SIZES_FILE), dtype=np.int64)
+        ends = np.cumsum(np.load(block / SIZES_FILE), dtype=np.int64)[unit - 1 :: unit]
         start = taken = 0
         while start < len(ends):
             stop = int(np.searchsorted(ends, taken + free, side="right"))
@@ -208,7 +225,7 @@ def plan_shards(split: str, blocks: Sequence[Path], shard_tokens: int) -> list[S
                 shards.append([])
                 free = shard_tokens
                 stop = max(start + 1, int(np.searchsorted(ends, taken + free, side="right")))
-            shards[-1].append(Piece(block, start, stop))
+            shards[-1].append(Piece(block, unit * start, unit * stop))
             free -= int(ends[stop - 1]) - taken
             start, taken = stop, int(ends[stop - 1])
     return [
@@ -217,7 +234,13 @@ def plan_shards(split: str, blocks: Sequence[Path], shard_tokens: int) -> list[S
 
 
 def assemble(
-    plan: ShardPlan, folder: Path, *, vocab_size: int, end_id: int, capacity: int | None
+    plan: ShardPlan,
+    folder: Path,
+    *,
+    vocab_size: int,
+    end_id: int,
+    capacity: int | None,
+    pairs: bool = False,
 ) -> Shard:
     """Write one shard.
 
@@ -227,6 +250,7 @@ def assemble(
         vocab_size: of the tokenizer.
         end_id: the end-of-document token.
         capacity: tokens a sample, where documents are packed into samples (best fit); else None.
+        pairs: whether each two documents are to lie in one sample.
 
     Returns:
         Its record, with the path below preprocess's output.
@@ -240,7 +264,7 @@ def assemble(
             writer.add(piece.ids, piece.sizes, piece.mask)
     else:
         whole = _join(pieces)
-        packing = best_fit(whole.sizes, capacity)
+        packing = (pack_pairs if pairs else best_fit)(whole.sizes, capacity)
         write_packed(writer, packing, whole.ids, whole.sizes, whole.mask, end_id)
     shard = writer.close()
     return shard.model_copy(update={"path": f"{TOKENS}/{shard.path}"})

@@ -88,8 +88,15 @@ class ChatEncoder:
         self._markers = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._template = ChatTemplate(template, template_variables(folder), self._markers)
 
-    def encode(self, conversations: Sequence[Messages]) -> list[EncodedChat]:
+    def encode(
+        self, conversations: Sequence[Messages], given: Sequence[int] = ()
+    ) -> list[EncodedChat]:
         """Return each conversation's ids and mask.
+
+        Args:
+            conversations: each a sequence of turns.
+            given: of each, how many turns at its beginning are not predicted, though the assistant
+                may speak there; nothing for none.
 
         Raises:
             UserError: the template cannot render one, see `ChatTemplate.render`.
@@ -102,9 +109,10 @@ class ChatEncoder:
             for start, stop in pairwise(bounds)
         ]
         encodings = iter(self._tokenizer.encode_batch(pieces, add_special_tokens=False))
+        given = given or [0] * len(chats)
         return [
-            self._encoded(messages, chat, bounds, encodings)
-            for messages, chat, bounds in zip(conversations, chats, cuts, strict=True)
+            self._encoded(messages, _predicted(messages, chat, turns), bounds, encodings)
+            for messages, chat, bounds, turns in zip(conversations, chats, cuts, given, strict=True)
         ]
 
     def decode(self, ids: Ids) -> str:
@@ -179,6 +187,18 @@ class ChatEncoder:
                 "the tokenizer makes special tokens of what a message spells out; use another in "
                 f"data.tokenizer.path (in {text[:80]!r})"
             )
+
+
+def _predicted(messages: Messages, chat: Rendered, given: int) -> Rendered:
+    """Return the rendered conversation without the answers among its first `given` turns."""
+    spoken = [number for number, (role, _) in enumerate(messages) if role == ASSISTANT]
+    if given and len(chat.answers) != len(spoken):
+        raise UserError(
+            f"the chat template marks {len(chat.answers)} answers of {len(spoken)}, so that those "
+            "which a pair of conversations has in common can't be told from the others; give "
+            "another in data.instruction.chat_template"
+        )
+    return chat._replace(answers=chat.answers[sum(number < given for number in spoken) :])
 
 
 def _load(folder: Path) -> "Tokenizer":

@@ -9,13 +9,15 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import folder_hash, fresh_folder
 from pipelines.data.documents import RowGroup, load_messages, row_groups, sizes
+from pipelines.data.normalize import shared_turns
 from pipelines.data.passes import Passes, block_bytes, mebibytes
-from pipelines.data.tokens.chat_encoder import ChatEncoder, make_chat_tokenizer
+from pipelines.data.tokens.chat_encoder import ChatEncoder, EncodedChat, make_chat_tokenizer
 from pipelines.data.tokens.chat_template import template_characters
 from pipelines.data.tokens.tokenizer import (
     Encoder,
@@ -85,20 +87,35 @@ def tokenize(block: TextBlock, folder: Path, *, tokenizer: Path, tokenizer_hash:
 
 
 def tokenize_conversations(
-    block: TextBlock, folder: Path, *, tokenizer: Path, tokenizer_hash: str
+    block: TextBlock, folder: Path, *, tokenizer: Path, tokenizer_hash: str, capacity: int
 ) -> int:
-    """Pass 4 for conversations: the same, rendered by the chat template, and the loss mask."""
+    """Pass 4 for conversations: the same, rendered by the chat template, and the loss mask.
+
+    Of a pair the chosen and then the rejected conversation are written, one document each. A pair
+    of more than `capacity` tokens, those of a sample, is left out: half of it teaches nothing.
+    """
     encoder = _chat_encoder(tokenizer, tokenizer_hash)
     sizes: list[int] = []
     with (folder / IDS_FILE).open("wb") as ids, (folder / MASK_FILE).open("wb") as mask:
         for group in block.groups:
-            conversations = map(load_messages, group.read("messages").column(0).to_pylist())
-            for chat in encoder.encode(list(conversations)):
+            for chat in _encoded(encoder, group.read("messages", "rejected"), capacity):
                 ids.write(chat.ids.tobytes())
                 mask.write(chat.mask.tobytes())
                 sizes.append(len(chat.ids))
     np.save(folder / SIZES_FILE, np.array(sizes, np.int32))
     return sum(sizes)
+
+
+def _encoded(encoder: ChatEncoder, table: pa.Table, capacity: int) -> Iterator[EncodedChat]:
+    chosen, rejected = (list(map(load_messages, column.to_pylist())) for column in table.columns)
+    given = list(map(shared_turns, chosen, rejected))
+    preferred = encoder.encode(chosen, given)
+    if not any(rejected):
+        yield from preferred
+        return
+    for pair in zip(preferred, encoder.encode(rejected, given), strict=True):
+        if sum(len(chat.ids) for chat in pair) <= capacity:
+            yield from pair
 
 
 def first_loss(

@@ -12,10 +12,14 @@ workers, and a run that was killed continues after the finished tasks.
 
 import hashlib
 import json
+import logging
 import shutil
+from collections import Counter
 from functools import partial
 from itertools import islice
 from pathlib import Path
+
+import numpy as np
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import folder_hash, read_json
@@ -39,6 +43,7 @@ from pipelines.data.selection import Selected, misplaced, part_files, plan_parts
 from pipelines.data.tally import Tally
 from pipelines.data.tokens.assembly import assemble, plan_shards
 from pipelines.data.tokens.tokenization import (
+    SIZES_FILE,
     make_tokenizer,
     plan_text_blocks,
     tokenize,
@@ -54,6 +59,8 @@ from pipelines.stage_cache.fingerprint import CODE_FILE
 
 STAGE = PreprocessRecord.stage
 WORK = "work"  # in a workspace, while preprocess runs
+
+_log = logging.getLogger(__name__)
 
 Blocks = dict[Path, Tally]  # folders of the documents that were read, in source order
 Parts = dict[Path, Selected]  # folders with a file of each split, in source order
@@ -87,10 +94,11 @@ def run(
         tokenizer = work / "tokenizer"
         make_tokenizer(data, tokenizer, texts[TRAIN], texts[VALIDATION], passes)
         token_blocks = _tokenize(data, tokenizer, texts, passes)
+        left_out = _left_out(data, parts, token_blocks)
         encoder = Encoder(tokenizer)
         shards = _assemble(data, token_blocks, encoder, passes)
         _refuse_changed_inputs(data, workspace)
-        made = Made(tally, evaluation_sets, parts, tokenizer, token_blocks, shards)
+        made = Made(tally, evaluation_sets, parts, tokenizer, token_blocks, shards, left_out)
         publish(made, output)
         dataset = describe_dataset(made, data, encoder.vocab_size)
         stats = write_statistics(made, data, dataset, output)
@@ -170,23 +178,57 @@ def _tokenize(
 ) -> dict[str, dict[Path, int]]:
     """Write the token ids of every document of both splits (pass 4)."""
     plan = {split: plan_text_blocks(texts[split]) for split in SPLITS}
-    encode = tokenize_conversations if data.instruction.is_chat else tokenize
-    task = partial(encode, tokenizer=tokenizer, tokenizer_hash=folder_hash(tokenizer))
+    task = partial(tokenize, tokenizer=tokenizer, tokenizer_hash=folder_hash(tokenizer))
+    if data.instruction.is_chat:
+        capacity = data.sequence_length + 1
+        task = partial(tokenize_conversations, **task.keywords, capacity=capacity)
     blocks = [block for split in SPLITS for block in plan[split]]
     made = passes.run("tokenize", task, blocks, int, "MiB tokenized", mebibytes)
     return {split: dict(islice(made, len(plan[split]))) for split in SPLITS}
+
+
+def _left_out(data: Data, parts: Parts, token_blocks: dict[str, dict[Path, int]]) -> int:
+    """Return how many pairs no sample holds, and tell of them.
+
+    Raises:
+        UserError: a split has no others.
+    """
+    if not data.instruction.is_preference:
+        return 0
+    found = sum((part.documents for part in parts.values()), Counter[str]())
+    kept = {
+        split: sum(len(np.load(block / SIZES_FILE)) // 2 for block in token_blocks[split])
+        for split in SPLITS
+    }
+    left_out: int = found.total() - sum(kept.values())
+    line = (
+        f"{left_out} of {found.total()} pairs are left out, as both conversations together have "
+        f"more than data.sequence_length + 1 = {data.sequence_length + 1} tokens; raise "
+        "data.sequence_length to keep them"
+    )
+    if empty := [split for split in SPLITS if not kept[split]]:
+        raise UserError(f"no pair is left for {' and '.join(empty)}: {line}")
+    if left_out:
+        _log.warning(line)
+    return left_out
 
 
 def _assemble(
     data: Data, token_blocks: dict[str, dict[Path, int]], encoder: Encoder, passes: Passes
 ) -> dict[str, dict[Path, Shard]]:
     """Write the shards of both splits (pass 5)."""
+    pairs = data.instruction.is_preference
     plan = {
-        split: plan_shards(split, list(token_blocks[split]), data.shard_tokens) for split in SPLITS
+        split: plan_shards(split, list(token_blocks[split]), data.shard_tokens, pairs=pairs)
+        for split in SPLITS
     }
     capacity = data.sequence_length + 1 if data.packing == "best_fit" else None
     task = partial(
-        assemble, vocab_size=encoder.vocab_size, end_id=encoder.end_id, capacity=capacity
+        assemble,
+        vocab_size=encoder.vocab_size,
+        end_id=encoder.end_id,
+        capacity=capacity,
+        pairs=pairs,
     )
     shards = [shard for split in SPLITS for shard in plan[split]]
     made = passes.run("assemble", task, shards, Shard, "shards written")

@@ -114,6 +114,43 @@ def test_a_conversation_is_masked_turn_by_turn(tmp_path: Path) -> None:
     assert row["text"] == "I am <EMAIL>\n\nHello"
 
 
+def pair(asked: str, chosen: str, rejected: str) -> dict[str, str]:
+    return {"prompt": asked, "chosen": chosen, "rejected": rejected}
+
+
+PAIRS: dict[str, Any] = {
+    "instruction": {"kind": "preference"},
+    "packing": "best_fit",
+    "document_mask": True,
+}
+
+
+def test_both_conversations_of_a_pair_are_masked(tmp_path: Path) -> None:
+    asked = "I am jane.roe@corp.net"
+    records = [
+        pair(asked, "Hello", "Hello jane.roe@corp.net"),
+        pair("Who?", "a.b@corp.net", "c.d@corp.net"),  # nothing is left that tells them apart
+    ]
+    block, tally = read(tmp_path, records, pii={"action": "mask"}, **PAIRS)
+    (row,) = pq.read_table(block / DOCUMENTS_FILE).to_pylist()
+    assert load_messages(row["messages"]) == (("user", "I am <EMAIL>"), ("assistant", "Hello"))
+    assert load_messages(row["rejected"]) == (
+        ("user", "I am <EMAIL>"),
+        ("assistant", "Hello <EMAIL>"),
+    )
+    assert row["text"] == "I am <EMAIL>\n\nHello\n\nHello <EMAIL>"
+    assert (tally.pii, tally.dropped) == ({"email": 4}, {"pii": 1})
+    assert "corp" not in tally.rejects["pii"][0].excerpt
+
+
+def test_a_rejected_answer_is_filtered_and_decontaminated_too(tmp_path: Path) -> None:
+    quiz = write(tmp_path / "quiz.jsonl", [pair(QUIZ, "yes", "no")])
+    records = [pair("a", "b", QUIZ), pair("c", "d", "e"), pair("f", "g", "g")]
+    block, tally = read(tmp_path, records, decontamination={"against": [str(quiz)]}, **PAIRS)
+    assert texts(block / DOCUMENTS_FILE) == ["c\n\nd\n\ne"]
+    assert tally.dropped == {"contaminated:quiz.jsonl": 1, "malformed": 1}
+
+
 def test_text_of_an_evaluation_set_is_dropped_and_counted(tmp_path: Path) -> None:
     evaluation = write(tmp_path / "quiz.jsonl", [{"text": QUIZ}])
     other = write(tmp_path / "other.jsonl", [{"text": "nothing of this " * 9}])

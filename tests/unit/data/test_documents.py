@@ -39,6 +39,7 @@ def test_the_columns_are_the_contracts(tmp_path: Path) -> None:
         "text",
         "bytes",
         "messages",
+        "rejected",
     ]
 
 

@@ -11,7 +11,8 @@ def write(preprocess, ids):
     path = split_file(documents_folder(preprocess), "validation")
     path.parent.mkdir(parents=True)
     columns = {"doc_id": ids, "source": ["s"] * len(ids), "text": ids, "bytes": [10] * len(ids)}
-    pq.write_table(pa.table(columns | {"messages": [None] * len(ids)}, SCHEMA), path)
+    columns |= {"messages": [None] * len(ids), "rejected": [None] * len(ids)}
+    pq.write_table(pa.table(columns, SCHEMA), path)
 
 
 def test_each_dataset_gives_its_share_and_a_shared_document_counts_once(tmp_path):

@@ -82,6 +82,7 @@ def test_the_fingerprint_follows_every_value():
         ("train.lr=.inf", "train.lr = inf: Input should be a finite number"),
         ("train.precision=fp7", "'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'"),
         ("data.source.kind=files", "needs data.source.path"),
+        ("data.instruction.kind=preference", "set data.packing to best_fit and data.document_mask"),
         ("data.source.kind=mixture", "needs data.source.mixture: two or more dataset versions"),
         (
             "data.source.mixture={a: 1, b: 2}",

@@ -20,6 +20,7 @@ PAIRS = Fields(
         kind="prompt_response", prompt_field="question", response_field="answer"
     )
 )
+PREFERENCE = Fields(instruction=Instruction(kind="preference"))
 TALK = [
     {"role": "system", "content": "Be kind.\r\n"},
     {"role": "user", "content": "Cafe\u0301?"},
@@ -95,9 +96,121 @@ def test_what_is_no_pair_says_why(record: dict[str, Any], problem: str) -> None:
     assert record_document("a:1", 9, record, PAIRS).detail == problem
 
 
+def talk(*contents: str) -> list[dict[str, str]]:
+    roles = ("user", "assistant")
+    return [{"role": roles[n % 2], "content": text} for n, text in enumerate(contents)]
+
+
+def said(*contents: str) -> tuple[tuple[str, str], ...]:
+    return tuple((turn["role"], turn["content"]) for turn in talk(*contents))
+
+
+GOOD, BAD = talk("", "yes")[1:], talk("", "no")[1:]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"chosen": talk("a", "b", "c", "yes"), "rejected": talk("a", "b", "c", "no")},
+        {
+            "prompt": "a text beside whole conversations",
+            "chosen": talk("a", "b", "c", "yes"),
+            "rejected": talk("a", "b", "c", "no"),
+        },
+        {"prompt": talk("a", "b", "c"), "chosen": GOOD, "rejected": BAD},
+    ],
+    ids=["whole conversations", "a prompt beside them", "ends"],
+)
+def test_a_pair_is_two_conversations_that_begin_alike(record: dict[str, Any]) -> None:
+    found = record_document("a:1", 9, record, PREFERENCE)
+    assert found.messages == said("a", "b", "c", "yes")
+    assert found.rejected == said("a", "b", "c", "no")
+    assert found.text == "a\n\nb\n\nc\n\nyes\n\nno"
+
+
+def test_a_pair_of_texts_answers_one_prompt() -> None:
+    found = record_document(
+        "a:1", 9, {"prompt": "a\r\n", "chosen": "yes", "rejected": "no"}, PREFERENCE
+    )
+    assert (found.messages, found.rejected) == (said("a\n", "yes"), said("a\n", "no"))
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        ({"text": "x"}, "no field 'chosen' among 'text'"),
+        ({"chosen": "x", "rejected": "y"}, "no field 'prompt' among 'chosen', 'rejected'"),
+        ({"prompt": "a", "chosen": "x"}, "no field 'rejected' among 'prompt', 'chosen'"),
+        ({"prompt": "a", "chosen": "x", "rejected": None}, "field 'rejected' is null"),
+        ({"prompt": "a", "chosen": " ", "rejected": "y"}, "field 'chosen' is empty"),
+        (
+            {"prompt": talk("a"), "chosen": "x", "rejected": "y"},
+            "field 'chosen' is str, not a list",
+        ),
+        (
+            {"chosen": talk("a", "x"), "rejected": "y"},
+            "field 'rejected' is str, not a list",
+        ),
+        (
+            {"prompt": talk("a"), "chosen": GOOD, "rejected": talk("", " ")[1:]},
+            "message 1: the assistant's content is empty",
+        ),
+        (
+            {"prompt": "a", "chosen": "caf\u00e9", "rejected": "cafe\u0301"},
+            "the chosen and the rejected answer are equal",
+        ),
+        (
+            {"prompt": talk("a", "b"), "chosen": talk("c", "d"), "rejected": []},
+            "the rejected answer is empty: the other conversation goes on from it",
+        ),
+        (
+            {"chosen": talk("a", "b"), "rejected": talk("a", "b", "c", "d")},
+            "the chosen answer is empty: the other conversation goes on from it",
+        ),
+        (
+            {"chosen": talk("a", "x"), "rejected": talk("b", "y")},
+            "the conversations do not begin alike: message 1 of the chosen one differs and is "
+            "not the assistant's",
+        ),
+        (
+            {"chosen": talk("a", "b", "c", "x"), "rejected": talk("a", "b", "d", "x")},
+            "the conversations do not begin alike: message 3 of the chosen one differs and is "
+            "not the assistant's",
+        ),
+        (
+            {"prompt": talk("a"), "chosen": GOOD, "rejected": [*BAD, *talk("c")]},
+            "the rejected conversation does not end with a turn of the assistant",
+        ),
+        (
+            {"prompt": talk("a"), "chosen": talk("b"), "rejected": BAD},
+            "no message has the role 'assistant'",
+        ),
+    ],
+)
+def test_what_is_no_preference_says_why(record: dict[str, Any], problem: str) -> None:
+    found = record_document("a:1", 9, record, PREFERENCE)
+    assert (found.dropped, found.detail) == ("malformed", problem)
+
+
+def test_a_table_of_pairs_may_lack_the_prompt(tmp_path: Path) -> None:
+    records = [{"chosen": talk("a", "x"), "rejected": talk("a", "y"), "id": 1}]
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "b.parquet")
+    (found,) = read(tmp_path, PREFERENCE)
+    assert (found.messages, found.rejected) == (said("a", "x"), said("a", "y"))
+    with pytest.raises(UserError, match=r"set data\.instruction\.kind to preference"):
+        read(tmp_path, Fields())
+    pq.write_table(pa.Table.from_pylist([{"chosen": "x", "prompt": "a"}]), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match="no column 'rejected' among 'chosen', 'prompt'"):
+        read(tmp_path, PREFERENCE)
+
+
 @pytest.mark.parametrize(
     ("record", "kind"),
-    [({"messages": TALK}, "messages"), ({"prompt": "x", "response": "y"}, "prompt_response")],
+    [
+        ({"messages": TALK}, "messages"),
+        ({"prompt": "x", "response": "y"}, "prompt_response"),
+        ({"chosen": "x", "rejected": "y"}, "preference"),
+    ],
 )
 def test_conversations_read_as_text_name_the_setting(record: dict[str, Any], kind: str) -> None:
     found = record_document("a:1", 9, record, Fields())

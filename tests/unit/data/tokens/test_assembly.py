@@ -1,15 +1,36 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.storage import md5
 from pipelines.data.tokens.assembly import Piece, assemble, plan_shards
 from pipelines.data.tokens.tokenization import IDS_FILE, MASK_FILE, SIZES_FILE
+from pipelines.loading.dataloader import Batch, TokenLoader
+from pipelines.loading.token_dataset import TokenDataset
+from pipelines.run.records import Split
 from tests.indexed_dataset import IndexedDataset
 
 END = 256
+
+
+def whole_batches(dataset: TokenDataset) -> Iterator[tuple[Batch, bool]]:
+    """All samples of a dataset, each once."""
+    loader = TokenLoader(
+        dataset,
+        seed=0,
+        global_batch=len(dataset),
+        micro_batch=1,
+        dp_rank=0,
+        dp_world=1,
+        device=torch.device("cpu"),
+        steps=1,
+    )
+    assert loader.has_pairs
+    return loader.micro_batches(0)
 
 
 def write_blocks(folder: Path, blocks: list[list[int]], masked: bool = False) -> list[Path]:
@@ -82,3 +103,54 @@ def test_packed_shards_hold_all_tokens_in_samples_of_one_length(tmp_path: Path) 
     predicted = dataset.tokens[dataset.mask == 1]
     assert sorted(predicted.tolist()) == list(range(34))
     assert set(dataset.tokens[dataset.mask == 0].tolist()) <= {END}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    blocks=st.lists(
+        st.lists(st.tuples(st.integers(2, 15), st.integers(2, 15)), max_size=6), min_size=1
+    ),
+    shard_tokens=st.integers(30, 90),
+)
+def test_pairs_lie_whole_in_samples_chosen_even_and_rejected_odd(
+    tmp_path_factory, blocks, shard_tokens
+) -> None:
+    folder = tmp_path_factory.mktemp("pairs")
+    paths = write_blocks(folder, [[size for pair in block for size in pair] for block in blocks])
+    (folder / "tokens").mkdir()
+    for path in paths:  # of the first token of a conversation nothing is predicted
+        mask = np.ones((path / IDS_FILE).stat().st_size // 2, np.uint8)
+        sizes = np.load(path / SIZES_FILE)
+        mask[np.cumsum(sizes) - sizes] = 0
+        mask.tofile(path / MASK_FILE)
+    options = {"vocab_size": 1 << 15, "end_id": END, "capacity": 30, "pairs": True}
+    plans = plan_shards("train", paths, shard_tokens, pairs=True)
+    shards = [assemble(plan, folder / "tokens", **options) for plan in plans]
+    wanted = [size for block in blocks for pair in block for size in pair]
+    assert bool(shards) == bool(wanted)
+    if not shards:
+        return
+    total = sum(shard.tokens for shard in shards)
+    split = Split(documents=len(wanted) // 2, bytes=0, tokens=total, shards=tuple(shards))
+    dataset = TokenDataset(folder, split, 29, packed_length=29, documents=True, pairs=True)
+    assert dataset.has_pairs
+    numbers = dataset.documents(np.arange(len(dataset)))
+    assert numbers.max() < dataset.most_documents
+    begins = np.cumsum(wanted) - wanted  # every token has a value of its own
+    found: list[int] = []
+    for batch, _ in whole_batches(dataset):
+        assert batch.documents_BS is not None
+        for targets, documents in zip(batch.targets_BS, batch.documents_BS, strict=True):
+            spoken = {n: targets[(documents == n) & (targets >= 0)].tolist() for n in range(31)}
+            held = [number for number, tokens in spoken.items() if tokens]
+            assert held == list(range(len(held)))
+            assert len(held) % 2 == 0
+            for number in held:
+                conversation = int(np.searchsorted(begins, spoken[number][0], side="right")) - 1
+                assert conversation % 2 == number % 2
+                begin = int(begins[conversation])
+                assert spoken[number] == list(range(begin + 1, begin + wanted[conversation]))
+                found.append(conversation)
+            ones, others = found[-len(held) :: 2], found[1 - len(held) :: 2]
+            assert [number + 1 for number in ones] == others
+    assert sorted(found) == list(range(len(wanted)))

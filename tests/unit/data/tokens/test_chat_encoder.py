@@ -135,6 +135,33 @@ def test_the_end_of_an_answer_is_the_mark_after_its_text(
     assert ChatEncoder(folder).end_of_answer == hf(folder).convert_tokens_to_ids(expected)
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [(None, "Fine.<|im_end|>\n<|endoftext|>"), (MARKED, "Fine.<|im_end|><|endoftext|>")],
+)
+def test_what_both_conversations_of_a_pair_say_is_not_predicted(
+    tmp_path: Path, template: str | None, said: str
+) -> None:
+    encoder = ChatEncoder(save(tmp_path / "tokenizer", template))
+    talk = (("user", "Hi"), ("assistant", "Hello"), ("user", "And?"), ("assistant", "Fine."))
+    whole, after = encoder.encode([talk, talk], [0, 3])
+    assert after.ids.tolist() == whole.ids.tolist()
+    assert encoder.decode(after.ids[after.mask == 1]) == after.said == said
+    begins = np.flatnonzero(np.diff(whole.mask.astype(int), prepend=0) == 1)
+    expected = np.where(np.arange(len(whole.mask)) < begins[1], 0, whole.mask)
+    assert after.mask.tolist() == expected.tolist()
+
+
+def test_a_template_that_marks_no_answer_before_the_last_is_refused_for_pairs(
+    tmp_path: Path,
+) -> None:
+    template = MARKED.replace("== 'assistant' %}", "== 'assistant' and loop.last %}")
+    encoder = ChatEncoder(save(tmp_path / "tokenizer", template))
+    talk = (("user", "Hi"), ("assistant", "Hello"), ("user", "And?"), ("assistant", "Fine."))
+    with pytest.raises(UserError, match="marks 1 answers of 2"):
+        encoder.encode([talk], [3])
+
+
 def test_the_prompt_of_an_answer_is_what_the_library_asks_with(folder: Path) -> None:
     prompt = hf(folder).apply_chat_template(dialogue(TALK[:4]), add_generation_prompt=True)
     (found,) = ChatEncoder(folder).encode([TALK])

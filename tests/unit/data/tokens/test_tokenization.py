@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipelines.core.storage import read_json
@@ -7,14 +8,21 @@ from pipelines.data import passes
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.normalize import document
 from pipelines.data.passes import map_in_process
+from pipelines.data.reading.instruction import Fields, record_document
 from pipelines.data.tokens import tokenization
+from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
 from pipelines.data.tokens.tokenization import (
+    IDS_FILE,
+    MASK_FILE,
+    SIZES_FILE,
     characters,
     make_tokenizer,
     plan_text_blocks,
     sample_texts,
+    tokenize_conversations,
 )
-from pipelines.recipe.data_section import Data
+from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
+from pipelines.recipe.data_section import Data, Instruction
 from pipelines.run.progress import ProgressWriter
 
 
@@ -67,3 +75,42 @@ def test_a_sample_holds_documents_of_so_many_blocks_at_most(
 def test_characters(tmp_path: Path) -> None:
     (block,) = plan_text_blocks([write(tmp_path / "a", ["abba", "été"])])
     assert characters(block, tmp_path) == "abté"
+
+
+def test_of_a_pair_only_what_differs_is_predicted_in_both(tmp_path: Path) -> None:
+    save_tokenizer(byte_tokenizer(), tmp_path / "tokenizer")
+    asked = Instruction(kind="preference")
+    make_chat_tokenizer(tmp_path / "tokenizer", asked)
+    ends = {"chosen": "Yes, it is.", "rejected": "Yes"}, {"chosen": "long" * 50, "rejected": "no"}
+    path = tmp_path / "documents.parquet"
+    before = [("user", "Hi"), ("assistant", "Yes?"), ("user", "Is it?")]
+    with DocumentWriter(path) as documents:
+        for each in ends:
+            record = {
+                name: [
+                    {"role": role, "content": content}
+                    for role, content in [*before, ("assistant", answer)]
+                ]
+                for name, answer in each.items()
+            }
+            documents.add(record_document("a:1", 0, record, Fields(instruction=asked)))
+    (block,) = plan_text_blocks([path])
+    options = {"tokenizer": tmp_path / "tokenizer", "tokenizer_hash": "1"}
+    total = tokenize_conversations(block, tmp_path, **options, capacity=200)
+    start, stop, end = 257, 258, 256  # of ChatML's marks, and of a document
+    ids, mask, sizes = [], [], []
+    for answer in ends[0].values():  # the second pair is longer than a sample
+        given = [
+            token
+            for role, content in before
+            for token in [start, *f"{role}\n{content}".encode(), stop, *b"\n"]
+        ]
+        given += [start, *b"assistant\n"]
+        said = [*answer.encode(), stop, *b"\n", end]
+        ids += given + said
+        mask += [0] * len(given) + [1] * len(said)
+        sizes.append(len(given + said))
+    assert np.fromfile(tmp_path / IDS_FILE, "<u2").tolist() == ids
+    assert np.fromfile(tmp_path / MASK_FILE, np.uint8).tolist() == mask
+    assert np.load(tmp_path / SIZES_FILE).tolist() == sizes
+    assert total == len(ids)

@@ -429,6 +429,40 @@ def test_conversations_are_packed_with_the_loss_on_the_answers(
     assert 0.5 < record.stats["packing"]["fill"] <= 1
 
 
+def test_pairs_are_packed_whole_and_those_too_long_are_told_of(
+    tmp_path: Path, workspace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "pairs.jsonl"
+    records = [
+        {"prompt": f"What is {n} + 1?", "chosen": f"It is {n + 1}.", "rejected": f"Never {n}."}
+        for n in range(50)
+    ]
+    records.append({"prompt": "Talk!", "chosen": "a" * 400, "rejected": "No."})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    asked = {
+        "instruction": {"kind": "preference"},
+        "packing": "best_fit",
+        "document_mask": True,
+    }
+    record = run(recipe(path, sequence_length=255, **asked), workspace)
+    assert record.dataset.pairs
+    assert record.stats["left_out_pairs"] == 1
+    assert "1 of 51 pairs are left out" in caplog.text
+    output = workspace / "outputs/preprocess"
+    encoder = Encoder(output / "tokenizer")
+    predicted = ""
+    for split in (record.dataset.train, record.dataset.validation):
+        (shard,) = split.shards
+        dataset = IndexedDataset((output / shard.path).with_suffix(""))
+        assert set(np.diff(dataset.document_offsets)) == {256}
+        predicted += encoder.decode(dataset.tokens[dataset.mask == 1])
+    for n in range(50):
+        assert f"It is {n + 1}.<|im_end|>\n<|endoftext|>Never {n}." in predicted
+    assert "What" not in predicted
+    with pytest.raises(UserError, match=r"no pair is left .* raise data\.sequence_length to keep"):
+        run(recipe(path, sequence_length=63, **asked), workspace)
+
+
 def test_cleaning_is_reported(corpus: Path, workspace: Path, tmp_path: Path) -> None:
     with corpus.open("a", encoding="utf-8") as file:
         for text in ("call jane.roe@corp.net, " * 3, "quiz " * 20, "x"):

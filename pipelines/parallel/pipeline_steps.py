@@ -63,7 +63,7 @@ class PipelineSteps:
         return torch.stack(nats).sum() if nats else self._nothing.clone()
 
     def forward(self, batches: Iterable[tuple[Batch, bool]]) -> None:
-        """As `ForwardBackward` says."""
+        """Run the micro-batches as `ForwardBackward` says."""
         rows = _joined([batch for batch, _ in batches], self._samples)
         self._pipeline.step(rows, backward=False)
 

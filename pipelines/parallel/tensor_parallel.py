@@ -160,7 +160,7 @@ class VocabularyCrossEntropy(nn.Module):
         return self.by_position(logits_PV, targets_P).sum()
 
     def by_position(self, logits_PV: Tensor, targets_P: Tensor) -> Tensor:
-        """The same to the nats of each position, [P]."""
+        """Map the same to the nats of each position, [P]."""
         logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
         places_P, counted_P = targets_P - self._start, targets_P != self._ignored
         nats_P: Tensor = _VocabularyCrossEntropy.apply(  # type: ignore[no-untyped-call]

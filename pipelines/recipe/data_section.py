@@ -209,10 +209,11 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _docstrings_are_answers(self) -> Self:
-        if self.source.format == "docstrings" and self.instruction.kind != "prompt_response":
+        kinds = "prompt_response", "preference"
+        if self.source.format == "docstrings" and self.instruction.kind not in kinds:
             raise ValueError(
                 "data.source.format `docstrings` gives questions and answers; set "
-                "data.instruction.kind to prompt_response"
+                "data.instruction.kind to prompt_response or preference"
             )
         return self
 

@@ -366,6 +366,21 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _pairs_have_a_loss(self) -> Self:
+        kind, data = self.preference.kind, self.data
+        if data.instruction.is_preference and kind == "none":
+            raise ValueError(
+                "data.instruction.kind is preference: set preference.kind, such as dpo or simpo"
+            )
+        made_here = not data.source.is_published
+        if kind != "none" and made_here and not data.instruction.is_preference:
+            raise ValueError(
+                f"preference.kind is {kind}: set data.instruction.kind to preference, for data of "
+                "chosen and rejected answers"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _what_is_bounded_is_measured(self) -> Self:
         demands, evaluate = self.registration, self.evaluate
         for bound, value, key, measured in (

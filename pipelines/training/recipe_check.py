@@ -27,6 +27,11 @@ def check_recipe(recipe: Recipe) -> None:
             "tensor is scaled and rounded by kernels of its own; set that, or bf16"
         )
     _check_adapter(recipe)
+    if recipe.preference.needs_reference and recipe.model.init_from is None:
+        raise UserError(
+            f"preference.kind = {recipe.preference.kind!r} compares with the model that training "
+            "starts from; set model.init_from, or orpo or simpo"
+        )
     check_attention(recipe)
     if registered_label(recipe.model.init_from):
         return  # a run is checked once more when it has the model's folder

@@ -77,7 +77,10 @@ class Case:
             "checkpoint_every": 1000,
         }
         train |= self.train
-        sections = {"name": "case", "train": train, "preference": self.preference}
+        sections: dict[str, Any] = {"name": "case", "train": train}
+        if self.preference:
+            pairs = {"instruction": {"kind": "preference"}, "packing": "best_fit"}
+            sections |= {"preference": self.preference, "data": pairs | {"document_mask": True}}
         if alone:
             return Recipe.model_validate(sections)
         return Recipe.model_validate(

@@ -30,7 +30,9 @@ from pipelines.parallel.parallelize import parallelize
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import load_recipe, override_values, shipped_recipes
 from pipelines.run.records import Split
+from pipelines.training.reference import use_reference
 from pipelines.training.trainer import Trainer
+from tests.distributed.training import make_pairs
 
 FOLDER = Path(__file__).parent
 STEPS = 12
@@ -90,10 +92,9 @@ def make_data(folder: Path, *, masked: bool) -> Split:
 def losses(recipe: Recipe, folder: Path) -> list[float]:
     """Nats a token of each step of the recipe's twin."""
     twin = override_values(recipe, TWIN)
-    masked = twin.data.instruction.kind != "none"
-    dataset = TokenDataset(
-        folder, make_data(folder, masked=masked), LENGTH, documents=twin.data.document_mask
-    )
+    masked, pairs = twin.data.instruction.is_chat, twin.preference.kind != "none"
+    split = make_pairs(folder) if pairs else make_data(folder, masked=masked)
+    dataset = TokenDataset(folder, split, LENGTH, documents=twin.data.document_mask)
     mesh = build_mesh(Layout(), torch.device("cpu"))
     loader = TokenLoader(
         dataset,
@@ -113,14 +114,17 @@ def losses(recipe: Recipe, folder: Path) -> list[float]:
     base.init_weights(twin.seed)
     save_pretrained(base, folder / "base")  # adapters are for a model that is there
     points: list[float] = []
-    Trainer(
+    trainer = Trainer(
         twin,
         parallelize(model, mesh, twin, partial(_fill, twin, folder / "base")),
         loader,
         lambda point: points.append(point.loss),
         folder / "checkpoints",
         folder / "diagnostics",
-    ).fit()
+    )
+    if twin.preference.needs_reference:
+        use_reference(trainer, folder / "reference.npy")
+    trainer.fit()
     return points
 
 

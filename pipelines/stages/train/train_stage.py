@@ -85,6 +85,11 @@ def run(
         with one_for_all():
             check_recipe(recipe)
             dataset = PreprocessRecord.read(workspace).dataset
+            if dataset.pairs != (recipe.preference.kind != "none"):
+                raise UserError(
+                    f"preference.kind = {recipe.preference.kind}, but the dataset holds "
+                    f"{'pairs of answers' if dataset.pairs else 'no pairs of answers'}; change one"
+                )
             shape = model_shape(recipe, dataset.vocab_size)
         settled = SettledLayout(recipe, shape, device, workspace)
         recipe = settled.recipe

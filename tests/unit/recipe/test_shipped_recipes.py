@@ -13,6 +13,7 @@ from pipelines.recipe.recipe_files import load_recipe, shipped_recipes
 BASES = {
     "llama3-8b-lora": "llama3-8b",
     "llama3-8b-qlora": "llama3-8b",
+    "llama3-8b-dpo": "llama3-8b",
     "qwen3-30b-a3b-lora": "qwen3-30b-a3b",
 }
 RECIPES = [load_recipe(name) for name in shipped_recipes()]

@@ -29,6 +29,8 @@ BASES = {
     "qwen3-30b-a3b-lora": "qwen3-30b-a3b",
     "lora-gsm8k": "llama3.2-1b",
     "chat-from-demo": "llama-700k",
+    "dpo-demo": "llama-700k",
+    "llama3-8b-dpo": "llama3-8b",
 }
 SMALL_VOCABULARY = 1024
 

@@ -349,6 +349,12 @@ def test_data_docs_mark_what_the_model_learns_to_say(tmp_path):
     )
 
 
+def test_a_version_from_before_there_were_pairs_is_checked(tmp_path, preprocess):
+    path = split_file(documents_folder(preprocess), "train")
+    pq.write_table(pq.read_table(path).drop_columns("rejected"), path)
+    data_gate.run(RECIPE, tmp_path)
+
+
 def write_pairs(workspace, *pairs):
     """Training pairs of answers to a question; the validation pair is a good one."""
     preprocess = write_dataset(workspace, TRAIN[: len(pairs)], VALIDATION[:1])

@@ -6,8 +6,10 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,12 +27,16 @@ class Batch(NamedTuple):
     inputs_BS: Tensor  # int64
     targets_BS: Tensor  # int64
     documents_BS: Tensor | None = None  # int32: tokens with the same number attend to each other
+    reference_BM: Tensor | None = None  # fp32: what is known of each document beforehand
 
 
 class TokenLoader:
     """Yields this process's micro-batches of any step; the step is its only state.
 
     The next micro-batches, also those of later steps, are read while one is in use.
+
+    Attributes:
+        reference: What batches say of the documents of each sample, [samples, documents].
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class TokenLoader:
         self.has_pairs = dataset.has_pairs
         self.reader = dataset.open(device)
         _log.info("batches of %d samples, reader: %s", micro_batch, self.reader.name)
+        self.reference: npt.NDArray[np.float32] | None = None
         self._dataset = dataset
         self._seed = seed
         self._global_batch = global_batch
@@ -89,6 +96,15 @@ class TokenLoader:
             begun = self._next(step, number)
             is_last, number = begun.is_last, number + 1
             yield begun.batch(), is_last
+
+    @property
+    def samples(self) -> int:
+        """The number of different samples."""
+        return len(self._dataset)
+
+    def read(self, samples: Numbers) -> Batch:
+        """Return samples by their numbers."""
+        return self._begin(samples, (0, 0), is_last=True).batch()
 
     def digest(self, steps: Iterable[int]) -> str:
         """Return a hash, as 16 hex digits, of all processes' samples of some steps in order."""
@@ -137,13 +153,18 @@ class TokenLoader:
         if dataset.has_mask:
             mask, wait = self._read(dataset.mask(share))
             waits.append(wait)
-        documents = None
-        if dataset.has_documents:
-            documents = torch.from_numpy(dataset.documents(share))
-            if self._device.type != "cpu":  # from other memory, the host would wait for the copy
-                documents = documents.pin_memory().to(self._device, non_blocking=True)
+        documents = self._sent(dataset.documents(share)) if dataset.has_documents else None
+        known = self.reference
+        reference = None if known is None else self._sent(known[share])
         ids = rows.view(torch.uint16 if dataset.dtype.itemsize == 2 else torch.int32)
-        return _Begun(place, is_last, ids, mask, documents, waits)
+        return _Begun(place, is_last, ids, mask, documents, reference, waits)
+
+    def _sent(self, numbers: npt.NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(numbers)
+        if self._device.type == "cpu":
+            return tensor
+        # From other memory, the host would wait for the copy.
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _read(self, ranges: Ranges) -> tuple[Tensor, Wait]:
         shape = (len(ranges.files), ranges.length)
@@ -159,6 +180,7 @@ class _Begun(NamedTuple):
     ids: Tensor  # [B, S + 1] as stored
     mask: Tensor | None  # [B, S]
     documents: Tensor | None  # [B, S]
+    reference: Tensor | None  # [B, M]
     waits: list[Wait]
 
     def batch(self) -> Batch:
@@ -169,4 +191,4 @@ class _Begun(NamedTuple):
         targets = ids[:, 1:]
         if self.mask is not None:
             targets = targets.masked_fill(self.mask == 0, IGNORED)
-        return Batch(ids[:, :-1], targets, self.documents)
+        return Batch(ids[:, :-1], targets, self.documents, self.reference)

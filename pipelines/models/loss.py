@@ -1,16 +1,18 @@
 """The training loss: cross-entropy of the next token, without holding all logits at once.
 
-Shape suffixes: P positions of all samples, D model width, V vocabulary.
+Shape suffixes: P positions of all samples, D model width, V vocabulary, B batch, S sequence, M
+documents of a sample.
 """
 
 # ruff: noqa: N803, N806, N812 (names that end in their shape)
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.checkpoint import checkpoint
 
 from pipelines.loading.dataloader import IGNORED
 from pipelines.models.weights import local
@@ -18,6 +20,26 @@ from pipelines.models.weights import local
 CHUNK = 1 << 27  # most logits held at once: half a GiB in fp32
 SLICE = 1 << 24  # most numbers of a weight gradient held beside its sum: they fit a GPU's cache
 _TILE = 64  # a GPU's fast kernels take no matrices of other sizes, nor such that begin elsewhere
+
+
+class Objective(Protocol):
+    """Callable that makes a loss, which adds up over batches, of the nats of single positions."""
+
+    def __call__(
+        self,
+        nats_BS: Tensor,
+        targets_BS: Tensor,
+        documents_BS: Tensor,
+        reference_BM: Tensor | None,
+    ) -> Tensor:
+        """Return the loss.
+
+        Args:
+            nats_BS: Of each target, of this process's positions.
+            targets_BS: Of the same positions.
+            documents_BS: Of the same positions.
+            reference_BM: What was known of each document beforehand.
+        """
 
 
 class CrossEntropy(nn.Module):
@@ -30,8 +52,16 @@ class CrossEntropy(nn.Module):
 
     def forward(self, logits_PV: Tensor, targets_P: Tensor) -> Tensor:
         """Map logits [P, V] and targets [P] to a scalar."""
-        logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
-        return F.cross_entropy(logits_PV, targets_P, ignore_index=IGNORED, reduction="sum")
+        return _cross_entropy(logits_PV, targets_P, "sum")
+
+    def by_position(self, logits_PV: Tensor, targets_P: Tensor) -> Tensor:
+        """Map logits [P, V] and targets [P] to the nats of each position, [P]."""
+        return _cross_entropy(logits_PV, targets_P, "none")
+
+
+def _cross_entropy(logits_PV: Tensor, targets_P: Tensor, reduction: str) -> Tensor:
+    logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
+    return F.cross_entropy(logits_PV, targets_P, ignore_index=IGNORED, reduction=reduction)
 
 
 def next_token_loss(
@@ -50,7 +80,7 @@ def next_token_loss(
 
     Args:
         head: A linear layer from [P, D] to [P, V], or this process's part of one.
-        criterion: `CrossEntropy` or its replacement: maps logits [P, V], targets [P] to a sum.
+        criterion: `CrossEntropy` or its replacement.
         x_PD: The input of the head.
         targets_P: Token ids, or `IGNORED`.
         vocabulary: V, of the whole head.
@@ -66,6 +96,29 @@ def next_token_loss(
         return torch.stack([criterion(head(x), targets) for x, targets in parts]).sum()
     weights = [weight for weight in head.parameters() if weight.requires_grad]
     return _Chunked.apply(head, criterion, x_PD, targets_P, rows, *weights)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def nats_by_position(
+    head: nn.Module,
+    criterion: Any,
+    x_PD: Tensor,
+    targets_P: Tensor,
+    vocabulary: int,
+) -> Tensor:
+    """Return the nats of each position, [P], for a loss that is not their sum.
+
+    The arguments are those of `next_token_loss`. Its gradients need the whole loss, so that a
+    chunk's logits are computed again in the backward pass.
+    """
+
+    def of_chunk(x: Tensor, targets: Tensor) -> Tensor:
+        return criterion.by_position(head(x), targets)  # type: ignore[no-any-return]
+
+    rows = _whole_tiles(CHUNK // vocabulary)
+    if len(targets_P) <= rows:
+        return of_chunk(x_PD, targets_P)
+    chunks = zip(torch.split(x_PD, rows), torch.split(targets_P, rows), strict=True)
+    return torch.cat([checkpoint(of_chunk, *each, use_reentrant=False) for each in chunks])
 
 
 def _whole_tiles(rows: int) -> int:

@@ -27,7 +27,7 @@ from pipelines.models.attention import (
 )
 from pipelines.models.config import DecoderConfig
 from pipelines.models.experts import Experts
-from pipelines.models.loss import CrossEntropy, next_token_loss
+from pipelines.models.loss import CrossEntropy, Objective, nats_by_position, next_token_loss
 from pipelines.models.norms import build_norm
 from pipelines.models.rotary import rotary_table
 from pipelines.models.weights import draw
@@ -120,6 +120,7 @@ class Transformer(nn.Module):
         lm_head: None in the same case. If tied, it shares the weight of `embed_tokens` where both
             are here; a pipeline's last stage has a copy, and the two gradients must be added.
         cross_entropy: Maps logits [P, V] and targets [P] to a loss; may be compiled or replaced.
+        objective: Makes the loss of rows with documents, in place of the sum of their nats.
         sequence_shards: The number of processes that hidden states are split over by position.
         context: The index of this process's part of each sequence, and the number of parts, in
             context parallelism.
@@ -150,6 +151,7 @@ class Transformer(nn.Module):
             nn.Linear(config.width, config.vocab_size, bias=config.head_bias) if last else None
         )
         self.cross_entropy: nn.Module = CrossEntropy()
+        self.objective: Objective | None = None
         self.sequence_shards = 1
         self.context = (0, 1)
         self.most_documents: int | None = None
@@ -166,6 +168,7 @@ class Transformer(nn.Module):
         inputs: Tensor,
         documents_BS: Tensor | None = None,
         targets_BS: Tensor | None = None,
+        reference_BM: Tensor | None = None,
     ) -> Tensor:
         """Return logits [B, S, V], or with targets the loss, for this part of each sequence.
 
@@ -175,10 +178,12 @@ class Transformer(nn.Module):
             documents_BS: The number of each token's document. A token sees only its own document,
                 whose logits are the same as if it stood alone.
             targets_BS: The token after each, or `IGNORED`.
+            reference_BM: What an objective knows of each document beforehand.
 
         Returns:
-            Logits; with targets, their summed loss in nats, without ever holding all logits; from
-            a part without a head, hidden states [B, S, D].
+            Logits; with targets, their summed loss in nats, without ever holding all logits, or
+            what the objective makes of their nats; from a part without a head, hidden states
+            [B, S, D].
         """
         shards = self.sequence_shards if self.embed_tokens is None else 1
         length = inputs.shape[1] * shards
@@ -205,9 +210,13 @@ class Transformer(nn.Module):
         x_BSD = self.norm(x_BSD)
         if targets_BS is None:
             return self.lm_head(x_BSD)  # type: ignore[no-any-return]
-        x_PD, targets_P = x_BSD.flatten(0, 1), targets_BS[:, mine].flatten()
-        vocabulary = self.config.vocab_size
-        return next_token_loss(self.lm_head, self.cross_entropy, x_PD, targets_P, vocabulary)
+        targets_BP = targets_BS[:, mine]
+        x_PD, targets_P = x_BSD.flatten(0, 1), targets_BP.flatten()
+        how = self.lm_head, self.cross_entropy, x_PD, targets_P, self.config.vocab_size
+        if self.objective is None or documents_BS is None:
+            return next_token_loss(*how)
+        nats_BP = nats_by_position(*how).view_as(targets_BP)
+        return self.objective(nats_BP, targets_BP, documents_BS[:, mine], reference_BM)
 
     def _mask(
         self,

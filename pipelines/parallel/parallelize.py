@@ -222,12 +222,12 @@ def compile_blocks(
     # Routers count in the forward pass; the one that is computed again need not count.
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     regions = list(part.layers.values())
-    if isinstance(part.cross_entropy, CrossEntropy):  # not one that exchanges with other processes
-        regions.append(part.cross_entropy)
+    compiled = partial(torch.compile, fullgraph=True, backend=backend, options=options)
+    if isinstance(loss := part.cross_entropy, CrossEntropy):  # not one that exchanges
+        regions.append(loss)
+        loss.by_position = compiled(loss.by_position)  # type: ignore[method-assign]
     for region in regions:
-        region.forward = torch.compile(
-            region.forward, fullgraph=True, backend=backend, options=options
-        )
+        region.forward = compiled(region.forward)
 
 
 _EMBEDDINGS = "embed_tokens.weight"

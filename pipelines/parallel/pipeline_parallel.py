@@ -7,6 +7,7 @@ How a decoder is divided into the stages of a pipeline.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -62,20 +63,24 @@ class Pipeline:
         self._is_first, self._is_last = stages[0].is_first, stages[-1].is_last
         self._schedule = _build(schedule, stages, micro_batches, loss)
 
-    def step(self, inputs: Tensor, targets: Tensor, **by_name: Any) -> None:
-        """Run all micro-batches forward and backward.
+    def step(self, rows: dict[str, Tensor], *, backward: bool = True) -> None:
+        """Run all micro-batches forward, and backward unless told not to.
 
         Args:
-            inputs: Rows of all micro-batches, equally many each; the first stage reads them.
-            targets: Likewise; what the loss reads.
-            by_name: Likewise tensors; each stage is given its rows.
+            rows: Tensors by name, of all micro-batches, equally many rows each. The first stage
+                reads `inputs_BS`, and each is given its rows of the others.
+            backward: Whether to leave gradients.
         """
-        self._schedule.step(
-            *([inputs] if self._is_first else []),
-            target=targets if self._is_last else None,
-            return_outputs=False,
-            **by_name,
-        )
+        others: dict[str, Any] = dict(rows)
+        inputs = others.pop("inputs_BS")
+        run = self._schedule.step if backward else self._schedule.eval
+        with nullcontext() if backward else torch.no_grad():
+            run(
+                *([inputs] if self._is_first else []),
+                target=others["targets_BS"] if self._is_last else None,
+                return_outputs=False,
+                **others,
+            )
 
 
 def _build(

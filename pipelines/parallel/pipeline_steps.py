@@ -54,11 +54,7 @@ class PipelineSteps:
         """As `ForwardBackward` says."""
         self._share = share
         self._nats.clear()
-        inputs, targets, documents = _joined([batch for batch, _ in batches], self._samples)
-        by_name = {"targets_BS": targets}
-        if documents is not None:
-            by_name["documents_BS"] = documents
-        self._pipeline.step(inputs, targets, **by_name)
+        self._pipeline.step(_joined([batch for batch, _ in batches], self._samples))
         tied = self._model.tied_over_stages()
         if tied is not None and tied.grad is not None:
             add_over_ends(tied.grad, self._model.mesh)
@@ -66,24 +62,29 @@ class PipelineSteps:
         nats = self._nats[-self._micro_batches :]
         return torch.stack(nats).sum() if nats else self._nothing.clone()
 
+    def forward(self, batches: Iterable[tuple[Batch, bool]]) -> None:
+        """As `ForwardBackward` says."""
+        rows = _joined([batch for batch, _ in batches], self._samples)
+        self._pipeline.step(rows, backward=False)
+
     def _loss(self, nats: Tensor, _: Tensor) -> Tensor:
         """Return the loss of the last stage, which computed it from the targets given by name."""
         self._nats.append(nats.detach().clone())
         return nats * self._share
 
 
-def _joined(batches: list[Batch], samples: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return all rows of a step; stages exchange tensors of one shape, so added rows predict
-    nothing.
+def _joined(batches: list[Batch], samples: int) -> dict[str, Tensor]:
+    """Return all rows of a step, by name; stages exchange tensors of one shape, so added rows
+    predict nothing.
     """
-    inputs = torch.cat([_filled(batch.inputs_BS, samples, 0) for batch in batches])
-    targets = torch.cat([_filled(batch.targets_BS, samples, IGNORED) for batch in batches])
-    documents = [
-        _filled(batch.documents_BS, samples, 0)
-        for batch in batches
-        if batch.documents_BS is not None
-    ]
-    return inputs, targets, torch.cat(documents) if documents else None
+    return {
+        name: torch.cat([_filled(each, samples, _ADDED.get(name, 0)) for each in column])
+        for name, column in zip(Batch._fields, zip(*batches, strict=True), strict=True)
+        if column[0] is not None
+    }
+
+
+_ADDED = {"targets_BS": IGNORED}
 
 
 def _filled(rows: Tensor, number: int, value: int) -> Tensor:

@@ -157,16 +157,20 @@ class VocabularyCrossEntropy(nn.Module):
 
     def forward(self, logits_PV: Tensor, targets_P: Tensor) -> Tensor:
         """Map this process's logits [P, V] and all targets [P] to a scalar, in fp32 at least."""
+        return self.by_position(logits_PV, targets_P).sum()
+
+    def by_position(self, logits_PV: Tensor, targets_P: Tensor) -> Tensor:
+        """The same to the nats of each position, [P]."""
         logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
         places_P, counted_P = targets_P - self._start, targets_P != self._ignored
-        nats: Tensor = _VocabularyCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        nats_P: Tensor = _VocabularyCrossEntropy.apply(  # type: ignore[no-untyped-call]
             logits_PV, places_P, counted_P, self._group
         )
-        return nats
+        return nats_P
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
-    """All processes get the sum, and each the gradient of its logits."""
+    """All processes get the nats of each position, and each the gradient of its logits."""
 
     @staticmethod
     def forward(
@@ -184,12 +188,12 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         total_P, target_P = sums_2P
         ctx.save_for_backward(exponentials_PV, total_P, places_P, here_P, counted_P)
         nats_P: Tensor = total_P.log() - target_P
-        return nats_P.where(counted_P, 0).sum()
+        return nats_P.where(counted_P, 0)
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> Any:
+    def backward(ctx: Any, scale_P: Tensor) -> Any:
         exponentials_PV, total_P, places_P, here_P, counted_P = ctx.saved_tensors
-        weight_P = scale * counted_P
+        weight_P = scale_P * counted_P
         gradient_PV = exponentials_PV * (weight_P / total_P).unsqueeze(1)
         taken_P1 = (weight_P * here_P).unsqueeze(1)
         gradient_PV.scatter_add_(1, places_P.unsqueeze(1), -taken_P1)

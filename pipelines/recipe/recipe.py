@@ -14,6 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pipelines.recipe.cleaning_section import Share
 from pipelines.recipe.data_section import DATASET_NAME, Data
 from pipelines.recipe.evaluation_section import Behaviour, Bias, Safety
+from pipelines.recipe.preference_section import Preference
 from pipelines.recipe.schedule_section import (
     MAIN_DAG,
     REFRESH,
@@ -325,6 +326,7 @@ class Recipe(Section):
     parallel: Parallel = Parallel()
     train: Train = Train()
     adapter: Adapter = Adapter()
+    preference: Preference = Preference()
     evaluate: Evaluate = Evaluate()
     registration: Register = Field(Register(), alias="register")
     resources: Resources = Resources()

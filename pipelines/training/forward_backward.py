@@ -1,6 +1,6 @@
 """The micro-batches of a step, the number of tokens they predict, and the step's gradients."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -18,32 +18,45 @@ from pipelines.training.precision import autocast
 class StepBatches:
     """This process's micro-batches of each step of the data."""
 
-    def __init__(self, loader: TokenLoader, mesh: Mesh, number: int) -> None:
+    def __init__(
+        self,
+        loader: TokenLoader,
+        mesh: Mesh,
+        number: int,
+        counted: Callable[[Batch], Tensor] | None = None,
+    ) -> None:
         """Keep the arguments.
 
         Args:
             loader: Reads the micro-batches.
             mesh: The processes that share a step.
             number: The micro-batches of a step, equally many on every process.
+            counted: Returns the number of what the loss of a batch is a sum over; None: of its
+                targets.
         """
         self._loader = loader
         self._mesh = mesh
-        self._number = number
+        self.number = number
+        self._counted = counted or _targets
 
     def of(self, step: int) -> tuple[Iterable[tuple[Batch, bool]], int | Tensor]:
-        """Return the micro-batches, and the number of tokens that all processes predict in a step.
+        """Return the micro-batches, and the number of tokens that all processes predict in a step,
+        or of what else the loss is a sum over.
 
         Where targets are masked, the number is known only once all micro-batches are read, and it
         takes one collective a step.
         """
-        batches = evenly(self._loader.micro_batches(step), self._number)
+        batches = evenly(self._loader.micro_batches(step), self.number)
         if not self._loader.has_mask:
             return batches, self._loader.tokens_per_step
         held = list(batches)
-        counts = [(batch.targets_BS != IGNORED).sum() for batch, _ in held]
-        predicted = torch.stack(counts).sum()
+        predicted = torch.stack([self._counted(batch) for batch, _ in held]).sum()
         self._mesh.sum(predicted, "dp_replicate", "dp_shard")
         return held, predicted.clamp(min=1)  # a step without targets changes nothing
+
+
+def _targets(batch: Batch) -> Tensor:
+    return (batch.targets_BS != IGNORED).sum()
 
 
 def evenly(batches: Iterable[tuple[Batch, bool]], number: int) -> Iterator[tuple[Batch, bool]]:
@@ -74,6 +87,9 @@ class ForwardBackward(Protocol):
         Returns:
             The sum of this process's loss in nats; 0 where another process has the loss.
         """
+
+    def forward(self, batches: Iterable[tuple[Batch, bool]]) -> None:
+        """Run the micro-batches without gradients, for what an objective sees of them."""
 
 
 def forward_backward(recipe: Recipe, model: Parallelized, micro_batches: int) -> ForwardBackward:
@@ -107,7 +123,15 @@ class Accumulation:
         for batch, is_last in batches:
             with sync_if(is_last, self._part):
                 with self._autocast:
-                    loss = self._part(batch.inputs_BS, batch.documents_BS, batch.targets_BS)
+                    inputs, targets, documents, reference = batch
+                    loss = self._part(inputs, documents, targets, reference)
                 torch.autograd.backward(loss * share)
             nats = nats + loss.detach()  # not in place, so that the sum has the loss's precision
         return nats
+
+    @torch.no_grad()
+    def forward(self, batches: Iterable[tuple[Batch, bool]]) -> None:
+        """Run the micro-batches as `ForwardBackward` describes."""
+        for (inputs, targets, documents, _), _ in batches:
+            with self._autocast:
+                self._part(inputs, documents, targets)

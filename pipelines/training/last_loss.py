@@ -21,6 +21,8 @@ def last_loss(trainer: Trainer) -> CheckBatch:
     that is what is to be compared, and throws the gradients away. Each sequence is read as one
     document, as a server reads what it is sent.
     """
+    for decoder in trainer.model.modules:
+        decoder.objective = None  # the nats of single tokens are what others can compute, too
     for part in trainer.model.parts:
         for module in part.modules():
             if isinstance(module, nn.Dropout) and module.p:  # others need not be compiled again

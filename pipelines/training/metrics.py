@@ -73,8 +73,8 @@ class StepMetrics:
     bound_share: float  # of that roof; of the step, if it is the host
 
     last: bool  # whether this is the run's last point
-    # Of a mixture of experts: `Routing.figures`, and its `shares`.
-    routing: Mapping[str, float] = field(default_factory=dict)
+    # Of a mixture of experts: `Routing.figures`, and its `shares`; of pairs: `PairLoss.figures`.
+    further: Mapping[str, float] = field(default_factory=dict)
     expert_shares: Sequence[Sequence[float]] = ()
 
     def curve_point(self) -> Point:
@@ -85,7 +85,7 @@ class StepMetrics:
         """Return all numbers under the names that MLflow shows."""
         return {
             f"train/{key}": value
-            for key, value in {**asdict(self), **self.routing}.items()
+            for key, value in {**asdict(self), **self.further}.items()
             if key not in ("step", "last_step", "last") and isinstance(value, float | int)
         }
 

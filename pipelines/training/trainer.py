@@ -33,6 +33,7 @@ from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.optimizer import build_optimizer
 from pipelines.training.precision import LossScale, set_deterministic, set_precision
 from pipelines.training.preemption import Notice, PreemptedError
+from pipelines.training.preference import PairLoss
 from pipelines.training.profiling import StepProfiler
 from pipelines.training.routing import Routing
 from pipelines.training.schedule import Schedule, set_learning_rate
@@ -120,12 +121,24 @@ class Trainer:
         number = micro_batches(
             train.global_batch_size, self.mesh.dp_world, train.fixed_micro_batch_size
         )
-        self.batches = StepBatches(loader, self.mesh, number)
+        self.pair_loss = self._pair_loss()
+        counted = None if self.pair_loss is None else self.pair_loss.pairs
+        self.batches = StepBatches(loader, self.mesh, number, counted)
         self.forward_backward = forward_backward(recipe, model, number)
         self.meter = Meter(recipe, model, loader.tokens_per_step)
         who = self.mesh.rank, self.mesh.layout.world
         self.profiler = StepProfiler(train.profile_steps, diagnostics / "profile", *who)
         self.watchdog = Watchdog(diagnostics / "heartbeats", *who, train.stall_seconds, self.events)
+
+    def _pair_loss(self) -> PairLoss | None:
+        """Return the loss of preference tuning, and have the model compute it."""
+        preference = self.recipe.preference
+        if preference.kind == "none":
+            return None
+        loss = PairLoss(preference, self.loader.most_documents, self.mesh)
+        for part in self.model.modules:
+            part.objective = loss
+        return loss
 
     def fit(self) -> Position:
         """Train to the last step or the time limit, and return the position reached.
@@ -187,6 +200,8 @@ class Trainer:
         samples = self._samples(position.step)  # while the device is still busy
         verdict = self.guard.verdict()  # the one place where the host waits for the device
         self.routing.end_window(position.step - since.step)
+        if self.pair_loss is not None:
+            self.pair_loss.end_window()
         profiling.collect()
         position = Position(position.step, position.seconds + self.meter.elapsed)
         if verdict.worst_run >= self.train.max_bad_steps or self.routing.collapse:
@@ -305,7 +320,7 @@ class Trainer:
             memory_bytes=window.peak_bytes,
             bound_by=bound_by,
             bound_share=bound_share,
-            routing=self.routing.figures,
+            further=self.routing.figures | (self.pair_loss.figures if self.pair_loss else {}),
             expert_shares=self.routing.shares,
             last=last,
         )

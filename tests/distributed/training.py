@@ -22,6 +22,7 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import Split
 from pipelines.training.metrics import StepMetrics
 from pipelines.training.profiling import StepProfiler
+from pipelines.training.reference import use_reference
 from pipelines.training.trainer import Trainer
 from tests.settled import FP32
 
@@ -51,6 +52,7 @@ class Case:
         model: Of the model's shape.
         documents: Whether a token sees its own document only.
         slow: Left to the proof, though two processes do.
+        preference: Of the recipe.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Case:
     model: Mapping[str, Any] = field(default_factory=dict)
     documents: bool = False
     slow: bool = False
+    preference: Mapping[str, Any] = field(default_factory=dict)
 
     def recipe(self, *, alone: bool) -> Recipe:
         """Of the case, or of the single process that it is compared with."""
@@ -74,10 +77,12 @@ class Case:
             "checkpoint_every": 1000,
         }
         train |= self.train
+        sections = {"name": "case", "train": train, "preference": self.preference}
         if alone:
-            return Recipe.model_validate({"name": "case", "train": train})
-        train |= self.only_here
-        return Recipe.model_validate({"name": "case", "parallel": self.parallel, "train": train})
+            return Recipe.model_validate(sections)
+        return Recipe.model_validate(
+            sections | {"parallel": self.parallel, "train": train | self.only_here}
+        )
 
 
 def make_data(folder: Path, *, masked: bool = False) -> Split:
@@ -88,6 +93,21 @@ def make_data(folder: Path, *, masked: bool = False) -> Split:
     writer = ShardWriter(folder / "train-00000", vocab_size=64, masked=masked)
     writer.add((numbers**2 % 61).astype(np.uint16), sizes, mask)
     return Split(documents=len(sizes), bytes=4000, tokens=4000, shards=(writer.close(),))
+
+
+def make_pairs(folder: Path) -> Split:
+    """Pairs of answers, one of which counts up: some of two to a sample, some of one."""
+    draw = np.random.default_rng(0)
+    writer = ShardWriter(folder / "train-00000", vocab_size=64, masked=True)
+    for number in range(400):
+        lengths = (5, 3, 4, 4) if number % 2 else (10, 6)
+        for place, length in enumerate(lengths):
+            start, step = draw.integers(60), draw.integers(3, 20) if place % 2 else 1
+            ids = (start + step * np.arange(length)) % 61
+            writer.add(ids.astype(np.uint16), mask=(np.arange(length) >= 2).astype(np.uint8))
+    ids = np.zeros(1, np.uint16)
+    writer.add(ids, mask=ids.astype(np.uint8))
+    return Split(documents=1201, bytes=6401, tokens=6401, shards=(writer.close(),))
 
 
 def build_trainer(
@@ -126,5 +146,8 @@ def losses(
 ) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step."""
     points: list[StepMetrics] = []
-    build_trainer(case, data, checkpoints, points, dtype).fit()
+    trainer = build_trainer(case, data, checkpoints, points, dtype)
+    if trainer.recipe.preference.needs_reference:
+        use_reference(trainer, checkpoints / "reference.npy")
+    trainer.fit()
     return [(point.loss, point.gradient_norm) for point in points]

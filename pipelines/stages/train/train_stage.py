@@ -51,6 +51,7 @@ from pipelines.training.last_loss import last_loss
 from pipelines.training.metrics import History, Report, StepMetrics
 from pipelines.training.precision import set_precision
 from pipelines.training.recipe_check import check_recipe
+from pipelines.training.reference import use_reference
 from pipelines.training.trainer import Trainer
 
 STAGE = TrainRecord.stage
@@ -116,6 +117,9 @@ def run(
                     LAYOUT_TAG: json.dumps(settled.facts()),
                 }
                 describe(trainer, tags, workspace, tracked)
+            if recipe.preference.needs_reference:
+                name = f"reference-{identity(recipe, dataset)[:12]}.npy"
+                use_reference(trainer, workspace / CHECKPOINTS / name)
             position = trainer.fit()
             if tracked is not None:
                 conclude(reporter.points, workspace, tracked)

@@ -65,6 +65,10 @@ class _FusedCrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Any:
         """Map logits [P, V] and targets [P] to a scalar."""
+        return self.by_position(logits, targets).sum()
+
+    def by_position(self, logits: Tensor, targets: Tensor) -> Any:
+        """Map logits [P, V] and targets [P] to [P]."""
         return _Fused.apply(logits, targets)  # type: ignore[no-untyped-call]
 
 
@@ -73,7 +77,7 @@ class _Fused(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         sums = logits.new_empty(len(logits), dtype=torch.float32)  # of exponentials
         ctx.save_for_backward(logits, targets, sums)
-        return torch.zeros((), device=logits.device)
+        return torch.zeros_like(sums)
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:

@@ -55,7 +55,7 @@ def test_the_balance_loss_spreads_them(start: Callable) -> None:
     for balance in (0.0, 0.5):
         run = start(f"balance-{balance}", balance_loss=balance, steps=60, log_every=20)
         run.trainer.fit()
-        entropies.append(run.points[-1].routing["experts_of_layer_01/entropy"])
+        entropies.append(run.points[-1].further["experts_of_layer_01/entropy"])
     assert entropies[1] > entropies[0]
     assert entropies[1] > 0.97
 

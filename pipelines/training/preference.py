@@ -1,0 +1,149 @@
+"""Losses over pairs of answers, of which one was chosen and one rejected.
+
+A sample holds whole pairs: its documents are a chosen conversation, its rejected one, the next
+pair's chosen one, and so on. Only the answers' tokens have targets.
+
+Shape suffixes: B batch, S positions, M conversations of a sample, N pairs of a sample.
+
+Papers: DPO (Rafailov et al. 2023, equation 7), with label smoothing (Mitchell 2023, "A note on DPO
+with noisy preferences"); IPO (Azar et al. 2023, equation 17), by token as its authors advise; ORPO
+(Hong et al. 2024, equations 6 and 7); SimPO (Meng et al. 2024, equation 6).
+"""
+
+# ruff: noqa: N803, N806, N812 (names that end in their shape)
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed._functional_collectives import all_reduce
+
+from pipelines.loading.dataloader import IGNORED, Batch
+from pipelines.parallel.mesh import Mesh
+from pipelines.recipe.preference_section import Preference
+
+
+class PairLoss:
+    """The `Objective` of preference tuning: the sum of the losses of all pairs of a batch.
+
+    Attributes:
+        figures: Of the last window: the share of pairs whose chosen answer has the larger reward,
+            by how much it is larger, and the rewards. A reward is beta times how much likelier an
+            answer became; or beta times its log-likelihood a token, where there is no reference.
+    """
+
+    def __init__(self, preference: Preference, most_documents: int, mesh: Mesh) -> None:
+        """Set up for samples with at most so many documents."""
+        self._by = preference
+        self.conversations = most_documents + most_documents % 2
+        self._mesh = mesh
+        self._context = mesh.along("cp")
+        self._sums = torch.zeros(4, dtype=torch.float64, device=mesh.device)
+        self.figures: dict[str, float] = {}
+
+    def pairs(self, batch: Batch) -> Tensor:
+        """Return how many pairs a batch of whole sequences has."""
+        counted_BS = (batch.targets_BS != IGNORED).float()
+        documents_BS = cast("Tensor", batch.documents_BS)
+        lengths_BM = self._by_conversation(counted_BS, documents_BS)
+        return _are_there(lengths_BM).sum()
+
+    def __call__(
+        self,
+        nats_BS: Tensor,
+        targets_BS: Tensor,
+        documents_BS: Tensor,
+        reference_BM: Tensor | None,
+    ) -> Tensor:
+        """Return the summed loss of all pairs.
+
+        Args:
+            nats_BS: Minus the log-likelihood of each target of this process's part of the samples.
+            targets_BS: The targets, or `IGNORED`.
+            documents_BS: The number of each target's conversation within its sample.
+            reference_BM: The log-likelihood of each answer by the model that training started from.
+        """
+        counted_BS = (targets_BS != IGNORED).to(nats_BS.dtype)
+        logs_BM = self.of_conversations(-nats_BS, documents_BS)
+        lengths_BM = self.of_conversations(counted_BS, documents_BS)
+        there_BN = _are_there(lengths_BM)
+        there_BM = there_BN.repeat_interleave(2, dim=1)
+        if reference_BM is not None:
+            logs_BM = logs_BM - reference_BM.to(logs_BM.dtype)
+        # Where there is no pair, any numbers do, but those that have no logarithm.
+        means_BM = (logs_BM / lengths_BM.clamp(min=1)).where(there_BM, -1.0)
+        losses_BN = self._losses(logs_BM, means_BM)
+        self._note(logs_BM if self._by.kind == "dpo" else means_BM, there_BN)
+        loss = losses_BN.where(there_BN, 0.0).sum()
+        # Processes that share a sample all have its loss: it counts once, its gradient everywhere.
+        first = self._context is None or self._context.get_local_rank() == 0
+        return loss if first else loss - loss.detach()
+
+    def _losses(self, logs_BM: Tensor, means_BM: Tensor) -> Tensor:
+        by = self._by
+        means = means_BM[:, ::2], means_BM[:, 1::2]
+        apart_BN = means[0] - means[1]
+        if by.kind == "ipo":
+            return (apart_BN - 1 / (2 * by.beta)).square()
+        if by.kind == "orpo":
+            odds_BN = apart_BN - (_log_of_rest(means[0]) - _log_of_rest(means[1]))
+            return -means[0] - by.beta * F.logsigmoid(odds_BN)
+        if by.kind == "simpo":
+            return self._logistic(by.beta * apart_BN - by.margin)
+        if not by.length_normalised:
+            apart_BN = logs_BM[:, ::2] - logs_BM[:, 1::2]
+        return self._logistic(by.beta * apart_BN)
+
+    def _logistic(self, apart_BN: Tensor) -> Tensor:
+        wrong = self._by.label_smoothing
+        return -(1 - wrong) * F.logsigmoid(apart_BN) - wrong * F.logsigmoid(-apart_BN)
+
+    def of_conversations(self, values_BS: Tensor, documents_BS: Tensor) -> Tensor:
+        """Return the sum of this and the other processes' positions of each conversation, [B, M].
+
+        Its gradient is that of this process's positions.
+        """
+        sums_BM = self._by_conversation(values_BS, documents_BS)
+        if self._context is None:
+            return sums_BM
+        mine_BM = sums_BM.detach()
+        others_BM: Tensor = all_reduce(mine_BM, "sum", self._context) - mine_BM
+        return sums_BM + others_BM
+
+    def _by_conversation(self, values_BS: Tensor, documents_BS: Tensor) -> Tensor:
+        zeros_BM = values_BS.new_zeros(len(values_BS), self.conversations)
+        return zeros_BM.scatter_add(1, documents_BS.long(), values_BS)
+
+    @torch.no_grad()
+    def _note(self, scores_BM: Tensor, there_BN: Tensor) -> None:
+        rewards_BM = self._by.beta * scores_BM
+        chosen_BN, rejected_BN = rewards_BM[:, ::2], rewards_BM[:, 1::2]
+        right_BN = (chosen_BN > rejected_BN).double()
+        seen = (torch.ones_like(right_BN), right_BN, chosen_BN.double(), rejected_BN.double())
+        self._sums += torch.stack([each.where(there_BN, 0.0).sum() for each in seen])
+
+    def end_window(self) -> None:
+        """Make `figures` of what was seen since the last call; this waits for the device."""
+        self._mesh.sum(self._sums, "pp", "dp_replicate", "dp_shard")
+        pairs, right, chosen, rejected = self._sums.tolist()
+        self._sums.zero_()
+        if pairs:
+            self.figures = {
+                "pairs_chosen_right": right / pairs,
+                "reward_margin": (chosen - rejected) / pairs,
+                "reward_of_chosen": chosen / pairs,
+                "reward_of_rejected": rejected / pairs,
+            }
+
+
+def _are_there(lengths_BM: Tensor) -> Tensor:
+    """Return which pairs have both answers, [B, N]; padding and left out samples have none."""
+    return (lengths_BM[:, ::2] > 0) & (lengths_BM[:, 1::2] > 0)
+
+
+def _log_of_rest(logs: Tensor) -> Tensor:
+    """Return log(1 - p) of log p, exact near both ends (Mächler 2012, equation 7)."""
+    return torch.where(
+        logs > -0.6931472, torch.log(-torch.expm1(logs)), torch.log1p(-torch.exp(logs))
+    )

@@ -1,0 +1,74 @@
+"""Under every layout a model learns from pairs what it learns in one process."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.run.records import Split
+from tests.distributed.pool import Pool
+from tests.distributed.test_loss_parity import FULL, marked
+from tests.distributed.training import Case, losses, make_pairs
+
+DPO, IPO = {"kind": "dpo", "beta": 0.5}, {"kind": "ipo", "beta": 0.5}
+ORPO, SIMPO = {"kind": "orpo", "beta": 0.5}, {"kind": "simpo", "beta": 2.0}
+_HALVES, _PAIRS = {"micro_batch_size": 4}, {"micro_batch_size": 2}
+
+
+def case(name: str, world: int, parallel: dict, kind: dict, train: dict, **more: bool) -> Case:
+    return Case(name, world, parallel, train, documents=True, preference=kind, **more)
+
+
+CASES = [
+    case("ddp", 2, {}, DPO, _PAIRS),
+    case("zero-1", 2, {"sharding": "optimizer"}, SIMPO, {}, slow=True),
+    case("zero-3", 2, FULL, ORPO, _PAIRS),
+    case("tp", 2, {"tp": 2}, DPO, _HALVES),
+    case("cp", 2, {"cp": 2}, DPO, _HALVES),
+    case("cp-orpo", 2, {"cp": 2}, ORPO, _HALVES, slow=True),
+    case("1f1b", 2, {"pp": 2}, DPO, _PAIRS),
+    case("gpipe", 2, {"pp": 2, "schedule": "gpipe"}, IPO, _PAIRS, slow=True),
+    case("interleaved", 2, {"pp": 2, "schedule": "interleaved_1f1b"}, DPO, _PAIRS, slow=True),
+    case("zero-bubble", 2, {"pp": 2, "schedule": "zero_bubble"}, DPO, _PAIRS, slow=True),
+    case("ddp-uneven", 4, {}, DPO, {"global_batch_size": 6}),
+    case("hsdp", 4, FULL | {"dp_replicate": 2, "dp_shard": 2}, DPO, {}),
+    case("tp-fsdp", 4, FULL | {"tp": 2}, IPO, _HALVES),
+    case("cp-tp", 4, {"cp": 2, "tp": 2}, SIMPO, _HALVES),
+    case("cp-pp", 4, {"cp": 2, "pp": 2}, DPO, _PAIRS),
+    case("cp-pp-tp", 8, {"cp": 2, "pp": 2, "tp": 2}, DPO, _PAIRS),
+    case("pp-tp-fsdp", 8, FULL | {"pp": 2, "tp": 2}, ORPO, _PAIRS),
+]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Split]:
+    folder = tmp_path_factory.mktemp("pairs")
+    return folder, make_pairs(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(pairs: tuple[Path, Split], tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """What one process does in a case."""
+
+    @cache
+    def of(preference: tuple, train: tuple) -> list[tuple[float, float]]:
+        by_itself = case("alone", 1, {}, dict(preference), dict(train))
+        return losses(by_itself, pairs, tmp_path_factory.mktemp("alone"), torch.float64)
+
+    return lambda case: of(tuple(case.preference.items()), tuple(case.train.items()))
+
+
+@pytest.mark.parametrize("case", marked(CASES))
+def test_pairs_teach_what_they_teach_one_process(
+    case: Case,
+    pairs: tuple[Path, Split],
+    alone: Callable,
+    pool: Callable[[int], Pool],
+    tmp_path: Path,
+) -> None:
+    expected = alone(case)
+    for found in pool(case.world).run(losses, case, pairs, tmp_path, torch.float64):
+        assert found == [pytest.approx(point, rel=1e-10) for point in expected]
+    assert expected[-1][0] < expected[0][0] * 0.9  # there was something to learn

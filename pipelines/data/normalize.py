@@ -83,6 +83,8 @@ def pair_fault(chosen: Messages, rejected: Messages) -> str | None:
             )
         if messages[-1][0] != _ASSISTANT:
             return f"the {name} conversation does not end with a turn of the {_ASSISTANT}"
+        if any(role == _ASSISTANT and not said.strip() for role, said in messages[shared:]):
+            return f"the {name} answer is empty"
     return None
 
 

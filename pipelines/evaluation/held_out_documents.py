@@ -25,13 +25,15 @@ def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:
     on every machine.
 
     Returns:
-        Columns doc_id, source, text, bytes, and messages, which only conversations have.
+        Columns doc_id, source, text, bytes, messages, which only conversations have, and rejected,
+        which only pairs have and earlier dataset versions lack.
     """
     dataset = ds.dataset(split_files(folder, split))
     sizes = dataset.to_table(columns=["doc_id", "bytes"]).sort_by("doc_id")
     fitting = int((np.cumsum(sizes["bytes"]) <= max_bytes).sum())
     last = sizes["doc_id"][max(fitting, 1) - 1]
-    columns = ["doc_id", "source", "text", "bytes", "messages"]
+    wanted = ("doc_id", "source", "text", "bytes", "messages", "rejected")
+    columns = [name for name in wanted if name in dataset.schema.names]
     return dataset.to_table(columns, filter=pc.field("doc_id") <= last).sort_by("doc_id")
 
 
@@ -45,7 +47,7 @@ def read_shares(preprocess: Path, split: str, shares: Mapping[str, int]) -> dict
 
 def each_once(tables: Iterable[pa.Table]) -> pa.Table:
     """Return the documents of all tables by ascending id, each only once."""
-    table = pa.concat_tables(tables).sort_by("doc_id")
+    table = pa.concat_tables(tables, promote_options="default").sort_by("doc_id")
     ids = table["doc_id"]
     repeats = pc.equal(ids.slice(1), ids.slice(0, len(ids) - 1))
     return table.filter(pa.chunked_array([[True], *pc.invert(repeats).chunks]))

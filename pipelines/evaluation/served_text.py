@@ -1,9 +1,10 @@
 """Whether a server makes the tokens of text and conversations that the model was trained on."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipelines.data.tokens.token_shards import (
     mask_path,
     shard_prefix,
 )
+from pipelines.data.tokens.tokenization import encode_table
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.evaluation.held_out_documents import conversations
 from pipelines.evaluation.served_weights import tried
@@ -153,17 +155,23 @@ def _training_data(
     if split.tokens > _MOST_TOKENS or not all(bin_path(each).is_file() for each in prefixes):
         found = f"not compared: the {split.tokens} held-out tokens are too many, or are elsewhere"
         return ServedCheck(name=name, holds=True, found=found)
-    stored = {ids: mask for prefix in prefixes for ids, mask in _sequences(prefix)}
+    stored = defaultdict(set)  # pairs may begin with one conversation and part at several places
+    for ids_bytes, mask_bytes in chain.from_iterable(map(_sequences, prefixes)):
+        stored[ids_bytes].add(mask_bytes)
     longest = dataset.packed_length or split.tokens  # a longer document is cut
     found_all = 0
-    for number, (ids, mask) in enumerate(_of_documents(folder, documents, messages), 1):
+    if dataset.pairs:
+        made = _of_pairs(folder, documents, longest + 1)
+    else:
+        made = _of_documents(folder, documents, messages)
+    for number, (ids, mask) in enumerate(made, 1):
         if len(ids) > longest:
             continue
         key = ids.tobytes()
         if key not in stored:
             found = f"held-out document {number}: its {len(ids)} ids are not in the shards"
             return ServedCheck(name=name, holds=False, found=found)
-        if (kept := stored[key]) is not None and kept != mask.tobytes():
+        if not stored[key] & {mask.tobytes(), None}:
             found = f"held-out document {number}: other tokens were learnt than the template says"
             return ServedCheck(name=name, holds=False, found=found)
         found_all += 1
@@ -192,6 +200,13 @@ def _of_documents(
         yield ids, np.ones(len(ids), np.uint8)
     talks = [talk for talk in messages if talk]
     for _, chat in _encoded(folder, talks) if talks else ():
+        yield chat.ids, chat.mask
+
+
+def _of_pairs(folder: Path, documents: pa.Table, capacity: int) -> Iterator[tuple[Ids, Any]]:
+    """Yield the same of both conversations of each pair that a sample holds."""
+    pairs = documents.select(["messages", "rejected"])
+    for chat in encode_table(ChatEncoder(folder), pairs, capacity):
         yield chat.ids, chat.mask
 
 

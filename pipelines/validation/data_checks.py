@@ -26,7 +26,7 @@ def build_checks(recipe: Recipe, workspace: Path) -> list[Check]:
     preprocess = output_folder(workspace, PreprocessRecord.stage)
     dataset = PreprocessRecord.read(workspace).dataset
     if not dataset.mixture:
-        documents = frames.measure_documents(preprocess, recipe.validation)
+        documents = frames.measure_documents(preprocess, recipe.validation, pairs=dataset.pairs)
         checks = list(_dataset_checks(recipe, preprocess, dataset, documents))
         return checks + list(_drift_check(recipe, workspace, preprocess, dataset))
     return list(_mixture_checks(recipe, preprocess, dataset.mixture))
@@ -43,7 +43,9 @@ def _mixture_checks(
         folder = preprocess / part.folder
         made = parse_recipe(recipe.to_dict() | {"data": part.data}, where=part.label)
         record = PreprocessRecord.model_validate(read_json(folder / "record.json"))
-        measured.append(frames.measure_documents(folder, recipe.validation, len(parts)))
+        pairs = record.dataset.pairs
+        found = frames.measure_documents(folder, recipe.validation, len(parts), pairs=pairs)
+        measured.append(found)
         for check in _dataset_checks(made, folder, record.dataset, measured[-1]):
             yield replace(check, name=f"{part.label}: {check.name}")
     frame, groups = frames.split_members(measured)
@@ -66,6 +68,14 @@ def _dataset_checks(
         suites.documents_suite(recipe.validation),
         documents.groups,
     )
+    if dataset.pairs:
+        yield Check(
+            "pairs",
+            f"{_count(len(documents.frame), documents)}, each a chosen and a rejected answer.",
+            documents.frame,
+            suites.pairs_suite(recipe.validation),
+            documents.groups,
+        )
     yield Check(
         "texts",
         f"{_count(len(documents.sample), documents)}; of each the first "

@@ -65,13 +65,11 @@ def _sample(check: Check) -> "list[Piece]":
 
     for demand in check.expectations:
         if isinstance(demand, ExpectColumnValuesToBeWellFormedConversations):
-            values = check.frame[demand.column].dropna()
-            good = next((value for value in values if demand.reason(value) is None), None)
+            rows = check.frame.dropna(subset=demand.column).to_dict("records")
+            good = next((row for row in rows if demand.reason(row[demand.column]) is None), None)
+            pieces = demand.pieces(good[demand.column], good.get("rejected")) if good else []
             scrubber = Scrubber(Pii(action="mask"))
-            return [
-                Piece(scrubber.scrub(piece.text).text, piece.trained)
-                for piece in (demand.pieces(good) if good is not None else [])
-            ]
+            return [Piece(scrubber.scrub(piece.text).text, piece.trained) for piece in pieces]
     return []
 
 

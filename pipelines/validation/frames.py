@@ -16,10 +16,13 @@ from pipelines.data.documents import (
     SCHEMA,
     RowGroup,
     documents_folder,
+    load_messages,
     row_groups,
     split_files,
 )
 from pipelines.data.duplicates.shingles import mix, shingles, words
+from pipelines.data.normalize import Messages, pair_fault, shared_turns
+from pipelines.data.reading.instruction import ASSISTANT
 from pipelines.data.tokens.token_shards import ShardIndex, document_lengths, idx_path, shard_prefix
 from pipelines.recipe.recipe import Validation
 from pipelines.run.records import SPLITS, DatasetRef, Split, uniform
@@ -53,7 +56,7 @@ def content_draws(texts: Sequence[str]) -> npt.NDArray[np.float64]:
 
 MAX_ROWS = 1_000_000  # of the documents' frame: about 0.5 GB and 20 s of expectations
 SAMPLE_CHARACTERS = 50_000  # of a sampled text at most
-_READ = ("doc_id", "bytes", "source", "text", "messages")
+_READ = ("doc_id", "bytes", "source", "text", "messages", "rejected")
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,13 @@ class Documents:
             and each that is wrong by itself: no document escapes what is asked of every row.
             Columns: split, doc_id and bytes as preprocess wrote them; as found in the text
             characters and text_bytes, null where the text is null; mistaken_id, a doc_id that is
-            not the text's SHA-256, else null; group, the row group in `groups`.
+            not the text's SHA-256, else null; group, the row group in `groups`. Of pairs also
+            pair_fault, why one teaches no preference, else null; chosen_characters and
+            rejected_characters, of what the assistant says after they part; chosen_longer, 1 where
+            that answer is, else 0.
         sample: one row a sampled document, chosen by `content_draws`. Columns: split, doc_id,
-            source, text (its first `SAMPLE_CHARACTERS`), messages (null but of conversations).
+            source, text (its first `SAMPLE_CHARACTERS`), messages (null but of conversations),
+            rejected (null but of pairs).
         splits: of each split, documents and bytes of text.
         groups: all row groups.
     """
@@ -84,10 +91,12 @@ class Documents:
         return sum(documents for documents, _ in self.splits.values())
 
 
-def measure_documents(preprocess: Path, demands: Validation, datasets: int = 1) -> Documents:
+def measure_documents(
+    preprocess: Path, demands: Validation, datasets: int = 1, *, pairs: bool = False
+) -> Documents:
     """Read every document once; no more than one row group of text, and the sample, are held.
 
-    So many datasets share the `MAX_ROWS` rows of their frames.
+    So many datasets share the `MAX_ROWS` rows of their frames; `pairs` says what a document is.
     """
     import pandas as pd
     import pyarrow as pa
@@ -98,10 +107,11 @@ def measure_documents(preprocess: Path, demands: Validation, datasets: int = 1) 
     groups = [(name, group) for name in SPLITS for group in row_groups(paths[name])]
     rows = sum(pq.read_metadata(path).num_rows for name in SPLITS for path in paths[name])
     totals = dict.fromkeys(SPLITS, (0, 0))
-    measured, sampled = [_measured(_no_rows(), "", 0)], [_sampled(_no_rows(), "", 0)]
+    measured = [_measured(_no_rows(), "", 0, pairs=pairs)]
+    sampled = [_sampled(_no_rows(), "", 0)]
     for number, (name, group) in enumerate(groups):
         table = group.read(*_READ)
-        found = _measured(table, name, number)
+        found = _measured(table, name, number, pairs=pairs)
         documents, size = totals[name]
         totals[name] = (documents + len(found), size + (pc.sum(found["text_bytes"]).as_py() or 0))
         measured.append(_held(found, MAX_ROWS / datasets / rows, demands))
@@ -222,14 +232,14 @@ def _no_rows() -> "pa.Table":
     return SCHEMA.empty_table().select(_READ)
 
 
-def _measured(table: "pa.Table", split: str, group: int) -> "pa.Table":
+def _measured(table: "pa.Table", split: str, group: int, *, pairs: bool) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.compute as pc
 
     ids, texts = (table[name].to_pylist() for name in ("doc_id", "text"))
-    pairs = zip(ids, texts, strict=True)
     mistaken = [
-        None if text is None or _sha256(text) == doc_id else doc_id for doc_id, text in pairs
+        None if text is None or _sha256(text) == doc_id else doc_id
+        for doc_id, text in zip(ids, texts, strict=True)
     ]
     return pa.table(
         {
@@ -240,8 +250,30 @@ def _measured(table: "pa.Table", split: str, group: int) -> "pa.Table":
             "text_bytes": pc.binary_length(table["text"]),
             "mistaken_id": pa.array(mistaken, pa.string()),
             "group": pa.repeat(group, len(table)),
+            **(_pair_columns(table) if pairs else {}),
         }
     )
+
+
+def _pair_columns(table: "pa.Table") -> "dict[str, pa.Array]":
+    import pyarrow as pa
+
+    columns = (map(load_messages, table[name].to_pylist()) for name in ("messages", "rejected"))
+    pairs = list(zip(*columns, strict=True))
+    sizes = np.array([_answer_characters(*pair) for pair in pairs], np.int64).reshape(-1, 2)
+    return {
+        "pair_fault": pa.array([pair_fault(*pair) for pair in pairs], pa.string()),
+        "chosen_characters": pa.array(sizes[:, 0]),
+        "rejected_characters": pa.array(sizes[:, 1]),
+        "chosen_longer": pa.array((sizes[:, 0] > sizes[:, 1]).astype(np.float64)),
+    }
+
+
+def _answer_characters(chosen: Messages, rejected: Messages) -> tuple[int, int]:
+    shared = shared_turns(chosen, rejected)
+    ends = (chosen[shared:], rejected[shared:])
+    one, other = (sum(len(said.strip()) for role, said in end if role == ASSISTANT) for end in ends)
+    return one, other
 
 
 def _held(table: "pa.Table", fraction: float, demands: Validation) -> "pa.Table":
@@ -252,6 +284,8 @@ def _held(table: "pa.Table", fraction: float, demands: Validation) -> "pa.Table"
         return table
     size = table["characters"]
     good = pc.is_null(table["mistaken_id"])
+    if "pair_fault" in table.column_names:
+        good = pc.and_(good, pc.is_null(table["pair_fault"]))
     for holds in (
         pc.equal(table["bytes"], table["text_bytes"]),
         pc.greater_equal(size, demands.min_characters),
@@ -279,6 +313,10 @@ def _sampled(table: "pa.Table", split: str, fraction: float) -> "pa.Table":
             "source": table["source"],
             "text": table["text"],
             "messages": table["messages"],
+            # Which dataset versions from before there were pairs lack.
+            "rejected": table["rejected"]
+            if "rejected" in table.column_names
+            else pa.nulls(len(table), pa.string()),
         }
     )
 

@@ -39,6 +39,22 @@ def documents_suite(demands: Validation) -> "list[Expectation]":
     ]
 
 
+def pairs_suite(demands: Validation) -> "list[Expectation]":
+    """Expect that a preference can be learnt from each pair, and one that is not of length alone.
+
+    A model that learns from pairs whose chosen answer is nearly always longer learns to say more.
+    """
+    from great_expectations import expectations as gxe
+
+    least, most = demands.chosen_longer
+    return [
+        gxe.ExpectColumnValuesToBeNull(column="pair_fault"),  # such as that the answers are equal
+        gxe.ExpectColumnValuesToBeBetween(column="chosen_characters", min_value=1),
+        gxe.ExpectColumnValuesToBeBetween(column="rejected_characters", min_value=1),
+        gxe.ExpectColumnMeanToBeBetween(column="chosen_longer", min_value=least, max_value=most),
+    ]
+
+
 def texts_suite(recipe: Recipe, preprocess: Path) -> "list[Expectation]":
     """Return what may be in the texts of the sample, and how the tokenizer fares with them."""
     tokenizer = str(preprocess / "tokenizer")
@@ -94,9 +110,11 @@ def _content(recipe: Recipe, preprocess: Path) -> "Iterator[Expectation]":
 def _conversations(recipe: Recipe, tokenizer: str) -> "Iterator[Expectation]":
     from pipelines.validation.expectations import conversations
 
-    if recipe.data.instruction.is_chat:
+    instruction = recipe.data.instruction
+    columns = ["messages"] * instruction.is_chat + ["rejected"] * instruction.is_preference
+    for column in columns:
         yield conversations.ExpectColumnValuesToBeWellFormedConversations(
-            column="messages",
+            column=column,
             tokenizer=tokenizer,
             mostly=1 - recipe.validation.max_malformed_conversations,
         )

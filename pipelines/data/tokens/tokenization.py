@@ -98,7 +98,7 @@ def tokenize_conversations(
     sizes: list[int] = []
     with (folder / IDS_FILE).open("wb") as ids, (folder / MASK_FILE).open("wb") as mask:
         for group in block.groups:
-            for chat in _encoded(encoder, group.read("messages", "rejected"), capacity):
+            for chat in encode_table(encoder, group.read("messages", "rejected"), capacity):
                 ids.write(chat.ids.tobytes())
                 mask.write(chat.mask.tobytes())
                 sizes.append(len(chat.ids))
@@ -106,7 +106,8 @@ def tokenize_conversations(
     return sum(sizes)
 
 
-def _encoded(encoder: ChatEncoder, table: pa.Table, capacity: int) -> Iterator[EncodedChat]:
+def encode_table(encoder: ChatEncoder, table: pa.Table, capacity: int) -> Iterator[EncodedChat]:
+    """Yield the conversations of the columns messages and rejected, as pass 4 writes them."""
     chosen, rejected = (list(map(load_messages, column.to_pylist())) for column in table.columns)
     given = list(map(shared_turns, chosen, rejected))
     preferred = encoder.encode(chosen, given)

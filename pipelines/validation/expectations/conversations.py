@@ -15,7 +15,7 @@ from great_expectations.expectations.metrics.map_metric_provider import (
 )
 
 from pipelines.core.errors import UserError
-from pipelines.data.normalize import Messages
+from pipelines.data.normalize import Messages, shared_turns
 from pipelines.data.reading.instruction import ASSISTANT, SYSTEM, USER
 from pipelines.data.tokens.chat_encoder import ChatEncoder
 from pipelines.validation.expectations.sentence import ReasonedRows
@@ -74,10 +74,14 @@ class ExpectColumnValuesToBeWellFormedConversations(ReasonedRows):
         """Return what is wrong with a conversation."""
         return _fault(value, self.tokenizer)
 
-    def pieces(self, value: Any) -> list[Piece]:
-        """Return a well-formed conversation as the model sees it, cut where its mask changes."""
-        encoder = _encoder(self.tokenizer)
-        (encoded,) = encoder.encode([_messages(value)])
+    def pieces(self, value: Any, rejected: Any = None) -> list[Piece]:
+        """Return a well-formed conversation as the model sees it, cut where its mask changes.
+
+        Where it is preferred to a rejected one, what both have in common is not trained.
+        """
+        encoder, messages = _encoder(self.tokenizer), _messages(value)
+        given = shared_turns(messages, _messages(rejected)) if isinstance(rejected, str) else 0
+        (encoded,) = encoder.encode([messages], [given])
         ends = [*(np.flatnonzero(np.diff(encoded.mask)) + 1), len(encoded.ids)]
         return [
             Piece(encoder.decode(encoded.ids[begin:end]), bool(encoded.mask[begin]))

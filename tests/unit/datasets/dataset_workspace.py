@@ -21,14 +21,19 @@ from pipelines.run.workspace import Run
 
 
 def make_workspace(
-    folder: Path, text: str, *overrides: str, name: str = "small", masked: bool = False
+    folder: Path,
+    text: str,
+    *overrides: str,
+    name: str = "small",
+    masked: bool = False,
+    pairs: bool = False,
 ) -> Path:
     """A workspace whose dataset is called `name` and holds `text`, byte for byte."""
     preprocess = output_folder(folder, "preprocess")
     splits = {split: _split(preprocess, split, text, masked) for split in ("train", "validation")}
     write_text(preprocess / "documents/train.txt", text)
     write_json(preprocess / "stats.json", {"characters": len(text)})
-    dataset = DatasetRef(vocab_size=257, **splits)
+    dataset = DatasetRef(vocab_size=257, pairs=pairs, **splits)
     PreprocessRecord(dataset=dataset, stats={"characters": len(text)}).write(folder)
     write_text(
         folder / "params.yaml", dump_yaml(load_recipe("debug", [f"data.name={name}", *overrides]))

@@ -9,6 +9,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json
 from pipelines.datasets.dataset_publishing import make
 from pipelines.datasets.fetching import fetch_dataset
+from pipelines.datasets.mixture import describe_mixture, find_mixture
 from pipelines.datasets.run_source import settle
 from pipelines.recipe.recipe_files import load_recipe
 from tests.unit.datasets.dataset_workspace import make_workspace
@@ -51,6 +52,29 @@ def test_a_loss_mask_of_only_one_is_refused(tmp_path):
     make(make_workspace(tmp_path / "chats", TEXT, name="chats", masked=True))
     with pytest.raises(UserError, match=r"chats@1 and web@1 differ in their loss mask \(one, none"):
         settle(of("{web: 1, chats: 1}"))
+
+
+def test_pairs_are_mixed_with_pairs_alone(tmp_path):
+    for name in ("liked", "ranked"):
+        make(make_workspace(tmp_path / name, TEXT, name=name, pairs=True))
+    mixed = find_mixture(of("{liked: 1, ranked: 2}").data.source)
+    assert describe_mixture(mixed, [version.dataset for version, _ in mixed]).pairs
+    with pytest.raises(UserError, match=r"liked@1 and web@1 differ in their documents \(pairs, si"):
+        settle(of("{web: 1, liked: 1}"))
+
+
+def test_a_version_of_pairs_is_read_document_by_document(tmp_path):
+    made_with = (
+        "data.instruction.kind=preference",
+        "data.packing=best_fit",
+        "data.document_mask=true",
+    )
+    make(make_workspace(tmp_path / "liked", TEXT, *made_with, name="liked", pairs=True))
+    asked = ["data.source.kind=dataset", "data.source.path=liked"]
+    recipe, _ = settle(load_recipe("debug", [*asked, "data.document_mask=true"]))
+    assert recipe.data.instruction.is_preference
+    with pytest.raises(UserError, match=r"liked@1: .*set .* data\.document_mask to true"):
+        settle(load_recipe("debug", asked))
 
 
 def test_a_dataset_that_is_not_there_is_one_line():

@@ -28,3 +28,12 @@ def test_one_dataset_is_as_it_was_read(tmp_path):
     write(tmp_path, ["b", "a"])
     (table,) = read_shares(tmp_path, "validation", {"": 100}).values()
     assert each_once([table]).equals(table)
+
+
+def test_versions_from_before_there_were_pairs_are_read_beside_others(tmp_path):
+    for folder, ids in (("one", ["b"]), ("two", ["a"])):
+        write(tmp_path / folder, ids)
+    path = split_file(documents_folder(tmp_path / "one"), "validation")
+    pq.write_table(pq.read_table(path).drop_columns("rejected"), path)
+    tables = read_shares(tmp_path, "validation", {"one": 100, "two": 100})
+    assert each_once(tables.values())["doc_id"].to_pylist() == ["a", "b"]

@@ -53,12 +53,17 @@ def make(folder: Path, chat: bool, *overrides: str) -> Made:
     lines = "\n".join(json.dumps(row) for row in (rows if chat else plain))
     folder.mkdir(exist_ok=True)
     (folder / "data.jsonl").write_text(lines)
+    return preprocessed(
+        folder, f"data.instruction.kind={'messages' if chat else 'none'}", *overrides, chat=chat
+    )
+
+
+def preprocessed(folder: Path, *overrides: str, chat: bool = True) -> Made:
     recipe = load_recipe(
         "debug",
         [
             "data.source.kind=files",
             f"data.source.path={folder / 'data.jsonl'}",
-            f"data.instruction.kind={'messages' if chat else 'none'}",
             "data.validation_fraction=0.2",
             *overrides,
         ],
@@ -95,6 +100,32 @@ def test_sound_templates_pass(name: str, packing: str, tmp_path: Path) -> None:
         "data.sequence_length=256",
     )
     assert made.failing() == set()
+
+
+def test_sound_pairs_pass_and_another_mask_is_found(tmp_path: Path) -> None:
+    before = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "Yes?"}]
+    rows = [
+        {
+            "prompt": [*before, {"role": "user", "content": f"{n} + 1?"}],
+            "chosen": [{"role": "assistant", "content": f"It is {n + 1}."}],
+            "rejected": [{"role": "assistant", "content": "Never. " * (1 + 40 * (n % 5 == 0))}],
+        }
+        for n in range(60)
+    ]
+    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    made = preprocessed(
+        tmp_path,
+        "data.instruction.kind=preference",
+        "data.packing=best_fit",
+        "data.document_mask=true",
+        "data.tokenizer.kind=byte",
+        "data.sequence_length=350",
+    )
+    assert 0 < read_json(made.preprocess / "stats.json")["left_out_pairs"] < 60
+    assert made.failing() == set()
+    (mask,) = (made.preprocess / "tokens").glob("validation-*.mask")
+    mask.write_bytes(bytes(mask.stat().st_size))
+    assert made.failing() == {"training data"}
 
 
 @pytest.fixture(scope="module")

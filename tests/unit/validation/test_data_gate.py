@@ -349,6 +349,71 @@ def test_data_docs_mark_what_the_model_learns_to_say(tmp_path):
     )
 
 
+def test_a_version_from_before_there_were_pairs_is_checked(tmp_path, preprocess):
+    path = split_file(documents_folder(preprocess), "train")
+    pq.write_table(pq.read_table(path).drop_columns("rejected"), path)
+    data_gate.run(RECIPE, tmp_path)
+
+
+def write_pairs(workspace, *pairs):
+    """Training pairs of answers to a question; the validation pair is a good one."""
+    preprocess = write_dataset(workspace, TRAIN[: len(pairs)], VALIDATION[:1])
+    make_chat_tokenizer(preprocess / "tokenizer", Instruction())
+    before = [("user", "2+2?"), ("assistant", "Which base?"), ("user", "10")]
+    for name, found in (("train", pairs), ("validation", [("4", "five")])):
+        columns = zip(*found, strict=True)
+        messages, rejected = (
+            [json.dumps([*before, ("assistant", said)]) for said in column] for column in columns
+        )
+        rewrite_documents(preprocess, name, messages=messages, rejected=rejected)
+    record = PreprocessRecord.read(workspace)
+    dataset = record.dataset.model_copy(update={"pairs": True, "packed_length": 255})
+    PreprocessRecord(dataset=dataset, stats=record.stats).write(workspace)
+
+
+def preference(**validation):
+    data = {
+        "instruction": {"kind": "preference"},
+        "packing": "best_fit",
+        "document_mask": True,
+    }
+    return Recipe.model_validate({"name": "small", "data": data, "validation": validation})
+
+
+def test_the_bias_of_pairs_towards_long_answers_is_told_and_bounded(tmp_path):
+    write_pairs(tmp_path, ("four", "5"), ("4 it is", "5"), ("4", "five"))
+    record = data_gate.run(preference(), tmp_path)
+    (found,) = (each for each in record.results if each.columns == ("chosen_longer",))
+    assert (found.check, found.observed) == ("pairs", "observed 0.5")
+    assert sum(each.check == "pairs" for each in record.results) == 4
+    page = (tmp_path / "outputs/validate/data_docs/index.html").read_text()
+    assert "<mark>four" in page
+    assert "<mark>Which base?" not in page  # what both conversations say is not learnt
+    line = fails(tmp_path, preference(chosen_longer=(0.0, 0.4)))
+    assert "pairs: expect_column_mean_to_be_between of chosen_longer" in line
+    assert "observed 0.5" in line
+
+
+ANSWERS = {"chosen_characters", "rejected_characters"}
+
+
+@pytest.mark.parametrize(
+    ("pair", "columns", "reason"),
+    [
+        (("4", "4"), ANSWERS, "the chosen and the rejected answer are equal"),
+        (("4", " "), {"rejected_characters"}, "the rejected answer is empty"),
+        (("", "5"), {"chosen_characters"}, "the chosen answer is empty"),
+    ],
+)
+def test_pairs_that_teach_no_preference_are_found(tmp_path, pair, columns, reason):
+    write_pairs(tmp_path, ("four", "5"), pair)
+    line = fails(tmp_path, preference())
+    assert "pairs: expect_column_values_to_be_null of pair_fault: 1 of 3 rows" in line
+    rows = quarantined(tmp_path)
+    assert {row["column"] for row in rows} == {"pair_fault"} | columns
+    assert f"pair_fault is {reason}" in {row["reason"] for row in rows}
+
+
 def test_of_a_streamed_dataset_version_the_indexes_are_checked(tmp_path, preprocess):
     record = PreprocessRecord.read(tmp_path)
     for path in (preprocess / "tokens").glob("*.bin"):

@@ -66,11 +66,12 @@ def test_pairs_are_mixed_with_pairs_alone(tmp_path):
 def test_a_version_of_pairs_is_read_document_by_document(tmp_path):
     made_with = (
         "data.instruction.kind=preference",
+        "preference.kind=simpo",
         "data.packing=best_fit",
         "data.document_mask=true",
     )
     make(make_workspace(tmp_path / "liked", TEXT, *made_with, name="liked", pairs=True))
-    asked = ["data.source.kind=dataset", "data.source.path=liked"]
+    asked = ["data.source.kind=dataset", "data.source.path=liked", "preference.kind=simpo"]
     recipe, _ = settle(load_recipe("debug", [*asked, "data.document_mask=true"]))
     assert recipe.data.instruction.is_preference
     with pytest.raises(UserError, match=r"liked@1: .*set .* data\.document_mask to true"):

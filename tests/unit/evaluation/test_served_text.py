@@ -116,6 +116,7 @@ def test_sound_pairs_pass_and_another_mask_is_found(tmp_path: Path) -> None:
     made = preprocessed(
         tmp_path,
         "data.instruction.kind=preference",
+        "preference.kind=simpo",
         "data.packing=best_fit",
         "data.document_mask=true",
         "data.tokenizer.kind=byte",

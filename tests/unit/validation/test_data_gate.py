@@ -377,7 +377,8 @@ def preference(**validation):
         "packing": "best_fit",
         "document_mask": True,
     }
-    return Recipe.model_validate({"name": "small", "data": data, "validation": validation})
+    sections = {"data": data, "preference": {"kind": "simpo"}, "validation": validation}
+    return Recipe.model_validate({"name": "small", **sections})
 
 
 def test_the_bias_of_pairs_towards_long_answers_is_told_and_bounded(tmp_path):

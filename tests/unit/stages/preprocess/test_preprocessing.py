@@ -36,9 +36,11 @@ def recipe(path: Path | None, tokenizer: str = "byte", **data: Any) -> Recipe:
     """A recipe for `path` (None: the library); `data` adds to or replaces parts of its section."""
     source = {"kind": "files", "path": str(path)} if path else {"kind": "stdlib"}
     source |= data.pop("source", {})
+    pairs = data.get("instruction", {}).get("kind") == "preference"
     return Recipe.model_validate(
         {
             "name": "test",
+            "preference": {"kind": "simpo" if pairs else "none"},
             "data": {
                 "source": source,
                 "tokenizer": {

@@ -5,11 +5,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipelines.core.formatting import decimals, interval, short, size
+from pipelines.core.formatting import UNKNOWN, decimals, interval, short, size
 from pipelines.core.storage import write_text
 from pipelines.evaluation.html_page import Table, render
 from pipelines.evaluation.probe_charts import (
@@ -21,6 +21,9 @@ from pipelines.evaluation.probe_charts import (
 )
 from pipelines.evaluation.slices import LEAST_DOCUMENTS
 from pipelines.run.records import EvaluateRecord, PreprocessRecord, TrainRecord
+
+if TYPE_CHECKING:
+    from pipelines.evaluation.preferences import Shown
 
 _EXTREMES = 5  # how many of the best and of the worst documents are shown
 
@@ -36,6 +39,7 @@ class Evaluation:
     documents: pa.Table  # doc_id, source, in the same order
     samples: Sequence[Mapping[str, str]]  # prompt, continuation
     fitted_bytes: int  # of training text that the n-grams were fitted on
+    pairs: "Sequence[Shown]" = ()
 
 
 def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
@@ -57,6 +61,7 @@ def write_report(evaluation: Evaluation, loss_curve: Path, path: Path) -> None:
         "probes": probe_charts(record.probes),
         "curve": base64.b64encode(loss_curve.read_bytes()).decode(),
         "samples": evaluation.samples,
+        "pairs": _pairs(record, evaluation.pairs),
         "extremes": list(_extremes(evaluation)),
         "splits": _splits(preprocess),
         "dropped": _dropped(preprocess.stats),
@@ -85,6 +90,31 @@ def _behaviours(record: EvaluateRecord) -> Table | None:
         passed = f"{found.right:,} of {found.questions:,}"
         rows.append(("held-out questions", "exact match", passed))
     return Table(("test", "kind", "cases passed"), rows) if rows else None
+
+
+def _pairs(record: EvaluateRecord, shown: "Sequence[Shown]") -> dict[str, Any] | None:
+    """Return what the model prefers, and some pairs side by side; None if the data have none."""
+    if not (found := record.pairs):
+        return None
+    short = found.right_of_short
+    rows = [
+        ("the chosen answer has the larger reward", f"{found.pairs:,}", str(found.right)),
+        (
+            "the same where the chosen answer is shorter",
+            f"{found.short_pairs:,}",
+            UNKNOWN if short is None else str(short),
+        ),
+    ]
+    for name, value in (
+        ("reward of the chosen minus that of the rejected", found.margin),
+        ("reward of the chosen answer", found.reward_of_chosen),
+        ("reward of the rejected answer", found.reward_of_rejected),
+    ):
+        rows.append((name, f"{found.pairs:,}", decimals(value)))
+    return {
+        "figures": Table(("held-out pairs", "pairs", "value"), rows),
+        "shown": Table(("prompt", "chosen", "rejected", "the model's answer"), shown),
+    }
 
 
 def _metrics(record: EvaluateRecord) -> Table | None:

@@ -82,7 +82,9 @@ def encode_documents(codec: TextCodec, documents: pa.Table) -> list[EncodedText]
     plain = iter(
         codec.encode_texts([text for text, m in zip(texts, messages, strict=True) if not m])
     )
-    talks = iter(codec.encode_conversations([m for m in messages if m]))
+    # What a pair of conversations has in common counts for none of its answers.
+    given = documents["given"].to_pylist() if "given" in documents.column_names else ()
+    talks = iter(codec.encode_conversations([m for m in messages if m], given))
     return [next(talks) if m else next(plain) for m in messages]
 
 

@@ -44,14 +44,17 @@ class TextCodec(Encoder):
             for text, ids in zip(texts, documents, strict=True)
         ]
 
-    def encode_conversations(self, conversations: Sequence[Messages]) -> list[EncodedText]:
+    def encode_conversations(
+        self, conversations: Sequence[Messages], given: Sequence[int] = ()
+    ) -> list[EncodedText]:
         """Return each conversation as in the token shards, with the assistant's turns scored.
 
-        The tokens that end the assistant's turns are scored too, as in training.
+        The tokens that end the assistant's turns are scored too, as in training; what is among the
+        first turns, of which some may be `given`, is not.
         """
         return [
             EncodedText(ids, mask == 1, self._spelling_nats(said, ids[mask == 1]))
-            for ids, mask, said in self._chats.encode(conversations)
+            for ids, mask, said in self._chats.encode(conversations, given)
         ]
 
     def encode_question(self, text: str) -> Ids:

@@ -182,14 +182,17 @@ class Evaluate(Section):
 
 
 QUESTIONS = "questions"  # what `evaluate.questions` asks, as a task
+PAIRS = "pairs"  # whether the chosen answer of a held-out pair has the larger reward, as a task
+SHORT_PAIRS = "pairs/shorter_chosen"  # the same of pairs whose chosen answer is the shorter one
 
 
 class TaskLimit(Section):
     """How much worse than the champion a candidate may be on one task."""
 
     task: str = Field(
-        description="questions: those of evaluate.questions; or a task of evaluate.harness with "
-        "its metric, as in the report: arc_easy/acc"
+        description="questions: those of evaluate.questions; pairs, and pairs/shorter_chosen: "
+        "held-out pairs of answers; or a task of evaluate.harness with its metric, as in the "
+        "report: arc_easy/acc"
     )
     max_loss: float = Field(
         0.0, ge=0, description="By which its mean may be below the champion's: 0.02 of accuracy"
@@ -397,11 +400,16 @@ class Recipe(Section):
                 raise ValueError(f"register.{bound} limits what evaluate.{key} has not measured")
         harness = evaluate.harness
         for limit in demands.tasks:
-            key = "questions.most" if limit.task == QUESTIONS else "harness"
-            asked = evaluate.questions.most if limit.task == QUESTIONS else harness != Harness()
+            measured_by = {
+                QUESTIONS: ("evaluate.questions.most", evaluate.questions.most > 0),
+                **dict.fromkeys(
+                    (PAIRS, SHORT_PAIRS), ("preference.kind", self.preference.kind != "none")
+                ),
+            }
+            key, asked = measured_by.get(limit.task, ("evaluate.harness", harness != Harness()))
             if not asked:
                 raise ValueError(
-                    f"register.tasks limits {limit.task}, which evaluate.{key} has not measured"
+                    f"register.tasks limits {limit.task}, which {key} does not measure"
                 )
         return self
 

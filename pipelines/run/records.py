@@ -21,6 +21,7 @@ from pipelines.run.verdict import (
     Estimate,
     ExactMatch,
     HarnessScore,
+    PairScore,
     Probes,
     RightSize,
     ServedCheck,
@@ -35,6 +36,7 @@ MACHINE = "diagnostics/machine.json"  # in a workspace: the machine that trainin
 RUN_FILE = "run.json"  # in a workspace: the run that it belongs to
 DATA_DOCS = "data_docs/index.html"  # in the outputs of validate and the run's artifacts
 TASK_SCORES = "task_scores.parquet"  # in the outputs of evaluate and the run's artifacts
+PAIRS_FILE = "pairs.parquet"  # in the outputs of evaluate, if the data are pairs
 KEPT_FILE = "kept.json"  # in a workspace: results that a user keeps although their keys changed
 PATCH_FILE = "uncommitted.diff"  # in a workspace whose code is not committed
 
@@ -226,6 +228,7 @@ class EvaluateRecord(Record):
     slices: tuple[SliceScore, ...] = ()
     behaviours: tuple[BehaviourScore, ...] = ()
     exact_match: ExactMatch | None = None  # if questions were asked
+    pairs: PairScore | None = None  # if the data are pairs of answers
     harness: tuple[HarnessScore, ...] = ()
     probes: Probes = Probes()
     right_size: RightSize | None = None  # if there is a memory budget

@@ -61,6 +61,31 @@ class ExactMatch(_Figures):
     share: Estimate  # by Wilson's interval
 
 
+class PairScore(_Figures):
+    """Which answers a model prefers on held-out pairs of a chosen and a rejected one.
+
+    A reward that falls for chosen answers, too, says that the model moves away from both.
+    """
+
+    pairs: int
+    right: Estimate  # share whose chosen answer has the larger reward, by Wilson's interval
+    short_pairs: int  # those whose chosen answer is the shorter one
+    right_of_short: Estimate | None  # a model that only learnt to say more prefers few of them
+    margin: float  # of the rewards, on average
+    reward_of_chosen: float
+    reward_of_rejected: float
+
+    def figures(self) -> dict[str, float]:
+        """Return the main numbers by name, for a tracker."""
+        shares = {"right": self.right, "right_of_short": self.right_of_short}
+        return {
+            **{f"pairs/{name}": share.value for name, share in shares.items() if share},
+            "pairs/margin": self.margin,
+            "pairs/reward_of_chosen": self.reward_of_chosen,
+            "pairs/reward_of_rejected": self.reward_of_rejected,
+        }
+
+
 class HarnessScore(_Figures):
     """A metric of a task, as lm-evaluation-harness computes it."""
 

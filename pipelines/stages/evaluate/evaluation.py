@@ -22,6 +22,7 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.section import Extension
 from pipelines.run.progress import ProgressWriter
 from pipelines.run.records import (
+    PAIRS_FILE,
     TASK_SCORES,
     TRAIN,
     VALIDATION,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from pipelines.evaluation.exact_match import Answer
     from pipelines.evaluation.harness import Found
+    from pipelines.evaluation.preferences import Shown
 
 # Functions that use pyarrow, torch and matplotlib import them: an Airflow worker, which has none of
 # them, calls `publish`, and a task for baselines needn't wait for torch.
@@ -89,6 +91,8 @@ class _Measured(NamedTuple):
     behaviours: tuple[BehaviourScore, ...]
     harness: "Found"
     answers: "list[Answer]"
+    pairs: "pa.Table | None"  # the scores of both answers of each
+    shown: "list[Shown]"
     metrics: dict[str, float]
     served: tuple[ServedCheck, ...]
     probes: Probes
@@ -110,7 +114,7 @@ def run(
     measured = _measure(recipe, held_out, scoring, sized, check, map_ordered)
     record = _record(recipe, measured, held_out.of_datasets, sized.found)
     with fresh_folder(output_folder(workspace, STAGE)) as folder:
-        _write_outputs(folder, workspace, record, measured, held_out.documents)
+        _write_outputs(recipe, folder, workspace, record, measured, held_out.documents)
         sized.keep(folder)
     record.write(workspace)
     publish(workspace)
@@ -126,6 +130,7 @@ def publish(workspace: Path) -> None:
     named |= {f"behaviour/{each.name}": each.passed / each.cases for each in record.behaviours}
     if record.exact_match:
         named["exact_match"] = record.exact_match.share.value
+    named |= record.pairs.figures() if record.pairs else {}
     named |= record.probes.figures() | _harness_metrics(record)
     named |= {f"metric/{name}": value for name, value in record.metrics.items()}
     named |= size_metrics(workspace, record.right_size)
@@ -188,6 +193,7 @@ def _measure(
         partial(_write_samples, model, recipe),
         partial(_run_tests, model, recipe),
         partial(_run_harness, model, recipe),
+        partial(_score_pairs, model, recipe, held_out.documents),
     ]
     texts = held_out.documents["text"].to_pylist() if recipe.evaluate.extensions else []
     own: list[_Task] = [
@@ -197,7 +203,7 @@ def _measure(
     probing = probe_tasks(recipe, model, held_out.folder, held_out.dataset, BOUND_CONFIDENCE)
     unscored = [] if sized.scores else scoring.tasks(model)
     results = map_ordered(call, [*single, *own, *probing, *answering, *unscored])
-    fitted, served, samples, behaviours, harness = (next(results) for _ in single)
+    fitted, served, samples, behaviours, harness, pairs = (next(results) for _ in single)
     baselines, fitted_bytes = fitted
     metrics = dict(figure for _ in own for figure in next(results))
     probes, probed = gather_probes(results)
@@ -210,6 +216,8 @@ def _measure(
         behaviours=behaviours,
         harness=harness,
         answers=answers,
+        pairs=pairs and pairs[0],
+        shown=pairs[1] if pairs else [],
         metrics=metrics,
         served=served,
         probes=probes,
@@ -282,6 +290,20 @@ def _run_harness(model: Path, recipe: Recipe) -> "Found":
     return run_harness(model, recipe.evaluate.harness, chat=chat)
 
 
+def _score_pairs(
+    model: Path, recipe: Recipe, documents: "pa.Table"
+) -> "tuple[pa.Table, list[Shown]] | None":
+    """Return the scores of the held-out pairs, and some to show, if the data are pairs."""
+    if recipe.preference.kind == "none":
+        return None
+    from pipelines.evaluation.preferences import score_pairs, show_pairs
+
+    base = recipe.model.init_from if recipe.preference.needs_reference else None
+    reference = None if base is None else Path(base)
+    scores = score_pairs(model, documents, recipe.evaluate.stride, reference)
+    return scores, show_pairs(model, documents, recipe.evaluate.sample_tokens)
+
+
 def _own_metric(metric: Extension, model: Path, texts: list[str]) -> list[tuple[str, float]]:
     """Return the figures of a metric of a team's own package, each named after it."""
     measure = extensions.load("metrics", metric.name)
@@ -314,6 +336,7 @@ def _record(
 
     from pipelines.evaluation.bootstrap import bits_per_byte, token_perplexity
     from pipelines.evaluation.exact_match import score_answers
+    from pipelines.evaluation.preferences import pair_score
     from pipelines.evaluation.slices import score_slices
 
     scores = measured.scores
@@ -335,6 +358,7 @@ def _record(
         slices=slices,
         behaviours=measured.behaviours,
         exact_match=score_answers(measured.answers, BOUND_CONFIDENCE),
+        pairs=measured.pairs and pair_score(measured.pairs, recipe.preference, BOUND_CONFIDENCE),
         probes=measured.probes,
         harness=measured.harness.scores,
         right_size=sized,
@@ -349,6 +373,7 @@ def _record(
 
 
 def _write_outputs(
+    recipe: Recipe,
     folder: Path,
     workspace: Path,
     record: EvaluateRecord,
@@ -359,6 +384,7 @@ def _write_outputs(
 
     from pipelines.evaluation.evaluation_page import Evaluation, write_report
     from pipelines.evaluation.loss_curve import CURVE, draw_loss_curve, read_history, write_curve
+    from pipelines.evaluation.preferences import pair_rows
     from pipelines.evaluation.slices import write_slices
     from pipelines.evaluation.task_scores import of_answers, task_table
 
@@ -367,6 +393,9 @@ def _write_outputs(
     write_json(folder / "samples.json", measured.samples)
     pq.write_table(measured.scores, folder / "scores.parquet")
     rows = [*of_answers(measured.answers), *measured.harness.rows]
+    if measured.pairs is not None:
+        pq.write_table(measured.pairs, folder / PAIRS_FILE)
+        rows += pair_rows(measured.pairs, recipe.preference)
     pq.write_table(task_table(rows), folder / TASK_SCORES)
     preprocess = PreprocessRecord.read(workspace)
     history = output_folder(workspace, TrainRecord.stage) / "history.jsonl"
@@ -382,6 +411,7 @@ def _write_outputs(
         scores=measured.scores,
         documents=documents,
         samples=measured.samples,
+        pairs=measured.shown,
         fitted_bytes=measured.fitted_bytes,
     )
     write_report(evaluation, curve, folder / "report.html")

@@ -27,9 +27,15 @@ from pipelines.evaluation.gate import Measured
 from pipelines.evaluation.judge import Pair, judge
 from pipelines.evaluation.loss_curve import CURVE, parse_curve
 from pipelines.evaluation.task_scores import TaskRow, of_answers, task_table
-from pipelines.recipe.recipe import QUESTIONS, Recipe
+from pipelines.recipe.recipe import PAIRS, QUESTIONS, SHORT_PAIRS, Recipe
 from pipelines.registry import registry
-from pipelines.run.records import VALIDATION, EvaluateRecord, PreprocessRecord, output_folder
+from pipelines.run.records import (
+    PAIRS_FILE,
+    VALIDATION,
+    EvaluateRecord,
+    PreprocessRecord,
+    output_folder,
+)
 from pipelines.run.verdict import BehaviourScore, Judgement, Probes, Verdict
 from pipelines.stage_cache.used_extensions import extension_fingerprints
 from pipelines.stages.costs import training_elsewhere
@@ -183,12 +189,31 @@ def _champion_tasks(recipe: Recipe, workspace: Path, champion: registry.ModelVer
     if QUESTIONS in limits:
         asked, questions = recipe.evaluate.questions, _questions(workspace)
         rows += of_answers(answer_questions(folder, questions, asked.pattern, asked.max_tokens))
-    if limits != [QUESTIONS]:
+    if {PAIRS, SHORT_PAIRS} & set(limits):
+        rows += _champion_pairs(recipe, workspace, folder)
+    if set(limits) - {QUESTIONS, PAIRS, SHORT_PAIRS}:
         chat = recipe.data.instruction.is_chat
         rows += run_harness(folder, recipe.evaluate.harness, chat=chat).rows
     found = task_table(rows)
     keep_scores(found, kept)
     return found
+
+
+def _champion_pairs(recipe: Recipe, workspace: Path, folder: Path) -> list[TaskRow]:
+    """Return the champion's results on the candidate's pairs, with the candidate's reference."""
+    from pipelines.evaluation.preferences import pair_rows, score_pairs  # imports torch
+
+    ours = _pairs(workspace)
+    documents = _documents(workspace, ours["doc_id"])
+    scores = score_pairs(folder, documents, EvaluateRecord.read(workspace).stride)
+    for name in scores.column_names:
+        if name.endswith("_reference_nats"):
+            scores = scores.set_column(scores.schema.get_field_index(name), name, ours[name])
+    return pair_rows(scores, recipe.preference)
+
+
+def _pairs(workspace: Path) -> pa.Table:
+    return pq.read_table(output_folder(workspace, EvaluateRecord.stage) / PAIRS_FILE)
 
 
 def _questions(workspace: Path) -> list[Question]:
@@ -199,8 +224,14 @@ def _questions(workspace: Path) -> list[Question]:
 def tasks_path(model_hash: str, recipe: Recipe, workspace: Path) -> Path:
     """Return the path of a model's results on the limited tasks of a recipe, named by content."""
     asked, harness = recipe.evaluate.questions, recipe.evaluate.harness
+    limits = [limit.task for limit in recipe.registration.tasks]
+    asks_pairs = {PAIRS, SHORT_PAIRS} & set(limits)
+    known = ("doc_id", "chosen_reference_nats", "rejected_reference_nats")
     content = [
-        [limit.task for limit in recipe.registration.tasks],
+        limits,
+        [_pairs(workspace).select(known).to_pydict(), recipe.preference.model_dump()]
+        if asks_pairs
+        else None,
         _questions(workspace),
         [folder_hash(Path(file).parent) for file in harness.files],
         [asked.model_dump(), harness.model_dump(), recipe.data.instruction.is_chat],
@@ -218,8 +249,19 @@ def _champion_scores(
     kept = scores_path(champion.model_hash, evaluate)
     if kept.is_file():
         return pq.read_table(kept)
-    from pipelines.evaluation.held_out_documents import each_once
     from pipelines.evaluation.perplexity import score_documents  # imports torch
+
+    documents = _documents(workspace, doc_ids)
+    folder = registry.verified_folder(champion)
+    _log.info("scoring champion version %d on %d documents", champion.version, len(documents))
+    scores = score_documents(folder, documents, evaluate.stride)
+    keep_scores(scores, kept)
+    return scores
+
+
+def _documents(workspace: Path, doc_ids: pa.ChunkedArray) -> pa.Table:
+    """Return the held-out documents with these ids, in their order."""
+    from pipelines.evaluation.held_out_documents import each_once
 
     preprocess = output_folder(workspace, PreprocessRecord.stage)
     folders = PreprocessRecord.read(workspace).dataset.folders
@@ -228,13 +270,7 @@ def _champion_scores(
         for folder in folders
         for path in split_files(documents_folder(preprocess / folder), VALIDATION)
     ]
-    found = ds.dataset(files).to_table(filter=pc.field("doc_id").isin(doc_ids))
-    documents = each_once([found])
-    folder = registry.verified_folder(champion)
-    _log.info("scoring champion version %d on %d documents", champion.version, len(documents))
-    scores = score_documents(folder, documents, evaluate.stride)
-    keep_scores(scores, kept)
-    return scores
+    return each_once([ds.dataset(files).to_table(filter=pc.field("doc_id").isin(doc_ids))])
 
 
 def scores_path(model_hash: str, evaluate: EvaluateRecord) -> Path:

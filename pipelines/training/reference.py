@@ -34,6 +34,7 @@ def use_reference(trainer: Trainer, path: Path) -> None:
     if not any(from_all(path.is_file())):
         logs_NM = _measure(trainer)
         if trainer.mesh.rank == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(".unfinished.npy")
             np.save(unfinished, logs_NM)
             unfinished.replace(path)

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from pipelines.run.records import Split
+from pipelines.training.metrics import StepMetrics
+from pipelines.training.reference import use_reference
+from pipelines.training.trainer import Trainer
 from tests.distributed.pool import Pool
 from tests.distributed.test_loss_parity import FULL, marked
-from tests.distributed.training import Case, losses, make_pairs
+from tests.distributed.training import Case, build_trainer, losses, make_pairs
 
 DPO, IPO = {"kind": "dpo", "beta": 0.5}, {"kind": "ipo", "beta": 0.5}
 ORPO, SIMPO = {"kind": "orpo", "beta": 0.5}, {"kind": "simpo", "beta": 2.0}
@@ -72,3 +75,34 @@ def test_pairs_teach_what_they_teach_one_process(
     for found in pool(case.world).run(losses, case, pairs, tmp_path, torch.float64):
         assert found == [pytest.approx(point, rel=1e-10) for point in expected]
     assert expected[-1][0] < expected[0][0] * 0.9  # there was something to learn
+
+
+def test_a_run_that_ended_early_goes_on_to_the_same_bits(
+    pairs: tuple[Path, Split], tmp_path: Path
+) -> None:
+    saved = case("saved", 1, {}, DPO, {**_HALVES, "checkpoint_every": 5})
+
+    def trained(folder: Path, points: list[StepMetrics], ends: int | None = None) -> Trainer:
+        trainer = build_trainer(saved, pairs, folder, points, torch.float32)
+        use_reference(trainer, folder / "reference.npy")
+
+        def report(point: StepMetrics) -> None:
+            points.append(point)
+            if point.step == ends:
+                raise InterruptedError
+
+        trainer.report = report
+        trainer.fit()
+        return trainer
+
+    whole, parts = [], []
+    expected = trained(tmp_path / "whole", whole)
+    with pytest.raises(InterruptedError):
+        trained(tmp_path / "parts", parts, ends=8)
+    measured = (tmp_path / "parts" / "reference.npy").stat().st_mtime_ns
+    found = trained(tmp_path / "parts", parts)
+    assert (tmp_path / "parts" / "reference.npy").stat().st_mtime_ns == measured
+    assert [point.loss for point in parts[8:]] == [point.loss for point in whole[5:]]
+    assert whole[-1].further["reward_margin"] > 0
+    for ours, theirs in zip(found.parameters, expected.parameters, strict=True):
+        assert torch.equal(ours, theirs)

@@ -217,7 +217,8 @@ class Transformer(nn.Module):
         device: torch.device,
     ) -> Mask:
         if self.most_documents is None:
-            return attention_mask(documents_BS, shape[1], window, device)
+            needed = shape[1] if self.config.sinks else None
+            return attention_mask(documents_BS, shape[1], window or needed, device)
         return sequences(documents_BS, shape, window, self.most_documents, device)
 
     def _rotary(self, layer: int) -> Tensor | None:

@@ -4,7 +4,8 @@ Shape suffixes: B batch, S sequence, D model width, N heads, K key-value heads, 
 R rotated features, 2 cosine and sine, 1 for every head, T tokens of all rows one after the other,
 C bounds of sequences among them.
 
-Papers: grouped-query attention (Ainslie et al. 2023), sliding windows (Beltagy et al. 2020).
+Papers: grouped-query attention (Ainslie et al. 2023), sliding windows (Beltagy et al. 2020), sinks
+(OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.2).
 """
 
 from collections.abc import Callable

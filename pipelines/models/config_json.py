@@ -26,9 +26,7 @@ def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     if (values.get("quantization_config") or {}).get("quant_method") == "mxfp4":
-        raise UserError(
-            f"{path}: MXFP4 weights; dequantise them first by transformers' Mxfp4Config"
-        )
+        raise UserError(f"{path}: MXFP4 weights; dequantise them first: docs/training.md says how")
     values = {chosen.renamed.get(key, key): value for key, value in values.items()}
     for key in chosen.shape.values():
         if not isinstance(values.get(key), int | float) or values[key] <= 0:
@@ -109,15 +107,16 @@ def _read_rope(values: Mapping[str, Any], chosen: Family, path: Path) -> dict[st
         fields["rope_divisor"] = float(rope["factor"])
     if kind in _SCALINGS:
         _demand(path, "mscale", rope.get("mscale"), (None,))
+        for key in ("factor", "original_max_position_embeddings"):
+            if not isinstance(rope.get(key), int | float):
+                raise UserError(f"{path}: {key} of rope_type {kind!r} must be a number")
         scaling: Any = _SCALINGS[kind]
-        names = [name for name in scaling.__match_args__ if name in rope]
-        fields["rope_scaling"] = scaling(**{name: rope[name] for name in names})
+        stated = [name for name in scaling.__match_args__ if rope.get(name) is not None]
+        fields["rope_scaling"] = scaling(**{name: rope[name] for name in stated})
     return fields
 
 
-def _read_layer_types(
-    values: Mapping[str, Any], fields: Mapping[str, Any], path: Path
-) -> dict[str, Any]:
+def _read_layer_types(values: dict[str, Any], fields: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return what `transformers` 5 says of layers with a window and without; older files need not.
 
     Args:

@@ -9,7 +9,8 @@ token, T tokens of all rows, R routes (T times K).
 
 Papers: mixtures (Shazeer et al. 2017), the balance loss (Fedus et al. 2021, "Switch Transformers",
 equations 4 to 6) by sequence (DeepSeek-AI 2024, "DeepSeek-V3", equations 17 to 20), the z-loss
-(Zoph et al. 2022, "ST-MoE", equation 5).
+(Zoph et al. 2022, "ST-MoE", equation 5), the clamped gate (OpenAI 2025, "gpt-oss-120b &
+gpt-oss-20b Model Card", section 2.2).
 """
 
 # ruff: noqa: N803, N806, N812 (names that end in their shape)
@@ -155,9 +156,10 @@ class ExpertLinear(nn.Module):
             return out_RF
         bias_EF = part_here(self.bias, self.gradient_factor) * self.bias_factor
         ends_E, rows_R = routes_E.cumsum(0), torch.arange(len(x_RD), device=x_RD.device)
-        # A product: the gradient of a look-up would be added up row by row.
+        # A product: the gradient of a look-up would be added up row by row. This one, for selective
+        # checkpointing keeps the results of others.
         has_RE = (rows_R[:, None] < ends_E) & (rows_R[:, None] >= ends_E - routes_E)
-        return torch.addmm(out_RF, has_RE.to(bias_EF.dtype), bias_EF)
+        return torch.addbmm(out_RF, has_RE.to(bias_EF.dtype)[None], bias_EF[None])
 
 
 class _Scaled(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""One decoder-only transformer: Llama, Mistral, Qwen, Phi, Gemma and the GPTs by configuration.
+"""One decoder-only transformer: Llama, Mistral, Qwen, Phi, Gemma and GPTs by configuration.
 
 Shape suffixes:
     B batch, S sequence, D model width, F width of the feed-forward layer, V vocabulary,

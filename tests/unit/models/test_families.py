@@ -336,6 +336,11 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
             {"rope_parameters": {"rope_type": "yarn", "mscale": 1.0}},
             "mscale = 1.0; only None",
         ),
+        (
+            "gpt_oss",
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "factor of rope_type 'yarn' must be",
+        ),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha = 1.0; only 1.702"),
         ("gpt_oss", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: only"),
         ("gpt_oss", {"sliding_window": None}, "sliding_window is None, but the other layers"),

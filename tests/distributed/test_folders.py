@@ -73,6 +73,7 @@ CASES = {
     "tp-gpt_oss": (2, GPT_OSS, {"tp": 2}),
     "ep-gpt_oss": (2, GPT_OSS, FSDP | {"ep": 2}),
     "tp-fsdp-gpt_oss": (4, GPT_OSS, FSDP | {"tp": 2}),
+    "ep-tp-fsdp-gpt_oss": (8, GPT_OSS, FSDP | {"dp_shard": 4, "ep": 2, "tp": 2}),
     "ep-tp-gpt_oss": (4, GPT_OSS, FSDP | {"ep": 2, "tp": 2}),
     "pp-fsdp": (4, LLAMA, {"pp": 2, "sharding": "full", "dp_shard": 2}),
     "pp-tp-gpt2": (4, GPT2, {"pp": 2, "tp": 2}),

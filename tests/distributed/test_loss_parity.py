@@ -135,6 +135,7 @@ CASES = [
     Case("gpt-oss-ep", 2, FULL | {"ep": 2}, model=_GPT_OSS),
     Case("gpt-oss-pp", 2, {"pp": 2}, _PAIRS, model=_GPT_OSS, slow=True),
     Case("gpt-oss-cp", 2, {"cp": 2}, _HALVES, model=_GPT_OSS, documents=True),
+    Case("gpt-oss-zero-bubble", 2, {"pp": 2, "schedule": "zero_bubble"}, model=_GPT_OSS, slow=True),
     Case("gpt-oss-tp-fsdp", 4, FULL | {"tp": 2}, _HALVES, model=_GPT_OSS),
     Case("gpt-oss-ep-fsdp", 4, FULL | {"ep": 2}, model=_GPT_OSS),
     Case("gpt-oss-ep-tp", 4, FULL | {"tp": 2, "ep": 2}, _HALVES, model=_GPT_OSS),

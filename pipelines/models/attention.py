@@ -147,8 +147,8 @@ def attend_with_sinks(
     """Return the same with a further score in each head's softmax, whose value is zero.
 
     Where FlexAttention computes, its result is scaled by the share that the other scores have.
-    Elsewhere the score is that of a further key, the only one with a number in a further feature:
-    so no kernel needs a mask of numbers for each head, and none that learns.
+    Elsewhere the score is that of a further key, the only one with a number in a further feature.
+    As a number of the mask it would need a mask for each head, and no fused kernel learns those.
     """
     sinks_N11 = sinks_N.view(-1, 1, 1)
     if not isinstance(mask, Tensor):

@@ -156,8 +156,8 @@ class ExpertLinear(nn.Module):
             return out_RF
         bias_EF = part_here(self.bias, self.gradient_factor) * self.bias_factor
         ends_E, rows_R = routes_E.cumsum(0), torch.arange(len(x_RD), device=x_RD.device)
-        # A product: the gradient of a look-up would be added up row by row. This one, for selective
-        # checkpointing keeps the results of others.
+        # A product, as the gradient of a look-up would be added up row by row; and this one, as
+        # selective checkpointing would keep the result of `addmm`.
         has_RE = (rows_R[:, None] < ends_E) & (rows_R[:, None] >= ends_E - routes_E)
         return torch.addbmm(out_RF, has_RE.to(bias_EF.dtype)[None], bias_EF[None])
 

@@ -28,7 +28,7 @@ def rotary_table(config: DecoderConfig, *, local: bool = False) -> Tensor:
     angles = torch.cat((angles, angles), dim=-1)
     table = torch.stack((angles.cos(), angles.sin()))
     if isinstance(scaling := config.rope_scaling, Yarn):
-        table *= scaling.attention_factor or 0.1 * math.log(scaling.factor) + 1
+        table *= scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1)) + 1
     return table
 
 
@@ -46,18 +46,19 @@ def rotary_frequencies(config: DecoderConfig, *, local: bool = False) -> Tensor:
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling | Yarn, theta: float) -> Tensor:
     """Divide slow frequencies by `factor`, keep fast ones, and blend the two in between."""
-    radius = scaling.original_max_position_embeddings / (2 * math.pi)
+    context = scaling.original_max_position_embeddings
     if isinstance(scaling, Yarn):  # evenly from pair to pair
         pairs = torch.arange(len(frequencies), device="cpu")
-        bounds = scaling.beta_fast, scaling.beta_slow
-        low, high = (len(pairs) * math.log(radius / each, theta) for each in bounds)
+        bounds = (2 * math.pi * each for each in (scaling.beta_fast, scaling.beta_slow))
+        low, high = (len(pairs) * math.log(context / each, theta) for each in bounds)
         if scaling.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, 2 * len(pairs) - 1)
         kept = 1 - ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
     else:  # evenly by their full turns within the original context
+        turns = context * frequencies / (2 * math.pi)
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        kept = ((radius * frequencies - low) / (high - low)).clamp(0, 1)
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / scaling.factor)
 
 

@@ -4,7 +4,8 @@ Shape suffixes: B batch, S sequence, D model width, N heads, K key-value heads, 
 R rotated features, 2 cosine and sine, 1 for every head, T tokens of all rows one after the other,
 C bounds of sequences among them.
 
-Papers: grouped-query attention (Ainslie et al. 2023), sliding windows (Beltagy et al. 2020).
+Papers: grouped-query attention (Ainslie et al. 2023), sliding windows (Beltagy et al. 2020), sinks
+(OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.2).
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from pipelines.models.config import DecoderConfig
 from pipelines.models.norms import build_head_norm
 from pipelines.models.rotary import rotate
+from pipelines.models.weights import local
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -66,6 +68,7 @@ class Attention(nn.Module):
 
     Attributes:
         arrival: Applied to each projection after all are computed; context parallel waits there.
+        context: As the decoder's, which divides heads here.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -76,6 +79,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(q_width, config.width, bias=config.output_bias)
+        self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
+        self.context = 0, 1
         if config.qk_norm:
             self.q_norm = build_head_norm(config)
             self.k_norm = build_head_norm(config)
@@ -102,7 +107,11 @@ class Attention(nn.Module):
         if rotary_2SR is not None:
             table_2SR = rotary_2SR[:, : q_BNSH.shape[2]]
             q_BNSH, k_BKSH = rotate(q_BNSH, table_2SR), rotate(k_BKSH, table_2SR)
-        out_BNSH = attend(q_BNSH, k_BKSH, v_BKSH, mask, self.scale)
+        if self.sinks is None:
+            out_BNSH = attend(q_BNSH, k_BKSH, v_BKSH, mask, self.scale)
+        else:
+            sinks_N = local(self.sinks).chunk(self.context[1])[self.context[0]]
+            out_BNSH = attend_with_sinks(q_BNSH, k_BKSH, v_BKSH, mask, sinks_N)
         return self.o_proj(out_BNSH.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _heads(self, x_BSX: Tensor) -> Tensor:
@@ -125,24 +134,43 @@ def attend(
             k_BKSH, v_BKSH = (x.repeat_interleave(group, dim=1) for x in (k_BKSH, v_BKSH))
             grouped = False
         return F.scaled_dot_product_attention(
-            q_BNSH,
-            k_BKSH,
-            v_BKSH,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=grouped,
+            q_BNSH, k_BKSH, v_BKSH, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
         )
     if isinstance(mask, Sequences):
         return _attend_within(q_BNSH, k_BKSH, v_BKSH, mask, scale)
+    return _flex(q_BNSH, k_BKSH, v_BKSH, block_mask=mask, scale=scale, enable_gqa=grouped)  # type: ignore[no-any-return]
+
+
+def attend_with_sinks(
+    q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Mask, sinks_N: Tensor
+) -> Tensor:
+    """Return the same with a further score in each head's softmax, whose value is zero.
+
+    Where FlexAttention computes, its result is scaled by the share that the other scores have.
+    Elsewhere the score is that of a further key, the only one with a number in a further feature.
+    As a number of the mask it would need a mask for each head, and no fused kernel learns those.
+    """
+    sinks_N11 = sinks_N.view(-1, 1, 1)
+    if not isinstance(mask, Tensor):
+        out_BNSH, sums_BNS = _flex(
+            q_BNSH, k_BKSH, v_BKSH, block_mask=mask, enable_gqa=True, return_lse=True
+        )
+        return (sums_BNS.unsqueeze(-1) - sinks_N11).sigmoid().type_as(out_BNSH) * out_BNSH  # type: ignore[no-any-return]
+    scale = q_BNSH.shape[-1] ** -0.5
+    further_BNS1 = (sinks_N11 / scale).type_as(q_BNSH).expand_as(q_BNSH[..., :1])
+    q_BNSH = torch.cat((q_BNSH, further_BNS1), dim=-1)
+    k_BKSH, v_BKSH = (F.pad(x, (0, 1, 0, 1)) for x in (k_BKSH, v_BKSH))
+    k_BKSH[..., -1, -1] = 1.0
+    return attend(q_BNSH, k_BKSH, v_BKSH, F.pad(mask, (0, 1), value=True), scale)[..., :-1]
+
+
+def _flex(*operands: Tensor, **options: Any) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     # A block that is being compiled includes this call; otherwise compile the call alone.
-    run: Callable[..., Any] = flex_attention
     if not torch.compiler.is_compiling():
-        run = _compiled("flex_attention")
-    out_BNSH: Tensor = run(q_BNSH, k_BKSH, v_BKSH, block_mask=mask, scale=scale, enable_gqa=grouped)
-    return out_BNSH
+        return _compiled("flex_attention")(*operands, **options)
+    return flex_attention(*operands, **options)  # type: ignore[call-overload]
 
 
 def _attend_within(
@@ -154,17 +182,10 @@ def _attend_within(
     # The kernel's result has no gaps, and the compiler must know its strides.
     rows = (x.transpose(1, 2).flatten(0, 1).contiguous() for x in (q_BNSH, k_BKSH, v_BKSH))
     q_TNH, k_TKH, v_TKH = rows
+    sizes = within.bounds_C, within.bounds_C, within.longest, within.longest
+    seen, grouped = (within.before, 0), q_TNH.shape[1] != k_TKH.shape[1]
     out_TNH: Any = varlen_attn(
-        q_TNH,
-        k_TKH,
-        v_TKH,
-        within.bounds_C,
-        within.bounds_C,
-        within.longest,
-        within.longest,
-        scale=scale,
-        window_size=(within.before, 0),
-        enable_gqa=q_TNH.shape[1] != k_TKH.shape[1],
+        q_TNH, k_TKH, v_TKH, *sizes, scale=scale, window_size=seen, enable_gqa=grouped
     )
     out_BSNH: Tensor = out_TNH.view(len(q_BNSH), -1, *out_TNH.shape[1:])
     return out_BSNH.transpose(1, 2)
@@ -221,11 +242,11 @@ def attention_mask(
     Args:
         documents_BS: The number of each token's document; None where there is only one.
         length: S.
-        window: How many positions a token sees, including itself; None means all.
+        window: How many positions a token sees, including itself; None means all. One of S hides
+            nothing more, but then there is a mask.
         device: On CUDA the mask is FlexAttention's, with one bit per 128 x 128 positions; elsewhere
             it is a tensor [B or 1, 1, S, S], as FlexAttention has no backward pass there.
     """
-    window = narrower(window, length)
     if documents_BS is None and window is None:
         return None
     visible = _visible(documents_BS, window)

@@ -17,6 +17,27 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class Yarn:
+    """Settings by which YaRN stretches rotary positions (Peng et al. 2023).
+
+    Attributes:
+        factor: By how much what turns slowly is stretched.
+        original_max_position_embeddings: The context that the model was first trained with.
+        beta_fast: What turns at least so often within that context stays as it is.
+        beta_slow: What turns at most so often is stretched in full.
+        truncate: Whether the two bounds are whole numbers of a head's pairs of features.
+        attention_factor: What rotated queries and keys are multiplied by; None: by the factor.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """The shape of one decoder-only transformer; the defaults are Llama's.
 
@@ -35,7 +56,7 @@ class DecoderConfig:
     head_dim: int | None = None  # width of one head, if it is not width / heads
     positions: Literal["rotary", "learned"] = "rotary"
     rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | Yarn | None = None
     rope_divisor: float = 1.0  # positions are divided by it: linear scaling
     local_rope_theta: float | None = None  # of layers with a window, if they have their own
     rotary_fraction: float = 1.0  # share of a head's features that are rotated
@@ -49,7 +70,9 @@ class DecoderConfig:
     gated: bool = True  # the feed-forward layer has a gate, as in SwiGLU
     qkv_bias: bool = False
     output_bias: bool = False  # bias of attention's last projection
-    mlp_bias: bool = False
+    mlp_bias: bool = False  # of a mixture, its router has one, too
+    sinks: bool = False  # each head's softmax has a learned score more, which adds no value
+    gate_limit: float | None = None  # experts clamp their gate, as in gpt-oss
     experts: int = 0  # of a layer; 0: the feed-forward layer is not a mixture
     experts_per_token: int = 0
     norm_topk_prob: bool = False  # the weights of a token's experts add up to 1
@@ -129,8 +152,9 @@ class DecoderConfig:
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
         attention = 2 * self.width * (queries + keys) + 2 * self.head_width * self.qk_norm
         attention += (queries + 2 * keys) * self.qkv_bias + self.width * self.output_bias
+        attention += self.heads * self.sinks
         feed_forward = max(self.experts, 1) * self._feed_forward_parameters
-        router = self.experts * self.width
+        router = self.experts * (self.width + self.mlp_bias)
         norms = (1 if self.shared_norm else 2) + (2 if self.branch_norms else 0)
         return attention + feed_forward + router + norms * self._norm_parameters
 

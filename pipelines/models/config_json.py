@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import UserError
-from pipelines.models.config import DecoderConfig, RopeScaling
+from pipelines.models.config import DecoderConfig, RopeScaling, Yarn
 from pipelines.models.families import ACTIVATIONS, OPENAI_SHAPE, Family, find_family
 
 _FULL, _LOCAL = "full_attention", "sliding_attention"  # kinds of layers
 _ROPE_THETA = ((), 10_000.0)
+_SCALINGS = {"llama3": RopeScaling, "yarn": Yarn}
 
 
 def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
@@ -24,6 +25,8 @@ def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
         chosen = find_family(family)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+    if (values.get("quantization_config") or {}).get("quant_method") == "mxfp4":
+        raise UserError(f"{path}: MXFP4 weights; dequantise them first: docs/training.md says how")
     values = {chosen.renamed.get(key, key): value for key, value in values.items()}
     for key in chosen.shape.values():
         if not isinstance(values.get(key), int | float) or values[key] <= 0:
@@ -43,8 +46,8 @@ def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
     if fields.get("head_dim") == fields["width"] / fields["heads"]:
         fields["head_dim"] = None  # the default, which width and heads already give
     fields |= _read_rope(values, chosen, path)
-    if chosen.has_layer_types:
-        fields |= _read_layer_types(values, fields.get("full_attention_every"), path)
+    if "full_attention_every" in fields:
+        fields |= _read_layer_types(values, fields, path)
     return DecoderConfig(**fields)
 
 
@@ -102,25 +105,26 @@ def _read_rope(values: Mapping[str, Any], chosen: Family, path: Path) -> dict[st
         fields["rotary_fraction"] = float(fraction)
     if kind == "linear":
         fields["rope_divisor"] = float(rope["factor"])
-    if kind == "llama3":
-        fields["rope_scaling"] = RopeScaling(
-            factor=rope["factor"],
-            low_freq_factor=rope["low_freq_factor"],
-            high_freq_factor=rope["high_freq_factor"],
-            original_max_position_embeddings=rope["original_max_position_embeddings"],
-        )
+    if kind in _SCALINGS:
+        _demand(path, "mscale", rope.get("mscale"), (None,))
+        for key in ("factor", "original_max_position_embeddings"):
+            if not isinstance(rope.get(key), int | float):
+                raise UserError(f"{path}: {key} of rope_type {kind!r} must be a number")
+        scaling: Any = _SCALINGS[kind]
+        stated = [name for name in scaling.__match_args__ if rope.get(name) is not None]
+        fields["rope_scaling"] = scaling(**{name: rope[name] for name in stated})
     return fields
 
 
-def _read_layer_types(values: Mapping[str, Any], every: Any, path: Path) -> dict[str, Any]:
+def _read_layer_types(values: dict[str, Any], fields: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return what `transformers` 5 says of layers with a window and without; older files need not.
 
     Args:
         values: The content of the file.
-        every: How often a layer has full attention, by the key of older files.
+        fields: What its other keys say, and what they leave to the family.
         path: The file.
     """
-    layers = values["num_hidden_layers"]
+    every, layers = fields.get("full_attention_every"), values["num_hidden_layers"]
     kinds = values.get("layer_types") or _layer_types(every, layers)
     if _FULL in kinds:
         every = kinds.index(_FULL) + 1
@@ -132,8 +136,8 @@ def _read_layer_types(values: Mapping[str, Any], every: Any, path: Path) -> dict
         )
     rope = (values.get("rope_parameters") or {}).get(_LOCAL) or {}
     _demand(path, f"rope_type of {_LOCAL}", rope.get("rope_type", "default"), ("default",))
-    theta = rope.get("rope_theta") or values.get("rope_local_base_freq", 10_000.0)
-    return {"full_attention_every": every, "local_rope_theta": float(theta)}
+    theta = rope.get("rope_theta") or fields.get("local_rope_theta")
+    return {"full_attention_every": every, "local_rope_theta": theta}
 
 
 def _layer_types(every: int | None, layers: int) -> list[str]:
@@ -150,22 +154,19 @@ def _write_rope(config: DecoderConfig, chosen: Family) -> dict[str, Any]:
     if chosen.rotary_fraction is not None:
         rope["partial_rotary_factor"] = config.rotary_fraction
     if config.rope_scaling is not None:
-        rope |= {"rope_type": "llama3", **asdict(config.rope_scaling)}
+        rope |= {"rope_type": chosen.rope_types[-1], **asdict(config.rope_scaling)}
     if config.rope_divisor != 1:
         rope |= {"rope_type": "linear", "factor": config.rope_divisor}
-    if chosen.has_layer_types:
+    if config.local_rope_theta is not None:
         local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
-        return {
-            "rope_parameters": {_FULL: rope, _LOCAL: local},
-            "layer_types": _layer_types(config.full_attention_every, config.layers),
-        }
+        rope = {_FULL: rope, _LOCAL: local}
+    values: dict[str, Any] = {"rope_parameters": rope}
+    if config.full_attention_every is not None:
+        values["layer_types"] = _layer_types(config.full_attention_every, config.layers)
     if config.family == "phi3":
         # Where generation goes beyond it, transformers computes all keys and values again.
-        return {
-            "rope_parameters": rope,
-            "original_max_position_embeddings": config.context_length,
-        }
-    return {"rope_parameters": rope}
+        values["original_max_position_embeddings"] = config.context_length
+    return values
 
 
 def _check_round_trip(config: DecoderConfig, values: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ token, T tokens of all rows, R routes (T times K).
 
 Papers: mixtures (Shazeer et al. 2017), the balance loss (Fedus et al. 2021, "Switch Transformers",
 equations 4 to 6) by sequence (DeepSeek-AI 2024, "DeepSeek-V3", equations 17 to 20), the z-loss
-(Zoph et al. 2022, "ST-MoE", equation 5).
+(Zoph et al. 2022, "ST-MoE", equation 5), the clamped gate (OpenAI 2025, "gpt-oss-120b &
+gpt-oss-20b Model Card", section 2.2).
 """
 
 # ruff: noqa: N803, N806, N812 (names that end in their shape)
@@ -25,7 +26,7 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipelines.models.config import DecoderConfig
-from pipelines.models.weights import is_sharded, local
+from pipelines.models.weights import is_sharded
 
 
 class Router(nn.Module):
@@ -44,6 +45,7 @@ class Router(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.experts, config.width))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as of nn.Linear
+        self.bias = nn.Parameter(torch.zeros(config.experts)) if config.mlp_bias else None
         self.chosen = config.experts_per_token
         self.normalised = config.norm_topk_prob
         self.balance = self.z = 0.0
@@ -60,7 +62,8 @@ class Router(nn.Module):
         The gradients of balance loss and z-loss are those of the weights, too: the losses
         themselves appear nowhere.
         """
-        logits_BSE = F.linear(x_BSD, self._weight_here)
+        bias_E = None if self.bias is None else part_here(self.bias)
+        logits_BSE = F.linear(x_BSD, part_here(self.weight), bias_E)
         logits_BSE = logits_BSE.to(torch.promote_types(logits_BSE.dtype, torch.float32))
         scores_BSE = logits_BSE.softmax(dim=-1)
         weights_BSK, experts_BSK = scores_BSE.topk(self.chosen, dim=-1)
@@ -72,15 +75,6 @@ class Router(nn.Module):
             loss = self._losses(logits_BSE, scores_BSE, routes_BE)
             weights_BSK = _WithLoss.apply(weights_BSK, loss, self.share)  # type: ignore[no-untyped-call]
         return experts_BSK, weights_BSK, routes_BE
-
-    @property
-    def _weight_here(self) -> Tensor:
-        """The weight; under tensor parallelism a process's gradient is a part of the whole one."""
-        if not is_sharded(self.weight):
-            return self.weight
-        from torch.distributed.tensor import Partial
-
-        return self.weight.to_local(grad_placements=[Partial()])
 
     def restart(self) -> None:
         """Begin to count, with losses that have no weight yet."""
@@ -101,6 +95,20 @@ class Router(nn.Module):
         balance = (often_BE.unsqueeze(1) * scores_BSE).sum()
         z = logits_BSE.logsumexp(dim=-1).square().sum()
         return self.balance * balance + self.z * z
+
+
+def part_here(parameter: Tensor, factor: float = 1.0) -> Tensor:
+    """Return what a process has of a parameter, whose gradient is multiplied by a factor.
+
+    Where tensor-parallel processes have the same, each one's gradient is a part of the whole one.
+    """
+    if not is_sharded(parameter):
+        return parameter
+    from torch.distributed.tensor import Partial
+
+    placements = [Partial() if each.is_replicate() else each for each in parameter.placements]
+    here: Tensor = parameter.to_local(grad_placements=placements)
+    return here if factor == 1 else _Scaled.apply(here, factor)  # type: ignore[no-untyped-call]
 
 
 def count_routes(experts_BR: Tensor, experts: int) -> Tensor:
@@ -125,25 +133,33 @@ class _WithLoss(torch.autograd.Function):
 
 
 class ExpertLinear(nn.Module):
-    """The same linear layer of all experts, without bias; the weight is [E, out, in].
+    """The same linear layer of all experts; the weight is [E, out, in], the bias [E, out] if any.
 
     Attributes:
-        gradient_factor: What the weight's gradient is multiplied by.
+        gradient_factor: What the gradients of weight and bias are multiplied by.
+        bias_factor: What the bias is multiplied by; below 1 where processes add up their results.
     """
 
-    gradient_factor = 1.0
+    gradient_factor = bias_factor = 1.0
 
-    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+    def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
         nn.init.kaiming_uniform_(self.weight.flatten(0, 1), a=math.sqrt(5))
+        self.bias = nn.Parameter(torch.zeros(experts, outputs)) if bias else None
 
     def forward(self, x_RD: Tensor, routes_E: Tensor) -> Tensor:
         """Map [R, in], sorted by expert, to [R, out]; `routes_E` says how many each expert has."""
-        weight_EFD = local(self.weight)
-        if self.gradient_factor != 1:
-            weight_EFD = _Scaled.apply(weight_EFD, self.gradient_factor)  # type: ignore[no-untyped-call]
-        return product_by_expert(x_RD, weight_EFD, routes_E)
+        weight_EFD = part_here(self.weight, self.gradient_factor)
+        out_RF = product_by_expert(x_RD, weight_EFD, routes_E)
+        if self.bias is None:
+            return out_RF
+        bias_EF = part_here(self.bias, self.gradient_factor) * self.bias_factor
+        ends_E, rows_R = routes_E.cumsum(0), torch.arange(len(x_RD), device=x_RD.device)
+        # A product, as the gradient of a look-up would be added up row by row; and this one, as
+        # selective checkpointing would keep the result of `addmm`.
+        has_RE = (rows_R[:, None] < ends_E) & (rows_R[:, None] >= ends_E - routes_E)
+        return torch.addbmm(out_RF, has_RE.to(bias_EF.dtype)[None], bias_EF[None])
 
 
 class _Scaled(torch.autograd.Function):
@@ -173,10 +189,10 @@ class Experts(nn.Module):
         super().__init__()
         experts, width, hidden = config.experts, config.width, config.hidden
         self.router = Router(config)
-        self.gate_proj = ExpertLinear(experts, width, hidden)
-        self.up_proj = ExpertLinear(experts, width, hidden)
-        self.down_proj = ExpertLinear(experts, hidden, width)
-        self.activation = activation
+        self.gate_proj = ExpertLinear(experts, width, hidden, bias=config.mlp_bias)
+        self.up_proj = ExpertLinear(experts, width, hidden, bias=config.mlp_bias)
+        self.down_proj = ExpertLinear(experts, hidden, width, bias=config.mlp_bias)
+        self.activation, self.gate_limit = activation, config.gate_limit
         self.exchange: Callable[[_Through, Tensor, Tensor], Tensor] | None = None
 
     def forward(self, x_BSD: Tensor) -> Tensor:
@@ -200,7 +216,11 @@ class Experts(nn.Module):
 
     def _through(self, x_RD: Tensor, routes_E: Tensor) -> Tensor:
         """Map rows that are sorted by expert."""
-        h_RF = self.activation(self.gate_proj(x_RD, routes_E)) * self.up_proj(x_RD, routes_E)
+        gate_RF, up_RF = self.gate_proj(x_RD, routes_E), self.up_proj(x_RD, routes_E)
+        if self.gate_limit is not None:  # x sigmoid(1.702 x) is SiLU(1.702 x) / 1.702
+            gate_RF = gate_RF.clamp(max=self.gate_limit) * 1.702
+            up_RF = (up_RF.clamp(-self.gate_limit, self.gate_limit) + 1) / 1.702
+        h_RF = self.activation(gate_RF) * up_RF
         out_RD: Tensor = self.down_proj(h_RF, routes_E)
         return out_RD
 

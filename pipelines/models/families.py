@@ -39,6 +39,8 @@ _BIASES = ("qkv_bias", "output_bias")
 _GATED = ("gate", "up", "down")
 _FULL_ATTENTION = {"use_sliding_window": False}
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+_TOGETHER = {"mlp.experts.gate_up_proj": _GATE_UP, "mlp.experts.down_proj": ("mlp.down_proj",)}
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class TensorNames:
         inside: The same map for modules in a layer; a module that is not in it keeps its name.
             Where each expert has a tensor of its own, `{}` stands for its number.
         fused: Modules that hold several others, by the family's name, with the canonical names of
-            those; they lie one after the other.
+            those; they lie one after the other. Those of all experts are stored [E, in, out], and
+            their outputs take turns.
         by_head: Whether they lie so within each head, for queries, keys and values.
         transposed: Modules whose weights are stored [in, out].
     """
@@ -83,9 +86,7 @@ class Family:
         fixed: Optional keys that must have this value if present; they are also written.
         activation: The key and its default.
         has_rope: Whether `rope_parameters` are written.
-        rope_types: The supported ways to scale rotary positions.
-        has_layer_types: Whether layers with a window and without have rotary positions each of
-            their own, and the files list which is which.
+        rope_types: The supported ways to scale rotary positions; the last is `rope_scaling`'s.
         rotary_fraction: The key of older files for the share of a head that is rotated, and its
             default; None if it is all.
         presets: For a family of a team's own package: the fields of each preset, by its name.
@@ -102,7 +103,6 @@ class Family:
     has_rope: bool = True
     rope_types: tuple[str, ...] = ("default", "llama3")
     rotary_fraction: tuple[str, float] | None = None
-    has_layer_types: bool = False
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -176,14 +176,24 @@ FAMILIES: dict[str, Family] = {
         },
         fixed={**_FULL_ATTENTION, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        names=TensorNames(fused=_TOGETHER),
+        shape=SHAPE | {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+        flags={"full_attention_every": 2, "mlp_bias": True, "norm_topk_prob": True, "sinks": True},
+        options={
+            **_GROUPED,
+            "attention_bias": (_BIASES, True),
+            "sliding_window": (("sliding_window",), 128),
+            "rope_theta": (("rope_theta",), 150_000.0),
+            "swiglu_limit": (("gate_limit",), 7.0),
+        },
+        fixed={"swiglu_alpha": 1.702},
+        rope_types=("yarn",),
+    ),
     "phi3": Family(
         "Phi3ForCausalLM",
-        names=TensorNames(
-            fused={
-                "self_attn.qkv_proj": _QKV,
-                "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-            }
-        ),
+        names=TensorNames(fused={"self_attn.qkv_proj": _QKV, "mlp.gate_up_proj": _GATE_UP}),
         options={
             **_UNTIED,
             "num_key_value_heads": (("kv_heads",), None),
@@ -225,7 +235,6 @@ FAMILIES: dict[str, Family] = {
         },
         activation=("hidden_activation", "gelu_pytorch_tanh"),
         rope_types=("default", "linear"),
-        has_layer_types=True,
     ),
     "gpt2": Family(
         "GPT2LMHeadModel",

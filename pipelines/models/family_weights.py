@@ -120,7 +120,16 @@ def _fused(
     parameters: tuple[str, ...],
     shapes: list[tuple[int, ...]],
 ) -> Stored:
-    """Return one tensor with several parameters, one after the other or head by head."""
+    """Return one tensor with several parameters: one after the other, head by head or in turns."""
+    if ".experts." in name:
+        experts, outputs, *inputs = shapes[0]
+        return Stored(
+            name.removesuffix(".weight").replace(".bias", "_bias"),
+            parameters,
+            (experts, *inputs, outputs * len(shapes)),
+            lambda x: x.reshape(*x.shape[:-1], -1, len(shapes)).movedim(-2, 1).unbind(-1),
+            lambda xs: torch.stack(tuple(xs), -1).movedim(1, -2).flatten(-2),
+        )
     rows = [shape[0] for shape in shapes]
     whole = (sum(rows), *shapes[0][1:])
     if names.by_head:

@@ -4,7 +4,7 @@ import difflib
 from typing import Any
 
 from pipelines.core.errors import UserError
-from pipelines.models.config import DecoderConfig, RopeScaling
+from pipelines.models.config import DecoderConfig, RopeScaling, Yarn
 from pipelines.models.families import find_family, flags
 
 _LLAMA3: dict[str, Any] = {
@@ -20,6 +20,9 @@ _QWEN: dict[str, Any] = {
     "norm_eps": 1e-6,
     "tie_embeddings": True,
 }
+_GPT_OSS = flags("gpt_oss") | {"width": 2880, "heads": 64, "kv_heads": 8, "head_dim": 64}
+_GPT_OSS |= {"hidden": 2880, "experts_per_token": 4, "vocab_size": 201_088}
+_GPT_OSS |= {"context_length": 131_072, "rope_scaling": Yarn(32.0, 4096, truncate=False)}
 
 
 def _gpt2(layers: int, width: int, heads: int, context_length: int = 1024) -> DecoderConfig:
@@ -152,6 +155,8 @@ PRESETS: dict[str, DecoderConfig] = {
         context_length=40_960,
         **flags("qwen3_moe") | _QWEN | {"tie_embeddings": False, "norm_topk_prob": True},
     ),
+    "gpt-oss-20b": DecoderConfig(layers=24, experts=32, **_GPT_OSS),
+    "gpt-oss-120b": DecoderConfig(layers=36, experts=128, **_GPT_OSS),
     "gemma3-1b": DecoderConfig(
         layers=26,
         width=1152,

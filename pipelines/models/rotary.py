@@ -3,7 +3,7 @@
 Shape suffixes: B batch, S sequence, N heads, H head width, R rotated features, 2 cosine and sine.
 
 Papers: rotary positions (Su et al. 2021); linear scaling (Chen et al. 2023); scaling as in Llama
-3.1 (Meta 2024, section 3.4.1).
+3.1 (Meta 2024, section 3.4.1); YaRN (Peng et al. 2023, sections 3.2 to 3.4).
 """
 
 import math
@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from pipelines.models.config import DecoderConfig, RopeScaling
+from pipelines.models.config import DecoderConfig, RopeScaling, Yarn
 
 # ruff: noqa: N803, N806 (names that end in their shape)
 
@@ -26,7 +26,10 @@ def rotary_table(config: DecoderConfig, *, local: bool = False) -> Tensor:
     numbers = torch.arange(config.context_length, dtype=torch.float32, device="cpu")
     angles = torch.outer(numbers, rotary_frequencies(config, local=local))
     angles = torch.cat((angles, angles), dim=-1)
-    return torch.stack((angles.cos(), angles.sin()))
+    table = torch.stack((angles.cos(), angles.sin()))
+    if isinstance(scaling := config.rope_scaling, Yarn):
+        table *= scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1)) + 1
+    return table
 
 
 def rotary_frequencies(config: DecoderConfig, *, local: bool = False) -> Tensor:
@@ -37,16 +40,25 @@ def rotary_frequencies(config: DecoderConfig, *, local: bool = False) -> Tensor:
         return 1.0 / (config.local_rope_theta**halves)
     frequencies = 1.0 / (config.rope_theta**halves) / config.rope_divisor
     if config.rope_scaling is not None:
-        frequencies = _scaled(frequencies, config.rope_scaling)
+        frequencies = _scaled(frequencies, config.rope_scaling, config.rope_theta)
     return frequencies
 
 
-def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+def _scaled(frequencies: Tensor, scaling: RopeScaling | Yarn, theta: float) -> Tensor:
     """Divide slow frequencies by `factor`, keep fast ones, and blend the two in between."""
     context = scaling.original_max_position_embeddings
-    turns = context * frequencies / (2 * math.pi)  # full turns within the original context
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    if isinstance(scaling, Yarn):  # evenly from pair to pair
+        pairs = torch.arange(len(frequencies), device="cpu")
+        bounds = (2 * math.pi * each for each in (scaling.beta_fast, scaling.beta_slow))
+        low, high = (len(pairs) * math.log(context / each, theta) for each in bounds)
+        if scaling.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * len(pairs) - 1)
+        kept = 1 - ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
+    else:  # evenly by their full turns within the original context
+        turns = context * frequencies / (2 * math.pi)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / scaling.factor)
 
 

@@ -1,4 +1,4 @@
-"""One decoder-only transformer: Llama, Mistral, Qwen, Phi, Gemma and the GPTs by configuration.
+"""One decoder-only transformer: Llama, Mistral, Qwen, Phi, Gemma and GPTs by configuration.
 
 Shape suffixes:
     B batch, S sequence, D model width, F width of the feed-forward layer, V vocabulary,
@@ -226,7 +226,8 @@ class Transformer(nn.Module):
         device: torch.device,
     ) -> Mask:
         if self.most_documents is None:
-            return attention_mask(documents_BS, shape[1], window, device)
+            needed = shape[1] if self.config.sinks else None
+            return attention_mask(documents_BS, shape[1], window or needed, device)
         return sequences(documents_BS, shape, window, self.most_documents, device)
 
     def _rotary(self, layer: int) -> Tensor | None:

@@ -135,7 +135,7 @@ def draw(module: nn.Module, config: DecoderConfig, seed: int) -> None:
     Matrices are normal with standard deviation 0.7 / sqrt(width), which is GPT-2's 0.02 at its
     width and not too near zero in narrow models. For matrices that write to the residual stream it
     is divided by sqrt(2 x layers), so that the stream's variance does not grow with depth. Norms
-    multiply by 1, biases are 0.
+    multiply by 1, biases and sinks are 0.
 
     Raises:
         UserError: a parameter is quantised, as QLoRA's frozen weights are.
@@ -151,9 +151,9 @@ def draw(module: nn.Module, config: DecoderConfig, seed: int) -> None:
                 f"{name} is quantised, but QLoRA can't adapt random weights; "
                 "set model.init_from to a Hugging Face folder"
             )
-        if parameter.ndim == 1:
+        if parameter.ndim == 1 or name.endswith(".bias"):
             with torch.no_grad():
-                is_zero = name.endswith(".bias") or config.zero_centred_norms
+                is_zero = name.endswith((".bias", ".sinks")) or config.zero_centred_norms
                 parameter.fill_(0.0 if is_zero else 1.0)
             continue
         std = into_residual if name.endswith(_INTO_RESIDUAL) else normal

@@ -170,6 +170,7 @@ def context_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     for layer in part.layers.values():
         block = cast("Block", layer)
         block.self_attn.arrival = Arrival(mesh)
+        block.self_attn.context = mesh.get_local_rank(), mesh.size()
         if isinstance(block.mlp, Experts):
             block.mlp.router.sequence = mesh
     part.context = mesh.get_local_rank(), mesh.size()

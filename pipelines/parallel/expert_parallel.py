@@ -64,9 +64,9 @@ def expert_parallel(part: Transformer, mesh: DeviceMesh) -> None:
         experts = cast("Experts", cast("Block", layer).mlp)
         experts.exchange = Exchange(mesh)
         for linear in expert_layers(experts):
-            weight = linear.weight
-            mine = _experts_here(weight, mesh)
-            linear.register_parameter("weight", nn.Parameter(mine, weight.requires_grad))
+            for name, each in list(linear.named_parameters()):
+                mine = nn.Parameter(_experts_here(each, mesh), each.requires_grad)
+                linear.register_parameter(name, mine)
             # They add up over the tokens of all these processes, by which FSDP does not divide.
             linear.gradient_factor = 1 / mesh.size()
 
@@ -89,6 +89,6 @@ def _experts_here(weight: Tensor, mesh: DeviceMesh) -> DTensor:
 
 
 def sharded_dimension(weight: nn.Parameter) -> Shard:
-    """Return along which dimension an expert's weight is sharded: one that is still whole."""
+    """Return along which dimension of experts a parameter is sharded: if it can, a whole one."""
     by_features = isinstance(weight, DTensor) and Shard(1) in weight.placements
-    return Shard(2) if by_features else Shard(1)
+    return Shard(2) if by_features and weight.ndim == 3 else Shard(1)

@@ -96,7 +96,9 @@ class Replicated(ParallelStyle):
 def _divide(layer: nn.Module, placement: Placement, mesh: DeviceMesh, source: int | None) -> None:
     """Lay a layer's parameters over the processes, in place; `source` as `src_data_rank`."""
     for name, weight in list(layer.named_parameters(recurse=False)):
-        part = distribute_tensor(weight, mesh, [placement], src_data_rank=source)
+        # A bias beside matrices that are divided by their inputs is whole.
+        lies = Replicate() if placement == Shard(weight.ndim) else placement
+        part = distribute_tensor(weight, mesh, [lies], src_data_rank=source)
         layer.register_parameter(name, nn.Parameter(part, weight.requires_grad))
 
 
@@ -211,6 +213,7 @@ class _GatheredInput(ParallelStyle):
         self._inputs = inputs
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _divide(module, Shard(0), device_mesh, self.src_data_rank)  # the sinks of heads
         module.register_forward_pre_hook(partial(self._gather, device_mesh))
         return module
 
@@ -238,6 +241,7 @@ class _ExpertFeatures(_GatheredInput):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, placement in self._placements.items():
             _divide(module.get_submodule(name), placement, device_mesh, self.src_data_rank)
+        cast("Experts", module).down_proj.bias_factor = 1 / device_mesh.size()
         module.register_forward_hook(partial(self._add_up, device_mesh))
         return super()._apply(module, device_mesh)
 

@@ -27,6 +27,8 @@ def why_not_flash(config: DecoderConfig | None, precision: str) -> str | None:
     """Return why FlashAttention takes no model of this shape, if known, in this precision."""
     if precision in ("fp32", "tf32"):
         return f"FlashAttention takes bf16 and fp16, but train.precision is {precision}"
+    if config is not None and config.sinks:
+        return "varlen_attn has no gradient for the sinks of the model's attention"
     if config is not None and (config.head_width > _WIDEST or config.head_width % _MULTIPLE):
         return (
             f"FlashAttention takes heads of a multiple of {_MULTIPLE} features, at most {_WIDEST}, "

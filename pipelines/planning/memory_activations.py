@@ -157,10 +157,11 @@ def _block_eager(config: DecoderConfig, training: Training) -> float:
     if config.qk_norm:
         streams += queries_keys * FP32 * (2 if _norms_keep_twice(config, training) else 1)
     heads = 2 * (config.heads + _kv_heads(config, training))  # q, k, v and the result
-    if layout.cp > 1 or 0 < config.rotary_width < config.head_width:
-        # A second copy of the result: exchanged, or re-laid after a partial rotation of heads.
+    if layout.cp > 1 or config.sinks or 0 < config.rotary_width < config.head_width:
+        # A second copy of the result: exchanged, scaled by the share of sinks, or re-laid after a
+        # partial rotation of heads.
         heads += config.heads
-    feed_forward = (4 if config.gated else 2) * config.hidden_per_token
+    feed_forward = (6 if config.gate_limit else 4 if config.gated else 2) * config.hidden_per_token
     if config.experts and not training.trains_all:  # inputs of frozen products are not kept
         feed_forward -= config.hidden_per_token
     # Under tensor parallelism, the norms' results are gathered for the matrix products.

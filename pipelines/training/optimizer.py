@@ -392,7 +392,7 @@ def build_optimizer(model: Parallelized, train: Train, *, paged: bool = False) -
     optimizer: Optimizer
     if train.optimizer == "adamw":
         kind = partial(PagedAdamW, device=model.mesh.device) if paged else _FUSED
-        optimizer = _adamw(trained.values(), train, kind)
+        optimizer = _adamw(trained, train, kind)
     else:
         optimizer = _with_hidden(trained, train, model.mesh)
     model.attach(optimizer)
@@ -400,8 +400,8 @@ def build_optimizer(model: Parallelized, train: Train, *, paged: bool = False) -
 
 
 def _with_hidden(trained: dict[str, nn.Parameter], train: Train, mesh: Mesh) -> HiddenAndOthers:
-    matrices = {n: each for n, each in trained.items() if "layers." in n and each.ndim >= 2}
-    others = [each for name, each in trained.items() if name not in matrices]
+    matrices = {n: each for n, each in trained.items() if "layers." in n and _is_matrix(n, each)}
+    others = {name: each for name, each in trained.items() if name not in matrices}
     adamw = _adamw(others, train) if others else None
     hidden, rates = matrices.values(), {"lr": train.lr, "weight_decay": train.weight_decay}
     if train.optimizer == "muon":
@@ -416,15 +416,20 @@ def _with_hidden(trained: dict[str, nn.Parameter], train: Train, mesh: Mesh) -> 
 _FUSED = partial(AdamW, fused=True)
 
 
+def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether a parameter has rows and columns; the biases of experts do not."""
+    return parameter.ndim >= 2 and not name.endswith(".bias")
+
+
 def _adamw(
-    parameters: Iterable[nn.Parameter],
+    parameters: dict[str, nn.Parameter],
     train: Train,
     kind: Callable[..., AdamW] = _FUSED,
 ) -> AdamW:
     groups: dict[Any, list[nn.Parameter]] = {}
-    for parameter in parameters:
+    for name, parameter in parameters.items():
         # A fused kernel updates many tensors at once, but only tensors of the same mesh.
-        key = parameter.ndim >= 2, getattr(parameter, "device_mesh", None)
+        key = _is_matrix(name, parameter), getattr(parameter, "device_mesh", None)
         groups.setdefault(key, []).append(parameter)
     decay = {True: train.weight_decay, False: 0.0}
     of_kinds = [

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
-from pipelines.models.config import DecoderConfig
+from pipelines.models.config import DecoderConfig, Yarn
 from pipelines.models.families import flags
 from pipelines.models.model_folder import load_config
 from pipelines.models.peft_format import adapt, fill_adapters, save_adapter
@@ -40,10 +40,16 @@ WIDE = {"width": 128, "hidden": 384, "qkv_bias": True, "output_bias": True, "mlp
 CONFIG = DecoderConfig(**SHAPE | WIDE)
 # Its adapters are in attention alone.
 MIXTURE = DecoderConfig(**SHAPE | flags("mixtral") | {"experts": 4, "experts_per_token": 2})
+GPT_OSS = {"experts": 4, "experts_per_token": 2, "kv_heads": 2, "sliding_window": 5}
+SINKS = DecoderConfig(**SHAPE | flags("gpt_oss") | GPT_OSS | {"rope_scaling": Yarn(4.0, 8)})
+MIXTURES = {"experts": MIXTURE, "sinks": SINKS}
 FULL = {"sharding": "full"}
 CASES = {
     "experts-zero-3": ("experts", FULL, {}),
     "experts-ep": ("experts", FULL | {"ep": 2}, {}),
+    "sinks-zero-3": ("sinks", FULL, {}),
+    "sinks-tp": ("sinks", {"tp": 2}, {}),
+    "sinks-cp": ("sinks", {"cp": 2}, {}),
     "lora-ddp": ("lora", {}, {}),
     "lora-zero-3": ("lora", FULL, {}),
     "lora-zero-3-checkpointed": ("lora", FULL, {"activation_checkpoint": "full"}),
@@ -115,7 +121,7 @@ def recipe(kind: str, base: Path, parallel: dict[str, Any], train: dict[str, Any
         {
             "name": "t",
             "model": {"init_from": str(base)},
-            "adapter": {"kind": "lora" if kind == "experts" else kind, "rank": 3, "alpha": 6},
+            "adapter": {"kind": "lora" if kind in MIXTURES else kind, "rank": 3, "alpha": 6},
             "parallel": parallel,
             "train": {**FP32, **size, **pace, **train},
         }
@@ -191,15 +197,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_base(MIXTURE, tmp_path_factory.mktemp("mixture"))
+def mixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        kind: write_base(each, tmp_path_factory.mktemp(kind)) for kind, each in MIXTURES.items()
+    }
 
 
 def write_base(config: DecoderConfig, folder: Path) -> Path:
     model = Transformer(config)
     model.init_weights(5)
     for name, parameter in model.named_parameters():
-        if name.endswith(".bias"):
+        if name.endswith((".bias", ".sinks")):
             torch.nn.init.normal_(parameter, std=0.1)
     save_pretrained(model, folder)
     return folder
@@ -208,7 +216,7 @@ def write_base(config: DecoderConfig, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def alone(
     base: Path,
-    mixture: Path,
+    mixtures: dict[str, Path],
     data: tuple[Path, Split],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], tuple[Outcome, Path]]:
@@ -217,7 +225,7 @@ def alone(
     @cache
     def of(kind: str) -> tuple[Outcome, Path]:
         folder = tmp_path_factory.mktemp("alone")
-        read = mixture if kind == "experts" else base
+        read = mixtures.get(kind, base)
         return train(recipe(kind, read, {}, {}), data, folder), folder
 
     return of
@@ -248,14 +256,14 @@ def test_several_processes_learn_what_one_does(
     parallel: dict[str, Any],
     only_here: dict[str, Any],
     base: Path,
-    mixture: Path,
+    mixtures: dict[str, Path],
     data: tuple[Path, Split],
     alone: Callable[[str], tuple[Outcome, Path]],
     pool: Callable[[int], Pool],
     tmp_path: Path,
 ) -> None:
     expected, folder = alone(kind)
-    read = mixture if kind == "experts" else base
+    read = mixtures.get(kind, base)
     found = pool(world).run(train, recipe(kind, read, parallel, only_here), data, tmp_path)
     seen = set()
     for outcome in (expected, *found):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipelines.models import pretrained, safetensors_files
-from pipelines.models.config import DecoderConfig
+from pipelines.models.config import DecoderConfig, Yarn
 from pipelines.models.families import flags
 from pipelines.models.lora import adapted_layers
 from pipelines.models.peft_format import adapt
@@ -43,6 +43,11 @@ PHI3 = DecoderConfig(**SIZE | {"kv_heads": 2} | flags("phi3"))
 GEMMA3 = DecoderConfig(
     **SIZE | flags("gemma3_text") | {"kv_heads": 2, "head_dim": 16, "full_attention_every": 2}
 )
+GPT_OSS = DecoderConfig(
+    **SIZE | flags("gpt_oss") | {"kv_heads": 2, "rope_scaling": Yarn(4.0, 8)},
+    experts=6,
+    experts_per_token=2,
+)
 BY_PAIRS = replace(EXPERTS, experts=6)
 
 FSDP = {"sharding": "full", "dp_shard": 2}
@@ -64,6 +69,12 @@ CASES = {
     "tp-fsdp-experts": (4, EXPERTS, {"tp": 2, "sharding": "full", "dp_shard": 2}),
     "ep-experts": (2, BY_PAIRS, FSDP | {"ep": 2}),
     "ep-tp-experts": (4, BY_PAIRS, FSDP | {"ep": 2, "tp": 2}),
+    "fsdp-gpt_oss": (2, GPT_OSS, FSDP),
+    "tp-gpt_oss": (2, GPT_OSS, {"tp": 2}),
+    "ep-gpt_oss": (2, GPT_OSS, FSDP | {"ep": 2}),
+    "tp-fsdp-gpt_oss": (4, GPT_OSS, FSDP | {"tp": 2}),
+    "ep-tp-fsdp-gpt_oss": (8, GPT_OSS, FSDP | {"dp_shard": 4, "ep": 2, "tp": 2}),
+    "ep-tp-gpt_oss": (4, GPT_OSS, FSDP | {"ep": 2, "tp": 2}),
     "pp-fsdp": (4, LLAMA, {"pp": 2, "sharding": "full", "dp_shard": 2}),
     "pp-tp-gpt2": (4, GPT2, {"pp": 2, "tp": 2}),
 }

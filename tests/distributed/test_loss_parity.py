@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipelines.models.config import Yarn
 from pipelines.models.families import flags
 from pipelines.run.records import Split
 from tests.distributed.pool import Pool
@@ -19,8 +20,11 @@ _WINDOW = {"sliding_window": 5}
 _EXPERTS = flags("mixtral") | {"experts": 6, "experts_per_token": 2}
 _GEMMA3 = {**flags("gemma3_text"), "kv_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 12}
 _GEMMA3 |= {**_WINDOW, "full_attention_every": 3}  # so that stages differ in their layers' kinds
+_GPT_OSS = {**flags("gpt_oss"), "kv_heads": 2, **_WINDOW, "experts": 6, "experts_per_token": 2}
+_GPT_OSS |= {"rope_scaling": Yarn(4.0, 8, truncate=False)}
 # At its usual rate the loss falls so steeply that roundings in fp32 grow beyond the tolerance.
-_SLOWLY = _HALVES | {"lr": 3e-3}
+_SLOW = {"lr": 3e-3}
+_SLOWLY = _HALVES | _SLOW
 FULL = {"sharding": "full"}
 _TWICE = {"global_batch_size": 16, "micro_batch_size": 2}
 # Of two processes by `make test`, the others by `make test-parity`.
@@ -126,6 +130,25 @@ CASES = [
     Case("experts-zero-bubble", 2, {"pp": 2, "schedule": "zero_bubble"}, model=_EXPERTS, slow=True),
     Case("experts-zero-3-8", 8, {"sharding": "full"}, model=_EXPERTS),
     Case("experts-cp-pp-tp", 8, {"cp": 2, "pp": 2, "tp": 2}, _PAIRS, model=_EXPERTS),
+    Case("gpt-oss-ddp", 2, {}, _TWICE | _SLOW, model=_GPT_OSS, slow=True),
+    Case("gpt-oss-zero-3", 2, FULL, _SLOW, model=_GPT_OSS, documents=True),
+    Case("gpt-oss-tp", 2, {"tp": 2}, _SLOWLY, model=_GPT_OSS),
+    Case("gpt-oss-ep", 2, FULL | {"ep": 2}, _SLOW, model=_GPT_OSS),
+    Case("gpt-oss-pp", 2, {"pp": 2}, _PAIRS | _SLOW, model=_GPT_OSS, slow=True),
+    Case("gpt-oss-cp", 2, {"cp": 2}, _SLOWLY, model=_GPT_OSS, documents=True),
+    Case(
+        "gpt-oss-zero-bubble",
+        2,
+        {"pp": 2, "schedule": "zero_bubble"},
+        _SLOW,
+        model=_GPT_OSS,
+        slow=True,
+    ),
+    Case("gpt-oss-tp-fsdp", 4, FULL | {"tp": 2}, _SLOWLY, model=_GPT_OSS),
+    Case("gpt-oss-ep-fsdp", 4, FULL | {"ep": 2}, _SLOW, model=_GPT_OSS),
+    Case("gpt-oss-ep-tp", 4, FULL | {"tp": 2, "ep": 2}, _SLOWLY, model=_GPT_OSS),
+    Case("gpt-oss-cp-tp", 4, {"cp": 2, "tp": 2}, _SLOWLY, model=_GPT_OSS, documents=True),
+    Case("gpt-oss-ep-tp-fsdp", 8, FULL | {"tp": 2, "ep": 2}, _PAIRS | _SLOW, model=_GPT_OSS),
     Case("cp-pp-tp", 8, {"cp": 2, "pp": 2, "tp": 2}, _PAIRS),
 ]
 PLAIN = {"fp64": (torch.float64, 1e-10), "fp32": (torch.float32, 1e-5)}

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from pipelines.models.config import Yarn
+from pipelines.models.families import flags
 from pipelines.run.records import Split
 from pipelines.training.checkpoint.state import state_of
 from pipelines.training.metrics import StepMetrics
@@ -151,6 +153,7 @@ def part(
 
 ALONE = Case("alone", 1, {})
 EXPERTS = {"experts": 8, "experts_per_token": 2}
+GPT_OSS = flags("gpt_oss") | EXPERTS | {"kv_heads": 2, "rope_scaling": Yarn(4.0, 8)}
 ZERO_3 = {"sharding": "full"}
 CHAINS = {
     "zero-1 to ddp to one": [
@@ -172,6 +175,11 @@ CHAINS = {
         Case("ep-4", 4, {**ZERO_3, "ep": 4}, model=EXPERTS),
         replace(ALONE, model=EXPERTS),
         Case("ep-tp", 4, {**ZERO_3, "ep": 2, "tp": 2}, model=EXPERTS),
+    ],
+    "gpt-oss, ep-2-tp-2-fsdp-2 to one to fsdp-2": [
+        Case("ep-tp-fsdp", 8, {**ZERO_3, "ep": 2, "tp": 2}, model=GPT_OSS),
+        Case("one", 1, {}, model=GPT_OSS),
+        Case("fsdp-2", 2, ZERO_3, model=GPT_OSS),
     ],
     "one to pp-2 to fsdp-2": [ALONE, Case("pp", 2, {"pp": 2}), Case("fsdp-2", 2, ZERO_3)],
     "pp-2-fsdp-2 to tp-2 to zero-1": [

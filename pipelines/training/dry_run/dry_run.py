@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from pipelines.core.errors import EXIT_USER_ERROR, UserError
-from pipelines.models.config import DecoderConfig, RopeScaling
+from pipelines.models.config import DecoderConfig, RopeScaling, Yarn
 from pipelines.parallel.layout import resolve_layout
 from pipelines.planning.hardware import Hardware
 from pipelines.recipe.recipe import Recipe
@@ -55,7 +55,7 @@ class Case:
         values = json.loads(text)
         shape, hardware = values["shape"], values["hardware"]
         if scaling := shape["rope_scaling"]:
-            shape["rope_scaling"] = RopeScaling(**scaling)
+            shape["rope_scaling"] = (Yarn if "beta_fast" in scaling else RopeScaling)(**scaling)
         hardware["capability"] = tuple(hardware["capability"])
         return cls(
             Recipe.model_validate(values["recipe"]),

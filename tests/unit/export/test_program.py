@@ -54,10 +54,12 @@ def test_any_batch_and_length(kind: str, folders: dict[str, Path], registered: P
         ("phi3-mini-4k", "onnx"),
         ("gemma3-1b", "onnx"),
         ("gemma3-1b", "torch-export"),
+        ("gpt-oss-20b", "torch-export"),
     ],
 )
 def test_other_families(name: str, kind: program.Kind, tmp_path: Path, made: Path) -> None:
-    kinds = {"sliding_window": 4, "full_attention_every": 2} if name == "gemma3-1b" else {}
+    two_kinds = name in ("gemma3-1b", "gpt-oss-20b")
+    kinds = {"sliding_window": 4, "full_attention_every": 2} if two_kinds else {}
     source = write_registered(small(name, layers=1 + len(kinds), **kinds), tmp_path / "source")
     export_program(source, made, kind)
     is_the_model(made / FILES[kind], source)

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,7 +7,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipelines.models import attention
-from pipelines.models.attention import Mask, attend, attention_mask, positions, sequences
+from pipelines.models.attention import (
+    Mask,
+    attend,
+    attend_with_sinks,
+    attention_mask,
+    narrower,
+    positions,
+    sequences,
+)
 from tests import varlen_on_cpu
 
 CPU = torch.device("cpu")
@@ -27,7 +37,45 @@ def test_a_token_sees_its_document_and_window_only() -> None:
 
 @pytest.mark.parametrize("window", [None, 8, 9])
 def test_a_window_as_long_as_the_sample_is_no_mask(window: int | None) -> None:
-    assert attention_mask(None, 8, window, CPU) is None
+    assert attention_mask(None, 8, narrower(window, 8), CPU) is None
+
+
+def test_a_mask_can_be_demanded() -> None:
+    mask = attention_mask(None, 8, 8, CPU)
+    assert isinstance(mask, torch.Tensor)
+    assert torch.equal(mask, torch.ones(8, 8, dtype=torch.bool).tril())
+
+
+@pytest.mark.parametrize("mask", [None, DOCUMENTS], ids=["whole", "documents"])
+@pytest.mark.parametrize("flex", [False, True])
+def test_sinks_take_a_share_of_the_softmax(
+    mask: torch.Tensor | None, flex: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways to compute them, against the formula, with gradients where this CPU has them."""
+    from torch.nn.attention import flex_attention
+
+    torch.manual_seed(0)
+    shapes = (2, 4, 8, 16), (2, 2, 8, 16), (2, 2, 8, 16), (4,)
+    inputs = q, k, v, sinks = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    visible = attention_mask(mask, 8, 8, CPU)
+    keys, values = (x.repeat_interleave(2, dim=1) for x in (k, v))
+    scores = (q @ keys.mT / 4).masked_fill(~visible, -math.inf)
+    further = sinks.view(1, 4, 1, 1).expand(2, 4, 8, 1)
+    expected = torch.cat((scores, further), dim=-1).softmax(dim=-1)[..., :-1] @ values
+    if flex:
+        monkeypatch.setattr(attention, "_compiled", lambda name: getattr(flex_attention, name))
+        rows, seen = None if mask is None else 2, attention._visible(mask, 8)
+        visible = flex_attention.create_block_mask(seen, rows, None, 8, 8, device="cpu")
+        q, k, v, sinks = (x.detach() for x in inputs)  # it has no gradients on a CPU
+        torch.testing.assert_close(attend_with_sinks(q, k, v, visible, sinks), expected.detach())
+        return
+    found = attend_with_sinks(q, k, v, visible, sinks)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(expected)
+    for mine, right in zip(
+        *(torch.autograd.grad(out, inputs, weights) for out in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(mine, right)
 
 
 @pytest.mark.parametrize(("documents", "window"), [(DOCUMENTS, None), (DOCUMENTS, 3), (None, 3)])
@@ -151,7 +199,9 @@ def test_no_attention_on_a_gpu_writes_out_its_weights(
     """Groups in fp32 have no kernel, so that keys and values are repeated for it."""
     asked: list[tuple[int, bool]] = []
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, *, enable_gqa: bool, **_: object) -> Tensor:
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, _mask: Mask, *, enable_gqa: bool, **_: object
+    ) -> Tensor:
         assert k.shape == v.shape
         asked.append((k.shape[1], enable_gqa))
         return q

@@ -6,12 +6,25 @@ from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
-from pipelines.models.experts import Experts, product_by_expert
+from pipelines.models.experts import ExpertLinear, Experts, product_by_expert
 from pipelines.models.presets import preset
 
 SHAPE = DecoderConfig(
     layers=1, width=16, heads=2, kv_heads=2, hidden=24, experts=4, experts_per_token=2
 )
+
+
+def test_each_row_has_its_expert_s_bias() -> None:
+    layer = ExpertLinear(4, 3, 5, bias=True).double()
+    assert layer.bias is not None
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(7, 3, dtype=torch.float64)
+    owners = torch.tensor([0, 0, 2, 2, 2, 2, 3])
+    found = layer(x, owners.bincount(minlength=4).int())
+    expected = torch.einsum("rd,rfd->rf", x, layer.weight[owners]) + layer.bias[owners]
+    torch.testing.assert_close(found, expected)
+    layer(x[:0], torch.zeros(4, dtype=torch.int32)).sum().backward()  # no row at all
+    assert not layer.bias.grad.any()
 
 
 def mixture(**fields: object) -> Experts:
@@ -82,6 +95,10 @@ def test_routes_are_counted_in_training_only() -> None:
 def test_published_sizes() -> None:
     mixtral, qwen = preset("mixtral-8x7b"), preset("qwen3-30b-a3b")
     assert (mixtral.parameters, mixtral.active_parameters) == (46_702_792_704, 12_879_925_248)
+    oss, larger = preset("gpt-oss-20b"), preset("gpt-oss-120b")
+    # What transformers' models on the meta device count; the cards leave out the embeddings.
+    assert (oss.parameters, oss.active_parameters) == (20_914_757_184, 4_187_440_704)
+    assert (larger.parameters, larger.active_parameters) == (116_829_156_672, 5_711_982_912)
     # "30.5B in total and 3.3B activated", says its model card.
     assert (qwen.parameters, qwen.active_parameters) == (30_532_122_624, 3_353_032_704)
 

@@ -15,12 +15,14 @@ from torch import Tensor
 from pipelines.core.errors import UserError
 from pipelines.models import pretrained, transformer
 from pipelines.models.attention import attention_mask
-from pipelines.models.config import DecoderConfig, RopeScaling
+from pipelines.models.config import DecoderConfig, RopeScaling, Yarn
 from pipelines.models.config_json import write_config
 from pipelines.models.families import flags
 from pipelines.models.model_folder import load_config
 from pipelines.models.norms import ZeroCentredRMSNorm
+from pipelines.models.presets import preset
 from pipelines.models.pretrained import load_pretrained, load_weights, save_pretrained
+from pipelines.models.rotary import rotary_frequencies, rotary_table
 from pipelines.models.transformer import Transformer
 
 VOCABULARY, CONTEXT = 61, 24
@@ -39,6 +41,12 @@ GEMMA3 |= {"kv_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "full_att
 GEMMA3 |= {"sliding_window": 7}
 LLAMA3 = RopeScaling(8.0, 1.0, 4.0, 16)
 EXPERTS = {"experts": 5, "experts_per_token": 2}
+GPT_OSS = (
+    GROUPED | EXPERTS | flags("gpt_oss") | {"head_dim": 16, "kv_heads": 2, "sliding_window": 7}
+)
+# Bounds of its blend that lie within a head, and a gate that is clamped.
+GPT_OSS |= {"rope_scaling": Yarn(4.0, 12, beta_fast=2.0, beta_slow=0.2, truncate=False)}
+GPT_OSS |= {"rope_theta": 40.0}
 SHAPES = {
     "llama2": DecoderConfig(**FULL, tie_embeddings=False),
     "llama3": DecoderConfig(**GROUPED, rope_theta=500_000.0, rope_scaling=LLAMA3),
@@ -49,6 +57,12 @@ SHAPES = {
     "qwen3": DecoderConfig(**GROUPED | flags("qwen3") | {"head_dim": 16}),
     "mixtral": DecoderConfig(**GROUPED | EXPERTS | flags("mixtral")),
     "qwen3_moe": DecoderConfig(**GROUPED | EXPERTS | flags("qwen3_moe") | {"head_dim": 16}),
+    "gpt_oss": DecoderConfig(**GPT_OSS | {"gate_limit": 0.8}),
+    "gpt_oss-truncated": DecoderConfig(
+        **GPT_OSS
+        | {"rope_scaling": Yarn(4.0, 12, attention_factor=1.25), "qkv_bias": False}
+        | {"output_bias": False, "full_attention_every": 3}
+    ),
     "phi3": DecoderConfig(**GROUPED | flags("phi3") | {"sliding_window": 7}),
     "phi3-partial": DecoderConfig(**GROUPED | flags("phi3"), rotary_fraction=0.75),
     "gemma3": DecoderConfig(**GEMMA3),
@@ -220,6 +234,32 @@ OLD_CONFIGS = {
         | {"full_attention_every": 3, "sliding_window": 8, "activation": "gelu_tanh"}
         | {"tie_embeddings": True, "head_dim": 16, "query_pre_attn_scalar": 16},
     ),
+    # As released, but for its sizes and MXFP4.
+    "gpt-oss-20b": (
+        {"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+        | {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}
+        | {"vocab_size": 9, "max_position_embeddings": 512, "rms_norm_eps": 1e-5}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_per_token": 2}
+        | {"attention_bias": True, "attention_dropout": 0.0, "hidden_act": "silu"}
+        | {"initial_context_length": 16, "output_router_logits": False, "sliding_window": 8}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"rope_theta": 150000, "swiglu_limit": 7.0, "router_aux_loss_coef": 0.9}
+        | {
+            "rope_scaling": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 16,
+                "rope_type": "yarn",
+                "truncate": False,
+            }
+        },
+        {"rope_theta": 150_000.0, "rope_scaling": Yarn(32.0, 16, truncate=False), "kv_heads": 1}
+        | {"full_attention_every": 2, "sliding_window": 8, "local_rope_theta": None}
+        | {"experts": 4, "experts_per_token": 2, "norm_topk_prob": True, "mlp_bias": True}
+        | {"qkv_bias": True, "output_bias": True, "sinks": True, "gate_limit": 7.0}
+        | {"tie_embeddings": False, "head_dim": 16},
+    ),
     "phi3": (
         {"model_type": "phi3", "hidden_size": 64, "intermediate_size": 96, "rope_theta": 10000.0}
         | {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -242,6 +282,19 @@ def test_older_configs_are_understood(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
     found = load_config(tmp_path)
     assert {key: getattr(found, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_released_sizes_of_yarn_are_those_of_transformers(truncate: bool) -> None:
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
+
+    config = replace(preset("gpt-oss-20b"), rope_scaling=Yarn(32.0, 4096, truncate=truncate))
+    theirs = GptOssRotaryEmbedding(GptOssConfig(**write_config(config, "float32")))
+    cos, sin = theirs(torch.zeros(1), torch.arange(0, 131_072, 129).unsqueeze(0))
+    found = rotary_table(config)[:, ::129].chunk(2, dim=-1)[0]
+    torch.testing.assert_close(found, torch.stack((cos[0], sin[0])), atol=1e-2, rtol=0)
+    torch.testing.assert_close(rotary_frequencies(config), theirs.inv_freq, rtol=1e-6, atol=0)
 
 
 def test_scaled_rotations_are_those_of_transformers() -> None:
@@ -272,6 +325,25 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
         ("gemma3", {"layer_types": ["chunked_attention"] * 2}, "layer_types: only full_attention"),
         ("gemma3", {"sliding_window": None}, "sliding_window is None, but the other layers"),
         ("gemma3", {"model_type": "gemma3"}, "model_type = 'gemma3'; supported are llama"),
+        (
+            "gpt_oss",
+            {"quantization_config": {"quant_method": "mxfp4"}},
+            "MXFP4 weights; dequantise",
+        ),
+        ("gpt_oss", {"rope_parameters": None}, "rope_type = 'default'; only 'yarn'"),
+        (
+            "gpt_oss",
+            {"rope_parameters": {"rope_type": "yarn", "mscale": 1.0}},
+            "mscale = 1.0; only None",
+        ),
+        (
+            "gpt_oss",
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "factor of rope_type 'yarn' must be",
+        ),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha = 1.0; only 1.702"),
+        ("gpt_oss", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: only"),
+        ("gpt_oss", {"sliding_window": None}, "sliding_window is None, but the other layers"),
         ("llama2", {"model_type": "gpt2"}, "n_embd|vocab_size|n_layer"),
         ("llama2", {"model_type": "qwen3"}, r"the tensor model\.layers\.0\.self_attn\.q_norm"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "only False is supported"),

@@ -24,6 +24,7 @@ FAMILIES = {
     "qwen3": "qwen3-0.6b",
     "phi3": "phi3-mini-4k",
     "gemma3": "gemma3-1b",
+    "gpt-oss": "gpt-oss-20b",
     "gpt2": "gpt2-124m",
     "gpt_neox": "pythia-160m",
     "gptj": "gpt-j-6b",
@@ -49,6 +50,8 @@ def plain(family: str) -> Transformer:
 def adapted(family: str, targets: list[str]) -> Transformer:
     """With adapters that do something."""
     model = plain(family)
+    if model.config.experts:  # which get no adapters
+        targets = [each for each in targets if each != "down_proj"]
     adapter = Adapter(kind="lora", rank=4, alpha=6, targets=tuple(targets))
     add_adapters(model, chosen_sizes(model, adapter), adapter)
     init_adapters(model, seed=3)

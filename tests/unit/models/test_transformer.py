@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pipelines.models.config import DecoderConfig
+from pipelines.models.config import DecoderConfig, Yarn
 from pipelines.models.families import flags
 from pipelines.models.norms import LayerNorm, RMSNorm, ZeroCentredRMSNorm
 from pipelines.models.transformer import Transformer
@@ -12,6 +12,8 @@ TINY = DecoderConfig(
 )
 GEMMA3 = flags("gemma3_text") | {"kv_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 11}
 GEMMA3 |= {"sliding_window": 4, "full_attention_every": 2}
+GPT_OSS = flags("gpt_oss") | {"kv_heads": 2, "head_dim": 8, "sliding_window": 4}
+GPT_OSS |= {"experts": 4, "experts_per_token": 2, "rope_scaling": Yarn(4.0, 8)}
 
 
 def tiny(**changes: object) -> Transformer:
@@ -104,7 +106,9 @@ def test_an_untrained_model_knows_nothing() -> None:
     assert loss.item() == pytest.approx(4.11, abs=0.5)
 
 
-@pytest.mark.parametrize("kind", [{}, flags("gpt2"), GEMMA3], ids=["llama", "gpt2", "gemma3"])
+@pytest.mark.parametrize(
+    "kind", [{}, flags("gpt2"), GEMMA3, GPT_OSS], ids=["llama", "gpt2", "gemma3", "gpt_oss"]
+)
 def test_under_autocast_the_stream_is_in_its_type_and_gradients_are_not(kind: dict) -> None:
     model = tiny(**kind)
     seen = set()

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from pipelines.core.errors import UserError
-from pipelines.models.config import DecoderConfig
+from pipelines.models.config import DecoderConfig, Yarn
 from pipelines.models.families import flags
 from pipelines.models.transformer import Transformer
 from pipelines.parallel.parallelize import check_path, checkpoint_activations, compile_blocks
@@ -23,6 +23,14 @@ GEMMA3 = replace(
     layers=4,
     sliding_window=5,
     full_attention_every=2,
+)
+
+
+GPT_OSS = replace(
+    DecoderConfig(**vars(EXPERTS) | flags("gpt_oss") | {"kv_heads": 2, "head_dim": 16}),
+    layers=4,
+    sliding_window=5,
+    rope_scaling=Yarn(4.0, 8),
 )
 
 
@@ -72,16 +80,21 @@ def test_one_graph_serves_all_blocks_without_a_break(
     torch.testing.assert_close(gradients(model, loss), gradients(plain, expected))
 
 
+@pytest.mark.parametrize("shape", [GEMMA3, GPT_OSS], ids=["gemma3", "gpt_oss"])
 @pytest.mark.parametrize("documents", [False, True])
-def test_layers_with_a_window_and_without_have_a_graph_each_at_most(documents: bool) -> None:
+def test_layers_with_a_window_and_without_have_a_graph_each_at_most(
+    documents: bool, shape: DecoderConfig
+) -> None:
     given = batch(4, documents=documents)
-    plain = build(shape=GEMMA3)
+    plain = build(shape=shape)
     expected = plain(*given)
-    model = build("selective", GEMMA3)
+    model = build("selective", shape)
     compile_blocks(model, backend="aot_eager")
     loss = model(*given)
     assert not counters["graph_break"]
-    assert counters["stats"]["unique_graphs"] == (2 if documents else 3)  # and the loss's
+    assert counters["stats"]["unique_graphs"] == (
+        2 if documents or shape.sinks else 3
+    )  # and the loss's
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradients(model, loss), gradients(plain, expected))
 

@@ -31,6 +31,7 @@ def test_what_flash_attention_takes() -> None:
         assert precision in (why_not_flash(None, precision) or "")
     odd = replace(SHAPE, width=36, heads=3, kv_heads=3)
     assert "have 12" in (why_not_flash(odd, "bf16") or "")
+    assert "sinks" in (why_not_flash(replace(SHAPE, sinks=True), "bf16") or "")
 
 
 def test_auto_keeps_to_flex_where_it_is_deterministic_or_documents_are_short() -> None:

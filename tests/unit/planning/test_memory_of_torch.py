@@ -34,6 +34,11 @@ def small(name: str) -> DecoderConfig:
     )
 
 
+FEW_EXPERTS = replace(
+    small("gpt-oss-20b"), hidden=512, experts=4, experts_per_token=2, sliding_window=32
+)
+
+
 def run(micro: int, batch: int, sequence: int = 128, adapter: object = None, **train) -> Recipe:
     sizes = {"micro_batch_size": micro, "global_batch_size": batch, "warmup_steps": 2}
     return Recipe.model_validate(
@@ -90,6 +95,19 @@ def test_every_preset_s_state_is_what_torch_counts(name: str) -> None:
         pytest.param(small("qwen3-0.6b"), run(2, 2, precision="bf16"), id="qwen3-bf16"),
         pytest.param(small("gemma3-1b"), run(2, 2, precision="bf16"), id="gemma3-bf16"),
         pytest.param(small("gemma3-1b"), run(4, 4), id="gemma3"),
+        pytest.param(FEW_EXPERTS, run(2, 2, precision="bf16"), id="gpt-oss-bf16"),
+        pytest.param(FEW_EXPERTS, run(4, 4), id="gpt-oss"),
+        pytest.param(
+            FEW_EXPERTS,
+            run(4, 4, adapter={"kind": "lora", "rank": 8}),
+            id="gpt-oss-lora",
+        ),
+        pytest.param(
+            FEW_EXPERTS,
+            run(4, 4, precision="bf16", compile=True),
+            id="gpt-oss-compiled-bf16",
+            marks=needs_a_linker,
+        ),
         pytest.param(
             small("gemma3-1b"),
             run(4, 4, precision="bf16", compile=True),

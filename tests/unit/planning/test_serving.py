@@ -8,7 +8,9 @@ from pipelines.planning.serving_plan import kv_cache_bytes, serving_memory
 from tests.unit.export.models import CONTEXT, small, write_registered
 
 
-@pytest.mark.parametrize("name", ["llama-100k", "gpt2-124m", "qwen3-0.6b", "gemma3-1b"])
+@pytest.mark.parametrize(
+    "name", ["llama-100k", "gpt2-124m", "qwen3-0.6b", "gemma3-1b", "gpt-oss-20b"]
+)
 @torch.no_grad()
 def test_keys_and_values_are_what_a_cache_holds(name, tmp_path):
     from transformers import AutoModelForCausalLM

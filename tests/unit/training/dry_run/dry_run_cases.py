@@ -22,6 +22,16 @@ SHAPE = replace(preset("llama-1b"), layers=4, context_length=LENGTH)
 EXPERTS = replace(
     SHAPE, hidden=1024, experts=16, experts_per_token=4, norm_topk_prob=True, family="mixtral"
 )
+GPT_OSS = replace(
+    preset("gpt-oss-20b"),
+    layers=4,
+    width=2048,
+    heads=32,
+    hidden=1024,
+    experts=16,
+    vocab_size=32_000,
+    context_length=LENGTH,
+)
 H100, B200 = named("h100"), named("b200")
 BASES = {
     "llama3-8b-lora": "llama3-8b",
@@ -168,6 +178,14 @@ FURTHER = {
     "experts, muon": Tried(train={"optimizer": "muon"}, shape=EXPERTS),
     "experts, 8 bits": Tried(train=IN_8_BITS, shape=EXPERTS),
     "experts, lora": Tried(adapter=LORA, shape=EXPERTS),
+    # A mask for each kind of layers.
+    "sinks, one": Tried(graphs=2, shape=GPT_OSS),
+    "sinks, sharded": Tried(8, FULL | {"dp_shard": 8}, graphs=2, shape=GPT_OSS),
+    "sinks, compiled": Tried(8, FULL | {"dp_shard": 8}, COMPILED, graphs=2, shape=GPT_OSS),
+    "sinks, selective": Tried(8, FULL | {"dp_shard": 8}, SELECTIVE, graphs=2, shape=GPT_OSS),
+    "sinks, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, graphs=2, shape=GPT_OSS),
+    "sinks, context": Tried(8, FULL | {"cp": 2, "dp_shard": 4}, graphs=2, shape=GPT_OSS),
+    "sinks, lora": Tried(adapter=LORA, graphs=2, shape=GPT_OSS),
     "1024 GPUs": Tried(1024, FULL | {"dp_replicate": 16, "dp_shard": 64}),
 }
 

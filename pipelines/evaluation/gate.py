@@ -8,7 +8,9 @@ if all of these hold:
 
 1. The lower confidence bound of its improvement exceeds `register.min_improvement`: a tie is not
    enough, nor is an improvement that other documents might not show. The confidence grows with the
-   number of candidates that this champion was compared with (`spending`).
+   number of candidates that this champion was compared with (`spending`). It is an improvement in
+   bits per byte, or on the task `register.improves`, question by question; then bits per byte may
+   not surely be worse by more than `register.max_slice_regression`.
 2. It is on no slice worse than the champion by more than `register.max_slice_regression` with
    `register.confidence`; more confidence would let worse slices pass. Each of K slices gets a K-th
    of the allowed error (Bonferroni), so that a good candidate isn't refused because one slice of
@@ -26,6 +28,7 @@ uses and warns. Fewer than `LEAST_DOCUMENTS` documents are too few for a compari
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,7 +46,7 @@ from pipelines.evaluation.bounds import broken_bounds
 from pipelines.evaluation.slices import Slices, slices_of
 from pipelines.evaluation.spending import confidence_of
 from pipelines.evaluation.task_scores import compare_tasks
-from pipelines.recipe.recipe import Register
+from pipelines.recipe.recipe import BITS_PER_BYTE, Register, TaskLimit
 from pipelines.run.verdict import (
     BehaviourChange,
     BehaviourScore,
@@ -119,7 +122,7 @@ def _compared(
     if not math.isfinite(theirs):
         return refuse(candidate, f"the champion's bits per byte are {theirs}")
     comparison = compare(candidate, champion, demands, turn)
-    objection = _objection(comparison, demands)
+    objection = _objection(comparison, demands, theirs)
     return Verdict(
         decision="refused" if objection else "promoted",
         reason=f"{objection or 'better'}: {_numbers(ours, theirs, comparison)}",
@@ -154,18 +157,22 @@ def compare(candidate: Measured, champion: Measured, demands: Register, turn: Tu
     found = bootstrap(theirs - ours, sizes, np.concatenate([everything, slices.members], axis=1))
     confidence = confidence_of(turn.number, demands.confidence)
     lower, upper = found.bounds(confidence)
+    gain = None
+    if demands.improves != BITS_PER_BYTE:
+        gain = _on_tasks(candidate, champion, (TaskLimit(task=demands.improves),), confidence)[0]
     slice_confidence = 1 - (1 - demands.confidence) / max(1, len(slices.names))
     of_slices = zip(found.values, *found.bounds(slice_confidence), strict=True)
     return Comparison(
         documents=len(sizes),
         better_on=int((ours < theirs).sum()),
         improvement=Estimate.of(found.values[0], lower[0], upper[0]),
+        gain=gain,
         confidence=confidence,
         resamples=RESAMPLES,
         slice_confidence=slice_confidence,
         slices=_changes(slices, ours, theirs, sizes, list(of_slices)[1:], demands),
         behaviours=_behaviour_changes(candidate.behaviours, champion.behaviours),
-        tasks=_task_changes(candidate.tasks, champion.tasks, demands),
+        tasks=_on_tasks(candidate, champion, demands.asked_tasks, demands.confidence, shared=True),
         turn=turn,
     )
 
@@ -212,24 +219,37 @@ def _behaviour_changes(
     )
 
 
-def _task_changes(
-    ours: pa.Table | None, theirs: pa.Table | None, demands: Register
+def _on_tasks(
+    candidate: Measured,
+    champion: Measured,
+    limits: Sequence[TaskLimit],
+    confidence: float,
+    *,
+    shared: bool = False,
 ) -> tuple[TaskChange, ...]:
-    if not demands.tasks:
+    """Return how the two did on tasks, with a confidence of each bound or `shared` by all tasks."""
+    if not limits:
         return ()
-    if ours is None or theirs is None:
+    if candidate.tasks is None or champion.tasks is None:
         raise ValueError("candidate and champion were not both put to the tasks of the recipe")
-    confidence = 1 - (1 - demands.confidence) / len(demands.tasks)
-    return compare_tasks(ours, theirs, demands.tasks, confidence)
+    each = 1 - (1 - confidence) / len(limits) if shared else confidence
+    return compare_tasks(candidate.tasks, champion.tasks, limits, each)
 
 
-def _objection(found: Comparison, demands: Register) -> str | None:
+def _objection(found: Comparison, demands: Register, theirs: float) -> str | None:
     """Return the most important reason against a promotion, or None if there is none."""
-    if found.improvement.lower is None:
+    gain = found.gain
+    least = found.improvement.lower if gain is None else gain.improvement.lower
+    if found.improvement.upper is None:
         return f"{found.documents} documents are too few, at least {LEAST_DOCUMENTS} are needed"
-    if found.improvement.lower <= demands.min_improvement:
+    if least is None and gain is not None:
+        return _too_few(gain)
+    if least is None or least <= demands.min_improvement:
+        on = "" if gain is None else f" on {gain.task}"
         by = f" by more than {demands.min_improvement:g}" if demands.min_improvement else ""
-        return f"not better{by} with {probability(found.confidence)} confidence"
+        return f"not better{on}{by} with {probability(found.confidence)} confidence"
+    if gain is not None and found.improvement.upper < -demands.max_slice_regression * theirs:
+        return f"worse by more than {demands.max_slice_regression:g} of the bits per byte"
     regressed = [_loss(change) for change in found.slices if change.regressed]
     if regressed:
         return f"worse by more than {demands.max_slice_regression:g} on {', '.join(regressed)}"
@@ -238,16 +258,20 @@ def _objection(found: Comparison, demands: Register) -> str | None:
         return f"worse than register.tasks allows on {', '.join(lost)}"
     unsure = [each for each in found.tasks if each.improvement.upper is None]
     if unsure:
-        return (
-            f"{unsure[0].questions} questions of {unsure[0].task} are too few, at least "
-            f"{LEAST_DOCUMENTS} are needed"
-        )
+        return _too_few(unsure[0])
     failed = [
         f"{each.name} ({each.candidate_passed} of {each.cases} cases, not {each.champion_passed})"
         for each in found.behaviours
         if each.candidate_passed < each.champion_passed
     ]
     return f"fails more of the behavioural tests: {', '.join(failed)}" if failed else None
+
+
+def _too_few(change: TaskChange) -> str:
+    return (
+        f"{change.questions} questions of {change.task} are too few, at least {LEAST_DOCUMENTS} "
+        "are needed"
+    )
 
 
 def _loss(change: SliceChange) -> str:
@@ -270,10 +294,21 @@ def _numbers(ours: float, theirs: float, found: Comparison) -> str:
     lower = found.improvement.lower
     confidence = probability(found.confidence)
     least = "" if lower is None else f", at least {lower:.4f} with {confidence} confidence"
+    gain = "" if found.gain is None else f"{_gain(found.gain, confidence)}; "
     return (
-        f"{ours:.4f} bits per byte, champion {theirs:.4f}; improvement "
+        f"{gain}{ours:.4f} bits per byte, champion {theirs:.4f}; improvement "
         f"{found.improvement.value:.4f}{least}; "
         f"better on {found.better_on} of the same {found.documents} documents; {found.turn}"
+    )
+
+
+def _gain(change: TaskChange, confidence: str) -> str:
+    """Return e.g. `pairs 0.9478, champion 0.4912; improvement 0.4566, at least 0.41 ...`."""
+    lower = change.improvement.lower
+    least = "" if lower is None else f", at least {lower:.4f} with {confidence} confidence"
+    return (
+        f"{change.task} {change.candidate:.4f}, champion {change.champion:.4f}; improvement "
+        f"{change.improvement.value:.4f}{least}"
     )
 
 

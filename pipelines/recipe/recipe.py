@@ -186,6 +186,9 @@ PAIRS = "pairs"  # whether the chosen answer of a held-out pair has the larger r
 SHORT_PAIRS = "pairs/shorter_chosen"  # the same of pairs whose chosen answer is the shorter one
 
 
+BITS_PER_BYTE = "bits_per_byte"
+
+
 class TaskLimit(Section):
     """How much worse than the champion a candidate may be on one task."""
 
@@ -218,8 +221,16 @@ class Register(Section):
         "penstock-stdlib-code", "Name of the registered model in MLflow", pattern=f"^{MODEL_NAME}$"
     )
     require_clean: bool = Field(False, description="Refuse a run with uncommitted changes")
+    improves: str = Field(
+        BITS_PER_BYTE,
+        description="What a candidate must improve: bits_per_byte, or a task as in register.tasks; "
+        "with a task, its bits per byte may be worse by max_slice_regression",
+    )
     min_improvement: float = Field(
-        0.0, ge=0, description="Bits per byte by which a candidate must beat the champion"
+        0.0,
+        ge=0,
+        description="Bits per byte, or of the task's mean, by which a candidate must beat the "
+        "champion",
     )
     confidence: float = Field(
         0.95,
@@ -269,6 +280,13 @@ class Register(Section):
         "null: not recorded",
     )
     intended_use: str = Field("", description="For the model card: what the weights are for")
+
+    @property
+    def asked_tasks(self) -> tuple[TaskLimit, ...]:
+        """The tasks on which two models are compared: what must improve, and the limited ones."""
+        known = {BITS_PER_BYTE, *(limit.task for limit in self.tasks)}
+        wanted = () if self.improves in known else (TaskLimit(task=self.improves),)
+        return (*wanted, *self.tasks)
 
     @field_validator("tasks")
     @classmethod
@@ -399,7 +417,7 @@ class Recipe(Section):
             if value is not None and not measured:
                 raise ValueError(f"register.{bound} limits what evaluate.{key} has not measured")
         harness = evaluate.harness
-        for limit in demands.tasks:
+        for limit in demands.asked_tasks:
             measured_by = {
                 QUESTIONS: ("evaluate.questions.most", evaluate.questions.most > 0),
                 **dict.fromkeys(
@@ -409,7 +427,8 @@ class Recipe(Section):
             key, asked = measured_by.get(limit.task, ("evaluate.harness", harness != Harness()))
             if not asked:
                 raise ValueError(
-                    f"register.tasks limits {limit.task}, which {key} does not measure"
+                    f"register.tasks or register.improves names {limit.task}, which {key} does not "
+                    "measure"
                 )
         return self
 

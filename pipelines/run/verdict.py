@@ -312,6 +312,7 @@ class Comparison(_Figures):
     documents: int
     better_on: int  # of the documents
     improvement: Estimate  # the champion's bits per byte minus the candidate's
+    gain: TaskChange | None = None  # if the candidate must improve a task, with this confidence
     confidence: float  # of each bound; that of this turn
     resamples: int
     slice_confidence: float  # of each slice's bounds

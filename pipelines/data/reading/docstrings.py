@@ -1,7 +1,7 @@
 """Makes conversations of Python files: a question about each documented name, and its docstring.
 
-Of pairs, the rejected answer is the docstring of the name before it in the file. It serves where no
-other conversations are at hand; any machine has the standard library.
+Of pairs, the rejected answer has the same words in reverse order. It serves where no other
+conversations are at hand; any machine has the standard library.
 """
 
 import ast
@@ -37,18 +37,15 @@ def docstring_documents(read: Read, fields: Fields) -> Iterator[Document]:
     except (SyntaxError, ValueError, RecursionError) as error:
         yield drop(read.path, len(raw), MALFORMED, f"not Python: {error}")
         return
-    wanted, before = fields.instruction, ""
+    wanted = fields.instruction
     answered = wanted.chosen_field if wanted.is_preference else wanted.response_field
     for name, docstring in _documented(tree, _module(read.path)):
         answer = inspect.cleandoc(docstring).partition("\n\n")[0].replace("\n", " ")
-        if len(answer) > _LONGEST or len(answer.split()) < _LEAST_WORDS:
-            continue
-        record = {wanted.prompt_field: f"What does {name} do?", answered: answer}
-        if wanted.is_preference:
-            record[wanted.rejected_field], before = before, answer
-            if record[wanted.rejected_field] in ("", answer):
-                continue  # there is no other answer
-        yield record_document(f"{read.path}:{name}", len(answer), record, fields)
+        if len(answer) <= _LONGEST and len(words := answer.split()) >= _LEAST_WORDS:
+            record = {wanted.prompt_field: f"What does {name} do?", answered: answer}
+            if wanted.is_preference:
+                record[wanted.rejected_field] = " ".join(reversed(words))
+            yield record_document(f"{read.path}:{name}", len(answer), record, fields)
 
 
 def _module(path: str) -> str:

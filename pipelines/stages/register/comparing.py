@@ -171,7 +171,9 @@ def measure_champion(
 
         folder = registry.verified_folder(champion)
         behaviours = run_tests(folder, tests, recipe.evaluate.stride)
-    tasks = _champion_tasks(recipe, workspace, champion) if recipe.registration.tasks else None
+    tasks = (
+        _champion_tasks(recipe, workspace, champion) if recipe.registration.asked_tasks else None
+    )
     return Measured(champion.model_hash, scores, behaviours, tasks)
 
 
@@ -184,7 +186,7 @@ def _champion_tasks(recipe: Recipe, workspace: Path, champion: registry.ModelVer
 
     folder = registry.verified_folder(champion)
     _log.info("putting champion version %d to tasks", champion.version)
-    limits = [limit.task for limit in recipe.registration.tasks]
+    limits = [limit.task for limit in recipe.registration.asked_tasks]
     rows: list[TaskRow] = []
     if QUESTIONS in limits:
         asked, questions = recipe.evaluate.questions, _questions(workspace)
@@ -224,7 +226,7 @@ def _questions(workspace: Path) -> list[Question]:
 def tasks_path(model_hash: str, recipe: Recipe, workspace: Path) -> Path:
     """Return the path of a model's results on the limited tasks of a recipe, named by content."""
     asked, harness = recipe.evaluate.questions, recipe.evaluate.harness
-    limits = [limit.task for limit in recipe.registration.tasks]
+    limits = [limit.task for limit in recipe.registration.asked_tasks]
     asks_pairs = {PAIRS, SHORT_PAIRS} & set(limits)
     known = ("doc_id", "chosen_reference_nats", "rejected_reference_nats")
     content = [

@@ -200,11 +200,11 @@ def _decide_against_champion(
 
 
 def _tasks(recipe: Recipe, workspace: Path) -> pa.Table | None:
-    """Return the candidate's results on tasks, if the recipe limits some."""
-    if not recipe.registration.tasks:
+    """Return the candidate's results on tasks, if the recipe names some."""
+    if not recipe.registration.asked_tasks:
         return None
     found = pq.read_table(output_folder(workspace, EvaluateRecord.stage) / TASK_SCORES)
-    check_tasks(found, recipe.registration.tasks)
+    check_tasks(found, recipe.registration.asked_tasks)
     return found
 
 

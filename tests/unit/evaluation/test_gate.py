@@ -306,6 +306,32 @@ def test_a_candidate_that_is_surely_worse_on_a_task_is_refused():
     assert put_to_tasks(answered(one), answered(right)).decision == "promoted"
 
 
+def of_pairs(mean, right, theirs, **demands):
+    """The verdict on a candidate whose bits per byte are 2, plus some, where pairs must improve."""
+    rows = [answered(each, "pairs") for each in (right, theirs)]
+    models = (
+        Measured(name, scores(noisy(bits, seed=seed, spread=0.01)), tasks=each)
+        for name, bits, seed, each in (("a", mean, 1, rows[0]), ("b", 2, 2, rows[1]))
+    )
+    return decide(*models, Register(improves="pairs", **demands), Turn())
+
+
+def test_a_model_may_have_to_improve_a_task_and_not_its_bits_per_byte():
+    better, as_good = [1] * 90 + [0] * 10, [1] * 55 + [0] * 45
+    promoted = of_pairs(2.02, better, as_good)
+    assert promoted.decision == "promoted"
+    assert promoted.reason.startswith("better: pairs 0.9000, champion 0.5500; improvement 0.3500")
+    assert promoted.comparison.improvement.upper < 0
+    assert promoted.comparison.gain.task == "pairs"
+    tie = of_pairs(1.0, as_good, as_good)  # though it needs half the bits
+    assert tie.decision == "refused"
+    assert tie.reason.startswith("not better on pairs with")
+    assert of_pairs(2.02, better, as_good, min_improvement=0.4).decision == "refused"
+    worse = of_pairs(2.4, better, as_good)
+    assert worse.reason.startswith("worse by more than 0.02 of the bits per byte: pairs 0.9000")
+    assert of_pairs(2, [1, 1], [0, 0]).reason.startswith("2 questions of pairs are too few")
+
+
 def test_tasks_that_can_not_be_compared_promote_nobody():
     few = put_to_tasks(answered([1, 1, 0]), answered([0, 1, 1]))
     assert few.reason.startswith("3 questions of questions are too few, at least 5 are needed")

@@ -24,6 +24,8 @@ def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
         chosen = find_family(family)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+    if (values.get("quantization_config") or {}).get("quant_method") == "fp8":
+        raise UserError(f"{path}: weights in blocks of fp8; give the model's weights in bf16")
     values = {chosen.renamed.get(key, key): value for key, value in values.items()}
     for key in chosen.shape.values():
         if not isinstance(values.get(key), int | float) or values[key] <= 0:
@@ -66,6 +68,7 @@ def write_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     if "head_dim" in values:
         values["head_dim"] = config.head_width
     values |= chosen.fixed
+    values |= {"num_nextn_predict_layers": 0} if config.sigmoid_router else {}
     key, default = chosen.activation
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     names[ACTIVATIONS[default]] = default
@@ -103,12 +106,8 @@ def _read_rope(values: Mapping[str, Any], chosen: Family, path: Path) -> dict[st
     if kind == "linear":
         fields["rope_divisor"] = float(rope["factor"])
     if kind == "llama3":
-        fields["rope_scaling"] = RopeScaling(
-            factor=rope["factor"],
-            low_freq_factor=rope["low_freq_factor"],
-            high_freq_factor=rope["high_freq_factor"],
-            original_max_position_embeddings=rope["original_max_position_embeddings"],
-        )
+        names = RopeScaling.__dataclass_fields__
+        fields["rope_scaling"] = RopeScaling(**{name: rope[name] for name in names})
     return fields
 
 

@@ -178,7 +178,7 @@ def muon_batches(config: DecoderConfig, training: Training) -> list[tuple[int, i
     matrices: Counter[tuple[int, ...]] = Counter()
     for name, shape in linear_shapes(config).items():
         number = number_of(config, name) * layers_of(config, training)
-        matrices[tuple(sorted(shape))] += number
+        matrices[tuple(sorted(shape))] += round(number)
     batches = []
     for lying, number in matrices.items():
         together = max(1, _MUON_TOGETHER // prod(lying))
@@ -200,8 +200,9 @@ def adapted_shapes(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[i
 
 def adapter_parameters(config: DecoderConfig, adapter: Adapter) -> int:
     """Return the number of trained parameters of a whole model with adapters."""
-    shapes = adapted_shapes(config, adapter).values()
-    return config.layers * adapter.rank * sum(rows + columns for rows, columns in shapes)
+    shapes = adapted_shapes(config, adapter).items()
+    numbers = sum(number_of(config, name) * sum(shape) for name, shape in shapes)
+    return round(config.layers * adapter.rank * numbers)
 
 
 def _held(config: DecoderConfig, training: Training) -> _Held:
@@ -218,9 +219,8 @@ def _held(config: DecoderConfig, training: Training) -> _Held:
     looked_up = embeddings if training.has_embeddings else 0
     root = looked_up + (norm_and_head if training.has_head else 0)
     away = config.expert_parameters * (1 - 1 / training.ep)
-    numbers = root + layers * block, root, block, looked_up, away
-    whole, root_here, block_here, looked_up_here, away_here = (each / tp for each in numbers)
-    return _Held(whole, root_here, block_here, layers, looked_up_here, away_here)
+    whole = (root + layers * block) / tp
+    return _Held(whole, root / tp, block / tp, layers, looked_up / tp, away / tp)
 
 
 def _replicated(held: _Held, training: Training) -> State:
@@ -290,19 +290,12 @@ def _moments(config: DecoderConfig, held: _Held, training: Training) -> float:
     if not training.trains_all:  # adapters are matrices of blocks
         block = moments_block(training.adapter.rank)
         return held.whole * (_in_8_bits(block) if training.optimizer == "adamw_8bit" else MOMENTS)
-    of_blocks = {
-        name: (held.whole - held.root)
-        * (number_of(config, name) * prod(shape) / config.layer_parameters)
-        for name, shape in linear_shapes(config).items()
-    }
-    if training.optimizer == "muon":
-        return held.whole * MOMENTS - sum(of_blocks.values()) * MOMENTS / 2
-    columns = {name: shape[1] for name, shape in linear_shapes(config).items()}
-    saved = sum(
-        numbers * (MOMENTS - _in_8_bits(moments_block(columns[name])))
-        for name, numbers in of_blocks.items()
-    )
-    return held.whole * MOMENTS - saved
+    saved = 0.0  # for each number of a block
+    for name, shape in linear_shapes(config).items():
+        kept = MOMENTS / 2 if training.optimizer == "muon" else _in_8_bits(moments_block(shape[1]))
+        part = number_of(config, name) * prod(shape) / config.layer_parameters
+        saved += part * (MOMENTS - kept)
+    return held.whole * MOMENTS - (held.whole - held.root) * saved
 
 
 def _in_8_bits(block: int) -> float:
@@ -314,8 +307,8 @@ def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
     """Return the bytes of the frozen weights; NF4 stores only the matrices that have adapters."""
     saved = 0.0  # bytes per parameter of a block
     if training.adapter.kind == "qlora":
-        adapted = adapted_shapes(config, training.adapter).values()
-        quantised = sum(rows * columns for rows, columns in adapted)
+        adapted = adapted_shapes(config, training.adapter).items()
+        quantised = sum(number_of(config, name) * prod(shape) for name, shape in adapted)
         saved = quantised / config.layer_parameters * (training.compute_bytes - NF4)
     whole = held.whole * training.compute_bytes - held.layers * held.block * saved
     if not training.is_fully_sharded:
@@ -329,7 +322,8 @@ def _adapters(config: DecoderConfig, training: Training) -> _Held:
     """Return the adapters' parameter counts; tensor parallelism divides one matrix of each two."""
     adapter, tp = training.adapter, training.layout.tp
     block = adapter.rank * sum(
-        rows + columns / tp if name in BY_ROWS else rows / tp + columns
+        number_of(config, name)
+        * (rows + columns / tp if name.endswith(BY_ROWS) else rows / tp + columns)
         for name, (rows, columns) in adapted_shapes(config, adapter).items()
     )
     layers = layers_of(config, training)

@@ -19,6 +19,10 @@ _WINDOW = {"sliding_window": 5}
 _EXPERTS = flags("mixtral") | {"experts": 6, "experts_per_token": 2}
 _GEMMA3 = {**flags("gemma3_text"), "kv_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 12}
 _GEMMA3 |= {**_WINDOW, "full_attention_every": 3}  # so that stages differ in their layers' kinds
+_DEEPSEEK = flags("deepseek_v3") | {"experts": 6, "experts_per_token": 2, "kv_heads": 4}
+_DEEPSEEK |= {"q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6}
+_DEEPSEEK |= {"v_head_dim": 9, "n_group": 3, "topk_group": 2}
+_DEEPSEEK |= {"first_k_dense_replace": 1, "dense_hidden": 48}
 # At its usual rate the loss falls so steeply that roundings in fp32 grow beyond the tolerance.
 _SLOWLY = _HALVES | {"lr": 3e-3}
 FULL = {"sharding": "full"}
@@ -126,6 +130,17 @@ CASES = [
     Case("experts-zero-bubble", 2, {"pp": 2, "schedule": "zero_bubble"}, model=_EXPERTS, slow=True),
     Case("experts-zero-3-8", 8, {"sharding": "full"}, model=_EXPERTS),
     Case("experts-cp-pp-tp", 8, {"cp": 2, "pp": 2, "tp": 2}, _PAIRS, model=_EXPERTS),
+    Case("deepseek-ddp", 2, {}, _TWICE, model=_DEEPSEEK, slow=True),
+    Case("deepseek-zero-1", 2, {"sharding": "optimizer"}, model=_DEEPSEEK, slow=True),
+    Case("deepseek-zero-3", 2, FULL, model=_DEEPSEEK),
+    Case("deepseek-tp", 2, {"tp": 2}, _HALVES, model=_DEEPSEEK),
+    Case("deepseek-tp-whole", 2, {"tp": 2, "sequence_parallel": False}, _HALVES, model=_DEEPSEEK),
+    Case("deepseek-1f1b", 2, {"pp": 2}, _PAIRS, model=_DEEPSEEK, slow=True),
+    Case("deepseek-cp", 2, {"cp": 2}, _HALVES, model=_DEEPSEEK, documents=True),
+    Case("deepseek-ep", 2, FULL | {"ep": 2}, model=_DEEPSEEK),
+    Case("deepseek-ep-tp", 4, FULL | {"tp": 2, "ep": 2}, _HALVES, model=_DEEPSEEK),
+    Case("deepseek-ep-pp", 4, FULL | {"pp": 2, "ep": 2}, _PAIRS, model=_DEEPSEEK),
+    Case("deepseek-cp-pp-tp", 8, {"cp": 2, "pp": 2, "tp": 2}, _PAIRS, model=_DEEPSEEK),
     Case("cp-pp-tp", 8, {"cp": 2, "pp": 2, "tp": 2}, _PAIRS),
 ]
 PLAIN = {"fp64": (torch.float64, 1e-10), "fp32": (torch.float32, 1e-5)}

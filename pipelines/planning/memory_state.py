@@ -6,7 +6,7 @@ or Muon with one moment for these.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -110,16 +110,8 @@ def state_of(config: DecoderConfig, training: Training) -> State:
     state = _sharded(trained, training, size) if sharded else _replicated(trained, training)
     moments = _moments(config, trained, training)
     moments *= kept_by_zero(training.sharding, training.layout.shards).optimizer
-    return State(
-        weights=frozen + state.weights,
-        casts=state.casts,
-        casts_kept=state.casts_kept,
-        gradients=state.gradients,
-        gradients_at_loss=state.gradients_at_loss,
-        optimizer=0.0 if paged or (sharded and training.cpu_offload) else moments,
-        buffers=state.buffers,
-        passing=state.passing,
-    )
+    here = 0.0 if paged or (sharded and training.cpu_offload) else moments
+    return replace(state, weights=frozen + state.weights, optimizer=here)
 
 
 class Kept(NamedTuple):

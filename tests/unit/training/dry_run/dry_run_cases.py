@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipelines.models.config import DecoderConfig
+from pipelines.models.families import flags
 from pipelines.models.presets import preset
 from pipelines.planning.communication import REACHED, Communication, communication
 from pipelines.planning.hardware import Hardware
@@ -21,6 +22,11 @@ LENGTH = 2048
 SHAPE = replace(preset("llama-1b"), layers=4, context_length=LENGTH)
 EXPERTS = replace(
     SHAPE, hidden=1024, experts=16, experts_per_token=4, norm_topk_prob=True, family="mixtral"
+)
+_LATENTS = {"kv_lora_rank": 512, "q_lora_rank": 1024, "dense_hidden": 4096, "hidden": 1024}
+_LATENTS |= {"experts": 16, "experts_per_token": 3, "n_group": 4, "first_k_dense_replace": 1}
+LATENTS = DecoderConfig(
+    **vars(SHAPE) | flags("deepseek_v3") | _LATENTS | {"kv_heads": SHAPE.heads, "topk_group": 2}
 )
 H100, B200 = named("h100"), named("b200")
 BASES = {
@@ -97,6 +103,7 @@ QUICK = {
     "compiled": Tried(8, FULL | {"dp_shard": 8}, COMPILED, graphs=1),
     "lora": Tried(adapter=LORA),
     "experts": Tried(8, FULL | {"dp_shard": 8}, shape=EXPERTS),
+    "latents": Tried(8, FULL | {"dp_shard": 8}, shape=LATENTS),
     "documents, varlen, pipeline": Tried(2, {"pp": 2}, VARLEN, data=DOCUMENTS),
     "documents, varlen, compiled": Tried(train=VARLEN | COMPILED, data=DOCUMENTS, graphs=1),
 }
@@ -166,6 +173,14 @@ FURTHER = {
     "experts, muon": Tried(train={"optimizer": "muon"}, shape=EXPERTS),
     "experts, 8 bits": Tried(train=IN_8_BITS, shape=EXPERTS),
     "experts, lora": Tried(adapter=LORA, shape=EXPERTS),
+    "latents, one": Tried(shape=LATENTS),
+    "latents, compiled": Tried(8, FULL | {"dp_shard": 8}, COMPILED, graphs=2, shape=LATENTS),
+    "latents, selective": Tried(8, FULL | {"dp_shard": 8}, SELECTIVE, shape=LATENTS),
+    "latents, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, shape=LATENTS),
+    "latents, context": Tried(8, FULL | {"cp": 2, "dp_shard": 4}, shape=LATENTS),
+    "latents, lora": Tried(adapter=LORA, shape=LATENTS),
+    "latents, 8 bits": Tried(train=IN_8_BITS, shape=LATENTS),
+    "latents, muon": Tried(train={"optimizer": "muon"}, shape=LATENTS),
     "1024 GPUs": Tried(1024, FULL | {"dp_replicate": 16, "dp_shard": 64}),
 }
 

@@ -40,10 +40,19 @@ WIDE = {"width": 128, "hidden": 384, "qkv_bias": True, "output_bias": True, "mlp
 CONFIG = DecoderConfig(**SHAPE | WIDE)
 # Its adapters are in attention alone.
 MIXTURE = DecoderConfig(**SHAPE | flags("mixtral") | {"experts": 4, "experts_per_token": 2})
+LATENTS = flags("deepseek_v3") | {"experts": 4, "experts_per_token": 2, "n_group": 1, "kv_heads": 4}
+LATENTS |= {"q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6}
+LATENTS |= {"v_head_dim": 9, "first_k_dense_replace": 1, "dense_hidden": 48}
+FURTHER = {"experts": MIXTURE, "latents": DecoderConfig(**SHAPE | LATENTS)}
 FULL = {"sharding": "full"}
 CASES = {
     "experts-zero-3": ("experts", FULL, {}),
     "experts-ep": ("experts", FULL | {"ep": 2}, {}),
+    "latents-zero-3": ("latents", FULL, {}),
+    "latents-tp": ("latents", {"tp": 2}, {}),
+    "latents-tp-no-sp": ("latents", {"tp": 2, "sequence_parallel": False}, {}),
+    "latents-cp": ("latents", {"cp": 2}, {}),
+    "latents-pp": ("latents", {"pp": 2}, {}),
     "lora-ddp": ("lora", {}, {}),
     "lora-zero-3": ("lora", FULL, {}),
     "lora-zero-3-checkpointed": ("lora", FULL, {"activation_checkpoint": "full"}),
@@ -115,7 +124,7 @@ def recipe(kind: str, base: Path, parallel: dict[str, Any], train: dict[str, Any
         {
             "name": "t",
             "model": {"init_from": str(base)},
-            "adapter": {"kind": "lora" if kind == "experts" else kind, "rank": 3, "alpha": 6},
+            "adapter": {"kind": "lora" if kind in FURTHER else kind, "rank": 3, "alpha": 6},
             "parallel": parallel,
             "train": {**FP32, **size, **pace, **train},
         }
@@ -191,8 +200,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_base(MIXTURE, tmp_path_factory.mktemp("mixture"))
+def mixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        name: write_base(shape, tmp_path_factory.mktemp(name)) for name, shape in FURTHER.items()
+    }
 
 
 def write_base(config: DecoderConfig, folder: Path) -> Path:
@@ -208,7 +219,7 @@ def write_base(config: DecoderConfig, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def alone(
     base: Path,
-    mixture: Path,
+    mixtures: dict[str, Path],
     data: tuple[Path, Split],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], tuple[Outcome, Path]]:
@@ -217,7 +228,7 @@ def alone(
     @cache
     def of(kind: str) -> tuple[Outcome, Path]:
         folder = tmp_path_factory.mktemp("alone")
-        read = mixture if kind == "experts" else base
+        read = mixtures.get(kind, base)
         return train(recipe(kind, read, {}, {}), data, folder), folder
 
     return of
@@ -248,14 +259,14 @@ def test_several_processes_learn_what_one_does(
     parallel: dict[str, Any],
     only_here: dict[str, Any],
     base: Path,
-    mixture: Path,
+    mixtures: dict[str, Path],
     data: tuple[Path, Split],
     alone: Callable[[str], tuple[Outcome, Path]],
     pool: Callable[[int], Pool],
     tmp_path: Path,
 ) -> None:
     expected, folder = alone(kind)
-    read = mixture if kind == "experts" else base
+    read = mixtures.get(kind, base)
     found = pool(world).run(train, recipe(kind, read, parallel, only_here), data, tmp_path)
     seen = set()
     for outcome in (expected, *found):

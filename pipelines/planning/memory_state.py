@@ -13,7 +13,6 @@ from typing import NamedTuple
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.division import (
     BY_ROWS,
-    is_of_experts,
     linear_shapes,
     moments_block,
     number_of,
@@ -186,15 +185,14 @@ def adapted_shapes(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[i
     return {
         name: shape
         for name, shape in shapes.items()
-        if name in targets and not is_of_experts(config, name)
+        if name in targets and (name in config.attention_shapes or not config.experts)
     }
 
 
 def adapter_parameters(config: DecoderConfig, adapter: Adapter) -> int:
     """Return the number of trained parameters of a whole model with adapters."""
-    shapes = adapted_shapes(config, adapter).items()
-    numbers = sum(number_of(config, name) * sum(shape) for name, shape in shapes)
-    return round(config.layers * adapter.rank * numbers)
+    shapes = adapted_shapes(config, adapter).values()
+    return config.layers * adapter.rank * sum(rows + columns for rows, columns in shapes)
 
 
 def _held(config: DecoderConfig, training: Training) -> _Held:
@@ -299,8 +297,8 @@ def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
     """Return the bytes of the frozen weights; NF4 stores only the matrices that have adapters."""
     saved = 0.0  # bytes per parameter of a block
     if training.adapter.kind == "qlora":
-        adapted = adapted_shapes(config, training.adapter).items()
-        quantised = sum(number_of(config, name) * prod(shape) for name, shape in adapted)
+        adapted = adapted_shapes(config, training.adapter).values()
+        quantised = sum(rows * columns for rows, columns in adapted)
         saved = quantised / config.layer_parameters * (training.compute_bytes - NF4)
     whole = held.whole * training.compute_bytes - held.layers * held.block * saved
     if not training.is_fully_sharded:
@@ -314,8 +312,7 @@ def _adapters(config: DecoderConfig, training: Training) -> _Held:
     """Return the adapters' parameter counts; tensor parallelism divides one matrix of each two."""
     adapter, tp = training.adapter, training.layout.tp
     block = adapter.rank * sum(
-        number_of(config, name)
-        * (rows + columns / tp if name.endswith(BY_ROWS) else rows / tp + columns)
+        rows + columns / tp if name in BY_ROWS else rows / tp + columns
         for name, (rows, columns) in adapted_shapes(config, adapter).items()
     )
     layers = layers_of(config, training)

@@ -140,6 +140,7 @@ class LatentAttention(Attention):
         q, q_turned = q.unflatten(-1, (-1, self.head_width)).tensor_split((plain,), dim=-1)
         k, v = kv.unflatten(-1, (-1, plain + self.value_width)).tensor_split((plain,), dim=-1)
         k_turned = k_turned.unsqueeze(2).expand(-1, -1, k.shape[2], -1)
+        # `rotate` turns the first features, DeepSeek's code the last ones: scores are the same.
         q, k = torch.cat((q_turned, q), dim=-1), torch.cat((k_turned, k), dim=-1)
         return q, k, F.pad(v, (0, self.head_width - self.value_width))
 

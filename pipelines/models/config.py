@@ -91,6 +91,8 @@ class DecoderConfig:
                 f"experts_per_token({self.experts_per_token}) must be from 1 to "
                 f"experts({self.experts}) * topk_group({self.topk_group}) ÷ n_group({self.n_group})"
             )
+        if self.v_head_dim > self.head_width:
+            raise UserError(f"v_head_dim({self.v_head_dim}) must be at most {self.head_width}")
         if self.first_k_dense_replace >= self.layers:
             raise UserError(f"first_k_dense_replace must be below layers({self.layers})")
         if self.full_attention_every is not None and not self.sliding_window:

@@ -295,6 +295,7 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
         ("deepseek_v3", {"rope_parameters": {"rope_type": "yarn"}}, "'yarn'; only 'default'"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias = True; only False"),
         ("deepseek_v3", {"num_experts_per_tok": 5}, r"\(8\) \* topk_group\(2\) ÷ n_group\(4\)"),
+        ("deepseek_v3", {"v_head_dim": 17}, r"v_head_dim\(17\) must be at most 16"),
         ("deepseek_v3", {"first_k_dense_replace": 2}, r"must be below layers\(2\)"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "only False is supported"),
         ("gpt2", {"n_embd": 64}, "has shape .*, config.json says"),

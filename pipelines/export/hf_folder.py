@@ -47,7 +47,8 @@ def export_bf16(source: Path, folder: Path, meter: ProgressMeter | None = None) 
     from pipelines.export.file_by_file import rewrite, to_bfloat16  # they import torch
 
     def change(name: str, tensor: "Tensor") -> "dict[str, Tensor]":
-        return {name: to_bfloat16(tensor)}
+        # transformers keeps what is added to experts' scores in fp32, too.
+        return {name: tensor if name.endswith("correction_bias") else to_bfloat16(tensor)}
 
     rewrite(source, folder, change, {"dtype": "bfloat16"}, meter=meter)
 

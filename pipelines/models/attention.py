@@ -4,8 +4,9 @@ Shape suffixes: B batch, S sequence, D model width, N heads, K key-value heads, 
 R rotated features, 2 cosine and sine, 1 for every head, T tokens of all rows one after the other,
 C bounds of sequences among them.
 
-Papers: grouped-query attention (Ainslie et al. 2023), sliding windows (Beltagy et al. 2020), sinks
-(OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.2).
+Papers: grouped-query attention (Ainslie et al. 2023), sliding windows (Beltagy et al. 2020),
+latents (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1), sinks (OpenAI 2025, "gpt-oss-120b &
+gpt-oss-20b Model Card", section 2.2).
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipelines.models.config import DecoderConfig
-from pipelines.models.norms import build_head_norm
+from pipelines.models.norms import RMSNorm, build_head_norm
 from pipelines.models.rotary import rotate
 from pipelines.models.weights import local
 
@@ -73,21 +74,23 @@ class Attention(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.head_width = config.head_width
-        q_width, kv_width = config.heads * self.head_width, config.kv_heads * self.head_width
-        self.q_proj = nn.Linear(config.width, q_width, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(q_width, config.width, bias=config.output_bias)
+        self.head_width, self.value_width = config.head_width, config.value_width
+        self.neighbours = config.rope_interleave
+        self._project(config)
+        self.o_proj = _linear(config, "o_proj", bias=config.output_bias)
+        self.q_norm = build_head_norm(config) if config.qk_norm else nn.Identity()
+        self.k_norm = build_head_norm(config) if config.qk_norm else nn.Identity()
         self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
         self.context = 0, 1
-        if config.qk_norm:
-            self.q_norm = build_head_norm(config)
-            self.k_norm = build_head_norm(config)
-        self.qk_norm = config.qk_norm
         scalar = config.query_pre_attn_scalar
         self.scale = None if scalar in (None, self.head_width) else scalar**-0.5
         self.arrival: nn.Module = nn.Identity()
+
+    def _project(self, config: DecoderConfig) -> None:
+        """Make what `_operands` needs."""
+        self.q_proj = _linear(config, "q_proj", bias=config.qkv_bias)
+        self.k_proj = _linear(config, "k_proj", bias=config.qkv_bias)
+        self.v_proj = _linear(config, "v_proj", bias=config.qkv_bias)
 
     def forward(self, x_BSD: Tensor, rotary_2SR: Tensor | None, mask: Mask) -> Tensor:
         """Map [B, S, D] to [B, S, D].
@@ -97,26 +100,63 @@ class Attention(nn.Module):
             rotary_2SR: The table of at least S positions; None where positions are learned.
             mask: The result of `attention_mask`.
         """
-        projections = self.q_proj(x_BSD), self.k_proj(x_BSD), self.v_proj(x_BSD)
-        q_BSNH, k_BSKH, v_BSKH = (self._heads(self.arrival(each)) for each in projections)
-        if self.qk_norm:
-            # Autocast computes norms in fp32, but FlexAttention requires one type for q, k and v.
-            q_BSNH = self.q_norm(q_BSNH).type_as(v_BSKH)
-            k_BSKH = self.k_norm(k_BSKH).type_as(v_BSKH)
+        q_BSNH, k_BSKH, v_BSKH = self._operands(x_BSD)
+        # Autocast computes norms in fp32, but FlexAttention requires one type for q, k and v.
+        q_BSNH, k_BSKH = (x.type_as(v_BSKH) for x in (self.q_norm(q_BSNH), self.k_norm(k_BSKH)))
         q_BNSH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKH))
         if rotary_2SR is not None:
             table_2SR = rotary_2SR[:, : q_BNSH.shape[2]]
-            q_BNSH, k_BKSH = rotate(q_BNSH, table_2SR), rotate(k_BKSH, table_2SR)
+            q_BNSH, k_BKSH = (rotate(x, table_2SR, self.neighbours) for x in (q_BNSH, k_BKSH))
         if self.sinks is None:
             out_BNSH = attend(q_BNSH, k_BKSH, v_BKSH, mask, self.scale)
         else:
             sinks_N = local(self.sinks).chunk(self.context[1])[self.context[0]]
             out_BNSH = attend_with_sinks(q_BNSH, k_BKSH, v_BKSH, mask, sinks_N)
-        return self.o_proj(out_BNSH.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        out_BSNH = out_BNSH.transpose(1, 2)[..., : self.value_width]
+        return self.o_proj(out_BSNH.flatten(2))  # type: ignore[no-any-return]
 
-    def _heads(self, x_BSX: Tensor) -> Tensor:
+    def _operands(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, not yet rotated."""
+        projections = self.q_proj(x_BSD), self.k_proj(x_BSD), self.v_proj(x_BSD)
         # The number of heads is inferred: with tensor parallelism, a process has only its share.
-        return x_BSX.view(*x_BSX.shape[:-1], -1, self.head_width)
+        q, k, v = (self.arrival(each).unflatten(-1, (-1, self.head_width)) for each in projections)
+        return q, k, v
+
+
+class LatentAttention(Attention):
+    """Attention whose heads all compute keys and values from a few numbers of a token, its latent.
+
+    A part of each head's query and key is rotated by the position, and that of the key is the same
+    in all heads. Values are filled up to the width of queries, which is what kernels take.
+    """
+
+    def _project(self, config: DecoderConfig) -> None:
+        rank = config.q_lora_rank  # without it, queries come from the stream itself
+        self.q_a_proj = _linear(config, "q_a_proj") if rank else nn.Identity()
+        # These norms' epsilon is not `norm_eps`, in transformers either.
+        self.q_a_layernorm = RMSNorm(rank, eps=1e-6) if rank else nn.Identity()
+        self.q_b_proj = _linear(config, "q_b_proj")
+        self.kv_a_proj, self.kv_b_proj = (_linear(config, f"kv_{x}_proj") for x in "ab")
+        self.k_rope_proj = _linear(config, "k_rope_proj")
+        self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, eps=1e-6)
+        self.rotated = config.rotary_width
+
+    def _operands(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BSD)))
+        kv = self.kv_b_proj(self.kv_a_layernorm(self.kv_a_proj(x_BSD)))
+        plain = self.head_width - self.rotated
+        q, kv, k_turned = map(self.arrival, (q, kv, self.k_rope_proj(x_BSD)))
+        q, q_turned = q.unflatten(-1, (-1, self.head_width)).tensor_split((plain,), dim=-1)
+        k, v = kv.unflatten(-1, (-1, plain + self.value_width)).tensor_split((plain,), dim=-1)
+        k_turned = k_turned.unsqueeze(2).expand(-1, -1, k.shape[2], -1)
+        # `rotate` turns the first features, DeepSeek's code the last ones: scores are the same.
+        q, k = torch.cat((q_turned, q), dim=-1), torch.cat((k_turned, k), dim=-1)
+        return q, k, F.pad(v, (0, self.head_width - self.value_width))
+
+
+def _linear(config: DecoderConfig, name: str, *, bias: bool = False) -> nn.Linear:
+    rows, columns = config.attention_shapes[name]
+    return nn.Linear(columns, rows, bias=bias)
 
 
 def attend(

@@ -76,6 +76,19 @@ class DecoderConfig:
     experts: int = 0  # of a layer; 0: the feed-forward layer is not a mixture
     experts_per_token: int = 0
     norm_topk_prob: bool = False  # the weights of a token's experts add up to 1
+    sigmoid_router: bool = False  # experts are scored one by one, and biases keep them balanced
+    n_group: int = 1  # a token's experts are of few groups of neighbours,
+    topk_group: int = 1  # namely of so many
+    routed_scaling_factor: float = 1.0  # a token's weights are multiplied by it
+    n_shared_experts: int = 0  # every token goes through them, beside those chosen
+    first_k_dense_replace: int = 0  # the first layers, which are no mixtures
+    dense_hidden: int = 0  # width of their feed-forward layer
+    kv_lora_rank: int | None = None  # all heads' keys and values come from so many numbers
+    q_lora_rank: int | None = None  # so do queries, if not from the stream itself
+    qk_nope_head_dim: int = 0  # with latents: a head's features that the position does not rotate,
+    qk_rope_head_dim: int = 0  # that it rotates,
+    v_head_dim: int = 0  # and of its values
+    rope_interleave: bool = False  # neighbouring features are a pair
     head_bias: bool = False
     parallel_residual: bool = False  # attention and feed-forward read the same stream
     shared_norm: bool = False  # they also read it through the same norm
@@ -94,11 +107,16 @@ class DecoderConfig:
             )
         if self.heads % self.kv_heads:
             raise UserError(f"heads({self.heads}) must be a multiple of kv_heads({self.kv_heads})")
-        if self.experts and not 0 < self.experts_per_token <= self.experts:
+        choice = self.experts // self.n_group * self.topk_group
+        if self.experts and not 0 < self.experts_per_token <= choice:
             raise UserError(
                 f"experts_per_token({self.experts_per_token}) must be from 1 to "
-                f"experts({self.experts})"
+                f"experts({self.experts}) * topk_group({self.topk_group}) ÷ n_group({self.n_group})"
             )
+        if self.v_head_dim > self.head_width:
+            raise UserError(f"v_head_dim({self.v_head_dim}) must be at most {self.head_width}")
+        if self.first_k_dense_replace >= self.layers:
+            raise UserError(f"first_k_dense_replace must be below layers({self.layers})")
         if self.full_attention_every is not None and not self.sliding_window:
             raise UserError(
                 f"full_attention_every({self.full_attention_every}): sliding_window is "
@@ -108,12 +126,19 @@ class DecoderConfig:
     @property
     def head_width(self) -> int:
         """Number of features of one attention head."""
-        return self.head_dim or self.width // self.heads
+        with_latents = self.qk_nope_head_dim + self.qk_rope_head_dim
+        return self.head_dim or with_latents or self.width // self.heads
+
+    @property
+    def value_width(self) -> int:
+        """Number of features of a head's values."""
+        return self.v_head_dim or self.head_width
 
     @property
     def rotary_width(self) -> int:
         """Number of features of one attention head that the position rotates."""
-        return int(self.head_width * self.rotary_fraction) if self.positions == "rotary" else 0
+        rotated = self.qk_rope_head_dim or int(self.head_width * self.rotary_fraction)
+        return rotated if self.positions == "rotary" else 0
 
     @property
     def parameters(self) -> int:
@@ -122,47 +147,84 @@ class DecoderConfig:
         if self.positions == "learned":
             embeddings += self.context_length * self.width
         head_bias = self.vocab_size * self.head_bias
-        return embeddings + self.layers * self.layer_parameters + self._norm_parameters + head_bias
+        blocks = round(self.layers * self.layer_parameters)
+        return embeddings + blocks + self._norm_parameters + head_bias
 
     @property
     def active_parameters(self) -> int:
         """Number of parameters that a token goes through: of a mixture, those of its experts."""
         idle = self.layer_parameters - self.active_layer_parameters
-        return self.parameters - self.layers * idle
+        return round(self.parameters - self.layers * idle)
 
     @property
-    def active_layer_parameters(self) -> int:
-        """Those of one layer that a token goes through."""
-        idle = self.experts - self.experts_per_token
-        return self.layer_parameters - idle * self._feed_forward_parameters
+    def active_layer_parameters(self) -> float:
+        """Those of one layer that a token goes through, the mean of all layers."""
+        idle = 1 - self.experts_per_token / max(self.experts, 1)
+        return self.layer_parameters - idle * self.expert_parameters
 
     @property
-    def hidden_per_token(self) -> int:
-        """Features of the feed-forward layers that a token goes through in one layer."""
-        return self.hidden * max(self.experts_per_token, 1)
+    def hidden_per_token(self) -> float:
+        """Features of feed-forward layers that a token goes through in one layer, the mean."""
+        hidden = self.hidden * max(self.experts_per_token + self.n_shared_experts, 1)
+        dense = self.first_k_dense_replace / self.layers
+        return (1 - dense) * hidden + dense * self.dense_hidden
 
     @property
-    def expert_parameters(self) -> int:
-        """Those of all experts of one layer; 0 if it is not a mixture."""
-        return self.experts * self._feed_forward_parameters
+    def expert_parameters(self) -> float:
+        """Those of all experts of one layer, the mean; 0 if none is a mixture."""
+        rows, columns, number = self.matrices["up_proj"]
+        one = 3 * rows * columns + (2 * rows + columns) * self.mlp_bias
+        return number * one / self.layers if self.experts else 0.0
 
     @property
-    def layer_parameters(self) -> int:
-        """The number of parameters of one layer."""
+    def latents(self) -> int:
+        """Numbers of a token from which all heads' keys and values, and queries, are computed."""
+        return (self.kv_lora_rank or 0) + (self.q_lora_rank or 0)
+
+    @property
+    def attention_shapes(self) -> dict[str, tuple[int, int]]:
+        """Rows and columns of each matrix of a layer's attention by name."""
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
-        attention = 2 * self.width * (queries + keys) + 2 * self.head_width * self.qk_norm
-        attention += (queries + 2 * keys) * self.qkv_bias + self.width * self.output_bias
-        attention += self.heads * self.sinks
-        feed_forward = max(self.experts, 1) * self._feed_forward_parameters
-        router = self.experts * (self.width + self.mlp_bias)
-        norms = (1 if self.shared_norm else 2) + (2 if self.branch_norms else 0)
-        return attention + feed_forward + router + norms * self._norm_parameters
+        width, latent, rank = self.width, self.kv_lora_rank, self.q_lora_rank
+        written = {"o_proj": (width, self.heads * self.value_width)}
+        if latent is None:
+            read = {"q_proj": (queries, width), "k_proj": (keys, width), "v_proj": (keys, width)}
+            return read | written
+        inner = self.heads * (self.qk_nope_head_dim + self.v_head_dim)
+        by_name = {"q_a_proj": (rank, width)} if rank else {}
+        by_name |= {"q_b_proj": (queries, rank or width), "kv_a_proj": (latent, width)}
+        by_name |= {"k_rope_proj": (self.rotary_width, width), "kv_b_proj": (inner, latent)}
+        return by_name | written
 
     @property
-    def _feed_forward_parameters(self) -> int:
-        """Those of one expert, or of the only feed-forward layer."""
-        inner = (2 if self.gated else 1) * self.hidden
-        return (inner + self.hidden) * self.width + (inner + self.width) * self.mlp_bias
+    def matrices(self) -> dict[str, tuple[int, int, int]]:
+        """Rows, columns and number, in all layers together, of each matrix of a block by name."""
+        found = {name: (*shape, self.layers) for name, shape in self.attention_shapes.items()}
+        first, width = self.first_k_dense_replace, self.width
+        mixtures, shared = self.layers - first, self.n_shared_experts * self.hidden
+        kinds = {"": (self.hidden, mixtures * max(self.experts, 1))}
+        kinds |= {"shared_experts.": (shared, mixtures), "dense.": (self.dense_hidden, first)}
+        for kind, (hidden, number) in kinds.items():
+            if hidden * number:
+                found[f"{kind}up_proj"] = read = (hidden, width, number)
+                found[f"{kind}down_proj"] = (width, hidden, number)
+                found |= {f"{kind}gate_proj": read} if self.gated else {}
+        return found
+
+    @property
+    def layer_parameters(self) -> float:
+        """The number of parameters of one layer, the mean of all layers."""
+        queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
+        biases = (queries + 2 * keys) * self.qkv_bias + self.width * self.output_bias
+        biases += self.heads * self.sinks
+        norms = (1 if self.shared_norm else 2) + (2 if self.branch_norms else 0)
+        norms = norms * self._norm_parameters + 2 * self.head_width * self.qk_norm + self.latents
+        routers = (self.layers - self.first_k_dense_replace) * self.experts
+        summed = routers * (self.width + self.mlp_bias)  # over layers, which differ in these
+        for name, (rows, columns, number) in self.matrices.items():
+            has_bias = self.mlp_bias and name not in self.attention_shapes
+            summed += rows * (columns + has_bias) * number
+        return summed / self.layers + biases + norms
 
     @property
     def _norm_parameters(self) -> int:

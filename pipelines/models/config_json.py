@@ -25,8 +25,11 @@ def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
         chosen = find_family(family)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    if (values.get("quantization_config") or {}).get("quant_method") == "mxfp4":
+    method = (values.get("quantization_config") or {}).get("quant_method")
+    if method == "mxfp4":
         raise UserError(f"{path}: MXFP4 weights; dequantise them first: docs/training.md says how")
+    if method == "fp8":
+        raise UserError(f"{path}: weights in blocks of fp8; give the model's weights in bf16")
     values = {chosen.renamed.get(key, key): value for key, value in values.items()}
     for key in chosen.shape.values():
         if not isinstance(values.get(key), int | float) or values[key] <= 0:
@@ -69,6 +72,7 @@ def write_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     if "head_dim" in values:
         values["head_dim"] = config.head_width
     values |= chosen.fixed
+    values |= {"num_nextn_predict_layers": 0} if config.sigmoid_router else {}
     key, default = chosen.activation
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     names[ACTIVATIONS[default]] = default

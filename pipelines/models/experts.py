@@ -8,9 +8,9 @@ Shape suffixes: B batch, S sequence, D model width, F width of an expert, E expe
 token, T tokens of all rows, R routes (T times K).
 
 Papers: mixtures (Shazeer et al. 2017), the balance loss (Fedus et al. 2021, "Switch Transformers",
-equations 4 to 6) by sequence (DeepSeek-AI 2024, "DeepSeek-V3", equations 17 to 20), the z-loss
-(Zoph et al. 2022, "ST-MoE", equation 5), the clamped gate (OpenAI 2025, "gpt-oss-120b &
-gpt-oss-20b Model Card", section 2.2).
+equations 4 to 6) by sequence (DeepSeek-AI 2024, "DeepSeek-V3", equations 17 to 20), biases that
+balance without a loss (the same, equation 16), the z-loss (Zoph et al. 2022, "ST-MoE", equation 5),
+the clamped gate (OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.2).
 """
 
 # ruff: noqa: N803, N806, N812 (names that end in their shape)
@@ -39,6 +39,8 @@ class Router(nn.Module):
         sequence: The processes that each have a part of every sequence.
         routes_E: How many tokens have chosen each expert in training, and again wherever they are
             routed again for activation checkpointing.
+        e_score_correction_bias: Of each expert, what is added to its score for the choice alone;
+            `training/routing.py` moves it. None if experts compete by a softmax.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -47,12 +49,16 @@ class Router(nn.Module):
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as of nn.Linear
         self.bias = nn.Parameter(torch.zeros(config.experts)) if config.mlp_bias else None
         self.chosen = config.experts_per_token
-        self.normalised = config.norm_topk_prob
+        self.normalised, self.scale = config.norm_topk_prob, config.routed_scaling_factor
+        self.groups = config.n_group, config.topk_group
         self.balance = self.z = 0.0
         self.sequence: DeviceMesh | None = None
         self.register_buffer("share", torch.zeros(()), persistent=False)
         self.register_buffer("routes_E", torch.zeros(config.experts), persistent=False)
+        bias = torch.zeros(config.experts) if config.sigmoid_router else None
+        self.register_buffer("e_score_correction_bias", bias)
         self.share: Tensor
+        self.e_score_correction_bias: Tensor | None
         self.routes_E: Tensor
 
     def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,16 +71,33 @@ class Router(nn.Module):
         bias_E = None if self.bias is None else part_here(self.bias)
         logits_BSE = F.linear(x_BSD, part_here(self.weight), bias_E)
         logits_BSE = logits_BSE.to(torch.promote_types(logits_BSE.dtype, torch.float32))
-        scores_BSE = logits_BSE.softmax(dim=-1)
-        weights_BSK, experts_BSK = scores_BSE.topk(self.chosen, dim=-1)
+        if self.e_score_correction_bias is None:
+            scores_BSE = logits_BSE.softmax(dim=-1)
+            weights_BSK, experts_BSK = scores_BSE.topk(self.chosen, dim=-1)
+        else:
+            scores_BSE = logits_BSE.sigmoid()
+            experts_BSK = self._choose(scores_BSE.detach() + self.e_score_correction_bias)
+            weights_BSK = scores_BSE.gather(-1, experts_BSK)
+            scores_BSE = scores_BSE / scores_BSE.sum(dim=-1, keepdim=True)  # for the losses
         if self.normalised:
-            weights_BSK = weights_BSK / weights_BSK.sum(dim=-1, keepdim=True)
+            weights_BSK = weights_BSK / (weights_BSK.sum(dim=-1, keepdim=True) + 1e-20)
+        weights_BSK = weights_BSK * self.scale
         routes_BE = count_routes(experts_BSK.flatten(1), len(self.weight))
         if self.training and torch.is_grad_enabled():
             self.routes_E += routes_BE.sum(dim=0)
             loss = self._losses(logits_BSE, scores_BSE, routes_BE)
             weights_BSK = _WithLoss.apply(weights_BSK, loss, self.share)  # type: ignore[no-untyped-call]
         return experts_BSK, weights_BSK, routes_BE
+
+    def _choose(self, scores_BSE: Tensor) -> Tensor:
+        """Return the best experts of the best groups, which are those whose best two are best."""
+        groups, kept = self.groups
+        if kept < groups:
+            scores_BSGX = scores_BSE.view(*scores_BSE.shape[:-1], groups, -1)
+            best_BSG = scores_BSGX.topk(2, dim=-1).values.sum(dim=-1)
+            shut_BSG = best_BSG < best_BSG.topk(kept, dim=-1).values[..., -1:]
+            scores_BSE = scores_BSGX.masked_fill(shut_BSG.unsqueeze(-1), -math.inf).flatten(-2)
+        return scores_BSE.topk(self.chosen, dim=-1).indices
 
     def restart(self) -> None:
         """Begin to count, with losses that have no weight yet."""

@@ -37,7 +37,15 @@ ACTIVATIONS = {
 }
 _BIASES = ("qkv_bias", "output_bias")
 _GATED = ("gate", "up", "down")
+_NUMBERED = {"mlp.router": "mlp.gate"} | {
+    f"mlp.{each}_proj": f"mlp.experts.{{}}.{each}_proj" for each in _GATED
+}
 _FULL_ATTENTION = {"use_sliding_window": False}
+_DEEPSEEK = (
+    {"q_lora_rank": 1536, "kv_lora_rank": 512, "rope_interleave": True, "norm_topk_prob": True}
+    | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_shared_experts": 1}
+    | {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 3}
+)
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _TOGETHER = {"mlp.experts.gate_up_proj": _GATE_UP, "mlp.experts.down_proj": ("mlp.down_proj",)}
@@ -156,10 +164,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
-        names=TensorNames(
-            inside={"mlp.router": "mlp.gate"}
-            | {f"mlp.{each}_proj": f"mlp.experts.{{}}.{each}_proj" for each in _GATED},
-        ),
+        names=TensorNames(inside=_NUMBERED),
         shape=SHAPE
         | {
             "hidden": "moe_intermediate_size",
@@ -170,7 +175,6 @@ FAMILIES: dict[str, Family] = {
         flags={"qk_norm": True},
         options={
             **_GROUPED,
-            "head_dim": (("head_dim",), None),
             "norm_topk_prob": (("norm_topk_prob",), False),
             "attention_bias": (_BIASES, False),
         },
@@ -190,6 +194,24 @@ FAMILIES: dict[str, Family] = {
         },
         fixed={"swiglu_alpha": 1.702},
         rope_types=("yarn",),
+    ),
+    "deepseek_v3": Family(
+        "DeepseekV3ForCausalLM",
+        names=TensorNames(
+            inside=_NUMBERED
+            | {f"shared_experts.{each}_proj": f"mlp.shared_experts.{each}_proj" for each in _GATED},
+            fused={
+                "self_attn.kv_a_proj_with_mqa": ("self_attn.kv_a_proj", "self_attn.k_rope_proj")
+            },
+        ),
+        shape=SHAPE
+        | {"kv_heads": "num_key_value_heads", "hidden": "moe_intermediate_size"}
+        | {"dense_hidden": "intermediate_size", "experts": "n_routed_experts"}
+        | {"experts_per_token": "num_experts_per_tok"},
+        flags={"sigmoid_router": True},
+        options=_UNTIED | {key: ((key,), default) for key, default in _DEEPSEEK.items()},
+        fixed={"attention_bias": False},
+        rope_types=("default",),
     ),
     "phi3": Family(
         "Phi3ForCausalLM",
@@ -307,7 +329,8 @@ FAMILIES: dict[str, Family] = {
             },
         ),
         shape=OPENAI_SHAPE,
-        flags={**_GPT, "head_bias": True, "parallel_residual": True, "shared_norm": True},
+        flags={**_GPT, "head_bias": True, "parallel_residual": True, "shared_norm": True}
+        | {"rope_interleave": True},
         options={**_UNTIED, "n_inner": (("hidden",), None)},
         activation=("activation_function", "gelu_new"),
         has_rope=False,

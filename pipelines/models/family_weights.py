@@ -73,13 +73,17 @@ def stored_tensors(config: DecoderConfig, shapes: Shapes) -> Iterator[Stored]:
             name = module if outside is None else f"{names.base}.{outside}"
         else:
             stored = names.inside.get(inside, inside)
+            if inside == "self_attn.q_b_proj" and config.q_lora_rank is None:
+                stored = "self_attn.q_proj"
+            if "{}" in stored and len(shape) == 2:  # of a dense layer among mixtures
+                stored = inside
             name = f"{names.base}.{names.layers}.{layer}.{stored}"
         if "{}" in name:
             for number in range(shape[0]):
                 stored = f"{name.format(number)}.{kind}"
                 yield Stored(stored, (parameter,), shape[1:], expert=number)
             continue
-        yield _plain(config, names, f"{name}.{kind}", parameter, shape)
+        yield _plain(names, f"{name}.{kind}", parameter, shape)
 
 
 def _layer(module: str) -> tuple[str | None, str]:
@@ -90,21 +94,9 @@ def _layer(module: str) -> tuple[str | None, str]:
     return number, inside
 
 
-def _plain(
-    config: DecoderConfig, names: TensorNames, name: str, parameter: str, shape: tuple[int, ...]
-) -> Stored:
+def _plain(names: TensorNames, name: str, parameter: str, shape: tuple[int, ...]) -> Stored:
     if len(shape) == 2 and name.removesuffix(".weight").endswith(names.transposed):
         return Stored(name, (parameter,), shape[::-1], lambda x: (x.T,), lambda xs: xs[0].T)
-    if config.family == "gptj" and parameter.endswith(("q_proj.weight", "k_proj.weight")):
-        # GPT-J rotates neighbouring features; `rotate` pairs features half the rotary width apart.
-        apart = torch.arange(config.rotary_width).view(-1, 2).T.reshape(-1)
-        return Stored(
-            name,
-            (parameter,),
-            shape,
-            lambda x: (_reorder(x, apart, config.heads),),
-            lambda xs: _reorder(xs[0], apart.argsort(), config.heads),
-        )
     return Stored(name, (parameter,), shape)
 
 
@@ -161,10 +153,3 @@ def _join_heads(parameters: Sequence[Tensor], heads: int) -> Tensor:
     return torch.stack(
         [each.reshape(heads, -1, *each.shape[1:]) for each in parameters], 1
     ).flatten(0, 2)
-
-
-def _reorder(x: Tensor, order: Tensor, heads: int) -> Tensor:
-    """Reorder the first features of each head of [N x H, X]."""
-    x_NHX = x.reshape(heads, -1, *x.shape[1:])
-    turned, rest = x_NHX[:, order], x_NHX[:, len(order) :]
-    return torch.cat((turned, rest), dim=1).flatten(0, 1)

@@ -1,6 +1,6 @@
 """Bringing whole parameters to the process that writes them to a file."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,10 @@ class Gather:
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self._shapes = shapes
         self._places = places
-        self._holders: list[Collection[str]] = [places.keys()] * self.world
+        here = {name: each.dtype for name, each in places.items()}
+        self._holders: list[Mapping[str, torch.dtype]] = [here] * self.world
         if shapes.keys() != places.keys():
-            dist.all_gather_object(self._holders, list(places))
+            dist.all_gather_object(self._holders, here)
 
     def __call__(self, name: str, to: int) -> Tensor:
         """Return a whole parameter on the rank `to`; what other ranks get is meaningless."""
@@ -36,7 +37,7 @@ class Gather:
             dist.send(tensor.contiguous(), to)
         elif self.rank == to:
             like = next(iter(self._places.values()))
-            device = like.device_mesh.device_type if is_sharded(like) else like.device
-            tensor = torch.empty(self._shapes[name], dtype=like.dtype, device=device)
+            here = like.device_mesh.device_type if is_sharded(like) else like.device
+            tensor = torch.empty(self._shapes[name], dtype=self._holders[holder][name], device=here)
             dist.recv(tensor, holder)
         return tensor

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
+from pipelines.models.config import DecoderConfig
 from pipelines.models.quantization import NF4Linear
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import canonical_name, fill, named_generator, whole
@@ -174,13 +175,18 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, module)
 
 
-def _linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers of the transformer blocks, by name."""
+def _linears(model: Transformer) -> dict[str, nn.Linear]:
+    """Return the linear layers of the transformer blocks, by name; of mixtures, attention's."""
     return {
         name: module
         for name, module in model.named_modules()
-        if name.startswith("layers.") and isinstance(module, nn.Linear)
+        if is_adaptable(model.config, name) and isinstance(module, nn.Linear)
     }
+
+
+def is_adaptable(config: DecoderConfig, name: str) -> bool:
+    """Return whether an adapter may lie beside what has this name: a layer or its weight."""
+    return name.startswith("layers.") and (".self_attn." in name or not config.experts)
 
 
 def _last(name: str) -> str:

@@ -27,6 +27,7 @@ from pipelines.models.lora import (
     add_adapters,
     chosen_sizes,
     init_adapters,
+    is_adaptable,
 )
 from pipelines.models.model_folder import read_object
 from pipelines.models.safetensors_files import SafetensorsFiles
@@ -197,7 +198,7 @@ def _modules(config: DecoderConfig) -> Iterator[_Module]:
     shapes = {
         name: tuple(parameter.shape)
         for name, parameter in model.named_parameters()
-        if name.startswith("layers.") and parameter.ndim == 2
+        if is_adaptable(config, name) and parameter.ndim == 2
     }
     for stored in stored_tensors(config, shapes):
         layers = tuple(name.removesuffix(".weight") for name in stored.parameters)

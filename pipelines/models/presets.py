@@ -157,6 +157,12 @@ PRESETS: dict[str, DecoderConfig] = {
     ),
     "gpt-oss-20b": DecoderConfig(layers=24, experts=32, **_GPT_OSS),
     "gpt-oss-120b": DecoderConfig(layers=36, experts=128, **_GPT_OSS),
+    "deepseek-v3": DecoderConfig(
+        **flags("deepseek_v3")
+        | {"layers": 61, "width": 7168, "heads": 128, "kv_heads": 128, "norm_eps": 1e-6}
+        | {"hidden": 2048, "dense_hidden": 18_432, "experts": 256, "experts_per_token": 8}
+        | {"vocab_size": 129_280, "context_length": 4096},
+    ),
     "gemma3-1b": DecoderConfig(
         layers=26,
         width=1152,

@@ -164,6 +164,7 @@ def named_places(model: Transformer) -> dict[str, Place]:
         if not (name := canonical_name(wrapped)).startswith(tuple(f"{a}." for a in adapted))
         or name.endswith(".bias")
     }
+    places |= model.balance_biases
     places |= {f"{name}.weight": layer for name, layer in adapted.items()}
     if model.tied_copy is not None:  # the last stage of a pipeline
         places[_EMBEDDINGS] = places.pop(_HEAD)
@@ -235,8 +236,11 @@ def _check(folder: Path, config: DecoderConfig, files: SafetensorsFiles) -> dict
                 f"{folder}: {name} has shape {place.shape}, config.json says {stored.shape}"
             )
         found[name] = stored
+    # DeepSeek's layer after the last guesses a further token; transformers leaves it out, too.
+    surplus = (f"{base}layers.{config.layers}.",) * config.sigmoid_router
+    surplus += (_HEAD,) * config.tie_embeddings
     for name in files.places.keys() - found.keys():
-        if not (NO_WEIGHT.search(name) or (config.tie_embeddings and name == _HEAD)):
+        if not (NO_WEIGHT.search(name) or name.startswith(surplus)):
             raise UserError(f"{folder}: the tensor {name} is not one of this model")
     return found
 

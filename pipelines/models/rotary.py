@@ -62,15 +62,19 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling | Yarn, theta: float) -> T
     return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
-def rotate(x_BNSH: Tensor, table_2SR: Tensor) -> Tensor:
+def rotate(x_BNSH: Tensor, table_2SR: Tensor, neighbours: bool = False) -> Tensor:
     """Rotate features i and i + R/2 by the position's angle, the layout of Hugging Face's Llama.
 
-    Features from R on stay unchanged. The rotation is computed in the table's precision.
+    Features from R on stay unchanged. The rotation is computed in the table's precision. Where
+    neighbours are the pairs, the result has their first features before their second ones: the
+    products of queries and keys are the same.
     """
     cos_SR, sin_SR = table_2SR.unbind()
     width = cos_SR.shape[-1]
     rest_BNSH = x_BNSH[..., width:]
     x_BNSR = x_BNSH[..., :width]
+    if neighbours:
+        x_BNSR = torch.cat((x_BNSR[..., ::2], x_BNSR[..., 1::2]), dim=-1)
     left, right = x_BNSR.chunk(2, dim=-1)
     turned_BNSR = x_BNSR * cos_SR + torch.cat((-right, left), dim=-1) * sin_SR
     turned_BNSR = turned_BNSR.type_as(x_BNSH)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pipelines.models.attention import (
     Attention,
+    LatentAttention,
     Mask,
     attention_mask,
     narrower,
@@ -26,11 +27,11 @@ from pipelines.models.attention import (
     sequences,
 )
 from pipelines.models.config import DecoderConfig
-from pipelines.models.experts import Experts
+from pipelines.models.experts import Experts, Router
 from pipelines.models.loss import CrossEntropy, Objective, nats_by_position, next_token_loss
 from pipelines.models.norms import build_norm
 from pipelines.models.rotary import rotary_table
-from pipelines.models.weights import draw
+from pipelines.models.weights import canonical_name, draw
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -52,9 +53,9 @@ def to_stream(x_BSD: Tensor) -> Tensor:
 class FeedForward(nn.Module):
     """Two layers with an activation between them, which a third may gate (SwiGLU)."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, hidden: int) -> None:
         super().__init__()
-        width, hidden, bias = config.width, config.hidden, config.mlp_bias
+        width, bias = config.width, config.mlp_bias
         self.gate_proj = nn.Linear(width, hidden, bias=bias) if config.gated else None
         self.up_proj = nn.Linear(width, hidden, bias=bias)
         self.down_proj = nn.Linear(hidden, width, bias=bias)
@@ -72,17 +73,20 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each on the normalised residual stream."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, number: int) -> None:
         super().__init__()
         self.parallel_residual = config.parallel_residual
         self.input_layernorm = build_norm(config)
-        self.self_attn = Attention(config)
+        self.self_attn = (LatentAttention if config.kv_lora_rank else Attention)(config)
         self.post_attention_layernorm = None if config.shared_norm else build_norm(config)
+        is_first = number < config.first_k_dense_replace
         self.mlp = (
             Experts(config, _ACTIVATIONS[config.activation])
-            if config.experts
-            else FeedForward(config)
+            if config.experts and not is_first
+            else FeedForward(config, config.dense_hidden if is_first else config.hidden)
         )
+        shared = 0 if is_first else config.n_shared_experts * config.hidden
+        self.shared_experts = FeedForward(config, shared) if shared else None
         # What the branches add to the stream.
         self.attention_out_norm = build_norm(config) if config.branch_norms else nn.Identity()
         self.mlp_out_norm = build_norm(config) if config.branch_norms else nn.Identity()
@@ -94,7 +98,10 @@ class Block(nn.Module):
         stream_BSD = x_BSD if self.parallel_residual else x_BSD + attended_BSD
         if self.post_attention_layernorm is not None:
             normed_BSD = self.post_attention_layernorm(stream_BSD)
-        out_BSD = stream_BSD + self.mlp_out_norm(self.mlp(normed_BSD))
+        fed_BSD = self.mlp(normed_BSD)
+        if self.shared_experts is not None:
+            fed_BSD = fed_BSD + self.shared_experts(normed_BSD)
+        out_BSD = stream_BSD + self.mlp_out_norm(fed_BSD)
         return out_BSD + attended_BSD if self.parallel_residual else out_BSD  # type: ignore[no-any-return]
 
 
@@ -145,7 +152,7 @@ class Transformer(nn.Module):
         self.embed_positions = (
             Embedding(config.context_length, config.width) if first and learned else None
         )
-        self.layers = nn.ModuleDict({str(number): Block(config) for number in layers})
+        self.layers = nn.ModuleDict({str(number): Block(config, number) for number in layers})
         self.norm = build_norm(config) if last else None
         self.lm_head = (
             nn.Linear(config.width, config.vocab_size, bias=config.head_bias) if last else None
@@ -243,6 +250,8 @@ class Transformer(nn.Module):
         """Fill every parameter from `seed` and its name, on any device and under any sharding."""
         self.after_to_empty()
         draw(self, self.config, seed)
+        for bias in self.balance_biases.values():
+            bias.zero_()
 
     @torch.no_grad()
     def after_to_empty(self) -> None:
@@ -253,12 +262,23 @@ class Transformer(nn.Module):
             and self.lm_head is not None
         ):
             self.lm_head.weight = self.embed_tokens.weight
-        for layer in self.layers.values():
-            if isinstance(layer.mlp, Experts):
-                layer.mlp.router.restart()
+        for router in self.routers.values():
+            router.restart()
         for table_2SR, local in ((self.rotary_2SR, False), (self.local_rotary_2SR, True)):
             if table_2SR is not None and not table_2SR.is_meta:
                 table_2SR.copy_(rotary_table(self.config, local=local))
+
+    @property
+    def routers(self) -> dict[str, Router]:
+        """The routers by the numbers of their layers."""
+        mlps = {number: layer.mlp for number, layer in self.layers.items()}
+        return {number: mlp.router for number, mlp in mlps.items() if isinstance(mlp, Experts)}
+
+    @property
+    def balance_biases(self) -> dict[str, Tensor]:
+        """The routers' biases by canonical name: no parameters, but saved with them."""
+        buffers = {canonical_name(name): each for name, each in self.named_buffers()}
+        return {name: each for name, each in buffers.items() if name.endswith("correction_bias")}
 
     @property
     def tied_copy(self) -> Tensor | None:

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from pipelines.models.experts import Experts
 from pipelines.models.transformer import Block, Transformer
 
 # ruff: noqa: N803, N806 (names that end in their shape)
@@ -154,13 +153,15 @@ def context_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     What it returns is of its part: the nats of its positions, or their logits. Over the processes
     nats add up, and so do gradients. `check_division` has found that heads and positions divide.
     """
-    width = part.config.head_width
+    config = part.config
+    of_latents = {"kv_b_proj": config.qk_nope_head_dim + config.value_width}
+    of_latents["k_rope_proj"] = config.rotary_width  # one head, which all processes get
     styles: dict[str, ParallelStyle] = {
-        "q_proj": PartOfHeads(width),
-        "k_proj": PartOfHeads(width),
-        "v_proj": PartOfHeads(width),
-        "o_proj": PartOfSequence(),
+        name: PartOfHeads(of_latents.get(name, config.head_width))
+        for name in config.attention_shapes
+        if not name.endswith("a_proj")
     }
+    styles["o_proj"] = PartOfSequence()
     plan = {
         f"layers.{number}.self_attn.{name}": style
         for number in part.layers
@@ -171,7 +172,7 @@ def context_parallel(part: Transformer, mesh: DeviceMesh) -> None:
         block = cast("Block", layer)
         block.self_attn.arrival = Arrival(mesh)
         block.self_attn.context = mesh.get_local_rank(), mesh.size()
-        if isinstance(block.mlp, Experts):
-            block.mlp.router.sequence = mesh
+    for router in part.routers.values():
+        router.sequence = mesh
     part.context = mesh.get_local_rank(), mesh.size()
     part.sequence_shards *= mesh.size()

@@ -24,7 +24,7 @@ processes of one sequence (`cp`) see other tokens of it: to sharding they are li
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -188,12 +188,13 @@ def shard(
         if copies is not None:
             theirs = DeviceMesh._concatenate([copies, same_experts])
         for block in blocks:
-            divide(
-                expert_layers(cast("Experts", block.mlp)),
-                mesh=theirs,
-                reshard_after_forward=gives_up,
-                shard_placement_fn=sharded_dimension,
-            )
+            if isinstance(block.mlp, Experts):
+                divide(
+                    expert_layers(block.mlp),
+                    mesh=theirs,
+                    reshard_after_forward=gives_up,
+                    shard_placement_fn=sharded_dimension,
+                )
     for module in (*blocks, part):
         # What the root gathers, its backward pass needs at once.
         gathers_twice = gives_up and module is not part

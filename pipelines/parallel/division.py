@@ -214,7 +214,7 @@ def _check_mx(config: DecoderConfig, layout: Layout, length: int) -> None:
             f"are of {MX_BLOCK} positions; change it, or set rowwise"
         )
     for name, (rows, columns) in linear_shapes(config).items():
-        divided = columns if name in BY_ROWS else rows
+        divided = columns if name.endswith(BY_ROWS) else rows
         if not (rows % MX_BLOCK or columns % MX_BLOCK) and divided // tp % MX_BLOCK:
             raise UserError(
                 f"parallel.tp({tp}): not with train.fp8_scaling = mx, whose blocks of {MX_BLOCK} "
@@ -229,7 +229,7 @@ def _check_whole(
     """Check that the blocks of rows, by matrix, divide the part of a row that a process has."""
     for name, block in blocks.items():
         columns = linear_shapes(config)[name][1]
-        numbers = columns // tp if name in BY_ROWS else columns
+        numbers = columns // tp if name.endswith(BY_ROWS) else columns
         if numbers % block:
             raise UserError(
                 f"parallel.tp({tp}): not with {what}, whose blocks of {block} don't divide the "
@@ -240,22 +240,12 @@ def _check_whole(
 
 def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     """Return the rows and columns of each matrix of a block by name."""
-    queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
-    width, hidden = config.width, config.hidden
-    shapes = {
-        "q_proj": (queries, width),
-        "k_proj": (keys, width),
-        "v_proj": (keys, width),
-        "o_proj": (width, queries),
-        "up_proj": (hidden, width),
-        "down_proj": (width, hidden),
-    }
-    return shapes | ({"gate_proj": (hidden, width)} if config.gated else {})
+    return {name: (rows, columns) for name, (rows, columns, _) in config.matrices.items()}
 
 
-def number_of(config: DecoderConfig, name: str) -> int:
-    """Return how many matrices of that name a block has: one, or one of each expert."""
-    return config.experts if is_of_experts(config, name) else 1
+def number_of(config: DecoderConfig, name: str) -> float:
+    """Return how many matrices of that name a block has, the mean: one, or one of each expert."""
+    return config.matrices[name][2] / config.layers
 
 
 def is_of_experts(config: DecoderConfig, name: str) -> bool:
@@ -289,8 +279,8 @@ def moments_block(columns: int) -> int:
 
 def check_divisible(config: DecoderConfig, tp: int) -> None:
     """Raise UserError where `tp` processes can't have equally many heads and features."""
-    for what, number in (("kv_heads", config.kv_heads), ("hidden", config.hidden)):
-        if number % tp:
+    for what in ("kv_heads", "hidden", "dense_hidden"):
+        if (number := getattr(config, what)) % tp:
             raise UserError(f"parallel.tp({tp}) does not divide the model's {what}({number})")
 
 

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 
 from pipelines.models.experts import ExpertLinear, Experts, inverse, permuted
-from pipelines.models.transformer import Block, Transformer
+from pipelines.models.transformer import Transformer
 
 
 class Exchange:
@@ -60,8 +60,8 @@ class Exchange:
 
 def expert_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     """Give a decoder, or a stage of one, its experts, in place, after `tensor_parallel`."""
-    for layer in part.layers.values():
-        experts = cast("Experts", cast("Block", layer).mlp)
+    for number in part.routers:
+        experts = cast("Experts", part.get_submodule(f"layers.{number}.mlp"))
         experts.exchange = Exchange(mesh)
         for linear in expert_layers(experts):
             for name, each in list(linear.named_parameters()):

@@ -43,7 +43,7 @@ from pipelines.loading.dataloader import IGNORED
 from pipelines.models.experts import Experts
 from pipelines.models.lora import LoRALinear
 from pipelines.models.quantization import NF4Linear
-from pipelines.models.transformer import Block, Transformer
+from pipelines.models.transformer import Block, FeedForward, Transformer
 from pipelines.parallel.division import check_divisible
 from pipelines.parallel.quantized_parallel import QuantizedColumns, QuantizedRows
 
@@ -91,6 +91,13 @@ class Replicated(ParallelStyle):
     def _finish(self, _: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
         output = output.redistribute(mesh, (self._outputs,))
         return output.to_local() if self._local else output
+
+
+class _OfAllHeads(Replicated):
+    """What the heads of all processes read: each process has a part of its gradient."""
+
+    def _finish(self, _: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+        return output.redistribute(mesh, (self._outputs,)).to_local(grad_placements=[Partial()])
 
 
 def _divide(layer: nn.Module, placement: Placement, mesh: DeviceMesh, source: int | None) -> None:
@@ -334,30 +341,28 @@ def _plan(part: Transformer, stream: Placement) -> dict[str, ParallelStyle]:
 def _block(layer: Block, stream: Placement) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {
         "input_layernorm": Replicated(stream, stream),
+        "post_attention_layernorm": Replicated(stream, stream),
         # Gathered once for all that read it.
         "self_attn": _GatheredInput(stream),
-        "self_attn.q_proj": ColwiseParallel(),
-        "self_attn.k_proj": ColwiseParallel(),
-        "self_attn.v_proj": ColwiseParallel(),
         "self_attn.o_proj": _RowwiseParallel(output_layouts=stream),
+        "self_attn.k_rope_proj": _OfAllHeads(Replicate(), Replicate()),
+        "mlp": _ExpertFeatures(stream),
     }
-    if isinstance(layer.mlp, Experts):
-        plan["mlp"] = _ExpertFeatures(stream)
-    else:
-        plan["mlp"] = _GatheredInput(stream)
-        plan["mlp.up_proj"] = ColwiseParallel()
-        plan["mlp.down_proj"] = _RowwiseParallel(output_layouts=stream)
-        if layer.mlp.gate_proj is not None:
-            plan["mlp.gate_proj"] = ColwiseParallel()
-    if layer.post_attention_layernorm is not None:
-        plan["post_attention_layernorm"] = Replicated(stream, stream)
+    plan |= {f"self_attn.{each}_proj": ColwiseParallel() for each in ("q", "k", "v", "q_b", "kv_b")}
+    latents = (f"self_attn.{x}_a_{y}" for x in ("q", "kv") for y in ("proj", "layernorm"))
+    plan |= dict.fromkeys(latents, Replicated(Replicate(), Replicate()))
+    for name in ("mlp", "shared_experts"):
+        if isinstance(getattr(layer, name), FeedForward):
+            plan[name] = _GatheredInput(stream)
+            plan |= {f"{name}.{each}_proj": ColwiseParallel() for each in ("gate", "up")}
+            plan[f"{name}.down_proj"] = _RowwiseParallel(output_layouts=stream)
     for name in ("attention_out_norm", "mlp_out_norm"):
-        if not isinstance(layer.get_submodule(name), nn.Identity):
-            plan[name] = Replicated(stream, stream, local=True)
-    if layer.self_attn.qk_norm:
-        plan["self_attn.q_norm"] = Replicated(_HEADS, _HEADS, local=True)
-        plan["self_attn.k_norm"] = Replicated(_HEADS, _HEADS, local=True)
-    return _with_adapters(layer, plan, stream)
+        plan[name] = Replicated(stream, stream, local=True)
+    for name in ("self_attn.q_norm", "self_attn.k_norm"):
+        plan[name] = Replicated(_HEADS, _HEADS, local=True)
+    has = {name for name, each in layer.named_modules() if not isinstance(each, nn.Identity)}
+    found = {name: style for name, style in plan.items() if name in has}
+    return _with_adapters(layer, found, stream)
 
 
 def _with_adapters(
@@ -373,7 +378,10 @@ def _with_adapters(
         by_columns = isinstance(style, ColwiseParallel)
         quantized = QuantizedColumns() if by_columns else QuantizedRows(stream)
         found[f"{name}.base"] = quantized if isinstance(layer.base, NF4Linear) else style
-        if by_columns:
+        if isinstance(style, Replicated):
+            whole = Replicated(Replicate(), Replicate())
+            found |= {f"{name}.lora_a": whole, f"{name}.lora_b": style}
+        elif by_columns:
             found[f"{name}.lora_a"] = Replicated(Replicate(), Replicate())
             found[f"{name}.lora_b"] = ColwiseParallel()
         else:

@@ -112,8 +112,15 @@ def communication(
     weights, gradients, replicas = _data_parallel(config, training, hardware, trained)
     tp = Group.of(layout.tp, 1, hardware.devices_per_node)
     cp = Group.of(layout.cp, layout.tp, hardware.devices_per_node)
-    heads = 2 * (config.heads + max(config.kv_heads, layout.cp)) * config.head_width / layout.tp
-    exchanged = layers * exchanges * tokens * heads * training.compute_bytes
+    heads = 2 * (config.heads + max(config.kv_heads, layout.cp)) * config.head_width
+    # Shared experts read and write the stream beside those that are chosen.
+    dense = config.first_k_dense_replace / config.layers
+    sums += sums / 2 * (1 - dense) if config.n_shared_experts else 0
+    if config.kv_lora_rank:  # latents' gradients are added up, and not the stream's after them
+        sums += (config.latents + config.rotary_width) / config.width - bool(config.q_lora_rank) / 2
+        widths = config.head_width + config.qk_nope_head_dim + 2 * config.value_width
+        heads = config.heads * widths + layout.cp * layout.tp * config.rotary_width
+    exchanged = layers * exchanges * tokens * heads / layout.tp * training.compute_bytes
     return Communication(
         weights=weights,
         gradients=number * gradients,

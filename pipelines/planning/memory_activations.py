@@ -134,7 +134,7 @@ def _block_compiled(config: DecoderConfig, training: Training) -> float:
     """
     rounded = training.precision == "fp8" and training.fp8_scaling == "tensorwise"
     norms = 0 if rounded else 1 if config.shared_norm else 2
-    read = training.layout.tp * norms * config.width
+    read = training.layout.tp * (norms * config.width + 2 * config.latents)
     written = 0 if config.parallel_residual else training.stream_copies * config.width
     written += 2 * training.stream_copies * config.width * config.branch_norms
     heads = 2 * (config.heads + _kv_heads(config, training)) * config.head_width
@@ -165,7 +165,7 @@ def _block_eager(config: DecoderConfig, training: Training) -> float:
     if config.experts and not training.trains_all:  # inputs of frozen products are not kept
         feed_forward -= config.hidden_per_token
     # Under tensor parallelism, the norms' results are gathered for the matrix products.
-    whole = layout.tp * norms * config.width
+    whole = layout.tp * (norms * config.width + 2 * config.latents)
     inner = heads * config.head_width + feed_forward + _adapters(config, training)
     stream = training.stream_copies * streams + _routed(config, training)
     return stream + config.heads * FP32 + size * (whole + inner)
@@ -195,7 +195,7 @@ def _block_selective(config: DecoderConfig, training: Training) -> float:
     before = tp if tp > 1 and not training.compiled else 0
     written = 2 * config.width * (before + training.stream_copies)
     routed = training.layout.tp * config.experts_per_token * config.width
-    inner = written + attention + feed_forward + routed
+    inner = written + attention + feed_forward + routed + training.layout.tp * config.latents
     return _stream(config, training) + training.compute_bytes * inner
 
 

@@ -6,14 +6,13 @@ or Muon with one moment for these.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.division import (
     BY_ROWS,
-    is_of_experts,
     linear_shapes,
     moments_block,
     number_of,
@@ -110,16 +109,8 @@ def state_of(config: DecoderConfig, training: Training) -> State:
     state = _sharded(trained, training, size) if sharded else _replicated(trained, training)
     moments = _moments(config, trained, training)
     moments *= kept_by_zero(training.sharding, training.layout.shards).optimizer
-    return State(
-        weights=frozen + state.weights,
-        casts=state.casts,
-        casts_kept=state.casts_kept,
-        gradients=state.gradients,
-        gradients_at_loss=state.gradients_at_loss,
-        optimizer=0.0 if paged or (sharded and training.cpu_offload) else moments,
-        buffers=state.buffers,
-        passing=state.passing,
-    )
+    here = 0.0 if paged or (sharded and training.cpu_offload) else moments
+    return replace(state, weights=frozen + state.weights, optimizer=here)
 
 
 class Kept(NamedTuple):
@@ -178,7 +169,7 @@ def muon_batches(config: DecoderConfig, training: Training) -> list[tuple[int, i
     matrices: Counter[tuple[int, ...]] = Counter()
     for name, shape in linear_shapes(config).items():
         number = number_of(config, name) * layers_of(config, training)
-        matrices[tuple(sorted(shape))] += number
+        matrices[tuple(sorted(shape))] += round(number)
     batches = []
     for lying, number in matrices.items():
         together = max(1, _MUON_TOGETHER // prod(lying))
@@ -194,7 +185,7 @@ def adapted_shapes(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[i
     return {
         name: shape
         for name, shape in shapes.items()
-        if name in targets and not is_of_experts(config, name)
+        if name in targets and (name in config.attention_shapes or not config.experts)
     }
 
 
@@ -218,9 +209,8 @@ def _held(config: DecoderConfig, training: Training) -> _Held:
     looked_up = embeddings if training.has_embeddings else 0
     root = looked_up + (norm_and_head if training.has_head else 0)
     away = config.expert_parameters * (1 - 1 / training.ep)
-    numbers = root + layers * block, root, block, looked_up, away
-    whole, root_here, block_here, looked_up_here, away_here = (each / tp for each in numbers)
-    return _Held(whole, root_here, block_here, layers, looked_up_here, away_here)
+    whole = (root + layers * block) / tp
+    return _Held(whole, root / tp, block / tp, layers, looked_up / tp, away / tp)
 
 
 def _replicated(held: _Held, training: Training) -> State:
@@ -290,19 +280,12 @@ def _moments(config: DecoderConfig, held: _Held, training: Training) -> float:
     if not training.trains_all:  # adapters are matrices of blocks
         block = moments_block(training.adapter.rank)
         return held.whole * (_in_8_bits(block) if training.optimizer == "adamw_8bit" else MOMENTS)
-    of_blocks = {
-        name: (held.whole - held.root)
-        * (number_of(config, name) * prod(shape) / config.layer_parameters)
-        for name, shape in linear_shapes(config).items()
-    }
-    if training.optimizer == "muon":
-        return held.whole * MOMENTS - sum(of_blocks.values()) * MOMENTS / 2
-    columns = {name: shape[1] for name, shape in linear_shapes(config).items()}
-    saved = sum(
-        numbers * (MOMENTS - _in_8_bits(moments_block(columns[name])))
-        for name, numbers in of_blocks.items()
-    )
-    return held.whole * MOMENTS - saved
+    saved = 0.0  # for each number of a block
+    for name, shape in linear_shapes(config).items():
+        kept = MOMENTS / 2 if training.optimizer == "muon" else _in_8_bits(moments_block(shape[1]))
+        part = number_of(config, name) * prod(shape) / config.layer_parameters
+        saved += part * (MOMENTS - kept)
+    return held.whole * MOMENTS - (held.whole - held.root) * saved
 
 
 def _in_8_bits(block: int) -> float:

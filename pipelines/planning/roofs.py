@@ -14,6 +14,7 @@ from pipelines.models.config import DecoderConfig
 from pipelines.planning.hardware import Hardware
 from pipelines.recipe.training_section import Precision
 
+# Where values have another width than queries, the head width is the mean of both.
 FLOPS_FORMULA = "6 N + 12 L S A a token (PaLM, appendix B); N in matrices, A = heads x head width"
 
 HOST = "host"
@@ -71,7 +72,7 @@ class Share:
     ep: int = 1
 
 
-def matrix_parameters(config: DecoderConfig) -> int:
+def matrix_parameters(config: DecoderConfig) -> float:
     """Return the number of weights in a token's matrix products: all but looked-up embeddings.
 
     Of a mixture, only the experts that a token goes through count.
@@ -87,11 +88,11 @@ def flops_per_token(config: DecoderConfig, length: int, trainable: float = 1.0) 
     documents.
     """
     weights = _FORWARD + _INPUT_GRADIENT + _WEIGHT_GRADIENT * trainable
-    attention = 12 * config.layers * length * config.heads * config.head_width
+    attention = 6 * config.layers * length * config.heads * (config.head_width + config.value_width)
     return weights * matrix_parameters(config) + attention
 
 
-def activations_per_token(config: DecoderConfig) -> int:
+def activations_per_token(config: DecoderConfig) -> float:
     """Return how many numbers per token the backward pass needs, without attention's scores.
 
     Flash kernels keep no scores. A block keeps the residual stream twice, both norms' results,

@@ -139,7 +139,15 @@ def served_weight_bytes(config: DecoderConfig, weights: ServedWeights) -> int:
 def kv_cache_bytes(config: DecoderConfig, sequences: int, tokens: int) -> int:
     """Return the bytes of all layers' keys and values in bf16, at most a sliding window's."""
     kept = config.positions_seen(tokens)
-    return 2 * config.kv_heads * config.head_width * BF16 * sequences * kept
+    numbers = 2 * config.kv_heads * config.head_width
+    if config.kv_lora_rank:  # a latent and a key's rotated part, which all heads share
+        numbers = config.kv_lora_rank + config.rotary_width
+    return numbers * BF16 * sequences * kept
+
+
+def _cached_heads(config: DecoderConfig) -> int:
+    """Return over how many devices what is kept of a token can be divided."""
+    return 1 if config.kv_lora_rank else config.kv_heads
 
 
 def _activations(config: DecoderConfig, sequences: int, tokens: int) -> int:
@@ -147,7 +155,7 @@ def _activations(config: DecoderConfig, sequences: int, tokens: int) -> int:
     feed_forward = (3 if config.gated else 2) * config.hidden_per_token
     attention = (2 * config.heads + 2 * config.kv_heads) * config.head_width
     layer = tokens * (2 * config.width + max(feed_forward, attention)) * BF16
-    return layer + sequences * config.vocab_size * (BF16 + FP32)
+    return round(layer) + sequences * config.vocab_size * (BF16 + FP32)
 
 
 _GIB = 2**30
@@ -289,7 +297,7 @@ def _memory(
 ) -> ServingMemory:
     """Return the memory on one device; keys and values of one head cannot be divided."""
     whole = serving_memory(config, served_weight_bytes(config, weights), sequences, traffic.tokens)
-    heads = min(devices, config.kv_heads)
+    heads = min(devices, _cached_heads(config))
     return ServingMemory(
         weights=-(-whole.weights // devices),
         kv_cache=-(-whole.kv_cache // heads),
@@ -317,7 +325,7 @@ class _Pace:
         self._experts = config.layers * config.expert_parameters * BF16
         self._chosen = config.experts_per_token / max(config.experts, 1)
         midway = traffic.prompt + traffic.answer // 2
-        copies = max(1, devices // config.kv_heads)
+        copies = max(1, devices // _cached_heads(config))
         self._cache = kv_cache_bytes(config, 1, midway) * copies
         self._token = 2 * matrix_parameters(config) + _attention(config, midway)
         # Attention is causal, so a token of the prompt sees half of the prompt on average.
@@ -349,4 +357,4 @@ class _Pace:
 
 def _attention(config: DecoderConfig, seen: int) -> int:
     """Return the attention FLOPs of a token that sees `seen` tokens: scores and weighted values."""
-    return 4 * config.heads * config.head_width * config.positions_seen(seen)
+    return 2 * config.heads * (config.head_width + config.value_width) * config.positions_seen(seen)

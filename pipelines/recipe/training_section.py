@@ -109,6 +109,9 @@ class Train(Section):
         description="For a mixture of experts: the weight of the loss that is least where all "
         "experts are chosen equally often; `loss` does not contain it",
     )
+    balance_rate: float = Field(
+        0.001, ge=0, description="For routers of sigmoids: by how much a step moves experts' biases"
+    )
     z_loss: float = Field(
         0.001,
         ge=0,

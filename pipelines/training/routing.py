@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.models.experts import Experts, Router
 from pipelines.parallel.gradients import gradient_norm
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.recipe.training_section import Train
@@ -31,14 +30,13 @@ class Routing:
         """Find this process's routers, and set the weights of their losses."""
         self._mesh = mesh = model.mesh
         self._config = model.modules[0].config
-        self._routers: dict[int, Router] = {
-            int(number): layer.mlp.router
-            for part in model.modules
-            for number, layer in part.layers.items()
-            if isinstance(layer.mlp, Experts)
+        self._routers = {
+            int(number): router for part in model.modules for number, router in part.routers.items()
         }
         for router in self._routers.values():
             router.balance, router.z = train.balance_loss, train.z_loss
+        self._rate = train.balance_rate if self._config.sigmoid_router else 0.0
+        self._routes: Tensor | float = 0.0  # of the steps since the last window
         # Tensor parallel processes all add the same to the gradient.
         self._share = mesh.layout.dp_cp / tokens_per_step / mesh.layout.tp
         self.shares: list[list[float]] = []
@@ -67,22 +65,43 @@ class Routing:
         norm = gradient_norm([each.weight for each in self._routers.values()], self._mesh)
         self.figures = figures = {"router_gradient_norm": norm.item()}
         self.shares = by_layer.tolist()
-        for number, shares in enumerate(self.shares):
+        for number, shares in enumerate(self.shares, self._config.first_k_dense_replace):
             layer = f"experts_of_layer_{number:02}"
             figures[f"{layer}/largest_share"] = max(shares)
             figures[f"{layer}/smallest_share"] = min(shares)
             figures[f"{layer}/entropy"] = _entropy(shares)
         self._watch(by_layer, steps)
 
+    @torch.no_grad()
+    def move_biases(self, left_out: Tensor) -> None:
+        """Move each expert's bias towards even load, by a step's routes, if that is not left out.
+
+        Adapters do not hold biases, so these stay where routers are frozen.
+        """
+        if not self._rate:
+            return
+        routes = self._count()
+        for number, router in self._routers.items():
+            if (bias := router.e_score_correction_bias) is not None and router.weight.requires_grad:
+                missing = routes[number].mean() - routes[number]
+                bias += (1 - left_out) * self._rate * missing.sign()
+        self._routes += routes
+
     def _shares(self) -> Tensor:
-        """Return the share of tokens that each expert had, [layers, experts], and begin anew."""
+        """Return the share of tokens that each expert had, [mixtures, experts], and begin anew."""
+        routes, self._routes = self._routes + self._count(), 0.0
+        shares = routes / routes.sum(dim=1, keepdim=True) * self._config.experts_per_token
+        return shares[self._config.first_k_dense_replace :]
+
+    def _count(self) -> Tensor:
+        """Return how often each expert was chosen since the last call, [layers, experts]."""
         config = self._config
         routes = torch.zeros(config.layers, config.experts, device=self._mesh.device)
         for number, router in self._routers.items():
             routes[number] = router.routes_E
             router.routes_E.zero_()
         self._mesh.sum(routes, "pp", "dp_replicate", "dp_shard", "cp")
-        return routes / routes.sum(dim=1, keepdim=True) * config.experts_per_token
+        return routes
 
     def _watch(self, by_layer: Tensor, steps: int) -> None:
         """Count the steps in which an expert is nearer to all tokens than to its even share."""
@@ -91,13 +110,12 @@ class Routing:
         layer = int(largest.argmax())
         collapsed = float(largest[layer]) > (1 + even) / 2
         self._collapsed_steps = self._collapsed_steps + steps if collapsed else 0
-        self._collapsed_layer = layer
+        self._collapsed_layer = layer + self._config.first_k_dense_replace
 
     def go_back(self) -> None:
         """Begin anew, after a checkpoint was loaded."""
         self._collapsed_steps = 0
-        for router in self._routers.values():
-            router.routes_E.zero_()
+        self._shares()
 
     @property
     def collapse(self) -> str:

@@ -268,6 +268,7 @@ class Trainer:
         nats = self.consensus.sum(nats, "pp", "dp_replicate", "dp_shard", "cp", wanted=wants)
         hooks.enter_phase(step, "optimizer")
         bad = self.guard.leave_out(nats / predicted, norm)
+        self.routing.move_biases(bad)
         factor, bad = beside(self.parameters[0], factor, bad)
         scale_gradients(self.parameters, factor)
         self.checkpoints.before_update()

@@ -42,7 +42,10 @@ CONFIG = DecoderConfig(**SHAPE | WIDE)
 MIXTURE = DecoderConfig(**SHAPE | flags("mixtral") | {"experts": 4, "experts_per_token": 2})
 GPT_OSS = {"experts": 4, "experts_per_token": 2, "kv_heads": 2, "sliding_window": 5}
 SINKS = DecoderConfig(**SHAPE | flags("gpt_oss") | GPT_OSS | {"rope_scaling": Yarn(4.0, 8)})
-MIXTURES = {"experts": MIXTURE, "sinks": SINKS}
+LATENTS = flags("deepseek_v3") | {"experts": 4, "experts_per_token": 2, "n_group": 1, "kv_heads": 4}
+LATENTS |= {"q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6}
+LATENTS |= {"v_head_dim": 9, "first_k_dense_replace": 1, "dense_hidden": 48}
+FURTHER = {"experts": MIXTURE, "sinks": SINKS, "latents": DecoderConfig(**SHAPE | LATENTS)}
 FULL = {"sharding": "full"}
 CASES = {
     "experts-zero-3": ("experts", FULL, {}),
@@ -50,6 +53,11 @@ CASES = {
     "sinks-zero-3": ("sinks", FULL, {}),
     "sinks-tp": ("sinks", {"tp": 2}, {}),
     "sinks-cp": ("sinks", {"cp": 2}, {}),
+    "latents-zero-3": ("latents", FULL, {}),
+    "latents-tp": ("latents", {"tp": 2}, {}),
+    "latents-tp-no-sp": ("latents", {"tp": 2, "sequence_parallel": False}, {}),
+    "latents-cp": ("latents", {"cp": 2}, {}),
+    "latents-pp": ("latents", {"pp": 2}, {}),
     "lora-ddp": ("lora", {}, {}),
     "lora-zero-3": ("lora", FULL, {}),
     "lora-zero-3-checkpointed": ("lora", FULL, {"activation_checkpoint": "full"}),
@@ -121,7 +129,7 @@ def recipe(kind: str, base: Path, parallel: dict[str, Any], train: dict[str, Any
         {
             "name": "t",
             "model": {"init_from": str(base)},
-            "adapter": {"kind": "lora" if kind in MIXTURES else kind, "rank": 3, "alpha": 6},
+            "adapter": {"kind": "lora" if kind in FURTHER else kind, "rank": 3, "alpha": 6},
             "parallel": parallel,
             "train": {**FP32, **size, **pace, **train},
         }
@@ -199,7 +207,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def mixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
-        kind: write_base(each, tmp_path_factory.mktemp(kind)) for kind, each in MIXTURES.items()
+        name: write_base(shape, tmp_path_factory.mktemp(name)) for name, shape in FURTHER.items()
     }
 
 

@@ -48,6 +48,10 @@ GPT_OSS = DecoderConfig(
     experts=6,
     experts_per_token=2,
 )
+_LATENTS = {"q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 10, "v_head_dim": 8}
+_LATENTS |= {"qk_rope_head_dim": 6, "first_k_dense_replace": 1, "dense_hidden": 32}
+_LATENTS |= {"experts": 6, "experts_per_token": 2, "n_group": 3, "topk_group": 2}
+DEEPSEEK = DecoderConfig(**SIZE | flags("deepseek_v3") | _LATENTS)
 BY_PAIRS = replace(EXPERTS, experts=6)
 
 FSDP = {"sharding": "full", "dp_shard": 2}
@@ -62,6 +66,10 @@ CASES = {
     "pp-gemma3": (2, GEMMA3, {"pp": 2}),
     "tp-gemma3": (2, GEMMA3, {"tp": 2}),
     "tp-phi3": (2, PHI3, {"tp": 2}),
+    "fsdp-deepseek": (2, DEEPSEEK, FSDP),
+    "pp-deepseek": (2, DEEPSEEK, {"pp": 2}),
+    "tp-deepseek": (2, DEEPSEEK, {"tp": 2}),
+    "ep-deepseek": (2, DEEPSEEK, FSDP | {"ep": 2}),
     "tp": (2, LLAMA, {"tp": 2}),
     "tp-fsdp-gpt_neox": (4, GPT_NEOX, {"tp": 2, "sharding": "full", "dp_shard": 2}),
     "fsdp-experts": (2, EXPERTS, FSDP),

@@ -56,7 +56,12 @@ def layouts() -> list[object]:
     """Each layout once; all but one are part of the proof only."""
     every = reversed([*CASES, *FURTHER])
     found = {
-        (*sorted(case.parallel.items()), case.world, *map(case.train.get, KINDS)): case
+        (
+            *sorted(case.parallel.items()),
+            case.world,
+            *map(case.train.get, KINDS),
+            "sigmoid_router" in case.model,
+        ): case
         for case in every
     }
     return [

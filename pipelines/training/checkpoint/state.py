@@ -31,6 +31,8 @@ def state_of(model: Parallelized, optimizer: Optimizer) -> State:
     """
     named = model.named_parameters().items()
     state = {f"model.{name}": each.detach() for name, each in named if each.requires_grad}
+    for part in model.modules:
+        state |= {f"model.{name}": each for name, each in part.balance_biases.items()}
     for name, parameter in model.trained().items():
         for key, value in optimizer.state[parameter].items():
             state[f"optimizer.{name}.{key}"] = value

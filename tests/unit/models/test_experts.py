@@ -92,7 +92,21 @@ def test_routes_are_counted_in_training_only() -> None:
     assert layer.router.routes_E.tolist() == (2 * chosen.flatten().bincount(minlength=4)).tolist()
 
 
+def test_a_token_s_experts_are_of_its_best_groups_and_biases_only_choose() -> None:
+    layer = mixture(experts=8, n_group=4, topk_group=2, sigmoid_router=True, norm_topk_prob=True)
+    layer.router.scale = 2.5
+    layer.router.weight.data.zero_()
+    biases = torch.tensor([0.9, 0.0, 0.5, 0.5, 0.0, 0.0, 0.6, 0.3])  # the first group is third
+    layer.router.e_score_correction_bias.copy_(biases)
+    chosen, weights, _ = layer.router(torch.randn(1, 3, 16, dtype=torch.float64))
+    assert chosen.sort().values.tolist() == [[[2, 6]] * 3]
+    torch.testing.assert_close(weights, torch.full_like(weights, 1.25))
+
+
 def test_published_sizes() -> None:
+    deepseek = preset("deepseek-v3")
+    # "671B total parameters with 37B activated", without the layer that guesses a second token.
+    assert (deepseek.parameters, deepseek.active_parameters) == (671_026_404_352, 37_552_282_624)
     mixtral, qwen = preset("mixtral-8x7b"), preset("qwen3-30b-a3b")
     assert (mixtral.parameters, mixtral.active_parameters) == (46_702_792_704, 12_879_925_248)
     oss, larger = preset("gpt-oss-20b"), preset("gpt-oss-120b")

@@ -47,6 +47,10 @@ GPT_OSS = (
 # Bounds of its blend that lie within a head, and a gate that is clamped.
 GPT_OSS |= {"rope_scaling": Yarn(4.0, 12, beta_fast=2.0, beta_slow=0.2, truncate=False)}
 GPT_OSS |= {"rope_theta": 40.0}
+DEEPSEEK = FULL | EXPERTS | flags("deepseek_v3") | {"experts": 8, "n_group": 4, "topk_group": 2}
+DEEPSEEK |= {"q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6}
+DEEPSEEK |= {"v_head_dim": 9, "first_k_dense_replace": 1, "dense_hidden": 40}
+MOONLIGHT = {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "n_shared_experts": 2}
 SHAPES = {
     "llama2": DecoderConfig(**FULL, tie_embeddings=False),
     "llama3": DecoderConfig(**GROUPED, rope_theta=500_000.0, rope_scaling=LLAMA3),
@@ -63,6 +67,8 @@ SHAPES = {
         | {"rope_scaling": Yarn(4.0, 12, attention_factor=1.25), "qkv_bias": False}
         | {"output_bias": False, "full_attention_every": 3}
     ),
+    "deepseek_v3": DecoderConfig(**DEEPSEEK),
+    "deepseek_v3-moonlight": DecoderConfig(**DEEPSEEK | MOONLIGHT | {"rope_interleave": False}),
     "phi3": DecoderConfig(**GROUPED | flags("phi3") | {"sliding_window": 7}),
     "phi3-partial": DecoderConfig(**GROUPED | flags("phi3"), rotary_fraction=0.75),
     "gemma3": DecoderConfig(**GEMMA3),
@@ -81,6 +87,8 @@ def random_model(config: DecoderConfig) -> Transformer:
     model = Transformer(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 0.5 if parameter.ndim == 1 else 0.0, 0.2)
+    for bias in model.balance_biases.values():
+        torch.nn.init.normal_(bias, 0.0, 0.2)
     return model.eval()
 
 
@@ -198,6 +206,15 @@ def test_older_files_load(
     again = load_pretrained(tmp_path)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
+
+
+def test_a_layer_that_guesses_a_further_token_is_left_out(tmp_path: Path) -> None:
+    model = random_model(SHAPES["deepseek_v3"])
+    save_pretrained(model, tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path) | {"model.layers.2.eh_proj.weight": torch.ones(2)}, path)
+    again = load_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in model.state_dict().items())
 
 
 OLD_CONFIGS = {
@@ -346,6 +363,12 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
         ("gpt_oss", {"sliding_window": None}, "sliding_window is None, but the other layers"),
         ("llama2", {"model_type": "gpt2"}, "n_embd|vocab_size|n_layer"),
         ("llama2", {"model_type": "qwen3"}, r"the tensor model\.layers\.0\.self_attn\.q_norm"),
+        ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "give .* in bf16"),
+        ("deepseek_v3", {"rope_parameters": {"rope_type": "yarn"}}, "'yarn'; only 'default'"),
+        ("deepseek_v3", {"attention_bias": True}, "attention_bias = True; only False"),
+        ("deepseek_v3", {"num_experts_per_tok": 5}, r"\(8\) \* topk_group\(2\) ÷ n_group\(4\)"),
+        ("deepseek_v3", {"v_head_dim": 17}, r"v_head_dim\(17\) must be at most 16"),
+        ("deepseek_v3", {"first_k_dense_replace": 2}, r"must be below layers\(2\)"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "only False is supported"),
         ("gpt2", {"n_embd": 64}, "has shape .*, config.json says"),
     ],

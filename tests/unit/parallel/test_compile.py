@@ -25,6 +25,10 @@ GEMMA3 = replace(
     full_attention_every=2,
 )
 
+LATENTS = {"q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6}
+LATENTS |= {"v_head_dim": 9, "first_k_dense_replace": 1, "dense_hidden": 40, "kv_heads": 4}
+DEEPSEEK = DecoderConfig(**vars(EXPERTS) | flags("deepseek_v3") | LATENTS | {"n_group": 1})
+
 
 GPT_OSS = replace(
     DecoderConfig(**vars(EXPERTS) | flags("gpt_oss") | {"kv_heads": 2, "head_dim": 16}),
@@ -76,6 +80,20 @@ def test_one_graph_serves_all_blocks_without_a_break(
     loss = model(*given)
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2  # the block's and the loss's
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients(model, loss), gradients(plain, expected))
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_dense_layers_and_mixtures_have_a_graph_each(documents: bool) -> None:
+    given = batch(4, documents=documents)
+    plain = build(shape=DEEPSEEK)
+    expected = plain(*given)
+    model = build("selective", DEEPSEEK)
+    compile_blocks(model, backend="aot_eager")
+    loss = model(*given)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 3  # and the loss's
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradients(model, loss), gradients(plain, expected))
 

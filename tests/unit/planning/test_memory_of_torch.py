@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pipelines.models.config import DecoderConfig
+from pipelines.models.families import flags
 from pipelines.models.presets import PRESETS, preset
 from pipelines.models.transformer import Transformer
 from pipelines.parallel.layout import Layout
@@ -23,6 +24,14 @@ SIZES = {"width": 256, "heads": 8, "context_length": 128}
 LLAMA = DecoderConfig(layers=2, kv_heads=4, hidden=704, vocab_size=4096, **SIZES)
 BYTES = replace(LLAMA, vocab_size=256)
 UNTIED = replace(LLAMA, vocab_size=16_384, tie_embeddings=False)
+
+DEEPSEEK = DecoderConfig(
+    **vars(LLAMA)
+    | flags("deepseek_v3")
+    | {"layers": 3, "kv_heads": 8, "kv_lora_rank": 128, "q_lora_rank": 192, "v_head_dim": 32}
+    | {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "dense_hidden": 1024, "hidden": 256}
+    | {"experts": 8, "experts_per_token": 3, "n_group": 1, "first_k_dense_replace": 1}
+)
 
 
 def small(name: str) -> DecoderConfig:
@@ -108,6 +117,9 @@ def test_every_preset_s_state_is_what_torch_counts(name: str) -> None:
             id="gpt-oss-compiled-bf16",
             marks=needs_a_linker,
         ),
+        pytest.param(DEEPSEEK, run(4, 4), id="deepseek"),
+        pytest.param(DEEPSEEK, run(4, 4, precision="bf16"), id="deepseek-bf16"),
+        pytest.param(DEEPSEEK, run(4, 4, adapter={"kind": "lora", "rank": 8}), id="deepseek-lora"),
         pytest.param(
             small("gemma3-1b"),
             run(4, 4, precision="bf16", compile=True),

@@ -14,6 +14,7 @@ from tests.unit.training import conftest
 from tests.unit.training.conftest import Noted
 
 EXPERTS = {"experts": 4, "experts_per_token": 1}
+DEEPSEEK = {"sigmoid_router": True, "first_k_dense_replace": 1, "dense_hidden": 24}
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +61,33 @@ def test_the_balance_loss_spreads_them(start: Callable) -> None:
     assert entropies[1] > 0.97
 
 
+def test_biases_spread_them_without_a_loss(
+    start: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conftest, "SHAPE", replace(conftest.SHAPE, **DEEPSEEK))
+    entropies = []
+    for rate in (0.0, 0.02):
+        settings = {"balance_loss": 0.0, "z_loss": 0.0, "balance_rate": rate}
+        run = start(f"rate-{rate}", steps=60, log_every=20, **settings)
+        run.trainer.fit()
+        assert len(run.points[-1].expert_shares) == 1  # the first layer is no mixture
+        entropies.append(run.points[-1].routing["experts_of_layer_01/entropy"])
+    assert entropies[1] > entropies[0]
+    assert entropies[1] > 0.97
+    (bias,) = run.model.balance_biases.values()
+    assert bias.any()
+    # Each is a sum of steps by the rate; a step that is left out moves nothing.
+    torch.testing.assert_close(bias / 0.02, (bias / 0.02).round(), atol=1e-3, rtol=0)
+    before = bias.clone()
+    run.model.routers["1"].routes_E[0] = 5
+    run.trainer.routing.move_biases(torch.tensor(1.0))
+    assert torch.equal(bias, before)
+    run.model.routers["1"].routes_E[0] = 5
+    run.trainer.routing.move_biases(torch.tensor(0.0))
+    expected = before + torch.tensor([-0.02, 0.02, 0.02, 0.02])
+    torch.testing.assert_close(bias, expected)
+
+
 def test_a_collapsed_layer_sends_the_run_back_and_then_ends_it(
     start: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -100,12 +128,18 @@ def test_a_run_that_goes_on_counts_on(start: Callable) -> None:
     assert again.points[0].step == 30
 
 
-def test_a_killed_run_ends_in_the_same_bits(start: Callable) -> None:
+@pytest.mark.parametrize("further", [{}, DEEPSEEK], ids=["softmax", "sigmoid"])
+def test_a_killed_run_ends_in_the_same_bits(
+    further: dict[str, Any], start: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conftest, "SHAPE", replace(conftest.SHAPE, **further))
     whole = start("whole")
     whole.trainer.fit()
     stop_at(start("parts"), 6)
     rest = start("parts")
     rest.trainer.fit()
     assert rest.points[0].step == 5
-    for one, other in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    ends = rest.model.state_dict()
+    assert any(name.endswith("correction_bias") for name in ends) == bool(further)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, ends[name])

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipelines.models.config import DecoderConfig
+from pipelines.models.families import flags
 from pipelines.models.presets import preset
 from pipelines.planning.communication import REACHED, Communication, communication
 from pipelines.planning.hardware import Hardware
@@ -31,6 +32,11 @@ GPT_OSS = replace(
     experts=16,
     vocab_size=32_000,
     context_length=LENGTH,
+)
+_LATENTS = {"kv_lora_rank": 512, "q_lora_rank": 1024, "dense_hidden": 4096, "hidden": 1024}
+_LATENTS |= {"experts": 16, "experts_per_token": 3, "n_group": 4, "first_k_dense_replace": 1}
+LATENTS = DecoderConfig(
+    **vars(SHAPE) | flags("deepseek_v3") | _LATENTS | {"kv_heads": SHAPE.heads, "topk_group": 2}
 )
 H100, B200 = named("h100"), named("b200")
 BASES = {
@@ -109,6 +115,7 @@ QUICK = {
     "compiled": Tried(8, FULL | {"dp_shard": 8}, COMPILED, graphs=1),
     "lora": Tried(adapter=LORA),
     "experts": Tried(8, FULL | {"dp_shard": 8}, shape=EXPERTS),
+    "latents": Tried(8, FULL | {"dp_shard": 8}, shape=LATENTS),
     "documents, varlen, pipeline": Tried(2, {"pp": 2}, VARLEN, data=DOCUMENTS),
     "documents, varlen, compiled": Tried(train=VARLEN | COMPILED, data=DOCUMENTS, graphs=1),
 }
@@ -186,6 +193,14 @@ FURTHER = {
     "sinks, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, graphs=2, shape=GPT_OSS),
     "sinks, context": Tried(8, FULL | {"cp": 2, "dp_shard": 4}, graphs=2, shape=GPT_OSS),
     "sinks, lora": Tried(adapter=LORA, graphs=2, shape=GPT_OSS),
+    "latents, one": Tried(shape=LATENTS),
+    "latents, compiled": Tried(8, FULL | {"dp_shard": 8}, COMPILED, graphs=2, shape=LATENTS),
+    "latents, selective": Tried(8, FULL | {"dp_shard": 8}, SELECTIVE, shape=LATENTS),
+    "latents, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, shape=LATENTS),
+    "latents, context": Tried(8, FULL | {"cp": 2, "dp_shard": 4}, shape=LATENTS),
+    "latents, lora": Tried(adapter=LORA, shape=LATENTS),
+    "latents, 8 bits": Tried(train=IN_8_BITS, shape=LATENTS),
+    "latents, muon": Tried(train={"optimizer": "muon"}, shape=LATENTS),
     "1024 GPUs": Tried(1024, FULL | {"dp_replicate": 16, "dp_shard": 64}),
 }
 

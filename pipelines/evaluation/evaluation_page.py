@@ -113,7 +113,9 @@ def _pairs(record: EvaluateRecord, shown: "Sequence[Shown]") -> dict[str, Any] |
         rows.append((name, f"{found.pairs:,}", decimals(value)))
     return {
         "figures": Table(("held-out pairs", "pairs", "value"), rows),
-        "shown": Table(("prompt", "chosen", "rejected", "the model's answer"), shown),
+        "shown": Table(
+            ("prompt", "chosen", "rejected", "the model's answer"), shown, numbers=False
+        ),
     }
 
 

@@ -214,16 +214,15 @@ class DecoderConfig:
     @property
     def layer_parameters(self) -> float:
         """The number of parameters of one layer, the mean of all layers."""
-        queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
-        biases = (queries + 2 * keys) * self.qkv_bias + self.width * self.output_bias
-        biases += self.heads * self.sinks
+        attention = self.attention_shapes
+        biases = (self.heads + 2 * self.kv_heads) * self.head_width * self.qkv_bias
+        biases += self.width * self.output_bias + self.heads * self.sinks
         norms = (1 if self.shared_norm else 2) + (2 if self.branch_norms else 0)
         norms = norms * self._norm_parameters + 2 * self.head_width * self.qk_norm + self.latents
         routers = (self.layers - self.first_k_dense_replace) * self.experts
         summed = routers * (self.width + self.mlp_bias)  # over layers, which differ in these
         for name, (rows, columns, number) in self.matrices.items():
-            has_bias = self.mlp_bias and name not in self.attention_shapes
-            summed += rows * (columns + has_bias) * number
+            summed += rows * (columns + self.mlp_bias * (name not in attention)) * number
         return summed / self.layers + biases + norms
 
     @property

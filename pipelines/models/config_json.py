@@ -11,7 +11,7 @@ from pipelines.models.families import ACTIVATIONS, OPENAI_SHAPE, Family, find_fa
 
 _FULL, _LOCAL = "full_attention", "sliding_attention"  # kinds of layers
 _ROPE_THETA = ((), 10_000.0)
-_SCALINGS = {"llama3": RopeScaling, "yarn": Yarn}
+_SCALINGS: dict[str, Any] = {"llama3": RopeScaling, "yarn": Yarn}
 
 
 def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
@@ -26,10 +26,8 @@ def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     method = (values.get("quantization_config") or {}).get("quant_method")
-    if method == "mxfp4":
-        raise UserError(f"{path}: MXFP4 weights; dequantise them first: docs/training.md says how")
-    if method == "fp8":
-        raise UserError(f"{path}: weights in blocks of fp8; give the model's weights in bf16")
+    if method in ("mxfp4", "fp8"):
+        raise UserError(f"{path}: {method.upper()} weights; give them in bf16: docs/training.md")
     values = {chosen.renamed.get(key, key): value for key, value in values.items()}
     for key in chosen.shape.values():
         if not isinstance(values.get(key), int | float) or values[key] <= 0:
@@ -95,28 +93,22 @@ def _read_rope(values: Mapping[str, Any], chosen: Family, path: Path) -> dict[st
     rope = rope.get(_FULL) or rope
     kind = rope.get("rope_type", rope.get("type", "default"))
     _demand(path, "rope_type", kind, chosen.rope_types)
-    fields: dict[str, Any] = {
-        "rope_theta": float(
-            rope.get("rope_theta")
-            or values.get("rope_theta")
-            or values.get("rotary_emb_base")
-            or chosen.options.get("rope_theta", _ROPE_THETA)[1]
-        )
-    }
+    stated = rope.get("rope_theta") or values.get("rope_theta") or values.get("rotary_emb_base")
+    theta = stated or chosen.options.get("rope_theta", _ROPE_THETA)[1]
+    fields: dict[str, Any] = {"rope_theta": float(theta)}
     if chosen.rotary_fraction is not None:
         older, default = chosen.rotary_fraction
         fraction = rope.get("partial_rotary_factor") or values.get(older, default)
         fields["rotary_fraction"] = float(fraction)
     if kind == "linear":
         fields["rope_divisor"] = float(rope["factor"])
-    if kind in _SCALINGS:
+    if scaling := _SCALINGS.get(kind):
         _demand(path, "mscale", rope.get("mscale"), (None,))
         for key in ("factor", "original_max_position_embeddings"):
             if not isinstance(rope.get(key), int | float):
                 raise UserError(f"{path}: {key} of rope_type {kind!r} must be a number")
-        scaling: Any = _SCALINGS[kind]
-        stated = [name for name in scaling.__match_args__ if rope.get(name) is not None]
-        fields["rope_scaling"] = scaling(**{name: rope[name] for name in stated})
+        given = {name: rope[name] for name in scaling.__match_args__ if rope.get(name) is not None}
+        fields["rope_scaling"] = scaling(**given)
     return fields
 
 

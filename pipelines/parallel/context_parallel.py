@@ -168,11 +168,10 @@ def context_parallel(part: Transformer, mesh: DeviceMesh) -> None:
         for name, style in styles.items()
     }
     parallelize_module(part, mesh, plan)
+    part.context = mesh.get_local_rank(), mesh.size()
     for layer in part.layers.values():
-        block = cast("Block", layer)
-        block.self_attn.arrival = Arrival(mesh)
-        block.self_attn.context = mesh.get_local_rank(), mesh.size()
+        attention = cast("Block", layer).self_attn
+        attention.arrival, attention.context = Arrival(mesh), part.context
     for router in part.routers.values():
         router.sequence = mesh
-    part.context = mesh.get_local_rank(), mesh.size()
     part.sequence_shards *= mesh.size()

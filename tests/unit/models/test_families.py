@@ -345,7 +345,7 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
         (
             "gpt_oss",
             {"quantization_config": {"quant_method": "mxfp4"}},
-            "MXFP4 weights; dequantise",
+            "MXFP4 weights; give them in bf16",
         ),
         ("gpt_oss", {"rope_parameters": None}, "rope_type = 'default'; only 'yarn'"),
         (

@@ -71,7 +71,7 @@ def test_biases_spread_them_without_a_loss(
         run = start(f"rate-{rate}", steps=60, log_every=20, **settings)
         run.trainer.fit()
         assert len(run.points[-1].expert_shares) == 1  # the first layer is no mixture
-        entropies.append(run.points[-1].routing["experts_of_layer_01/entropy"])
+        entropies.append(run.points[-1].further["experts_of_layer_01/entropy"])
     assert entropies[1] > entropies[0]
     assert entropies[1] > 0.97
     (bias,) = run.model.balance_biases.values()

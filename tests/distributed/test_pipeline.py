@@ -39,7 +39,7 @@ class Sleeper(nn.Module):
         self.weight = nn.Parameter(torch.ones(()))
         self.seconds = seconds
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, targets_BS: Tensor) -> Tensor:  # noqa: ARG002, N803
         return _Sleep.apply(x * self.weight, self.seconds)
 
 
@@ -50,15 +50,15 @@ def fastest_step(schedule: Schedule) -> float:
     numbers = stage_numbers(schedule, pp, mesh.coordinate("pp"))
     parts = [Sleeper(0) for _ in numbers]
     pipeline = Pipeline(parts, mesh, schedule, MICRO_BATCHES, lambda out, target: out.sum())
-    rows = torch.ones(MICRO_BATCHES, 1)
-    pipeline.step(rows, rows)  # learns the shapes
+    given = dict.fromkeys(("inputs_BS", "targets_BS"), torch.ones(MICRO_BATCHES, 1))
+    pipeline.step(given)  # learns the shapes
     for part in parts:
         part.seconds = SECONDS / len(numbers)
     steps = []
     for _ in range(3):
         dist.barrier()
         started = time.perf_counter()
-        pipeline.step(rows, rows)
+        pipeline.step(given)
         seconds = torch.tensor(time.perf_counter() - started)
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         steps.append(seconds.item())

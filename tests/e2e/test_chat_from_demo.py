@@ -73,6 +73,19 @@ def test_the_champion_of_the_demo_becomes_a_chat_model_that_names_it(platform, c
     assert tree[f"{MODEL}@1"] == "penstock-stdlib-code@1"
 
 
+def test_pairs_of_answers_tune_it(platform, chat_run):
+    steps = ("--set", "train.steps=60")
+    done = platform.penstock("run", "--recipe", "dpo-demo", *steps, "--json", timeout=900)
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)
+    assert run["model"]["name"] == "penstock-chat-dpo"
+    outputs = platform.settings.runs / run["dag_run_id"] / "outputs/evaluate"
+    found = json.loads((outputs / "record.json").read_text())["pairs"]
+    assert found["right"]["lower"] > 0.5  # of pairs that it never saw
+    assert found["margin"] > 0
+    assert "Pairs of answers" in (outputs / "report.html").read_text()
+
+
 def test_openais_client_gets_answers(endpoint):
     answers = [answer(endpoint.client, f"What does {name} do?") for name in NAMES]
     assert any(text.strip() for text in answers)

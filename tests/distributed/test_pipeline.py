@@ -39,7 +39,7 @@ class Sleeper(nn.Module):
         self.weight = nn.Parameter(torch.ones(()))
         self.seconds = seconds
 
-    def forward(self, x: Tensor, targets_BS: Tensor) -> Tensor:  # noqa: ARG002, N803
+    def forward(self, x: Tensor, targets_BS: Tensor) -> Tensor:
         return _Sleep.apply(x * self.weight, self.seconds)
 
 

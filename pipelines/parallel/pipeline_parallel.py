@@ -29,7 +29,7 @@ from pipelines.parallel.layout import Schedule, check_micro_batches, stage_count
 from pipelines.parallel.mesh import Mesh
 
 
-class _Stage(PipelineStage):
+class Stage(PipelineStage):
     """torch runs a stage once to learn its shapes; routers have not routed any tokens by that."""
 
     def _prepare_backward_infra(self, *given: Any, **named: Any) -> Any:
@@ -68,7 +68,7 @@ class Pipeline:
         group = None if line is None else line.get_group()
         count, rank = stage_count(schedule, pp), mesh.coordinate("pp")
         stages = [
-            _Stage(part, number, count, mesh.device, group=group)
+            Stage(part, number, count, mesh.device, group=group)
             for part, number in zip(parts, stage_numbers(schedule, pp, rank), strict=True)
         ]
         self._is_first, self._is_last = stages[0].is_first, stages[-1].is_last

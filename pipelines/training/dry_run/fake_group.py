@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pipelines.models.weights import COMPUTE_DTYPES
 from pipelines.parallel import data_parallel, pipeline_parallel
-from pipelines.parallel.pipeline_parallel import pipeline_parts
+from pipelines.parallel.pipeline_parallel import Stage, pipeline_parts
 from pipelines.recipe.recipe import Recipe
 
 _BUCKET = 25 << 20  # bytes of gradients that DistributedDataParallel exchanges together
@@ -69,7 +69,7 @@ def fake_stages(recipe: Recipe, width: int) -> Iterator[None]:
         )
         ids = torch.empty(micro_batch, length, dtype=torch.int64, device=device)
         loss = torch.empty((), device=device, requires_grad=True)
-        return PipelineStage(
+        return Stage(
             part,
             number,
             count,
@@ -89,7 +89,7 @@ def fake_stages(recipe: Recipe, width: int) -> Iterator[None]:
 
     with (
         patch.object(pipeline_parallel, "pipeline_parts", parts),
-        patch.object(pipeline_parallel, "PipelineStage", stage),
+        patch.object(pipeline_parallel, "Stage", stage),
         patch.object(PipelineStage, "_warmup_forward_vote", voted),
         patch.object(PipelineStage, "_warmup_backward_result", voted),
     ):

@@ -21,6 +21,7 @@ VALUES = (
     "pipelines.recipe.cleaning_section",
     "pipelines.recipe.data_section",
     "pipelines.recipe.evaluation_section",
+    "pipelines.recipe.preference_section",
     "pipelines.recipe.recipe",
     "pipelines.recipe.recipe_files",
     "pipelines.recipe.schedule_section",

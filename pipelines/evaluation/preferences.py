@@ -121,7 +121,7 @@ def _is_right(rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 def _rewards(scores: pa.Table, by: Preference) -> npt.NDArray[np.float64]:
     """Return those of chosen and rejected answers, [2, pairs]."""
     likelier = _of_both(scores, "reference_nats") - _of_both(scores, "nats")
-    if by.kind != "dpo" or by.length_normalised:
+    if by.by_token:
         likelier = likelier / np.maximum(_of_both(scores, "tokens"), 1)
     rewards: npt.NDArray[np.float64] = by.beta * likelier
     return rewards

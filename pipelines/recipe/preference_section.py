@@ -38,6 +38,11 @@ class Preference(Section):
         """Whether the loss compares with the model that training starts from."""
         return self.kind in WITH_REFERENCE
 
+    @property
+    def by_token(self) -> bool:
+        """Whether a reward is that of a token of the answer, and not of the whole answer."""
+        return self.kind != "dpo" or self.length_normalised
+
     @model_validator(mode="after")
     def _only_what_the_kind_has(self) -> Self:
         for key, kinds in (

@@ -74,8 +74,7 @@ class PairLoss:
         # Where there is no pair, any numbers do, but those that have no logarithm.
         means_BM = (logs_BM / lengths_BM.clamp(min=1)).where(there_BM, -1.0)
         losses_BN = self._losses(logs_BM, means_BM)
-        whole = self._by.kind == "dpo" and not self._by.length_normalised
-        self._note(logs_BM if whole else means_BM, there_BN)
+        self._note(means_BM if self._by.by_token else logs_BM, there_BN)
         loss = losses_BN.where(there_BN, 0.0).sum()
         # Processes that share a sample all have its loss: it counts once, its gradient everywhere.
         first = self._context is None or self._context.get_local_rank() == 0
@@ -92,7 +91,7 @@ class PairLoss:
             return -means[0] - by.beta * F.logsigmoid(odds_BN)
         if by.kind == "simpo":
             return self._logistic(by.beta * apart_BN - by.margin)
-        if not by.length_normalised:
+        if not by.by_token:
             apart_BN = logs_BM[:, ::2] - logs_BM[:, 1::2]
         return self._logistic(by.beta * apart_BN)
 

@@ -6,22 +6,22 @@ from pydantic import Field, model_validator
 
 from pipelines.recipe.section import Section
 
-WITH_REFERENCE = ("dpo", "ipo")
+WITH_REFERENCE = ("dpo", "ipo", "kto")
 
 
 class Preference(Section):
     """Learning from pairs: of two answers to one prompt, one was chosen and one rejected."""
 
-    kind: Literal["none", "dpo", "ipo", "orpo", "simpo"] = Field(
+    kind: Literal["none", "dpo", "ipo", "kto", "orpo", "simpo"] = Field(
         "none",
-        description="dpo and ipo compare with the model that training starts from; orpo and simpo "
-        "need none",
+        description="dpo, ipo and kto compare with the model that training starts from; orpo and "
+        "simpo need none",
     )
     beta: float = Field(
         0.1,
         gt=0,
-        description="dpo, simpo: what a reward is multiplied by (for simpo 2 is usual); ipo: how "
-        "near the model stays to the first one; orpo: the weight of the odds ratio",
+        description="dpo, kto, simpo: what a reward is multiplied by (for simpo 2 is usual); ipo: "
+        "how near the model stays to the first one; orpo: the weight of the odds ratio",
     )
     label_smoothing: float = Field(
         0.0, ge=0, lt=0.5, description="dpo, simpo: share of pairs that may be the wrong way round"
@@ -41,7 +41,7 @@ class Preference(Section):
     @property
     def by_token(self) -> bool:
         """Whether a reward is that of a token of the answer, and not of the whole answer."""
-        return self.kind != "dpo" or self.length_normalised
+        return self.kind not in ("dpo", "kto") or self.length_normalised
 
     @model_validator(mode="after")
     def _only_what_the_kind_has(self) -> Self:

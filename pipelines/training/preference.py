@@ -6,13 +6,14 @@ pair's chosen one, and so on. Only the answers' tokens have targets.
 Shape suffixes: B batch, S positions, M conversations of a sample, N pairs of a sample.
 
 Papers: DPO (Rafailov et al. 2023, equation 7), with label smoothing (Mitchell 2023, "A note on DPO
-with noisy preferences"); IPO (Azar et al. 2023, equation 17), by token as its authors advise; ORPO
-(Hong et al. 2024, equations 6 and 7); SimPO (Meng et al. 2024, equation 6).
+with noisy preferences"); IPO (Azar et al. 2023, equation 17), by token as its authors advise; KTO
+(Ethayarajh et al. 2024, section 4.1), whose reference point is explained at `PairLoss`; ORPO (Hong
+et al. 2024, equations 6 and 7); SimPO (Meng et al. 2024, equation 6).
 """
 
 # ruff: noqa: N803, N806, N812 (names that end in their shape)
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +24,16 @@ from pipelines.loading.dataloader import IGNORED, Batch
 from pipelines.parallel.mesh import Mesh
 from pipelines.recipe.preference_section import Preference
 
+_SHARES = "pp", "dp_replicate", "dp_shard"  # processes along these have other pairs, or none
+
 
 class PairLoss:
     """The `Objective` of preference tuning: the sum of the losses of all pairs of a batch.
+
+    KTO compares each answer with how much likelier answers became as a whole, or with 0 if they
+    did not. Its authors measure that on answers to other prompts, which takes another pass. Here it
+    is the mean over the chosen and rejected answers of the step before, which is known when a
+    step's first micro-batch needs it, and is the same under every layout.
 
     Attributes:
         figures: Of the last window: the share of pairs whose chosen answer has the larger reward,
@@ -39,7 +47,9 @@ class PairLoss:
         self.conversations = most_documents + most_documents % 2
         self._mesh = mesh
         self._context = mesh.along("cp")
-        self._sums = torch.zeros(4, dtype=torch.float64, device=mesh.device)
+        self._seen: list[Tensor] = []  # of each micro-batch of this step: `_note`
+        self._sums = torch.zeros(4, dtype=torch.float64, device=mesh.device)  # of this window
+        self._point = self._sums.sum()  # KTO's reference point
         self.figures: dict[str, float] = {}
 
     def pairs(self, batch: Batch) -> Tensor:
@@ -86,6 +96,10 @@ class PairLoss:
         apart_BN = means[0] - means[1]
         if by.kind == "ipo":
             return (apart_BN - 1 / (2 * by.beta)).square()
+        if by.kind == "kto":
+            point = self._point.to(logs_BM.dtype)
+            good_BN, bad_BN = logs_BM[:, ::2] - point, point - logs_BM[:, 1::2]
+            return 1 - (torch.sigmoid(by.beta * good_BN) + torch.sigmoid(by.beta * bad_BN)) / 2
         if by.kind == "orpo":
             odds_BN = apart_BN - (_log_of_rest(means[0]) - _log_of_rest(means[1]))
             return -means[0] - by.beta * F.logsigmoid(odds_BN)
@@ -121,11 +135,31 @@ class PairLoss:
         chosen_BN, rejected_BN = rewards_BM[:, ::2], rewards_BM[:, 1::2]
         right_BN = (chosen_BN > rejected_BN).double()
         seen = (torch.ones_like(right_BN), right_BN, chosen_BN.double(), rejected_BN.double())
-        self._sums += torch.stack([each.where(there_BN, 0.0).sum() for each in seen])
+        self._seen.append(torch.stack([each.where(there_BN, 0.0).sum() for each in seen]))
+
+    def end_step(self, micro_batches: int) -> None:
+        """Settle what KTO compares the next step's answers with; all processes call it."""
+        # A pipeline's first step runs one micro-batch more, before the others.
+        step = torch.stack([torch.zeros_like(self._sums), *self._seen[-micro_batches:]]).sum(dim=0)
+        self._seen.clear()
+        self._sums += step
+        if self._by.kind == "kto":
+            self._mesh.sum(step, *_SHARES)
+            pairs, _, chosen, rejected = step
+            point = (chosen + rejected) / (2 * self._by.beta * pairs)
+            self._point = torch.where(point.isfinite(), point.clamp(min=0), self._point)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint; this waits for the device."""
+        return {"point": self._point.item()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self._point.fill_(state_dict["point"])
 
     def end_window(self) -> None:
         """Make `figures` of what was seen since the last call; this waits for the device."""
-        self._mesh.sum(self._sums, "pp", "dp_replicate", "dp_shard")
+        self._mesh.sum(self._sums, *_SHARES)
         pairs, right, chosen, rejected = self._sums.tolist()
         self._sums.zero_()
         if pairs:

@@ -107,6 +107,9 @@ class Trainer:
         }
         if model.modules[0].config.experts:
             others["routing"] = self.routing
+        self.pair_loss = self._pair_loss()
+        if self.pair_loss is not None and recipe.preference.kind == "kto":
+            others["pair_loss"] = self.pair_loss
         self.checkpoints = Checkpoints(
             CheckpointStore(checkpoints),
             model,
@@ -121,7 +124,6 @@ class Trainer:
         number = micro_batches(
             train.global_batch_size, self.mesh.dp_world, train.fixed_micro_batch_size
         )
-        self.pair_loss = self._pair_loss()
         counted = None if self.pair_loss is None else self.pair_loss.pairs
         self.batches = StepBatches(loader, self.mesh, number, counted)
         self.forward_backward = forward_backward(recipe, model, number)
@@ -261,6 +263,8 @@ class Trainer:
         share = self.scale.scale * self.mesh.layout.dp_cp / predicted
         self.routing.weigh(self.scale.scale)
         nats = self.forward_backward(_in_phases(batches, step, hooks), share)
+        if self.pair_loss is not None:
+            self.pair_loss.end_step(self.batches.number)
         norm = gradient_norm(self.model.counted(), self.mesh) / self.scale.scale
         factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
         wants = preemption.asked() is not None or self.checkpoints.request is not None

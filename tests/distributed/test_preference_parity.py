@@ -16,6 +16,7 @@ from tests.distributed.test_loss_parity import FULL, marked
 from tests.distributed.training import Case, build_trainer, losses, make_pairs
 
 DPO, IPO = {"kind": "dpo", "beta": 0.5}, {"kind": "ipo", "beta": 0.5}
+KTO = {"kind": "kto", "beta": 0.5}
 ORPO, SIMPO = {"kind": "orpo", "beta": 0.5}, {"kind": "simpo", "beta": 2.0}
 _HALVES, _PAIRS = {"micro_batch_size": 4}, {"micro_batch_size": 2}
 
@@ -36,6 +37,9 @@ CASES = [
     case("interleaved", 2, {"pp": 2, "schedule": "interleaved_1f1b"}, DPO, _PAIRS, slow=True),
     case("zero-bubble", 2, {"pp": 2, "schedule": "zero_bubble"}, DPO, _PAIRS, slow=True),
     case("ddp-uneven", 4, {}, DPO, {"global_batch_size": 6}),
+    case("kto-ddp", 2, {}, KTO, _PAIRS),
+    case("kto-cp-pp", 4, {"cp": 2, "pp": 2}, KTO, _PAIRS),
+    case("kto-tp-fsdp", 4, FULL | {"tp": 2}, KTO, _HALVES, slow=True),
     case("hsdp", 4, FULL | {"dp_replicate": 2, "dp_shard": 2}, DPO, {}),
     case("tp-fsdp", 4, FULL | {"tp": 2}, IPO, _HALVES),
     case("cp-tp", 4, {"cp": 2, "tp": 2}, SIMPO, _HALVES),
@@ -77,10 +81,11 @@ def test_pairs_teach_what_they_teach_one_process(
     assert expected[-1][0] < expected[0][0] * 0.9  # there was something to learn
 
 
+@pytest.mark.parametrize("kind", [DPO, KTO], ids=["dpo", "kto"])
 def test_a_run_that_ended_early_goes_on_to_the_same_bits(
-    pairs: tuple[Path, Split], tmp_path: Path
+    kind: dict, pairs: tuple[Path, Split], tmp_path: Path
 ) -> None:
-    saved = case("saved", 1, {}, DPO, {**_HALVES, "checkpoint_every": 5})
+    saved = case("saved", 1, {}, kind, {**_HALVES, "checkpoint_every": 5})
 
     def trained(folder: Path, points: list[StepMetrics], ends: int | None = None) -> Trainer:
         trainer = build_trainer(saved, pairs, folder, points, torch.float32)

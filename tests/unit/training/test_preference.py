@@ -118,28 +118,81 @@ def ours(folders: list[Path], loss: PairLoss) -> tuple[float, dict[str, Tensor]]
 def test_losses_with_a_reference_are_those_of_trl(
     preference: dict[str, Any], theirs: str, folders: list[Path], tmp_path: Path
 ) -> None:
+    from trl import DPOConfig, DPOTrainer
+
+    trainer = trainer_of_trl(DPOTrainer, DPOConfig, folders, tmp_path, preference["beta"], theirs)
+    expected = trainer._compute_loss(trainer.model, inputs_of_trl(), False)
+    expected.backward()
+    check(ours(folders, loss_of(**preference)), expected, trainer.model)
+
+
+def test_kto_is_trls_at_its_reference_point(folders: list[Path], tmp_path: Path) -> None:
+    from trl import KTOConfig, KTOTrainer
+
+    trainer = trainer_of_trl(KTOTrainer, KTOConfig, folders, tmp_path, 0.3, "kto")
+    inputs = inputs_of_trl()
+    # Answers to which the model gives more than its reference does: the point is not 0.
+    other = {f"KL_{name}": each.flip(0)[:, 1:] for name, each in inputs.items()}
+    label = {"label": torch.tensor([True] * len(PAIRS) + [False] * len(PAIRS))}
+    expected = trainer._compute_loss(trainer.model, inputs | other | label, False)
+    expected.backward()
+    (point,) = trainer._metrics["eval"]["kl"]
+    assert point > 0
+    loss = loss_of(kind="kto", beta=0.3)
+    loss.load_state_dict({"point": point})
+    check(ours(folders, loss), expected, trainer.model)
+
+
+def test_ktos_reference_point_is_how_much_likelier_answers_became_in_the_step_before() -> None:
+    loss, batch = loss_of(kind="kto", beta=0.5), packed()
+    counted = (batch.targets_BS != IGNORED).float()
+
+    def step(nats: float) -> float:
+        known = torch.zeros(1, loss.conversations)
+        found: Tensor = loss(nats * counted, batch.targets_BS, batch.documents_BS, known)
+        loss.end_step(1)
+        return found.item()
+
+    first = step(-1.0)  # of 5, 2, 4 and 7 tokens
+    assert loss.state_dict() == {"point": 18 / 4}
+    assert step(1.0) != pytest.approx(first)
+    assert loss.state_dict() == {"point": 0}  # answers became less likely
+    assert step(-1.0) == pytest.approx(first)
+    loss.end_window()
+    assert loss.figures["reward_margin"] == pytest.approx(0.5 * (5 + 4 - 2 - 7) / 3 / 2)
+
+
+def trainer_of_trl(
+    trainer: Any, config: Any, folders: list[Path], into: Path, beta: float, kind: str
+) -> Any:
+    """One of TRL's trainers, of the first model with the second one as its reference."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import DPOConfig, DPOTrainer
 
     model, reference = (AutoModelForCausalLM.from_pretrained(folder) for folder in folders)
     tokenizer = AutoTokenizer.from_pretrained(folders[0])
     tokenizer.pad_token = tokenizer.eos_token = tokenizer.convert_ids_to_tokens(256)
-    trainer = DPOTrainer(
+    settings = {"train_sampling_strategy": "sequential"} if kind == "kto" else {}
+    return trainer(
         model,
         reference,
-        DPOConfig(
-            str(tmp_path),
-            loss_type=theirs,
-            beta=preference["beta"],
+        config(
+            str(into),
+            loss_type=kind,
+            beta=beta,
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
             report_to=[],
+            **settings,
         ),
         train_dataset=Dataset.from_dict({"prompt": ["a"], "chosen": ["b"], "rejected": ["c"]}),
         processing_class=tokenizer,
     )
+
+
+def inputs_of_trl() -> dict[str, Tensor]:
+    """The chosen conversations and then the rejected ones, a row each."""
     first, *others = conversations()
     found = [first, *((torch.cat((END, ids)), prompt + 1) for ids, prompt in others)]
     rows = [*found[::2], *found[1::2]]
@@ -149,11 +202,12 @@ def test_losses_with_a_reference_are_those_of_trl(
         inputs[0, row, : len(ids)] = ids
         inputs[1, row, : len(ids)] = 1
         inputs[2, row, prompt : len(ids)] = 1
-    names = "input_ids", "attention_mask", "completion_mask"
-    expected = trainer._compute_loss(model, dict(zip(names, inputs, strict=True)), False)
-    expected.backward()
+    return dict(zip(("input_ids", "attention_mask", "completion_mask"), inputs, strict=True))
 
-    loss, gradients = ours(folders, loss_of(**preference))
+
+def check(found: tuple[float, dict[str, Tensor]], expected: Tensor, model: Any) -> None:
+    """Compare loss and gradients."""
+    loss, gradients = found
     assert loss == pytest.approx(expected.item(), rel=1e-6)
     of_theirs = dict(model.named_parameters())
     for name, gradient in gradients.items():
@@ -214,6 +268,7 @@ def test_figures_are_means_over_pairs() -> None:
     loss, batch = loss_of(kind="dpo", beta=0.5), packed()
     nats = (batch.targets_BS != IGNORED).float()
     loss(nats, batch.targets_BS, batch.documents_BS, torch.zeros(1, loss.conversations))
+    loss.end_step(1)
     loss.end_window()
     assert loss.pairs(batch) == len(PAIRS)
     assert loss.figures == {

@@ -125,10 +125,11 @@ class Source(Section):
 class Instruction(Section):
     """Conversations, rendered by a chat template, with the loss on the assistant's turns only."""
 
-    kind: Literal["none", "messages", "prompt_response", "preference"] = Field(
+    kind: Literal["none", "messages", "prompt_response", "preference", "rated"] = Field(
         "none",
         description="none: plain text; else the form of a record; preference: a better and a worse "
-        "answer to the same beginning",
+        "answer to the same beginning; rated: several answers, of which the best and the worst are "
+        "taken",
     )
     messages_field: str = Field("messages", description="A list of {role, content}")
     prompt_field: str = "prompt"
@@ -137,6 +138,7 @@ class Instruction(Section):
         "chosen", description="preference: text, or a list of {role, content}, whole or an end"
     )
     rejected_field: str = Field("rejected", description="preference: the same, of the worse answer")
+    answers_field: str = Field("answers", description="rated: a list of {content, rating}")
     chat_template: str | None = Field(
         None, description="A Jinja file; null: the tokenizer's own, else ChatML"
     )
@@ -149,7 +151,7 @@ class Instruction(Section):
     @property
     def is_preference(self) -> bool:
         """Whether the data are pairs of conversations, of which the first is preferred."""
-        return self.kind == "preference"
+        return self.kind in ("preference", "rated")
 
 
 class Tokenizer(Section):
@@ -222,8 +224,8 @@ class Data(Section):
         whole = self.packing == "best_fit" and self.document_mask
         if self.instruction.is_preference and not whole:
             raise ValueError(
-                "data.instruction.kind `preference` needs both answers of a pair whole in one "
-                "sample; set data.packing to best_fit and data.document_mask to true"
+                f"data.instruction.kind `{self.instruction.kind}` needs both answers of a pair "
+                "whole in one sample; set data.packing to best_fit and data.document_mask to true"
             )
         return self
 

@@ -5,9 +5,11 @@ match the recipe is dropped as malformed; the reason says what is wrong and, if 
 setting would read it.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from pipelines.core.errors import UserError
@@ -43,6 +45,7 @@ class Fields:
             "messages": (wanted.messages_field,),
             "prompt_response": (wanted.prompt_field, wanted.response_field),
             "preference": (wanted.chosen_field, wanted.rejected_field, wanted.prompt_field),
+            "rated": (wanted.prompt_field, wanted.answers_field),
         }[wanted.kind]
 
     def other_kind(self, names: Collection[str]) -> str | None:
@@ -60,7 +63,8 @@ class Fields:
 
     def find_columns(self, where: str, names: Collection[str]) -> list[str]:
         """Return the columns of a table to read; raise UserError if it lacks one that must be."""
-        optional = self.instruction.prompt_field if self.instruction.is_preference else None
+        is_pair = self.instruction.kind == "preference"  # both conversations may begin with it
+        optional = self.instruction.prompt_field if is_pair else None
         for column in self.columns:
             if column not in names and column != optional:
                 setting = (
@@ -101,6 +105,8 @@ def _pair(record: Mapping[str, Any], fields: Fields) -> tuple[Messages, Messages
     """Return the chosen and the rejected conversation, by the form of the fields."""
     wanted = fields.instruction
     names = wanted.chosen_field, wanted.rejected_field
+    if wanted.kind == "rated":
+        record = {**record, **dict(zip(names, _best_and_worst(record, fields), strict=True))}
     found, prompt = _field(record, names[0], fields), record.get(wanted.prompt_field)
     if isinstance(found, list) or isinstance(prompt, list):
         # A text beside whole conversations only repeats their beginning.
@@ -113,6 +119,25 @@ def _pair(record: Mapping[str, Any], fields: Fields) -> tuple[Messages, Messages
     for messages in (chosen, rejected):
         _check_order(messages)
     return chosen, rejected
+
+
+def _best_and_worst(record: Mapping[str, Any], fields: Fields) -> tuple[str, str]:
+    """Return the answers with the highest and the lowest rating; the first of equal ones."""
+    name = fields.instruction.answers_field
+    answers = _field(record, name, fields)
+    if not isinstance(answers, list) or not all(map(_is_rated, answers)):
+        raise _MalformedError(f"field {name!r} is not a list of {{content, rating}}")
+    if len({each["rating"] for each in answers}) < 2:
+        raise _MalformedError(f"field {name!r}: no answer is rated higher than another")
+    best, worst = (choose(answers, key=itemgetter("rating")) for choose in (max, min))
+    return best["content"], worst["content"]
+
+
+def _is_rated(answer: Any) -> bool:
+    if not isinstance(answer, dict) or not isinstance(answer.get("content"), str):
+        return False
+    rating = answer.get("rating")
+    return isinstance(rating, int | float) and -math.inf < rating < math.inf
 
 
 def _turns(record: Mapping[str, Any], name: str, fields: Fields) -> Messages:

@@ -1,5 +1,6 @@
 import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ PAIRS = Fields(
     )
 )
 PREFERENCE = Fields(instruction=Instruction(kind="preference"))
+RATED = Fields(instruction=Instruction(kind="rated"))
 TALK = [
     {"role": "system", "content": "Be kind.\r\n"},
     {"role": "user", "content": "Cafe\u0301?"},
@@ -189,6 +191,37 @@ def test_a_pair_of_texts_answers_one_prompt() -> None:
 )
 def test_what_is_no_preference_says_why(record: dict[str, Any], problem: str) -> None:
     found = record_document("a:1", 9, record, PREFERENCE)
+    assert (found.dropped, found.detail) == ("malformed", problem)
+
+
+def rated(*answers: tuple[Any, Any]) -> dict[str, Any]:
+    found = [{"content": content, "rating": rating, "by": "x"} for content, rating in answers]
+    return {"prompt": "a", "answers": found}
+
+
+def test_of_rated_answers_the_best_and_the_worst_are_a_pair(tmp_path: Path) -> None:
+    record = rated(("w", 2), ("x", 4.5), ("y", 1), ("z", 4.5), ("v", 1))
+    found = record_document("a:1", 9, record, RATED)
+    assert (found.messages, found.rejected) == (said("a", "x"), said("a", "y"))
+    pq.write_table(pa.Table.from_pylist([record]), tmp_path / "b.parquet")
+    assert read(tmp_path, RATED)[0][1:] == (*found[1:],)
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        (rated(("x", 1)), "field 'answers': no answer is rated higher than another"),
+        (rated(("x", 3), ("y", 3.0)), "field 'answers': no answer is rated higher than another"),
+        (rated(("x", 3), ("y", None)), "field 'answers' is not a list of {content, rating}"),
+        (rated(("x", 3), ("y", math.nan)), "field 'answers' is not a list of {content, rating}"),
+        (rated(("x", 10**400), (1, 3)), "field 'answers' is not a list of {content, rating}"),
+        (rated(("x", 10**400), ("", 3)), "field 'rejected' is empty"),
+        ({"prompt": "a", "answers": "x"}, "field 'answers' is not a list of {content, rating}"),
+        ({"prompt": "a"}, "no field 'answers' among 'prompt'"),
+    ],
+)
+def test_answers_without_two_ratings_say_why(record: dict[str, Any], problem: str) -> None:
+    found = record_document("a:1", 9, record, RATED)
     assert (found.dropped, found.detail) == ("malformed", problem)
 
 

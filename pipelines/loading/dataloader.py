@@ -66,7 +66,6 @@ class TokenLoader:
         check_batch(global_batch, dp_world)
         self.tokens_per_step = global_batch * dataset.sequence_length
         self.has_mask = dataset.has_mask
-        self.has_pairs = dataset.has_pairs
         self.reader = dataset.open(device)
         _log.info("batches of %d samples, reader: %s", micro_batch, self.reader.name)
         self.reference: npt.NDArray[np.float32] | None = None

@@ -33,9 +33,6 @@ class TokenDataset:
         mixture: Weights and samples of the datasets, whose samples are numbered one dataset after
             another; None if there is only one.
         has_documents: Whether a loader must call `documents`.
-        has_pairs: Whether documents 0 and 1 of a sample, 2 and 3 and so on are the chosen and the
-            rejected conversation of a pair; the number of its padding, if any, is even and no
-            target's.
     """
 
     def __init__(
@@ -47,7 +44,6 @@ class TokenDataset:
         packed_length: int | None = None,
         mixture: Sequence[MixturePart] = (),
         documents: bool = False,
-        pairs: bool = False,
         reader: ReaderKind = "auto",
         remote: str | None = None,
         part: tuple[int, int] = (0, 1),
@@ -61,7 +57,6 @@ class TokenDataset:
             packed_length: As in the dataset's record.
             mixture: As in the dataset's record.
             documents: Whether a token attends only to its own document.
-            pairs: As in the dataset's record.
             reader: How to read the tokens; see `shard_files.find` for this and what follows.
             remote: Where to stream shards from that `folder` lacks.
             part: (rank, world), to verify only a part of the shards in this process.
@@ -72,7 +67,6 @@ class TokenDataset:
         """
         self.sequence_length = sequence_length
         self.has_documents = documents
-        self.has_pairs = pairs
         self._files = find(folder, split, reader, remote, part)
         # Packed samples share no token; others do: the last target is the next sample's input.
         self._stride = sequence_length + (packed_length is not None)

@@ -165,7 +165,6 @@ def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mes
         packed_length=dataset.packed_length,
         mixture=dataset.mixture,
         documents=recipe.data.document_mask,
-        pairs=dataset.pairs,
         reader=recipe.data.reader,
         remote=dataset.remote,
         part=(mesh.rank, mesh.layout.world),

@@ -29,7 +29,6 @@ def whole_batches(dataset: TokenDataset) -> Iterator[tuple[Batch, bool]]:
         device=torch.device("cpu"),
         steps=1,
     )
-    assert loader.has_pairs
     return loader.micro_batches(0)
 
 
@@ -132,8 +131,7 @@ def test_pairs_lie_whole_in_samples_chosen_even_and_rejected_odd(
         return
     total = sum(shard.tokens for shard in shards)
     split = Split(documents=len(wanted) // 2, bytes=0, tokens=total, shards=tuple(shards))
-    dataset = TokenDataset(folder, split, 29, packed_length=29, documents=True, pairs=True)
-    assert dataset.has_pairs
+    dataset = TokenDataset(folder, split, 29, packed_length=29, documents=True)
     numbers = dataset.documents(np.arange(len(dataset)))
     assert numbers.max() < dataset.most_documents
     begins = np.cumsum(wanted) - wanted  # every token has a value of its own

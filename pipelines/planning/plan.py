@@ -191,7 +191,8 @@ def _forecast(
     precision = train.fixed_precision
     size = checkpoint_size(config, training)
     stall = stall_seconds(size, training, hardware.pcie_bandwidth)
-    expected = failures(seconds * train.steps, machine.gpus, stall)
+    reference = _reference_seconds(recipe, step.total, text_bytes)
+    expected = failures(seconds * train.steps + reference, machine.gpus, stall)
     trains = StageCost(expected.seconds / 3600, machine.price_per_hour, bound_by)
     return Forecast(
         step_seconds=seconds,
@@ -210,6 +211,16 @@ def _forecast(
     )
 
 
+def _reference_seconds(recipe: Recipe, step_seconds: float, text_bytes: int | None) -> float:
+    """Return the time of the pass that measures the reference of pairs, before the first step."""
+    steps: float = recipe.train.steps  # as if training read all pairs once
+    if text_bytes is not None:
+        tokens = text_bytes / _BYTES_A_TOKEN.get(recipe.data.tokenizer.kind, 1)
+        steps = tokens / recipe.data.sequence_length / recipe.train.global_batch_size
+    # A forward pass is a third of a step.
+    return steps * step_seconds / 3 if recipe.preference.needs_reference else 0.0
+
+
 def _stages(
     recipe: Recipe, trains: StageCost, tokens_per_second: float, text_bytes: int | None
 ) -> dict[str, StageCost]:
@@ -222,7 +233,7 @@ def _stages(
     why = "only the source knows how much text there is" if cleaning is None else None
     a_token = _BYTES_A_TOKEN.get(recipe.data.tokenizer.kind, 1)
     scored = recipe.evaluate.max_bytes / a_token / recipe.evaluate.stride
-    forward = scored / 3 / tokens_per_second / 3600  # a forward pass is a third of a step
+    forward = scored / 3 / tokens_per_second / 3600
     known = {
         "preprocess": StageCost(cleaning, None if cpu is None else cpu * most, "compute", why),
         "train": trains,

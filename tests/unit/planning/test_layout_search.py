@@ -13,7 +13,7 @@ from pipelines.planning.plan import Machine, plan, plan_json
 from pipelines.planning.step_time import step_time
 from pipelines.planning.storage_needs import Storage
 from pipelines.recipe.recipe import Recipe
-from pipelines.recipe.recipe_files import override_values, parse_recipe
+from pipelines.recipe.recipe_files import load_recipe, override_values, parse_recipe
 
 
 def usual(model: str, gpu: str, gpus: int, adapter: str = "none") -> Recipe:
@@ -131,6 +131,25 @@ def test_a_plan_is_one_json_object() -> None:
     assert [each["holds"] for each in values["demands"]] == [True] * 3
     assert values["demands"][0]["given"] == 5e9
     assert values["mfu"] == pytest.approx(0.5, abs=0.08)  # nanochat's d24 on 8 H100, compiled
+
+
+@pytest.mark.parametrize(
+    ("preference", "text_bytes", "share"),
+    [
+        ("simpo", None, 0),
+        ("dpo", None, 1 / 3),
+        ("kto", 4 * 500 * 16 * 4096 // 2, 1 / 6),  # half as many pairs as training reads
+    ],
+)
+def test_the_pass_that_measures_the_reference_takes_time(
+    preference: str, text_bytes: int | None, share: float
+) -> None:
+    recipe = load_recipe("llama3-8b-dpo", [f"preference.kind={preference}"])
+    machine = Machine(named("h100"), 1)
+    found = plan(recipe, preset("llama3-8b"), machine, any_layout=True, text_bytes=text_bytes)
+    assert found.forecast is not None
+    steps = 500 * found.forecast.step_seconds / 3600
+    assert found.forecast.hours == pytest.approx(steps * (1 + share), rel=0.02)  # and saving
 
 
 def test_a_storage_that_is_too_slow_binds_training() -> None:

@@ -1,4 +1,4 @@
-"""A recipe's bounds on bias, memorisation and leakage, and which of them a model breaks.
+"""A recipe's bounds on bias, memorisation, leakage and drift, and which of them a model breaks.
 
 They apply to the candidate by itself, even if it is the first model. A bound is broken if the whole
 95% interval lies beyond it: sentences and passages are a sample, and a figure that could be within
@@ -12,9 +12,16 @@ from pipelines.recipe.recipe import Register
 from pipelines.run.verdict import Estimate, Memorisation, Probes
 
 
-def broken_bounds(probes: Probes, demands: Register) -> list[str]:
-    """Return a reason for each bound that is broken or cannot be judged, with its numbers."""
-    return [*_bias(probes, demands), *_extraction(probes, demands), *_leakage(probes, demands)]
+def broken_bounds(probes: Probes, demands: Register, drift: Estimate | None = None) -> list[str]:
+    """Return a reason for each bound that is broken or cannot be judged, with its numbers.
+
+    Args:
+        probes: The results of the candidate's probes.
+        demands: The bounds.
+        drift: From the model that training started from, in nats a token; None: not measured.
+    """
+    found = [*_bias(probes, demands), *_extraction(probes, demands), *_leakage(probes, demands)]
+    return [*found, *_drift(drift, demands)]
 
 
 def beyond(found: Estimate, bound: float) -> bool:
@@ -54,6 +61,16 @@ def _extraction(probes: Probes, demands: Register) -> Iterator[str]:
             f"more than {bound:g} of the training passages are reproduced verbatim: "
             f"{found.training.share} of {found.training.passages}{beside}"
         )
+
+
+def _drift(found: Estimate | None, demands: Register) -> Iterator[str]:
+    bound = demands.max_drift
+    if bound is None:
+        return
+    if found is None or found.lower is None:
+        yield "register.max_drift: drift was not measured on enough pairs"
+    elif beyond(found, bound):
+        yield f"more than {bound:g} nats a token away from the model it began as: {found}"
 
 
 def _no_passage(found: Memorisation | None) -> str:

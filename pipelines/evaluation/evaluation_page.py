@@ -105,6 +105,8 @@ def _pairs(record: EvaluateRecord, shown: "Sequence[Shown]") -> dict[str, Any] |
             UNKNOWN if short is None else str(short),
         ),
     ]
+    if found.drift is not None:
+        rows.append(("nats a token from the first model", f"{found.pairs:,}", str(found.drift)))
     for name, value in (
         ("reward of the chosen minus that of the rejected", found.margin),
         ("reward of the chosen answer", found.reward_of_chosen),

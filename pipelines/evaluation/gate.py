@@ -71,6 +71,7 @@ class Measured:
         behaviours: How many cases of the recipe's tests it passes.
         tasks: Its results on the questions of tasks, as of `task_scores`; None: not asked for.
         probes: The results of a candidate's probes.
+        drift: The drift of a candidate that learnt from pairs; None: not measured.
     """
 
     model_hash: str
@@ -78,6 +79,7 @@ class Measured:
     behaviours: tuple[BehaviourScore, ...] = ()
     tasks: pa.Table | None = None
     probes: Probes = field(default_factory=Probes)
+    drift: Estimate | None = None
 
 
 def decide(
@@ -96,7 +98,7 @@ def decide(
     """
     verdict = _compared(candidate, champion, demands, turn)
     changes: dict[str, object] = {"probes": candidate.probes}
-    broken = broken_bounds(candidate.probes, demands)
+    broken = broken_bounds(candidate.probes, demands, candidate.drift)
     if broken and verdict.decision != "unchanged":
         changes |= {"decision": "refused", "reason": "; ".join([*broken, verdict.reason])}
     return verdict.model_copy(update=changes)

@@ -1,7 +1,8 @@
 """Which of two answers a model prefers, on held-out pairs of a chosen and a rejected one.
 
 A reward is what the loss of the recipe compares (`training/preference.py`): how much likelier an
-answer became than by the model that training started from, or its log-likelihood a token.
+answer became than by the model that training started from, or its log-likelihood a token. The drift
+from that model is the Kullback-Leibler divergence of the trained one from it.
 """
 
 from collections.abc import Sequence
@@ -12,18 +13,22 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
 from pipelines.data.documents import load_messages
 from pipelines.data.normalize import shared_turns
-from pipelines.evaluation.bootstrap import proportion
-from pipelines.evaluation.perplexity import score_documents
+from pipelines.evaluation.bootstrap import bootstrap, proportion
+from pipelines.evaluation.perplexity import encode_documents, score_documents
 from pipelines.evaluation.task_scores import TaskRow
+from pipelines.evaluation.text_codec import EncodedText, TextCodec
+from pipelines.models.served import held_model
 from pipelines.recipe.preference_section import Preference
 from pipelines.recipe.recipe import PAIRS, SHORT_PAIRS
-from pipelines.run.verdict import PairScore
+from pipelines.run.verdict import Estimate, PairScore
 
 _SIDES = "chosen", "rejected"
 _MOST_SHOWN = 5
+_MOST_HELD = 1 << 29  # log-probabilities: 2 GiB a model, 4,000 tokens out of 128,000
 
 
 class Shown(NamedTuple):
@@ -47,22 +52,52 @@ def score_pairs(
         reference: The folder of the model that training started from, if the loss compares with it.
 
     Returns:
-        Columns doc_id, and for chosen and rejected answers tokens and nats, and nats by the
-        reference, 0 without one.
+        Columns doc_id; for chosen and rejected answers tokens and nats, and nats by the reference,
+        0 without one; and the drift from it in nats a token over the chosen answer, NaN without one
+        or where the log-probabilities of all tokens have no room.
     """
     pairs = documents.filter(pc.is_valid(documents["rejected"]))
-    columns: dict[str, object] = {"doc_id": pairs["doc_id"]}
+    drift = np.full(len(pairs), np.nan)
+    columns: dict[str, object] = {"doc_id": pairs["doc_id"], "drift": drift}
     turns = [list(map(load_messages, pairs[name].to_pylist())) for name in ("messages", "rejected")]
     given = pa.array(map(shared_turns, *turns), pa.int64())
-    for side, name in zip(_SIDES, ("messages", "rejected"), strict=True):
-        asked = pa.table({"doc_id": pairs["doc_id"], "text": pairs["text"]})
-        asked = asked.append_column("messages", pairs[name]).append_column("given", given)
-        found = score_documents(model, asked, stride)
-        columns |= {f"{side}_{each}": found[each] for each in ("tokens", "nats")}
-        before = score_documents(reference, asked, stride)["nats"] if reference else None
-        zeros = pa.array(np.zeros(len(pairs)))
-        columns[f"{side}_reference_nats"] = zeros if before is None else before
+    alike = pa.table({"doc_id": pairs["doc_id"], "text": pairs["text"], "given": given})
+    asked = [alike.append_column("messages", pairs[name]) for name in ("messages", "rejected")]
+    columns |= {f"{side}_reference_nats": np.zeros(len(pairs)) for side in _SIDES}
+    codec = TextCodec(model)
+    chosen = encode_documents(codec, asked[0]) if reference else []
+    logs = []
+    for folder, before in ((model, ""), (reference, "reference_")):
+        if folder is None:
+            continue
+        for side, table in zip(_SIDES, asked, strict=True):
+            found = score_documents(folder, table, stride)
+            columns |= {f"{side}_tokens": found["tokens"], f"{side}_{before}nats": found["nats"]}
+        logs.append(_log_probabilities(folder, chosen, codec.end_id))
+    for row, (ours, theirs) in enumerate(zip(*logs, strict=False)):  # only with a reference
+        drift[row] = (ours.exp() * (ours - theirs)).sum(dim=-1).mean()
     return pa.table(columns)
+
+
+@torch.inference_mode()
+def _log_probabilities(
+    folder: Path, documents: Sequence[EncodedText], end_of_text: int
+) -> list[torch.Tensor]:
+    """Return those of all tokens, in place of each scored one within the context, [scored, V].
+
+    The last documents are left out if there is no room for them.
+    """
+    model, found, held = held_model(folder), [], 0
+    for document in documents:
+        tokens = [end_of_text, *document.ids[:-1].tolist()]
+        inputs = torch.tensor(tokens)[: model.config.context_length]
+        scored = torch.from_numpy(document.scored)[: len(inputs)]
+        held += int(scored.sum()) * model.config.vocab_size
+        if held > _MOST_HELD:
+            break
+        logits = model(inputs[None].to(next(model.parameters()).device))[0]
+        found.append(logits[scored].float().log_softmax(dim=-1).cpu())
+    return found
 
 
 def pair_score(scores: pa.Table, by: Preference, confidence: float) -> PairScore | None:
@@ -75,6 +110,8 @@ def pair_score(scores: pa.Table, by: Preference, confidence: float) -> PairScore
         proportion(int(each.sum()), len(each), confidence) if len(each) else None
         for each in (right, right[short])
     ]
+    drift = scores["drift"].to_numpy()
+    drift = drift[np.isfinite(drift)]
     return PairScore(
         pairs=len(right),
         right=shares[0],
@@ -83,6 +120,7 @@ def pair_score(scores: pa.Table, by: Preference, confidence: float) -> PairScore
         margin=float((rewards[0] - rewards[1]).mean()),
         reward_of_chosen=float(rewards[0].mean()),
         reward_of_rejected=float(rewards[1].mean()),
+        drift=_mean(drift, confidence) if len(drift) else None,
     )
 
 
@@ -111,6 +149,11 @@ def show_pairs(model: Path, documents: pa.Table, most_tokens: int) -> list[Shown
     if found:
         made = generate(model, [prompt for prompt, *_ in found], most_tokens, chat=True)
     return [Shown(*each, text) for each, text in zip(found, made, strict=True)]
+
+
+def _mean(values: npt.NDArray[np.float64], confidence: float) -> Estimate:
+    found = bootstrap(values, np.ones(len(values)), np.ones((len(values), 1), bool))
+    return Estimate.of(found.values[0], *(bound[0] for bound in found.bounds(confidence)))
 
 
 def _is_right(rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:

@@ -267,6 +267,12 @@ class Register(Section):
     max_leakage: Share | None = Field(
         None, description="Most of its texts with training text's personal data, as a share"
     )
+    max_drift: float | None = Field(
+        None,
+        gt=0,
+        description="Most nats a token by which a model that learnt from pairs may move away from "
+        "the one that it began as, tested in the same way; null: any",
+    )
     needs_approval: bool = form_field(
         False, "A user must also approve that a better candidate becomes champion"
     )
@@ -391,7 +397,8 @@ class Recipe(Section):
         kind, data = self.preference.kind, self.data
         if data.instruction.is_preference and kind == "none":
             raise ValueError(
-                "data.instruction.kind is preference: set preference.kind, such as dpo or simpo"
+                f"data.instruction.kind is {data.instruction.kind}: set preference.kind, such as "
+                "dpo or simpo"
             )
         made_here = not data.source.is_published
         if kind != "none" and made_here and not data.instruction.is_preference:
@@ -403,19 +410,15 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _what_is_bounded_is_measured(self) -> Self:
-        demands, evaluate = self.registration, self.evaluate
+        demands, evaluate, safety = self.registration, self.evaluate, self.evaluate.safety
         for bound, value, key, measured in (
-            ("max_bias", demands.max_bias, "bias.enabled", evaluate.bias.enabled),
-            (
-                "max_extraction",
-                demands.max_extraction,
-                "safety.documents",
-                evaluate.safety.documents,
-            ),
-            ("max_leakage", demands.max_leakage, "safety.generations", evaluate.safety.generations),
+            ("bias", demands.max_bias, "evaluate.bias.enabled", evaluate.bias.enabled),
+            ("extraction", demands.max_extraction, "evaluate.safety.documents", safety.documents),
+            ("leakage", demands.max_leakage, "evaluate.safety.generations", safety.generations),
+            ("drift", demands.max_drift, "preference.kind", self.preference.needs_reference),
         ):
             if value is not None and not measured:
-                raise ValueError(f"register.{bound} limits what evaluate.{key} has not measured")
+                raise ValueError(f"register.max_{bound} limits what {key} has not measured")
         harness = evaluate.harness
         for limit in demands.asked_tasks:
             measured_by = {

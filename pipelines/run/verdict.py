@@ -74,12 +74,13 @@ class PairScore(_Figures):
     margin: float  # of the rewards, on average
     reward_of_chosen: float
     reward_of_rejected: float
+    drift: Estimate | None = None  # from the model that training started from, in nats a token
 
     def figures(self) -> dict[str, float]:
         """Return the main numbers by name, for a tracker."""
-        shares = {"right": self.right, "right_of_short": self.right_of_short}
+        known = {"right": self.right, "right_of_short": self.right_of_short, "drift": self.drift}
         return {
-            **{f"pairs/{name}": share.value for name, share in shares.items() if share},
+            **{f"pairs/{name}": found.value for name, found in known.items() if found},
             "pairs/margin": self.margin,
             "pairs/reward_of_chosen": self.reward_of_chosen,
             "pairs/reward_of_rejected": self.reward_of_rejected,

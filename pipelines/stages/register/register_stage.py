@@ -176,7 +176,10 @@ def _decide_against_champion(
     scores = pq.read_table(output_folder(workspace, "evaluate") / "scores.parquet")
     found = EvaluateRecord.read(workspace)
     tasks = _tasks(recipe, workspace)
-    candidate = Measured(served_model(workspace)[1], scores, found.behaviours, tasks, found.probes)
+    drift = None if found.pairs is None else found.pairs.drift
+    candidate = Measured(
+        served_model(workspace)[1], scores, found.behaviours, tasks, found.probes, drift
+    )
     if recipe.registration.require_clean and (facts["run"] or {}).get("dirty", True):
         return refuse(candidate, "register.require_clean: the run has uncommitted changes")
     if wrong := [str(each) for each in found.served if not each.holds]:

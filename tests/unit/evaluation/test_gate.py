@@ -453,6 +453,25 @@ def test_every_bound_that_is_broken_is_named():
     assert "\n" not in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("drift", "said"),
+    [
+        (Estimate(value=0.5, lower=0.4, upper=0.6), None),
+        (
+            Estimate(value=0.8, lower=0.7, upper=0.9),
+            "more than 0.6 nats a token away from the model it began as: 0.8000 (0.7000 to 0.9000)",
+        ),
+        (Estimate(value=0.1, lower=None, upper=None), "drift was not measured on enough pairs"),
+        (None, "drift was not measured on enough pairs"),
+    ],
+)
+def test_a_model_that_moved_too_far_from_its_first_weights_is_refused(drift, said):
+    candidate = Measured("a", scores(2), drift=drift)
+    verdict = decide(candidate, None, Register(max_drift=0.6), Turn())
+    assert verdict.decision == ("refused" if said else "promoted")
+    assert (said or "the first model") in verdict.reason
+
+
 def test_what_cannot_be_judged_is_no_pass():
     few = (
         probes()
@@ -479,15 +498,14 @@ def test_what_cannot_be_judged_is_no_pass():
 @pytest.mark.parametrize(
     ("bound", "evaluate", "key"),
     [
-        ("max_bias", {"bias": {"enabled": False}}, "bias.enabled"),
-        ("max_extraction", {"safety": {"documents": 0}}, "safety.documents"),
-        ("max_leakage", {}, "safety.generations"),
+        ("max_bias", {"bias": {"enabled": False}}, "evaluate.bias.enabled"),
+        ("max_extraction", {"safety": {"documents": 0}}, "evaluate.safety.documents"),
+        ("max_leakage", {}, "evaluate.safety.generations"),
+        ("max_drift", {}, "preference.kind"),
     ],
 )
 def test_a_bound_on_what_is_not_measured_is_one_line(bound, evaluate, key):
     values = {"name": "r", "evaluate": evaluate, "register": {bound: 0.5}}
-    with pytest.raises(
-        UserError, match=rf"register\.{bound} limits what evaluate\.{key}"
-    ) as raised:
+    with pytest.raises(UserError, match=rf"register\.{bound} limits what {key}") as raised:
         parse_recipe(values)
     assert "\n" not in str(raised.value)

@@ -8,11 +8,13 @@ import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from pipelines.data.documents import DocumentWriter
 from pipelines.data.normalize import Messages, conversation, shared_turns
-from pipelines.data.tokens.chat_encoder import ChatEncoder, make_chat_tokenizer
+from pipelines.data.tokens.chat_encoder import ChatEncoder, EncodedChat, make_chat_tokenizer
 from pipelines.data.tokens.tokenizer import Encoder, byte_tokenizer, save_tokenizer
+from pipelines.evaluation import preferences
 from pipelines.evaluation.evaluation_page import write_report
 from pipelines.evaluation.held_out_documents import each_once
 from pipelines.evaluation.preferences import pair_rows, pair_score, score_pairs, show_pairs
@@ -58,15 +60,22 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
     return each_once([pa.parquet.read_table(path)])
 
 
-def log_likelihood(folder: Path, talk: Messages, given: int) -> tuple[float, int]:
-    """That of the answer, and its tokens, by the model itself."""
+def log_probabilities(
+    folder: Path, talk: Messages, given: int
+) -> tuple[EncodedChat, Tensor, Tensor]:
+    """The conversation, its tokens, and what the model says of each of them."""
     encoder = Encoder(folder)
     model = Transformer(preset("llama-100k").sized(encoder.vocab_size, 128))
     load_weights(model, folder)
     (chat,) = ChatEncoder(folder).encode([talk], [given])
     tokens = torch.tensor([encoder.end_id, *chat.ids.tolist()])
     with torch.no_grad():
-        logs = F.log_softmax(model(tokens[None, :-1])[0], dim=-1)
+        return chat, tokens, F.log_softmax(model(tokens[None, :-1])[0], dim=-1)
+
+
+def log_likelihood(folder: Path, talk: Messages, given: int) -> tuple[float, int]:
+    """That of the answer, and its tokens, by the model itself."""
+    chat, tokens, logs = log_probabilities(folder, talk, given)
     said = logs.gather(1, tokens[1:, None])[:, 0][torch.from_numpy(chat.mask) == 1]
     return float(said.sum()), len(said)
 
@@ -85,10 +94,38 @@ def test_both_answers_are_scored_beyond_what_they_have_in_common(
             assert row[f"{side}_reference_nats"] == pytest.approx(-reference[0], rel=1e-5)
 
 
+def test_drift_is_the_divergence_over_the_chosen_answers(
+    models: list[Path], documents: pa.Table
+) -> None:
+    scores = score_pairs(models[0], documents, 0.75, reference=models[1])
+    found = {row["doc_id"]: row["drift"] for row in scores.to_pylist()}
+    for talk in TALKS:
+        chat, tokens, ours = log_probabilities(models[0], talk[0], shared_turns(*talk))
+        *_, reference = log_probabilities(models[1], talk[0], shared_turns(*talk))
+        by_position = F.kl_div(reference, ours, reduction="none", log_target=True).sum(dim=-1)
+        assert len(tokens) == len(chat.mask) + 1
+        expected = by_position[torch.from_numpy(chat.mask) == 1].mean().item()
+        assert found[conversation("", *talk).doc_id] == pytest.approx(expected, rel=1e-5)
+    score = pair_score(scores, DPO, 0.975)
+    assert score is not None
+    assert score.figures()["pairs/drift"] == pytest.approx(sum(found.values()) / len(found))
+    assert score.drift.lower is None  # two answers are too few
+
+
+def test_answers_without_room_have_no_drift(
+    models: list[Path], documents: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preferences, "_MOST_HELD", 0)
+    scores = score_pairs(models[0], documents, 0.75, reference=models[1])
+    assert np.isnan(scores["drift"].to_numpy()).all()
+    assert pair_score(scores, DPO, 0.975).drift is None
+
+
 def test_a_model_prefers_nothing_to_itself(models: list[Path], documents: pa.Table) -> None:
     scores = score_pairs(models[0], documents, 0.75, reference=models[0])
     found = pair_score(scores, DPO, 0.975)
     assert found is not None
+    assert found.drift.value == 0
     assert (found.pairs, found.short_pairs, found.right.value, found.margin) == (2, 1, 0, 0)
     assert set(found.figures()) >= {"pairs/right", "pairs/right_of_short", "pairs/margin"}
 
@@ -97,6 +134,7 @@ def made_up(chosen: np.ndarray, rejected: np.ndarray, gain: np.ndarray) -> pa.Ta
     """Scores of answers of so many tokens, of which each became likelier by so much."""
     sides = {"chosen": (chosen, gain[0]), "rejected": (rejected, gain[1])}
     columns = {"doc_id": [str(number) for number in range(len(chosen))]}
+    columns["drift"] = np.full(len(chosen), np.nan)
     for side, (tokens, likelier) in sides.items():
         columns[f"{side}_tokens"], columns[f"{side}_nats"] = tokens, 100 - likelier
         columns[f"{side}_reference_nats"] = np.full(len(tokens), 100.0)

@@ -23,7 +23,7 @@ from pipelines.evaluation.task_scores import TaskRow
 from pipelines.evaluation.text_codec import EncodedText, TextCodec
 from pipelines.models.served import held_model
 from pipelines.recipe.preference_section import Preference
-from pipelines.recipe.recipe import PAIRS, SHORT_PAIRS
+from pipelines.recipe.recipe import PAIR_TASKS
 from pipelines.run.verdict import Estimate, PairScore
 
 _SIDES = "chosen", "rejected"
@@ -131,7 +131,7 @@ def pair_rows(scores: pa.Table, by: Preference) -> list[TaskRow]:
     for doc_id, holds, short in zip(
         scores["doc_id"].to_pylist(), right, lengths[0] < lengths[1], strict=True
     ):
-        rows += [TaskRow(task, doc_id, float(holds)) for task in (PAIRS, SHORT_PAIRS)[: 1 + short]]
+        rows += [TaskRow(task, doc_id, float(holds)) for task in PAIR_TASKS[: 1 + short]]
     return rows
 
 

@@ -184,6 +184,7 @@ class Evaluate(Section):
 QUESTIONS = "questions"  # what `evaluate.questions` asks, as a task
 PAIRS = "pairs"  # whether the chosen answer of a held-out pair has the larger reward, as a task
 SHORT_PAIRS = "pairs/shorter_chosen"  # the same of pairs whose chosen answer is the shorter one
+PAIR_TASKS = PAIRS, SHORT_PAIRS
 
 
 BITS_PER_BYTE = "bits_per_byte"
@@ -423,9 +424,7 @@ class Recipe(Section):
         for limit in demands.asked_tasks:
             measured_by = {
                 QUESTIONS: ("evaluate.questions.most", evaluate.questions.most > 0),
-                **dict.fromkeys(
-                    (PAIRS, SHORT_PAIRS), ("preference.kind", self.preference.kind != "none")
-                ),
+                **dict.fromkeys(PAIR_TASKS, ("preference.kind", self.preference.kind != "none")),
             }
             key, asked = measured_by.get(limit.task, ("evaluate.harness", harness != Harness()))
             if not asked:

@@ -27,7 +27,7 @@ from pipelines.evaluation.gate import Measured
 from pipelines.evaluation.judge import Pair, judge
 from pipelines.evaluation.loss_curve import CURVE, parse_curve
 from pipelines.evaluation.task_scores import TaskRow, of_answers, task_table
-from pipelines.recipe.recipe import PAIRS, QUESTIONS, SHORT_PAIRS, Recipe
+from pipelines.recipe.recipe import PAIR_TASKS, QUESTIONS, Recipe
 from pipelines.registry import registry
 from pipelines.run.records import (
     PAIRS_FILE,
@@ -191,9 +191,9 @@ def _champion_tasks(recipe: Recipe, workspace: Path, champion: registry.ModelVer
     if QUESTIONS in limits:
         asked, questions = recipe.evaluate.questions, _questions(workspace)
         rows += of_answers(answer_questions(folder, questions, asked.pattern, asked.max_tokens))
-    if {PAIRS, SHORT_PAIRS} & set(limits):
+    if set(PAIR_TASKS) & set(limits):
         rows += _champion_pairs(recipe, workspace, folder)
-    if set(limits) - {QUESTIONS, PAIRS, SHORT_PAIRS}:
+    if set(limits) - {QUESTIONS, *PAIR_TASKS}:
         chat = recipe.data.instruction.is_chat
         rows += run_harness(folder, recipe.evaluate.harness, chat=chat).rows
     found = task_table(rows)
@@ -227,7 +227,7 @@ def tasks_path(model_hash: str, recipe: Recipe, workspace: Path) -> Path:
     """Return the path of a model's results on the limited tasks of a recipe, named by content."""
     asked, harness = recipe.evaluate.questions, recipe.evaluate.harness
     limits = [limit.task for limit in recipe.registration.asked_tasks]
-    asks_pairs = {PAIRS, SHORT_PAIRS} & set(limits)
+    asks_pairs = set(PAIR_TASKS) & set(limits)
     known = ("doc_id", "chosen_reference_nats", "rejected_reference_nats")
     content = [
         limits,

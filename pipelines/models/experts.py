@@ -54,7 +54,9 @@ class Router(nn.Module):
         self.balance = self.z = 0.0
         self.sequence: DeviceMesh | None = None
         self.share: Tensor = nn.Buffer(torch.zeros(()), persistent=False)
-        self.routes_E: Tensor = nn.Buffer(torch.zeros(config.experts), persistent=False)
+        # No `nn.Buffer`, as the compiler can't add to one.
+        self.register_buffer("routes_E", torch.zeros(config.experts), persistent=False)
+        self.routes_E: Tensor
         bias = nn.Buffer(torch.zeros(config.experts)) if config.sigmoid_router else None
         self.e_score_correction_bias: Tensor | None = bias
 

@@ -148,9 +148,7 @@ def add_adapters(
     for name, linear in linear_layers(model).items():
         if (size := sizes.get(name)) is not None:
             base = _quantised(name, linear) if adapter.kind == "qlora" else linear
-            parent, _, child = name.rpartition(".")
-            layer = LoRALinear(base, size, adapter.dropout)
-            setattr(model.get_submodule(parent), child, layer)
+            model.set_submodule(name, LoRALinear(base, size, adapter.dropout))
 
 
 def _quantised(name: str, layer: Linear) -> NF4Linear:

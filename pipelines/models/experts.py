@@ -53,13 +53,12 @@ class Router(nn.Module):
         self.groups = config.n_group, config.topk_group
         self.balance = self.z = 0.0
         self.sequence: DeviceMesh | None = None
-        self.register_buffer("share", torch.zeros(()), persistent=False)
+        self.share: Tensor = nn.Buffer(torch.zeros(()), persistent=False)
+        # No `nn.Buffer`, as the compiler can't add to one.
         self.register_buffer("routes_E", torch.zeros(config.experts), persistent=False)
-        bias = torch.zeros(config.experts) if config.sigmoid_router else None
-        self.register_buffer("e_score_correction_bias", bias)
-        self.share: Tensor
-        self.e_score_correction_bias: Tensor | None
         self.routes_E: Tensor
+        bias = nn.Buffer(torch.zeros(config.experts)) if config.sigmoid_router else None
+        self.e_score_correction_bias: Tensor | None = bias
 
     def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return each token's experts, [B, S, K], and their weights, [B, S, K], in fp32 at least;
@@ -131,7 +130,9 @@ def part_here(parameter: Tensor, factor: float = 1.0) -> Tensor:
 
     placements = [Partial() if each.is_replicate() else each for each in parameter.placements]
     here: Tensor = parameter.to_local(grad_placements=placements)
-    return here if factor == 1 else _Scaled.apply(here, factor)  # type: ignore[no-untyped-call]
+    if here.requires_grad and factor != 1:
+        here.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
+    return here
 
 
 def count_routes(experts_BR: Tensor, experts: int) -> Tensor:
@@ -167,6 +168,7 @@ class ExpertLinear(nn.Module):
 
     def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__()
+        self.in_features, self.out_features = inputs, outputs
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
         nn.init.kaiming_uniform_(self.weight.flatten(0, 1), a=math.sqrt(5))
         self.bias = nn.Parameter(torch.zeros(experts, outputs)) if bias else None
@@ -183,19 +185,6 @@ class ExpertLinear(nn.Module):
         # selective checkpointing would keep the result of `addmm`.
         has_RE = (rows_R[:, None] < ends_E) & (rows_R[:, None] >= ends_E - routes_E)
         return torch.addbmm(out_RF, has_RE.to(bias_EF.dtype)[None], bias_EF[None])
-
-
-class _Scaled(torch.autograd.Function):
-    """Returns its input; its gradient is multiplied by a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient * ctx.factor, None
 
 
 _Through = Callable[[Tensor, Tensor], Tensor]
@@ -216,7 +205,7 @@ class Experts(nn.Module):
         self.up_proj = ExpertLinear(experts, width, hidden, bias=config.mlp_bias)
         self.down_proj = ExpertLinear(experts, hidden, width, bias=config.mlp_bias)
         self.activation, self.gate_limit = activation, config.gate_limit
-        self.exchange: Callable[[_Through, Tensor, Tensor], Tensor] | None = None
+        self.exchange: Callable[[_Through, Tensor, Tensor], Tensor] = _all_here
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Map [B, S, D] to [B, S, D]."""
@@ -226,11 +215,7 @@ class Experts(nn.Module):
         routes_E = routes_BE.sum(dim=0).to(torch.int32)
         x_TKD = x_BSD.flatten(0, 1).unsqueeze(1).expand(-1, experts_BSK.shape[-1], -1)
         x_RD = permuted(x_TKD.flatten(0, 1), order_R, places_R)
-        if self.exchange is None:
-            y_RD = self._through(x_RD, routes_E)
-        else:
-            y_RD = self.exchange(self._through, x_RD, routes_E)
-        y_RD = permuted(y_RD, places_R, order_R)
+        y_RD = permuted(self.exchange(self._through, x_RD, routes_E), places_R, order_R)
         y_TKD = y_RD.view(*x_TKD.shape)
         weights_TK1 = weights_BSK.flatten(0, 1).unsqueeze(-1).to(y_TKD.dtype)
         out_TD: Tensor = (y_TKD * weights_TK1).sum(dim=1)
@@ -246,6 +231,10 @@ class Experts(nn.Module):
         h_RF = self.activation(gate_RF) * up_RF
         out_RD: Tensor = self.down_proj(h_RF, routes_E)
         return out_RD
+
+
+def _all_here(through: _Through, x_RD: Tensor, routes_E: Tensor) -> Tensor:
+    return through(x_RD, routes_E)
 
 
 def inverse(order_R: Tensor) -> Tensor:
@@ -286,7 +275,8 @@ def product_by_expert(x_RD: Tensor, weight_EFD: Tensor, routes_E: Tensor) -> Ten
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         x_RD, weight_EFD = x_RD.to(dtype), weight_EFD.to(dtype)
-    if kind == "cuda" and x_RD.dtype == torch.bfloat16:
+    is_aligned = not any(size % 8 for size in weight_EFD.shape[1:])  # not so a rank of 4
+    if kind == "cuda" and x_RD.dtype == torch.bfloat16 and is_aligned:
         ends_E = routes_E.cumsum(0, dtype=torch.int32)
         grouped: Tensor = F.grouped_mm(x_RD, weight_EFD.transpose(1, 2), offs=ends_E)
         return grouped
@@ -300,12 +290,8 @@ def product_by_expert(x_RD: Tensor, weight_EFD: Tensor, routes_E: Tensor) -> Ten
 
 @torch.library.custom_op("penstock::product_by_expert", mutates_args=())
 def _product_by_expert(x_RD: Tensor, weight_EFD: Tensor, routes_E: Tensor) -> Tensor:
-    out_RF = x_RD.new_empty(len(x_RD), weight_EFD.shape[1])
-    numbers = routes_E.tolist()
-    rows = torch.split(x_RD, numbers), torch.split(out_RF, numbers)
-    for x, out, weight in zip(*rows, weight_EFD, strict=True):
-        torch.mm(x, weight.T, out=out)
-    return out_RF
+    rows = torch.split(x_RD, routes_E.tolist())
+    return torch.cat([x @ weight.T for x, weight in zip(rows, weight_EFD, strict=True)])
 
 
 @_product_by_expert.register_fake
@@ -316,13 +302,8 @@ def _(x_RD: Tensor, weight_EFD: Tensor, routes_E: Tensor) -> Tensor:  # noqa: AR
 @torch.library.custom_op("penstock::gradient_by_expert", mutates_args=())
 def _gradient_by_expert(gradient_RF: Tensor, x_RD: Tensor, routes_E: Tensor) -> Tensor:
     """Return the gradient of each expert's weight, [E, F, D]."""
-    numbers = routes_E.tolist()
-    out_EFD = x_RD.new_empty(len(routes_E), gradient_RF.shape[1], x_RD.shape[1])
-    for gradient, x, out in zip(
-        torch.split(gradient_RF, numbers), torch.split(x_RD, numbers), out_EFD, strict=True
-    ):
-        torch.mm(gradient.T, x, out=out)
-    return out_EFD
+    rows = (torch.split(each, routes_E.tolist()) for each in (gradient_RF, x_RD))
+    return torch.stack([gradient.T @ x for gradient, x in zip(*rows, strict=True)])
 
 
 @_gradient_by_expert.register_fake

@@ -48,7 +48,8 @@ _DEEPSEEK = (
 )
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
-_TOGETHER = {"mlp.experts.gate_up_proj": _GATE_UP, "mlp.experts.down_proj": ("mlp.down_proj",)}
+# As modules of `transformers` hold a mixture's experts.
+TOGETHER = {"mlp.experts.gate_up_proj": _GATE_UP, "mlp.experts.down_proj": ("mlp.down_proj",)}
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt_oss": Family(
         "GptOssForCausalLM",
-        names=TensorNames(fused=_TOGETHER),
+        names=TensorNames(fused=TOGETHER),
         shape=SHAPE | {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
         flags={"full_attention_every": 2, "mlp_bias": True, "norm_topk_prob": True, "sinks": True},
         options={

@@ -50,14 +50,17 @@ def base_prefix(config: DecoderConfig) -> str:
     return find_family(config.family).names.base + "."
 
 
-def stored_tensors(config: DecoderConfig, shapes: Shapes) -> Iterator[Stored]:
+def stored_tensors(
+    config: DecoderConfig, shapes: Shapes, names: TensorNames | None = None
+) -> Iterator[Stored]:
     """Yield the stored tensors that hold these parameters, in the parameters' order.
 
     Args:
         config: The config of the model.
         shapes: Shapes by canonical name, of a whole model or a part; tied parameters once.
+        names: The names; by default the family's.
     """
-    names = find_family(config.family).names
+    names = names or find_family(config.family).names
     for parameter, shape in shapes.items():
         module, _, kind = parameter.rpartition(".")
         layer, inside = _layer(module)

@@ -1,7 +1,8 @@
 """LoRA: the model is frozen, and thin matrices beside its linear layers are trained instead.
 
 A layer W [out, in] becomes W + alpha / rank · B A, with A [rank, in] and B [out, rank] (Hu et al.
-2021). Over a base in NF4 it is QLoRA (Dettmers et al. 2023).
+2021). Over a base in NF4 it is QLoRA (Dettmers et al. 2023). Of a mixture, each expert has an A and
+a B of its own.
 """
 
 import math
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
-from pipelines.models.config import DecoderConfig
+from pipelines.models.experts import ExpertLinear
 from pipelines.models.quantization import NF4Linear
 from pipelines.models.transformer import Transformer
-from pipelines.models.weights import canonical_name, fill, named_generator, whole
+from pipelines.models.weights import Place, canonical_name, fill, named_generator, whole
 from pipelines.recipe.training_section import Adapter
+
+Linear = nn.Linear | ExpertLinear
 
 
 class Size(NamedTuple):
@@ -35,26 +38,26 @@ class LoRALinear(nn.Module):
     """A frozen linear layer with an adapter.
 
     Attributes:
-        base: The frozen layer.
+        base: The frozen layer; one of experts reads with its inputs how many rows each of them has.
         lora_a: Maps in to rank.
         lora_b: Maps rank to out; zero at first, so that the adapter changes nothing.
         scale: The factor of their product.
     """
 
-    def __init__(self, base: nn.Linear | NF4Linear, size: Size, dropout: float = 0.0) -> None:
+    def __init__(self, base: Linear | NF4Linear, size: Size, dropout: float = 0.0) -> None:
         super().__init__()
         self.base = base
-        device = next(base.parameters()).device
-        self.lora_a = nn.Linear(base.in_features, size.rank, bias=False, device=device)
-        self.lora_b = nn.Linear(size.rank, base.out_features, bias=False, device=device)
+        with next(base.parameters()).device:
+            self.lora_a = _like(base, base.in_features, size.rank)
+            self.lora_b = _like(base, size.rank, base.out_features)
         nn.init.zeros_(self.lora_b.weight)
         self.scale = size.scale
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., in] to [..., out]."""
-        thin = self.lora_a(self.dropout(x)) * self.scale
-        return self.base(x) + self.lora_b(thin)  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, *routes: Tensor) -> Tensor:
+        """Map [..., in] to [..., out]; `routes` is what a layer of experts reads besides."""
+        thin = self.lora_a(self.dropout(x), *routes) * self.scale
+        return self.base(x, *routes) + self.lora_b(thin, *routes)  # type: ignore[no-any-return]
 
     @property
     def size(self) -> Size:
@@ -62,15 +65,19 @@ class LoRALinear(nn.Module):
         return Size(self.lora_a.out_features, self.scale)
 
     @property
+    def frozen(self) -> Place:
+        """The frozen weight; of a layer in NF4, the layer stands for it."""
+        return self.base if isinstance(self.base, NF4Linear) else self.base.weight
+
+    @property
     def shape(self) -> torch.Size:
         """The shape of the frozen weight."""
-        return torch.Size((self.base.out_features, self.base.in_features))
+        return self.frozen.shape
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of the frozen weight."""
-        base = self.base
-        return base.dtype if isinstance(base, NF4Linear) else base.weight.dtype
+        return self.frozen.dtype
 
     @property
     def device(self) -> torch.device:
@@ -79,18 +86,25 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def fill(self, weight: Tensor) -> None:
-        """Copy in the frozen weight [out, in]; if sharded, copy only this process's part."""
-        fill(self.base if isinstance(self.base, NF4Linear) else self.base.weight, weight)
+        """Copy in the frozen weight, or only this process's part if it is sharded."""
+        fill(self.frozen, weight)
 
     @torch.no_grad()
     def whole(self) -> Tensor:
-        """Return W + alpha / rank · B A [out, in], summed in fp32, in the type of W.
+        """Return W + alpha / rank · B A, summed in fp32, in the type of W.
 
         If the layer is sharded, all processes that share it must call this.
         """
-        weight = whole(self.base if isinstance(self.base, NF4Linear) else self.base.weight)
+        weight = whole(self.frozen)
         product = whole(self.lora_b.weight).float() @ whole(self.lora_a.weight).float()
         return (weight.float() + self.scale * product).to(weight.dtype)
+
+
+def _like(layer: nn.Module, inputs: int, outputs: int) -> Linear:
+    """Return a new layer without a bias; beside one of experts, for as many of them."""
+    if isinstance(layer, ExpertLinear):
+        return ExpertLinear(len(layer.weight), inputs, outputs, bias=False)
+    return nn.Linear(inputs, outputs, bias=False)
 
 
 def chosen_sizes(model: Transformer, adapter: Adapter) -> dict[str, Size]:
@@ -99,7 +113,7 @@ def chosen_sizes(model: Transformer, adapter: Adapter) -> dict[str, Size]:
     Raises:
         UserError: a target is not a linear layer of this model.
     """
-    linears = _linears(model)
+    linears = linear_layers(model)
     known = {_last(name) for name in linears}
     for target in adapter.targets:
         if target not in known:
@@ -131,10 +145,19 @@ def add_adapters(
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         parameter.data = parameter.data.to(dtype)
-    for name, linear in _linears(model).items():
+    for name, linear in linear_layers(model).items():
         if (size := sizes.get(name)) is not None:
-            base = NF4Linear(linear) if adapter.kind == "qlora" else linear
-            _replace(model, name, LoRALinear(base, size, adapter.dropout))
+            base = _quantised(name, linear) if adapter.kind == "qlora" else linear
+            model.set_submodule(name, LoRALinear(base, size, adapter.dropout))
+
+
+def _quantised(name: str, layer: Linear) -> NF4Linear:
+    if isinstance(layer, ExpertLinear):
+        raise UserError(
+            f"adapter.kind = qlora: not on {name}, as NF4 is for layers of one matrix and not of "
+            "experts; set lora, or adapter.targets to layers of attention"
+        )
+    return NF4Linear(layer)
 
 
 def init_adapters(model: nn.Module, seed: int) -> None:
@@ -160,33 +183,13 @@ def adapted_layers(model: nn.Module) -> dict[str, LoRALinear]:
     }
 
 
-def merge(model: nn.Module) -> None:
-    """Replace adapted layers with plain linear layers, in place, rounded to the weight's type."""
-    for name, layer in adapted_layers(model).items():
-        with torch.device("meta"):
-            linear = nn.Linear(layer.base.in_features, layer.base.out_features, bias=False)
-        linear.weight = nn.Parameter(layer.whole())
-        linear.bias = layer.base.bias
-        _replace(model, name, linear)
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
-
-
-def _linears(model: Transformer) -> dict[str, nn.Linear]:
-    """Return the linear layers of the transformer blocks, by name; of mixtures, attention's."""
+def linear_layers(model: Transformer) -> dict[str, Linear]:
+    """Return the linear layers of the transformer blocks, by name; a router is none."""
     return {
         name: module
         for name, module in model.named_modules()
-        if is_adaptable(model.config, name) and isinstance(module, nn.Linear)
+        if name.startswith("layers.") and isinstance(module, (nn.Linear, ExpertLinear))
     }
-
-
-def is_adaptable(config: DecoderConfig, name: str) -> bool:
-    """Return whether an adapter may lie beside what has this name: a layer or its weight."""
-    return name.startswith("layers.") and (".self_attn." in name or not config.experts)
 
 
 def _last(name: str) -> str:

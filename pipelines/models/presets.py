@@ -20,6 +20,7 @@ _QWEN: dict[str, Any] = {
     "norm_eps": 1e-6,
     "tie_embeddings": True,
 }
+_MIXTRAL = flags("mixtral") | {"experts": 8, "experts_per_token": 2}
 _GPT_OSS = flags("gpt_oss") | {"width": 2880, "heads": 64, "kv_heads": 8, "head_dim": 64}
 _GPT_OSS |= {"hidden": 2880, "experts_per_token": 4, "vocab_size": 201_088}
 _GPT_OSS |= {"context_length": 131_072, "rope_scaling": Yarn(32.0, 4096, truncate=False)}
@@ -121,39 +122,21 @@ PRESETS: dict[str, DecoderConfig] = {
     ),
     # Mixtures of experts; the first is named after all of its parameters and those of a token.
     "mixtral-3m-a1m": DecoderConfig(
-        layers=4,
-        width=128,
-        heads=4,
-        kv_heads=2,
-        hidden=192,
-        experts=8,
-        experts_per_token=2,
-        **flags("mixtral") | {"tie_embeddings": True},
+        **_MIXTRAL
+        | {"layers": 4, "width": 128, "heads": 4, "kv_heads": 2, "hidden": 192}
+        | {"tie_embeddings": True},
     ),
     "mixtral-8x7b": DecoderConfig(
-        layers=32,
-        width=4096,
-        heads=32,
-        kv_heads=8,
-        hidden=14_336,
-        experts=8,
-        experts_per_token=2,
-        vocab_size=32_000,
-        context_length=32_768,
-        rope_theta=1e6,
-        **flags("mixtral"),
+        **_MIXTRAL
+        | {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "hidden": 14_336}
+        | {"vocab_size": 32_000, "context_length": 32_768, "rope_theta": 1e6},
     ),
     "qwen3-30b-a3b": DecoderConfig(
-        layers=48,
-        width=2048,
-        heads=32,
-        kv_heads=4,
-        head_dim=128,
-        hidden=768,
-        experts=128,
-        experts_per_token=8,
-        context_length=40_960,
-        **flags("qwen3_moe") | _QWEN | {"tie_embeddings": False, "norm_topk_prob": True},
+        **flags("qwen3_moe")
+        | _QWEN
+        | {"layers": 48, "width": 2048, "heads": 32, "kv_heads": 4, "head_dim": 128}
+        | {"hidden": 768, "experts": 128, "experts_per_token": 8, "context_length": 40_960}
+        | {"tie_embeddings": False, "norm_topk_prob": True},
     ),
     "gpt-oss-20b": DecoderConfig(layers=24, experts=32, **_GPT_OSS),
     "gpt-oss-120b": DecoderConfig(layers=36, experts=128, **_GPT_OSS),

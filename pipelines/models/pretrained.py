@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json
@@ -147,8 +147,8 @@ def _expert_here(place: Place, expert: int) -> _Part | None:
 
 def _weight(place: Place) -> Place:
     """Return the frozen weight where a place is a layer with an adapter, unless that is NF4."""
-    if isinstance(place, LoRALinear) and isinstance(place.base, nn.Linear):
-        return place.base.weight.detach()
+    if isinstance(place, LoRALinear) and isinstance(place.frozen, Tensor):
+        return place.frozen.detach()
     return place
 
 

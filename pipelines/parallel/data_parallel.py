@@ -44,7 +44,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pipelines.models.experts import Experts
-from pipelines.parallel.expert_parallel import expert_layers, sharded_dimension
+from pipelines.parallel.expert_parallel import sharded_dimensions
 from pipelines.parallel.mesh import Mesh
 from pipelines.recipe.training_section import Parallel
 
@@ -184,16 +184,14 @@ def shard(
     divide = partial(fully_shard, mp_policy=policy, offload_policy=offload)
     if same_experts is not None:
         copies = mesh.along("dp_replicate")
-        theirs = same_experts
-        if copies is not None:
-            theirs = DeviceMesh._concatenate([copies, same_experts])
+        theirs = same_experts if copies is None else DeviceMesh._concatenate([copies, same_experts])
         for block in blocks:
             if isinstance(block.mlp, Experts):
                 divide(
-                    expert_layers(block.mlp),
+                    [block.mlp.gate_proj, block.mlp.up_proj, block.mlp.down_proj],
                     mesh=theirs,
                     reshard_after_forward=gives_up,
-                    shard_placement_fn=sharded_dimension,
+                    shard_placement_fn=sharded_dimensions(block.mlp).get,
                 )
     for module in (*blocks, part):
         # What the root gathers, its backward pass needs at once.

@@ -105,11 +105,10 @@ def _check_experts(config: DecoderConfig, layout: Layout, recipe: Recipe) -> Non
             "train.precision = fp8: not with a mixture of experts, whose products it does not "
             "round; set bf16"
         )
-    experts = [name for name in adapter.targets if name in _OF_EXPERTS]
-    if adapter.kind != "none" and experts:
+    if adapter.kind == "qlora" and trains_experts(config, adapter):
         raise UserError(
-            f"adapter.targets: not {', '.join(experts)} of a mixture of experts; name layers of "
-            "attention, or none for all of these"
+            "adapter.kind = qlora: not on the experts of a mixture, as NF4 is for layers of one "
+            "matrix; set lora, or adapter.targets to layers of attention"
         )
     # What is added to even out the batches predicts nothing, but would be routed.
     micro = 1 if train.micro_batch_size == "auto" else train.micro_batch_size
@@ -146,7 +145,8 @@ def _check_expert_parallel(config: DecoderConfig, layout: Layout, recipe: Recipe
             f"train.compile: not with parallel.ep({ep}), whose exchanges can't be compiled; set "
             "auto or false"
         )
-    if recipe.train.optimizer == "adamw_8bit" and layout.tp > 1:
+    adapted = recipe.adapter.kind != "none" and trains_experts(config, recipe.adapter)
+    if recipe.train.optimizer == "adamw_8bit" and (layout.tp > 1 or adapted):
         raise UserError(
             f"train.optimizer = adamw_8bit: not with parallel.ep({ep}) * tp({layout.tp}), which "
             "divide rows; set adamw or muon"
@@ -243,14 +243,21 @@ def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     return {name: (rows, columns) for name, (rows, columns, _) in config.matrices.items()}
 
 
-def number_of(config: DecoderConfig, name: str) -> float:
-    """Return how many matrices of that name a block has, the mean: one, or one of each expert."""
-    return config.matrices[name][2] / config.layers
-
-
 def is_of_experts(config: DecoderConfig, name: str) -> bool:
     """Return whether each expert of a block has a matrix of that name."""
     return config.experts > 0 and name in _OF_EXPERTS
+
+
+def adapted_matrices(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[int, int, int]]:
+    """Return those of `config.matrices` that get an adapter; loaded ones have other targets."""
+    matrices, targets = config.matrices, adapter.targets
+    return {n: matrices[n] for n in matrices if not targets or n.rpartition(".")[2] in targets}
+
+
+def trains_experts(config: DecoderConfig, adapter: Adapter) -> bool:
+    """Return whether a mixture's experts are trained, or adapters beside them."""
+    adapted = adapted_matrices(config, adapter)
+    return adapter.kind == "none" or any(is_of_experts(config, name) for name in adapted)
 
 
 def gathers_in_fp8(

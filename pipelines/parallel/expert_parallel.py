@@ -10,7 +10,6 @@ L experts of a process, A rows that arrive at one.
 # ruff: noqa: N803, N806 (names that end in their shape)
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -60,20 +59,15 @@ class Exchange:
 
 def expert_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     """Give a decoder, or a stage of one, its experts, in place, after `tensor_parallel`."""
-    for number in part.routers:
-        experts = cast("Experts", part.get_submodule(f"layers.{number}.mlp"))
-        experts.exchange = Exchange(mesh)
-        for linear in expert_layers(experts):
-            for name, each in list(linear.named_parameters()):
+    for module in part.modules():
+        if isinstance(module, Experts):
+            module.exchange = Exchange(mesh)
+        if isinstance(module, ExpertLinear):
+            for name, each in list(module.named_parameters()):
                 mine = nn.Parameter(_experts_here(each, mesh), each.requires_grad)
-                linear.register_parameter(name, mine)
+                module.register_parameter(name, mine)
             # They add up over the tokens of all these processes, by which FSDP does not divide.
-            linear.gradient_factor = 1 / mesh.size()
-
-
-def expert_layers(experts: Experts) -> list[ExpertLinear]:
-    """Return the layers whose weights belong to experts, not to the router."""
-    return [experts.gate_proj, experts.up_proj, experts.down_proj]
+            module.gradient_factor = 1 / mesh.size()
 
 
 def _experts_here(weight: Tensor, mesh: DeviceMesh) -> DTensor:
@@ -88,7 +82,13 @@ def _experts_here(weight: Tensor, mesh: DeviceMesh) -> DTensor:
     return DTensor.from_local(mine, devices, placements, run_check=False)
 
 
-def sharded_dimension(weight: nn.Parameter) -> Shard:
-    """Return along which dimension of experts a parameter is sharded: if it can, a whole one."""
-    by_features = isinstance(weight, DTensor) and Shard(1) in weight.placements
-    return Shard(2) if by_features and weight.ndim == 3 else Shard(1)
+def sharded_dimensions(experts: Experts) -> dict[nn.Parameter, Shard]:
+    """Return along which dimension each parameter of experts is sharded: if it can, a whole one,
+    but never along the rank of an adapter.
+    """
+    found = {}
+    for name, weight in experts.named_parameters():
+        by_features = isinstance(weight, DTensor) and Shard(1) in weight.placements
+        by_columns = by_features and weight.ndim == 3 and "lora_b" not in name
+        found[weight] = Shard(2) if by_columns or "lora_a" in name else Shard(1)
+    return found

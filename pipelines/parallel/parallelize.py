@@ -32,6 +32,7 @@ from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
+    SAC_IGNORED_OPS,
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
@@ -75,6 +76,10 @@ _KEPT_BY_NAME = {
     "penstock::product_by_expert",
     "penstock::nf4_product",
 }
+# The hooks of FSDP run at other times when a block is computed again.
+SAC_IGNORED_OPS.add(torch.ops.profiler._record_function_enter_new.default)
+SAC_IGNORED_OPS.add(torch.ops.profiler._record_function_exit._RecordFunction)
+_OF_ADAPTERS = ("aten::mm", "aten::_grouped_mm", "penstock::product_by_expert")
 
 
 def checkpoint_activations(
@@ -114,7 +119,8 @@ def _checkpointed(forward: Any, further: dict[str, Any]) -> Any:
 def _policy(
     adapter_ranks: set[int], _context: Any, operator: Any, *arguments: Any, **_named: Any
 ) -> CheckpointPolicy:
-    is_second_of_adapter = operator is _aten.mm.default and arguments[0].shape[1] in adapter_ranks
+    is_product = operator.name() in _OF_ADAPTERS
+    is_second_of_adapter = is_product and arguments[0].shape[1] in adapter_ranks
     is_kept = operator in _KEPT or operator.name() in _KEPT_BY_NAME
     if is_kept and not is_second_of_adapter:
         return CheckpointPolicy.MUST_SAVE

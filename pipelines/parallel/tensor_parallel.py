@@ -15,7 +15,7 @@ in NF4 is divided by `quantized_parallel.py`.
 """
 
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,7 @@ from torch.nn.functional import embedding
 
 from pipelines.core.errors import UserError
 from pipelines.loading.dataloader import IGNORED
-from pipelines.models.experts import Experts
+from pipelines.models.experts import ExpertLinear
 from pipelines.models.lora import LoRALinear
 from pipelines.models.quantization import NF4Linear
 from pipelines.models.transformer import Block, FeedForward, Transformer
@@ -238,17 +238,15 @@ class _ExpertFeatures(_GatheredInput):
     output lies over the processes as the input does.
     """
 
-    _placements: ClassVar[dict[str, Placement]] = {
-        "router": Replicate(),
-        "gate_proj": Shard(1),
-        "up_proj": Shard(1),
-        "down_proj": Shard(2),
-    }
+    _whole = ("router", "gate_proj.lora_a", "up_proj.lora_a", "down_proj.lora_b")
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for name, placement in self._placements.items():
-            _divide(module.get_submodule(name), placement, device_mesh, self.src_data_rank)
-        cast("Experts", module).down_proj.bias_factor = 1 / device_mesh.size()
+        for name, part in module.named_modules():
+            by_rows = name.startswith("down_proj")
+            lies = Replicate() if name in self._whole else Shard(2 if by_rows else 1)
+            _divide(part, lies, device_mesh, self.src_data_rank)
+            if by_rows and isinstance(part, ExpertLinear):
+                part.bias_factor = 1 / device_mesh.size()
         module.register_forward_hook(partial(self._add_up, device_mesh))
         return super()._apply(module, device_mesh)
 
@@ -378,12 +376,9 @@ def _with_adapters(
         by_columns = isinstance(style, ColwiseParallel)
         quantized = QuantizedColumns() if by_columns else QuantizedRows(stream)
         found[f"{name}.base"] = quantized if isinstance(layer.base, NF4Linear) else style
-        if isinstance(style, Replicated):
+        if by_columns or isinstance(style, Replicated):
             whole = Replicated(Replicate(), Replicate())
             found |= {f"{name}.lora_a": whole, f"{name}.lora_b": style}
-        elif by_columns:
-            found[f"{name}.lora_a"] = Replicated(Replicate(), Replicate())
-            found[f"{name}.lora_b"] = ColwiseParallel()
         else:
             found[f"{name}.lora_a"] = _RowwiseParallel(output_layouts=stream)
             found[f"{name}.lora_b"] = Replicated(stream, stream, local=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.layout import stage_count
 from pipelines.planning.hardware import Hardware
-from pipelines.planning.memory_state import NF4, muon_batches
+from pipelines.planning.memory_state import NF4, adapter_parameters, muon_batches
 from pipelines.planning.memory_training import BF16, FP32, Training, gathered_bytes
 
 # The reached part of a link's datasheet rate: NCCL's maintainer reports 370 of 450 GB/s
@@ -173,7 +173,10 @@ def _data_parallel(
         alike = Group.of(training.shards // training.ep, layout.tp * training.ep, per_node)
         part = config.layers * config.expert_parameters / parameters
         theirs = part * held * _gathered(training, trained, 1.0, size)
-        of_theirs = part * gradients if training.trains_all else 0.0
+        if not training.trains_all:
+            of_experts = adapter_parameters(config, training.adapter, of_experts=True)
+            part = of_experts / adapter_parameters(config, training.adapter)
+        of_theirs = part * gradients
         weights += alike.gather(theirs / training.ep, hardware) - shards.gather(theirs, hardware)
         divided += alike.gather(of_theirs / training.ep, hardware)
         divided -= shards.gather(of_theirs, hardware)

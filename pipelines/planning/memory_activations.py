@@ -5,8 +5,8 @@ that autograd keeps for this project's model, without and with `torch.compile`.
 """
 
 from pipelines.models.config import DecoderConfig
+from pipelines.parallel.division import adapted_matrices, is_of_experts, trains_experts
 from pipelines.parallel.layout import stage_count, stage_numbers
-from pipelines.planning.memory_state import adapted_shapes
 from pipelines.planning.memory_training import FP32, Training, layers_of
 
 INT64 = 8
@@ -162,8 +162,8 @@ def _block_eager(config: DecoderConfig, training: Training) -> float:
         # partial rotation of heads.
         heads += config.heads
     feed_forward = (6 if config.gate_limit else 4 if config.gated else 2) * config.hidden_per_token
-    if config.experts and not training.trains_all:  # inputs of frozen products are not kept
-        feed_forward -= config.hidden_per_token
+    if config.experts and not trains_experts(config, training.adapter):
+        feed_forward -= config.hidden_per_token  # inputs of frozen products are not kept
     # Under tensor parallelism, the norms' results are gathered for the matrix products.
     whole = layout.tp * (norms * config.width + 2 * config.latents)
     inner = heads * config.head_width + feed_forward + _adapters(config, training)
@@ -178,7 +178,7 @@ def _routed(config: DecoderConfig, training: Training) -> float:
     normalised, number, and places in the order of experts and back; and what goes into the experts
     and comes out of them. Tensor parallel processes all have all of it.
     """
-    width = (2 if training.trains_all else 1) * config.width * training.compute_bytes
+    width = (1 + trains_experts(config, training.adapter)) * config.width * training.compute_bytes
     chosen = config.experts_per_token * (width + 2 * FP32 + 4 * INT64)
     return training.layout.tp * (chosen + config.experts * 2 * FP32)
 
@@ -203,9 +203,12 @@ def _adapters(config: DecoderConfig, training: Training) -> float:
     """Return how many numbers per position a block's adapters keep: thin results and dropout."""
     if training.trains_all:
         return 0.0
-    shapes = adapted_shapes(config, training.adapter).values()
-    dropped = sum(columns for _, columns in shapes) if training.adapter.dropout else 0
-    return len(shapes) * training.adapter.rank + 1.5 * dropped  # and its mask
+    kept, adapter = 0.0, training.adapter
+    for name, (_, columns, number) in adapted_matrices(config, adapter).items():
+        dropped = 1.5 * columns if adapter.dropout else 0  # and its mask
+        chosen = config.experts_per_token / config.experts if is_of_experts(config, name) else 1
+        kept += chosen * number / config.layers * (adapter.rank + dropped)
+    return kept
 
 
 def _stream(config: DecoderConfig, training: Training) -> int:

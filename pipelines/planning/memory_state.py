@@ -13,9 +13,9 @@ from typing import NamedTuple
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.division import (
     BY_ROWS,
-    linear_shapes,
+    adapted_matrices,
+    is_of_experts,
     moments_block,
-    number_of,
 )
 from pipelines.planning.memory_training import (
     FP32,
@@ -147,13 +147,11 @@ def _decoded_bytes(config: DecoderConfig, training: Training) -> float:
     """Return the bytes to decode the moments of a matrix, or of a part of it; compiled, none."""
     if training.compiled or training.cpu_offload:
         return 0.0
-    shapes = linear_shapes(config)
+    numbers = [prod(matrix) for matrix in config.matrices.values()]
     if not training.trains_all:
-        rank = training.adapter.rank
-        adapted = adapted_shapes(config, training.adapter)
-        shapes = {name: (rank, max(shape)) for name, shape in adapted.items()}
-    whole = max(number_of(config, name) * prod(shape) for name, shape in shapes.items())
-    largest = whole / training.layout.tp / training.shards
+        rank, adapted = training.adapter.rank, adapted_matrices(config, training.adapter)
+        numbers = [rank * max(rows, columns) * many for rows, columns, many in adapted.values()]
+    largest = max(numbers) / config.layers / training.layout.tp / training.shards
     return min(largest, _DECODED_TOGETHER) * _DECODED_BYTES
 
 
@@ -167,9 +165,10 @@ def muon_batches(config: DecoderConfig, training: Training) -> list[tuple[int, i
     if training.optimizer != "muon" or not training.trains_all:
         return []
     matrices: Counter[tuple[int, ...]] = Counter()
-    for name, shape in linear_shapes(config).items():
-        number = number_of(config, name) * layers_of(config, training)
-        matrices[tuple(sorted(shape))] += round(number)
+    for *shape, number in config.matrices.values():
+        matrices[tuple(sorted(shape))] += round(
+            number / config.layers * layers_of(config, training)
+        )
     batches = []
     for lying, number in matrices.items():
         together = max(1, _MUON_TOGETHER // prod(lying))
@@ -178,21 +177,13 @@ def muon_batches(config: DecoderConfig, training: Training) -> list[tuple[int, i
     return batches
 
 
-def adapted_shapes(config: DecoderConfig, adapter: Adapter) -> dict[str, tuple[int, int]]:
-    """Return the shapes of the matrices of a block that get an adapter; experts get none."""
-    shapes = linear_shapes(config)
-    targets = adapter.targets or shapes
-    return {
-        name: shape
-        for name, shape in shapes.items()
-        if name in targets and (name in config.attention_shapes or not config.experts)
-    }
-
-
-def adapter_parameters(config: DecoderConfig, adapter: Adapter) -> int:
-    """Return the number of trained parameters of a whole model with adapters."""
-    shapes = adapted_shapes(config, adapter).values()
-    return config.layers * adapter.rank * sum(rows + columns for rows, columns in shapes)
+def adapter_parameters(config: DecoderConfig, adapter: Adapter, *, of_experts: bool = False) -> int:
+    """Return the number of trained parameters of a whole model with adapters, or of its experts."""
+    return adapter.rank * sum(
+        (rows + columns) * number
+        for name, (rows, columns, number) in adapted_matrices(config, adapter).items()
+        if is_of_experts(config, name) or not of_experts
+    )
 
 
 def _held(config: DecoderConfig, training: Training) -> _Held:
@@ -281,9 +272,9 @@ def _moments(config: DecoderConfig, held: _Held, training: Training) -> float:
         block = moments_block(training.adapter.rank)
         return held.whole * (_in_8_bits(block) if training.optimizer == "adamw_8bit" else MOMENTS)
     saved = 0.0  # for each number of a block
-    for name, shape in linear_shapes(config).items():
-        kept = MOMENTS / 2 if training.optimizer == "muon" else _in_8_bits(moments_block(shape[1]))
-        part = number_of(config, name) * prod(shape) / config.layer_parameters
+    for rows, columns, number in config.matrices.values():
+        kept = MOMENTS / 2 if training.optimizer == "muon" else _in_8_bits(moments_block(columns))
+        part = rows * columns * number / config.layers / config.layer_parameters
         saved += part * (MOMENTS - kept)
     return held.whole * MOMENTS - (held.whole - held.root) * saved
 
@@ -297,8 +288,8 @@ def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
     """Return the bytes of the frozen weights; NF4 stores only the matrices that have adapters."""
     saved = 0.0  # bytes per parameter of a block
     if training.adapter.kind == "qlora":
-        adapted = adapted_shapes(config, training.adapter).values()
-        quantised = sum(rows * columns for rows, columns in adapted)
+        adapted = adapted_matrices(config, training.adapter).values()
+        quantised = sum(map(prod, adapted)) / config.layers
         saved = quantised / config.layer_parameters * (training.compute_bytes - NF4)
     whole = held.whole * training.compute_bytes - held.layers * held.block * saved
     if not training.is_fully_sharded:
@@ -311,9 +302,11 @@ def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
 def _adapters(config: DecoderConfig, training: Training) -> _Held:
     """Return the adapters' parameter counts; tensor parallelism divides one matrix of each two."""
     adapter, tp = training.adapter, training.layout.tp
-    block = adapter.rank * sum(
-        rows + columns / tp if name in BY_ROWS else rows / tp + columns
-        for name, (rows, columns) in adapted_shapes(config, adapter).items()
-    )
-    layers = layers_of(config, training)
-    return _Held(layers * block, 0, block, layers)
+    held = {
+        name: (rows + columns / tp if name.endswith(BY_ROWS) else rows / tp + columns)
+        * (adapter.rank * number / config.layers)
+        for name, (rows, columns, number) in adapted_matrices(config, adapter).items()
+    }
+    layers, block = layers_of(config, training), sum(held.values())
+    theirs = sum(held[name] for name in held if is_of_experts(config, name))
+    return _Held(layers * block, 0, block, layers, away=theirs * (1 - 1 / training.ep))

@@ -65,11 +65,14 @@ class Routing:
         norm = gradient_norm([each.weight for each in self._routers.values()], self._mesh)
         self.figures = figures = {"router_gradient_norm": norm.item()}
         self.shares = by_layer.tolist()
-        for number, shares in enumerate(self.shares, self._config.first_k_dense_replace):
+        parts = by_layer / self._config.experts_per_token
+        entropies = torch.special.entr(parts).sum(dim=1) / math.log(self._config.experts)
+        by_number = zip(self.shares, entropies.tolist(), strict=True)
+        for number, (shares, entropy) in enumerate(by_number, self._config.first_k_dense_replace):
             layer = f"experts_of_layer_{number:02}"
             figures[f"{layer}/largest_share"] = max(shares)
             figures[f"{layer}/smallest_share"] = min(shares)
-            figures[f"{layer}/entropy"] = _entropy(shares)
+            figures[f"{layer}/entropy"] = entropy
         self._watch(by_layer, steps)
 
     @torch.no_grad()
@@ -126,9 +129,3 @@ class Routing:
             f"layer {self._collapsed_layer} sent most of its tokens to one of its "
             f"{self._config.experts} experts for {self._collapsed_steps} steps"
         )
-
-
-def _entropy(shares: list[float]) -> float:
-    total = sum(shares)
-    parts = [share / total for share in shares if share > 0]
-    return -sum(part * math.log(part) for part in parts) / math.log(len(shares))

@@ -38,7 +38,7 @@ from tests.settled import FP32
 # within the 256 blocks that share a scale's scale.
 WIDE = {"width": 128, "hidden": 384, "qkv_bias": True, "output_bias": True, "mlp_bias": True}
 CONFIG = DecoderConfig(**SHAPE | WIDE)
-# Its adapters are in attention alone.
+# Their experts have adapters, too.
 MIXTURE = DecoderConfig(**SHAPE | flags("mixtral") | {"experts": 4, "experts_per_token": 2})
 GPT_OSS = {"experts": 4, "experts_per_token": 2, "kv_heads": 2, "sliding_window": 5}
 SINKS = DecoderConfig(**SHAPE | flags("gpt_oss") | GPT_OSS | {"rope_scaling": Yarn(4.0, 8)})
@@ -49,7 +49,20 @@ FURTHER = {"experts": MIXTURE, "sinks": SINKS, "latents": DecoderConfig(**SHAPE 
 FULL = {"sharding": "full"}
 CASES = {
     "experts-zero-3": ("experts", FULL, {}),
+    "experts-ddp": ("experts", {}, {}),
+    "experts-zero-1": ("experts", {"sharding": "optimizer"}, {}),
+    "experts-tp": ("experts", {"tp": 2}, {}),
+    "experts-1f1b": ("experts", {"pp": 2}, {}),
+    "experts-zero-bubble": ("experts", {"pp": 2, "schedule": "zero_bubble"}, {}),
+    "experts-cp": ("experts", {"cp": 2}, {}),
     "experts-ep": ("experts", FULL | {"ep": 2}, {}),
+    "experts-ep-selective": ("experts", FULL | {"ep": 2}, {"activation_checkpoint": "selective"}),
+    "experts-ep-fsdp": ("experts", FULL | {"ep": 2}, {}),
+    "experts-ep-tp": ("experts", FULL | {"ep": 2, "tp": 2}, {}),
+    "experts-ep-pp": ("experts", FULL | {"ep": 2, "pp": 2}, {}),
+    "experts-tp-fsdp": ("experts", FULL | {"tp": 2}, {}),
+    "experts-ep-tp-fsdp": ("experts", FULL | {"ep": 2, "tp": 2}, {}),
+    "sinks-ep-fsdp": ("sinks", FULL | {"ep": 2}, {}),
     "sinks-zero-3": ("sinks", FULL, {}),
     "sinks-tp": ("sinks", {"tp": 2}, {}),
     "sinks-cp": ("sinks", {"cp": 2}, {}),
@@ -102,15 +115,18 @@ CASES = {
     "qlora-zero-3-offload": ("qlora", FULL | {"cpu_offload": True}, {}),
 }
 FOUR = (
+    *("experts-ep-fsdp", "experts-ep-tp", "experts-ep-pp", "experts-tp-fsdp", "sinks-ep-fsdp"),
     *("lora-tp-zero-3", "lora-tp-cp", "lora-pp-replicas", "lora-pp-zero-3", "lora-pp-zero-2"),
     *("lora-pp-tp", "lora-pp-cp", "qlora-pp-zero-3", "qlora-pp-tp", "qlora-tp-zero-2"),
     *("qlora-tp-zero-3", "qlora-tp-replicas", "qlora-tp-cp"),
 )
+EIGHT = ("experts-ep-tp-fsdp",)
 IN_MAKE_TEST = ("lora-zero-3", "qlora-zero-3")
 CHAINS = {
     "pp-2 to one to pp-2": [(2, {"pp": 2}), (1, {}), (2, {"pp": 2, "schedule": "gpipe"})],
     "tp-2 to one to tp-2-fsdp-2": [(2, {"tp": 2}), (1, {}), (4, FULL | {"tp": 2})],
     "one to pp-2-fsdp-2 to fsdp-2": [(1, {}), (4, FULL | {"pp": 2}), (2, FULL)],
+    "ep-2-fsdp-2 to one to fsdp-2": [(4, FULL | {"ep": 2}), (1, {}), (2, FULL)],
 }
 
 
@@ -124,7 +140,13 @@ class Outcome(NamedTuple):
 
 def recipe(kind: str, base: Path, parallel: dict[str, Any], train: dict[str, Any]) -> Recipe:
     size = {"micro_batch_size": 1, "global_batch_size": 8}
-    pace = {"steps": 4, "warmup_steps": 1, "lr": 1e-2, "log_every": 1, "checkpoint_every": 1000}
+    pace = {
+        "steps": 20 if kind == "experts" else 4,
+        "warmup_steps": 1,
+        "lr": 1e-2,
+        "log_every": 1,
+        "checkpoint_every": 1000,
+    }
     return Recipe.model_validate(
         {
             "name": "t",
@@ -250,7 +272,7 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
     ("world", "kind", "parallel", "only_here"),
     [
         pytest.param(
-            4 if name in FOUR else 2,
+            8 if name in EIGHT else 4 if name in FOUR else 2,
             *case,
             id=name,
             marks=marks(name),
@@ -302,17 +324,20 @@ def check_written(ours: Path, theirs: Path) -> None:
 def test_a_run_goes_on_from_another_layouts_checkpoint(
     chain: list[tuple[int, dict[str, Any]]],
     base: Path,
+    mixtures: dict[str, Path],
     data: tuple[Path, Split],
     alone: Callable[[str], tuple[Outcome, Path]],
     pool: Callable[[int], Pool],
     tmp_path: Path,
 ) -> None:
-    expected, folder = alone("qlora")
+    kind = "experts" if any("ep" in parallel for _, parallel in chain) else "qlora"
+    read = mixtures.get(kind, base)
+    expected, folder = alone(kind)
     losses: list[float] = []
     for done, (world, parallel) in enumerate(chain):
         # Of a step that is told after a checkpoint, nothing is left.
         cut = None if done == len(chain) - 1 else done + 2
-        arguments = (recipe("qlora", base, parallel, {"checkpoint_every": 1}), data, tmp_path, cut)
+        arguments = (recipe(kind, read, parallel, {"checkpoint_every": 1}), data, tmp_path, cut)
         found = [train(*arguments)] if world == 1 else pool(world).run(train, *arguments)
         assert all(each.losses == found[0].losses for each in found)
         losses = losses[:done] + found[0].losses

@@ -12,7 +12,7 @@ from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
 from pipelines.data.tokens.tokenizer import Encoder, save_tokenizer, train_bpe
 from pipelines.models.config import DecoderConfig, RopeScaling
 from pipelines.models.families import flags
-from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters, merge
+from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters
 from pipelines.models.peft_format import save_adapter
 from pipelines.models.pretrained import load_pretrained, save_pretrained
 from pipelines.models.transformer import Transformer
@@ -90,7 +90,6 @@ def write_registered(
     for number, layer in enumerate(adapted_layers(model).values()):
         layer.lora_b.weight.data.normal_(0, 0.2, generator=torch.Generator().manual_seed(number))
     save_adapter(model, made.folder / "adapter")
-    merge(model)
     _write(model, made.folder, made.chat)
     return made
 

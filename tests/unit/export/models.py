@@ -14,7 +14,7 @@ from pipelines.data.tokens.tokenizer import (
     save_tokenizer,
     train_bpe,
 )
-from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters, merge
+from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters
 from pipelines.models.peft_format import save_adapter
 from pipelines.models.presets import preset
 from pipelines.models.pretrained import load_pretrained, save_pretrained
@@ -62,7 +62,6 @@ def write_adapted(folder: Path) -> tuple[Path, Path]:
         layer.lora_b.weight.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(number))
     registered = folder / "registered"
     save_adapter(model, registered / "adapter")
-    merge(model)
     return base, write_registered(model, registered)
 
 

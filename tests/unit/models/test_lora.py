@@ -6,7 +6,8 @@ import torch
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
-from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters, merge
+from pipelines.models.families import flags
+from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters
 from pipelines.models.presets import PRESETS
 from pipelines.models.pretrained import load_pretrained, load_weights, save_pretrained
 from pipelines.models.transformer import Transformer
@@ -91,9 +92,7 @@ def test_merged_logits_are_those_with_adapters(kind: str, tmp_path: Path) -> Non
     save_pretrained(model, tmp_path)  # merges a tensor at a time
     theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    merge(model)
-    assert model.state_dict().keys() == plain().state_dict().keys()
-    for logits in (model(tokens()), load_pretrained(tmp_path)(tokens()), theirs(tokens()).logits):
+    for logits in (load_pretrained(tmp_path)(tokens()), theirs(tokens()).logits):
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -138,6 +137,38 @@ def test_a_base_in_bf16_keeps_adapters_in_fp32() -> None:
         loss = model(tokens(), targets_BS=tokens())
     loss.backward()
     assert {e.grad.dtype for e in model.parameters() if e.grad is not None} == {torch.float32}
+
+
+EXPERTS = {"experts": 5, "experts_per_token": 2}
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_an_adapted_mixture_learns_what_its_merged_weights_say(family: str) -> None:
+    config = replace(SHAPE, **EXPERTS | flags(family) | {"full_attention_every": None})
+    model = adapt(plain(config))
+    assert len(adapted_layers(model)) == 7 * config.layers
+    merged = plain(config)
+    for name, layer in adapted_layers(model).items():
+        merged.get_parameter(f"{name}.weight").data = layer.whole()
+    losses = [each(tokens(), targets_BS=tokens()) for each in (model, merged)]
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    for name, layer in adapted_layers(model).items():
+        weight = merged.get_parameter(f"{name}.weight")
+        a, b = layer.lora_a.weight, layer.lora_b.weight
+        assert a.grad is not None and b.grad is not None and weight.grad is not None
+        expected = (
+            layer.scale * b.detach().mT @ weight.grad,
+            layer.scale * weight.grad @ a.detach().mT,
+        )
+        torch.testing.assert_close((a.grad, b.grad), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_experts_below_qlora_are_refused() -> None:
+    config = replace(SHAPE, **EXPERTS | flags("mixtral"))
+    with pytest.raises(UserError, match=r"qlora: not on layers\.0\.mlp\.\w+, .* set lora, or"):
+        adapt(plain(config), kind="qlora")
 
 
 def test_an_unknown_target_is_one_line() -> None:

@@ -24,18 +24,34 @@ FAMILIES = {
     "qwen3": "qwen3-0.6b",
     "phi3": "phi3-mini-4k",
     "gemma3": "gemma3-1b",
+    "mixtral": "mixtral-8x7b",
+    "qwen3_moe": "qwen3-30b-a3b",
     "gpt-oss": "gpt-oss-20b",
+    "deepseek": "deepseek-v3",
     "gpt2": "gpt2-124m",
     "gpt_neox": "pythia-160m",
     "gptj": "gpt-j-6b",
 }
-TARGETS: dict[str, list[str]] = {"all": [], "some": ["k_proj", "down_proj"]}
+TARGETS: dict[str, list[str]] = {
+    "all": [],
+    "some": ["k_proj", "kv_b_proj", "down_proj"],
+    "up": ["up_proj"],
+}
+
+
+EXPERTS = {"experts": 6, "experts_per_token": 2, "head_dim": 16}
+LATENTS = {"head_dim": None, "q_lora_rank": 20, "kv_lora_rank": 12, "first_k_dense_replace": 1}
+LATENTS |= {"qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 9, "dense_hidden": 80}
+LATENTS |= {"n_group": 1, "topk_group": 1}
 
 
 def shape(family: str) -> DecoderConfig:
     preset = PRESETS[FAMILIES[family]]
-    kv_heads = 4 if family.startswith("gpt") else 2
-    small = replace(preset, layers=2, width=64, heads=4, kv_heads=kv_heads, hidden=96)
+    kv_heads = 4 if family.startswith(("gpt", "deepseek")) else 2
+    # Beside the experts of DeepSeek's lie layers that have the experts' names.
+    further: dict[str, Any] = {"kv_heads": kv_heads} | (EXPERTS if preset.experts else {})
+    further |= LATENTS if family == "deepseek" else {}
+    small = replace(preset, layers=2, width=64, heads=4, hidden=96, **further)
     if family == "gemma3":
         small = replace(small, head_dim=16, full_attention_every=2, sliding_window=7)
     return small.sized(61, 24)
@@ -50,8 +66,8 @@ def plain(family: str) -> Transformer:
 def adapted(family: str, targets: list[str]) -> Transformer:
     """With adapters that do something."""
     model = plain(family)
-    if model.config.experts:  # which get no adapters
-        targets = [each for each in targets if each != "down_proj"]
+    known = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    targets = [each for each in targets if each in known]
     adapter = Adapter(kind="lora", rank=4, alpha=6, targets=tuple(targets))
     add_adapters(model, chosen_sizes(model, adapter), adapter)
     init_adapters(model, seed=3)
@@ -124,11 +140,14 @@ def test_we_read_what_peft_made(family: str, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
     save_pretrained(plain(family), tmp_path / "base")
+    is_mixture = shape(family).experts > 0
     config = LoraConfig(
         r=3,
         lora_alpha=5,
-        target_modules="all-linear",
-        alpha_pattern={"q_proj|query_key_value|c_attn": 9},
+        target_modules=["q_proj", "q_b_proj", "o_proj"] if is_mixture else "all-linear",
+        target_parameters=["experts.gate_up_proj", "experts.down_proj"] if is_mixture else None,
+        alpha_pattern={"q_proj|query_key_value|c_attn": 9, "experts.down_proj": 2},
+        rank_pattern={"experts.gate_up_proj": 4},
         use_rslora=True,
         fan_in_fan_out=family == "gpt2",
         init_lora_weights=False,

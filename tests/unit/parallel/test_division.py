@@ -105,8 +105,8 @@ def test_what_does_not_divide_is_one_line_with_its_numbers(
         (Layout(), {"train": {"precision": "fp8"}}, "precision = fp8: not with a mixture"),
         (
             Layout(),
-            {"adapter": {"kind": "lora", "targets": ["q_proj", "up_proj"]}},
-            r"adapter\.targets: not up_proj of a mixture of experts",
+            {"adapter": {"kind": "qlora", "targets": ["q_proj", "up_proj"]}},
+            r"adapter\.kind = qlora: not on the experts of a mixture, .* adapter\.targets",
         ),
         (
             Layout(dp_shard=4),

@@ -118,9 +118,14 @@ def test_weights_of_a_pipeline_are_those_of_its_largest_process(schedule: Schedu
 
 
 @pytest.mark.parametrize("kind", ["lora", "qlora"])
-@pytest.mark.parametrize("targets", [(), ("q_proj", "down_proj")])
-def test_bytes_of_adapters_and_of_what_is_below(kind: str, targets: tuple[str, ...]):
-    shape = replace(preset("llama3-8b"), layers=3, vocab_size=4096)
+@pytest.mark.parametrize("targets", [(), ("o_proj", "down_proj")])
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3"])
+def test_bytes_of_adapters_and_of_what_is_below(kind: str, targets: tuple[str, ...], model: str):
+    shape = replace(preset(model), layers=4, vocab_size=4096)
+    if shape.experts:
+        if kind == "qlora":  # not on experts
+            return
+        shape = replace(shape, experts=16, n_group=1, topk_group=1)
     adapter = Adapter.model_validate({"kind": kind, "rank": 8, "targets": targets})
     with torch.device("meta"):
         model = Transformer(shape)

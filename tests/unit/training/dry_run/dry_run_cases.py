@@ -185,6 +185,12 @@ FURTHER = {
     "experts, muon": Tried(train={"optimizer": "muon"}, shape=EXPERTS),
     "experts, 8 bits": Tried(train=IN_8_BITS, shape=EXPERTS),
     "experts, lora": Tried(adapter=LORA, shape=EXPERTS),
+    "experts, lora of attention": Tried(adapter=LORA | {"targets": ["q_proj"]}, shape=EXPERTS),
+    # Too much is planned for LoRA under tensor parallelism, without experts, too.
+    "experts, lora tensor": Tried(
+        8, FULL | {"tp": 2, "dp_shard": 4}, adapter=LORA, shape=EXPERTS, off=0.15
+    ),
+    "experts, lora selective": Tried(adapter=LORA, train=SELECTIVE, shape=EXPERTS),
     # A mask for each kind of layers.
     "sinks, one": Tried(graphs=2, shape=GPT_OSS),
     "sinks, sharded": Tried(8, FULL | {"dp_shard": 8}, graphs=2, shape=GPT_OSS),

@@ -82,8 +82,7 @@ class Attention(nn.Module):
         self.k_norm = build_head_norm(config) if config.qk_norm else nn.Identity()
         self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
         self.context = 0, 1
-        scalar = config.query_pre_attn_scalar
-        self.scale = None if scalar in (None, self.head_width) else scalar**-0.5
+        self.scale = config.score_scale
         self.arrival: nn.Module = nn.Identity()
 
     def _project(self, config: DecoderConfig) -> None:

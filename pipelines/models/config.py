@@ -1,5 +1,6 @@
 """The shape of a decoder; it imports no torch, so the CLI and the DAG can load it quickly."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,7 +27,9 @@ class Yarn:
         beta_fast: What turns at least so often within that context stays as it is.
         beta_slow: What turns at most so often is stretched in full.
         truncate: Whether the two bounds are whole numbers of a head's pairs of features.
-        attention_factor: What rotated queries and keys are multiplied by; None: by the factor.
+        attention_factor: What rotated queries and keys are multiplied by; None: by `stretch`.
+        mscale: In models such as DeepSeek-V3, how much `factor` counts for them,
+        mscale_all_dim: and for the scores; what these are multiplied by, rotated features lack.
     """
 
     factor: float
@@ -35,6 +38,12 @@ class Yarn:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+    def stretch(self, share: float = 1.0) -> float:
+        """Return what makes up for stretched positions (section 3.4)."""
+        return 1 + 0.1 * share * math.log(max(self.factor, 1))
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,14 @@ class DecoderConfig:
     def value_width(self) -> int:
         """Number of features of a head's values."""
         return self.v_head_dim or self.head_width
+
+    @property
+    def score_scale(self) -> float | None:
+        """What scores are multiplied by; None: 1 over the root of the head's width."""
+        scaling, scalar = self.rope_scaling, self.query_pre_attn_scalar or self.head_width
+        if self.kv_lora_rank and isinstance(scaling, Yarn) and scaling.mscale_all_dim:
+            scalar /= scaling.stretch(scaling.mscale_all_dim) ** 4
+        return None if scalar == self.head_width else float(scalar**-0.5)
 
     @property
     def rotary_width(self) -> int:

@@ -103,7 +103,6 @@ def _read_rope(values: Mapping[str, Any], chosen: Family, path: Path) -> dict[st
     if kind == "linear":
         fields["rope_divisor"] = float(rope["factor"])
     if scaling := _SCALINGS.get(kind):
-        _demand(path, "mscale", rope.get("mscale"), (None,))
         for key in ("factor", "original_max_position_embeddings"):
             if not isinstance(rope.get(key), int | float):
                 raise UserError(f"{path}: {key} of rope_type {kind!r} must be a number")
@@ -150,7 +149,8 @@ def _write_rope(config: DecoderConfig, chosen: Family) -> dict[str, Any]:
     if chosen.rotary_fraction is not None:
         rope["partial_rotary_factor"] = config.rotary_fraction
     if config.rope_scaling is not None:
-        rope |= {"rope_type": chosen.rope_types[-1], **asdict(config.rope_scaling)}
+        given = {key: each for key, each in asdict(config.rope_scaling).items() if each is not None}
+        rope |= {"rope_type": chosen.rope_types[-1], **given}
     if config.rope_divisor != 1:
         rope |= {"rope_type": "linear", "factor": config.rope_divisor}
     if config.local_rope_theta is not None:

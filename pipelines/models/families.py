@@ -212,7 +212,7 @@ FAMILIES: dict[str, Family] = {
         flags={"sigmoid_router": True},
         options=_UNTIED | {key: ((key,), default) for key, default in _DEEPSEEK.items()},
         fixed={"attention_bias": False},
-        rope_types=("default",),
+        rope_types=("default", "yarn"),
     ),
     "phi3": Family(
         "Phi3ForCausalLM",
@@ -234,12 +234,8 @@ FAMILIES: dict[str, Family] = {
                 "mlp_out_norm": "post_feedforward_layernorm",
             }
         ),
-        flags={
-            "zero_centred_norms": True,
-            "branch_norms": True,
-            "qk_norm": True,
-            "scaled_embeddings": True,
-        },
+        flags={"zero_centred_norms": True, "branch_norms": True, "qk_norm": True}
+        | {"scaled_embeddings": True},
         options={
             "tie_word_embeddings": (("tie_embeddings",), True),
             "num_key_value_heads": (("kv_heads",), 4),

@@ -147,24 +147,15 @@ PRESETS: dict[str, DecoderConfig] = {
         | {"vocab_size": 129_280, "context_length": 4096},
     ),
     "gemma3-1b": DecoderConfig(
-        layers=26,
-        width=1152,
-        heads=4,
-        hidden=6912,
-        vocab_size=262_144,
-        context_length=32_768,
-        norm_eps=1e-6,
-        **flags("gemma3_text") | {"kv_heads": 1, "sliding_window": 512},
+        **flags("gemma3_text")
+        | {"layers": 26, "width": 1152, "heads": 4, "kv_heads": 1, "hidden": 6912}
+        | {"vocab_size": 262_144, "context_length": 32_768, "sliding_window": 512}
+        | {"norm_eps": 1e-6},
     ),
     "phi3-mini-4k": DecoderConfig(
-        layers=32,
-        width=3072,
-        heads=32,
-        kv_heads=32,
-        hidden=8192,
-        vocab_size=32_064,
-        context_length=4096,
-        **flags("phi3") | {"sliding_window": 2047},
+        **flags("phi3")
+        | {"layers": 32, "width": 3072, "heads": 32, "kv_heads": 32, "hidden": 8192}
+        | {"vocab_size": 32_064, "context_length": 4096, "sliding_window": 2047},
     ),
     "gpt2-124m": _gpt2(12, 768, 12),
     "gpt2-355m": _gpt2(24, 1024, 16),

@@ -28,7 +28,10 @@ def rotary_table(config: DecoderConfig, *, local: bool = False) -> Tensor:
     angles = torch.cat((angles, angles), dim=-1)
     table = torch.stack((angles.cos(), angles.sin()))
     if isinstance(scaling := config.rope_scaling, Yarn):
-        table *= scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1)) + 1
+        stretched, share, of_scores = scaling.stretch(), scaling.mscale, scaling.mscale_all_dim
+        if share and of_scores:
+            stretched = scaling.stretch(share) / scaling.stretch(of_scores)
+        table *= scaling.attention_factor or stretched
     return table
 
 

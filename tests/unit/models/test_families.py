@@ -69,6 +69,12 @@ SHAPES = {
     ),
     "deepseek_v3": DecoderConfig(**DEEPSEEK),
     "deepseek_v3-moonlight": DecoderConfig(**DEEPSEEK | MOONLIGHT | {"rope_interleave": False}),
+    "deepseek_v3-yarn": DecoderConfig(
+        **DEEPSEEK | {"rope_scaling": Yarn(4.0, 12, mscale=1.0, mscale_all_dim=0.7)}
+    ),
+    "deepseek_v3-yarn-alike": DecoderConfig(
+        **DEEPSEEK | {"rope_scaling": Yarn(4.0, 12, mscale=1.0, mscale_all_dim=1.0)}
+    ),
     "phi3": DecoderConfig(**GROUPED | flags("phi3") | {"sliding_window": 7}),
     "phi3-partial": DecoderConfig(**GROUPED | flags("phi3"), rotary_fraction=0.75),
     "gemma3": DecoderConfig(**GEMMA3),
@@ -251,6 +257,31 @@ OLD_CONFIGS = {
         | {"full_attention_every": 3, "sliding_window": 8, "activation": "gelu_tanh"}
         | {"tie_embeddings": True, "head_dim": 16, "query_pre_attn_scalar": 16},
     ),
+    # As released, but for its sizes and fp8.
+    "deepseek-v3": (
+        {"model_type": "deepseek_v3", "hidden_size": 64, "intermediate_size": 96}
+        | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2}
+        | {"vocab_size": 9, "max_position_embeddings": 512, "rms_norm_eps": 1e-6}
+        | {"moe_intermediate_size": 32, "n_routed_experts": 16, "num_experts_per_tok": 2}
+        | {"n_group": 8, "topk_group": 4, "norm_topk_prob": True, "rope_theta": 10000}
+        | {"first_k_dense_replace": 3, "n_shared_experts": 1, "routed_scaling_factor": 2.5}
+        | {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
+        | {"v_head_dim": 8, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "ep_size": 1}
+        | {"num_nextn_predict_layers": 1, "moe_layer_freq": 1, "tie_word_embeddings": False}
+        | {"attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
+        | {
+            "rope_scaling": {
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 40,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 16,
+                "type": "yarn",
+            }
+        },
+        {"rope_scaling": Yarn(40, 16, mscale=1.0, mscale_all_dim=1.0), "rope_interleave": True},
+    ),
     # As released, but for its sizes and MXFP4.
     "gpt-oss-20b": (
         {"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -350,11 +381,6 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
         ("gpt_oss", {"rope_parameters": None}, "rope_type = 'default'; only 'yarn'"),
         (
             "gpt_oss",
-            {"rope_parameters": {"rope_type": "yarn", "mscale": 1.0}},
-            "mscale = 1.0; only None",
-        ),
-        (
-            "gpt_oss",
             {"rope_parameters": {"rope_type": "yarn"}},
             "factor of rope_type 'yarn' must be",
         ),
@@ -364,7 +390,7 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
         ("llama2", {"model_type": "gpt2"}, "n_embd|vocab_size|n_layer"),
         ("llama2", {"model_type": "qwen3"}, r"the tensor model\.layers\.0\.self_attn\.q_norm"),
         ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "give .* in bf16"),
-        ("deepseek_v3", {"rope_parameters": {"rope_type": "yarn"}}, "'yarn'; only 'default'"),
+        ("deepseek_v3", {"rope_parameters": {"rope_type": "yarn"}}, "factor of rope_type 'yarn'"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias = True; only False"),
         ("deepseek_v3", {"num_experts_per_tok": 5}, r"\(8\) \* topk_group\(2\) ÷ n_group\(4\)"),
         ("deepseek_v3", {"v_head_dim": 17}, r"v_head_dim\(17\) must be at most 16"),

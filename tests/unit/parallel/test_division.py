@@ -159,6 +159,16 @@ def test_products_with_biases_overlap_with_nothing() -> None:
             check_division(replace(CONFIG, **biased), Layout(tp=2), recipe)
 
 
+def test_moments_in_8_bits_of_adapters_on_divided_experts_are_one_line() -> None:
+    mixture = replace(CONFIG, experts=4, experts_per_token=2)
+    made = {"name": "t", "parallel": {"ep": 2, "sharding": "full"}}
+    made |= {"train": {"optimizer": "adamw_8bit"}, "adapter": {"kind": "lora"}}
+    with pytest.raises(UserError, match=r"adamw_8bit: not with parallel\.ep\(2\)"):
+        check_division(mixture, Layout(dp_shard=2), Recipe.model_validate(made))
+    attention = made | {"adapter": {"kind": "lora", "targets": ["q_proj"]}}
+    check_division(mixture, Layout(dp_shard=2), Recipe.model_validate(attention))
+
+
 def test_adapters_can_be_divided_where_blocks_of_64_end_with_each_process() -> None:
     wide = replace(CONFIG, width=128, hidden=128)
     recipe = Recipe.model_validate({"name": "t", "adapter": {"kind": "qlora"}})

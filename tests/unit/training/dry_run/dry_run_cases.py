@@ -177,6 +177,10 @@ FURTHER = {
     "experts, one": Tried(shape=EXPERTS),
     "experts, replicas": Tried(8, shape=EXPERTS),
     "experts, compiled": Tried(8, FULL | {"dp_shard": 8}, COMPILED, graphs=1, shape=EXPERTS),
+    # The first block's input needs no gradient, so that its graph is another one.
+    "experts, lora compiled": Tried(
+        8, FULL | {"dp_shard": 8}, COMPILED, graphs=2, adapter=LORA, shape=EXPERTS, off=0.1
+    ),
     "experts, selective": Tried(8, FULL | {"dp_shard": 8}, SELECTIVE, shape=EXPERTS),
     "experts, recomputed": Tried(8, FULL | {"dp_shard": 8}, AGAIN, shape=EXPERTS),
     "experts, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, shape=EXPERTS),

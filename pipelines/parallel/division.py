@@ -147,9 +147,10 @@ def _check_expert_parallel(config: DecoderConfig, layout: Layout, recipe: Recipe
         )
     adapted = recipe.adapter.kind != "none" and trains_experts(config, recipe.adapter)
     if recipe.train.optimizer == "adamw_8bit" and (layout.tp > 1 or adapted):
+        beside = "adapters on experts" if adapted else f"parallel.tp({layout.tp})"
         raise UserError(
-            f"train.optimizer = adamw_8bit: not with parallel.ep({ep}) * tp({layout.tp}), which "
-            "divide rows; set adamw or muon"
+            f"train.optimizer = adamw_8bit: not with parallel.ep({ep}) and {beside}, whose rows "
+            "are divided; set adamw or muon"
         )
 
 

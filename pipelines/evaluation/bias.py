@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.evaluation.behaviour import continuation_bits
-from pipelines.evaluation.bootstrap import Floats, bootstrap
+from pipelines.evaluation.bootstrap import Floats, overall_ratio
 from pipelines.evaluation.perplexity import STRIDE
 from pipelines.recipe.bias_templates import BiasSet, Sentence
 from pipelines.run.verdict import BiasScore, Estimate
@@ -78,9 +78,7 @@ def preference(
     likelier = likelier - np.where(ascribed_to_first, half, -half)
     counts = ascribed_to_first.sum(), (~ascribed_to_first).sum()
     weights = 1 / np.where(ascribed_to_first, *counts)
-    found = bootstrap(likelier * weights, weights, np.ones((len(weights), 1), bool))
-    lower, upper = found.bounds(confidence)
-    return Estimate.of(found.values[0], lower[0], upper[0])
+    return overall_ratio(likelier * weights, weights, confidence)
 
 
 def _pairs(each: BiasSet) -> Iterator[_Pair]:

@@ -164,6 +164,12 @@ def bootstrap(
     return Bootstrap(values, errors, documents, *_deviations(moments, values - middle))
 
 
+def overall_ratio(numerators: Floats, denominators: Floats, confidence: float) -> Estimate:
+    """Return Σ numerator / Σ denominator over all documents; each bound holds with `confidence`."""
+    found = bootstrap(numerators, denominators, np.ones((len(numerators), 1), bool))
+    return Estimate.of(found.values[0], *(bound[0] for bound in found.bounds(confidence)))
+
+
 def _deviations(moments: Floats, values: Floats) -> tuple[Floats, Floats]:
     """Return plain and studentised deviations [R, K] of moments [K, R, 5] from the values [K].
 

@@ -17,14 +17,14 @@ import torch
 
 from pipelines.data.documents import load_messages
 from pipelines.data.normalize import shared_turns
-from pipelines.evaluation.bootstrap import bootstrap, proportion
+from pipelines.evaluation.bootstrap import overall_ratio, proportion
 from pipelines.evaluation.perplexity import encode_documents, score_documents
 from pipelines.evaluation.task_scores import TaskRow
 from pipelines.evaluation.text_codec import EncodedText, TextCodec
 from pipelines.models.served import held_model
 from pipelines.recipe.preference_section import Preference
 from pipelines.recipe.recipe import PAIR_TASKS
-from pipelines.run.verdict import Estimate, PairScore
+from pipelines.run.verdict import PairScore
 
 _SIDES = "chosen", "rejected"
 _MOST_SHOWN = 5
@@ -120,7 +120,7 @@ def pair_score(scores: pa.Table, by: Preference, confidence: float) -> PairScore
         margin=float((rewards[0] - rewards[1]).mean()),
         reward_of_chosen=float(rewards[0].mean()),
         reward_of_rejected=float(rewards[1].mean()),
-        drift=_mean(drift, confidence) if len(drift) else None,
+        drift=overall_ratio(drift, np.ones(len(drift)), confidence) if len(drift) else None,
     )
 
 
@@ -149,11 +149,6 @@ def show_pairs(model: Path, documents: pa.Table, most_tokens: int) -> list[Shown
     if found:
         made = generate(model, [prompt for prompt, *_ in found], most_tokens, chat=True)
     return [Shown(*each, text) for each, text in zip(found, made, strict=True)]
-
-
-def _mean(values: npt.NDArray[np.float64], confidence: float) -> Estimate:
-    found = bootstrap(values, np.ones(len(values)), np.ones((len(values), 1), bool))
-    return Estimate.of(found.values[0], *(bound[0] for bound in found.bounds(confidence)))
 
 
 def _is_right(rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:

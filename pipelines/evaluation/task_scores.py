@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.errors import UserError
-from pipelines.evaluation.bootstrap import bootstrap
+from pipelines.evaluation.bootstrap import overall_ratio
 from pipelines.evaluation.exact_match import Answer
 from pipelines.recipe.recipe import QUESTIONS, TaskLimit
-from pipelines.run.verdict import Estimate, TaskChange
+from pipelines.run.verdict import TaskChange
 
 _SCHEMA = pa.schema([("task", pa.string()), ("question", pa.string()), ("value", pa.float64())])
 
@@ -71,10 +71,7 @@ def compare_tasks(
         if mine.keys() != other.keys():
             raise ValueError(f"candidate and champion answered different questions of {limit.task}")
         gains = np.array([mine[question] - other[question] for question in sorted(mine)])
-        everything = np.ones((len(gains), 1), bool)
-        found = bootstrap(gains, np.ones(len(gains)), everything)
-        lower, upper = found.bounds(confidence)
-        improvement = Estimate.of(found.values[0], lower[0], upper[0])
+        improvement = overall_ratio(gains, np.ones(len(gains)), confidence)
         changes.append(
             TaskChange(
                 task=limit.task,

@@ -168,6 +168,7 @@ def _work(config: dict[str, Any]) -> str | None:
     from pipelines.parallel.process_group import one_for_all, process_group
     from pipelines.recipe.recipe import Recipe
     from pipelines.stages.train import train_stage
+    from ray_jobs.samplers import SamplersOnRay
 
     set_up_logging()
     recipe, workspace = Recipe.model_validate(config["recipe"]), Path(config["workspace"])
@@ -176,7 +177,8 @@ def _work(config: dict[str, Any]) -> str | None:
             with one_for_all():
                 if line := user_error(workspace, STAGE):
                     raise UserError(line)
-            train_stage.run(recipe, workspace, report=_reporter(workspace.name))
+            report = _reporter(workspace.name)
+            train_stage.run(recipe, workspace, report, start_samplers=SamplersOnRay)
     except UnreachableError:
         raise
     except SharedError as error:

@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -84,6 +84,20 @@ class Export(Protocol):
         """Write the model in a folder of Hugging Face's format to a new, empty folder."""
 
 
+class RewardFunction(Protocol):
+    """Says what an answer is worth."""
+
+    def __call__(self, prompt: str, answer: str, wanted: str, **settings: Any) -> float:
+        """Return a number, mostly from 0 to 1; the same texts must give the same number.
+
+        Args:
+            prompt: What the model was asked, with the chat template's marks.
+            answer: What it answered.
+            wanted: The answer in the data.
+            settings: From the recipe.
+        """
+
+
 class Kind(NamedTuple):
     """What the extensions of a kind are.
 
@@ -102,10 +116,10 @@ def _is_class(*methods: str) -> Callable[[Any], bool]:
     )
 
 
-def _takes_two(made: Any) -> bool:
-    """Return whether an object can be called with two arguments, or does not say."""
+def _takes(arguments: int, made: Any) -> bool:
+    """Return whether an object can be called with so many arguments, or does not say."""
     try:
-        inspect.signature(made).bind_partial(None, None)
+        inspect.signature(made).bind_partial(*[None] * arguments)
     except TypeError:
         return False
     except ValueError:  # a function of another language
@@ -125,19 +139,20 @@ _HARDWARE = "pipelines.planning.hardware.Hardware"
 KINDS = {
     "sources": Kind("a class with the methods shards and read", _is_class("shards", "read")),
     "filters": Kind("a class with the method reject", _is_class("reject")),
-    "tokenizers": Kind("a function of texts and a vocabulary's size", _takes_two),
+    "tokenizers": Kind("a function of texts and a vocabulary's size", partial(_takes, 2)),
     "expectations": Kind(
         "a subclass of Great Expectations' Expectation",
         lambda made: isinstance(made, type) and _comes_from(made, _EXPECTATION),
     ),
-    "metrics": Kind("a function of a model's folder and texts", _takes_two),
+    "metrics": Kind("a function of a model's folder and texts", partial(_takes, 2)),
+    "rewards": Kind("a function of prompt, answer and wanted answer", partial(_takes, 3)),
     "tasks": Kind(
         "the Path of an existing task file of lm-evaluation-harness",
         lambda made: isinstance(made, Path) and made.is_file(),
     ),
     "families": Kind(f"a {_FAMILY}", lambda made: _comes_from(type(made), _FAMILY)),
     "accelerators": Kind(f"a {_HARDWARE}", lambda made: _comes_from(type(made), _HARDWARE)),
-    "exports": Kind("a function of a model's folder and an empty one", _takes_two),
+    "exports": Kind("a function of a model's folder and an empty one", partial(_takes, 2)),
 }
 
 

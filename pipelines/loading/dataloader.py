@@ -5,8 +5,8 @@
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,40 @@ class Batch(NamedTuple):
     inputs_BS: Tensor  # int64
     targets_BS: Tensor  # int64
     documents_BS: Tensor | None = None  # int32: tokens with the same number attend to each other
-    reference_BM: Tensor | None = None  # fp32: what is known of each document beforehand
+    known_BK: Tensor | None = None  # fp32: what an objective knows of each sample beforehand
+
+
+class Loader(Protocol):
+    """What training reads a step's batches from; the step is its only state.
+
+    Attributes:
+        tokens_per_step: Of all processes.
+        has_mask: Whether some tokens have no target.
+    """
+
+    tokens_per_step: int
+    has_mask: bool
+
+    @property
+    def source(self) -> str:
+        """Where the batches come from, in a word or some."""
+
+    @property
+    def states(self) -> Mapping[str, Any]:
+        """What a checkpoint must hold besides the step, by name."""
+
+    @property
+    def most_documents(self) -> int:
+        """The most documents that a sample may hold."""
+
+    def micro_batches(self, step: int) -> Iterator[tuple[Batch, bool]]:
+        """Yield the micro-batches of one step, each with whether it is the last one."""
+
+    def digest(self, steps: Iterable[int]) -> str:
+        """Return a hash, as 16 hex digits, of all processes' samples of some steps in order."""
+
+    def end_window(self) -> dict[str, float]:
+        """Return what is to be shown of the samples since the last call."""
 
 
 class TokenLoader:
@@ -79,6 +112,20 @@ class TokenLoader:
         self._steps = steps
         self._begun: deque[_Begun] = deque()  # in the order in which they will be requested
         self._plan: Iterator[_Begun] = iter(())
+
+    @property
+    def source(self) -> str:
+        """The reader's name."""
+        return self.reader.name
+
+    @property
+    def states(self) -> Mapping[str, Any]:
+        """Nothing: the step is the whole state."""
+        return {}
+
+    def end_window(self) -> dict[str, float]:
+        """Return nothing: samples are shown by their digest."""
+        return {}
 
     @property
     def most_documents(self) -> int:

@@ -30,7 +30,7 @@ class Objective(Protocol):
         nats_BS: Tensor,
         targets_BS: Tensor,
         documents_BS: Tensor,
-        reference_BM: Tensor | None,
+        known_BK: Tensor | None,
     ) -> Tensor:
         """Return the loss.
 
@@ -38,7 +38,7 @@ class Objective(Protocol):
             nats_BS: Of each target, of this process's positions.
             targets_BS: Of the same positions.
             documents_BS: Of the same positions.
-            reference_BM: What was known of each document beforehand.
+            known_BK: What was known of each sample beforehand.
         """
 
 

@@ -175,7 +175,7 @@ class Transformer(nn.Module):
         inputs: Tensor,
         documents_BS: Tensor | None = None,
         targets_BS: Tensor | None = None,
-        reference_BM: Tensor | None = None,
+        known_BK: Tensor | None = None,
     ) -> Tensor:
         """Return logits [B, S, V], or with targets the loss, for this part of each sequence.
 
@@ -185,7 +185,7 @@ class Transformer(nn.Module):
             documents_BS: The number of each token's document. A token sees only its own document,
                 whose logits are the same as if it stood alone.
             targets_BS: The token after each, or `IGNORED`.
-            reference_BM: What an objective knows of each document beforehand.
+            known_BK: What an objective knows of each sample beforehand.
 
         Returns:
             Logits; with targets, their summed loss in nats, without ever holding all logits, or
@@ -223,7 +223,7 @@ class Transformer(nn.Module):
         if self.objective is None or documents_BS is None:
             return next_token_loss(*how)
         nats_BP = nats_by_position(*how).view_as(targets_BP)
-        return self.objective(nats_BP, targets_BP, documents_BS[:, mine], reference_BM)
+        return self.objective(nats_BP, targets_BP, documents_BS[:, mine], known_BK)
 
     def _mask(
         self,

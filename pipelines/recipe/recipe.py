@@ -15,6 +15,7 @@ from pipelines.recipe.cleaning_section import Share
 from pipelines.recipe.data_section import DATASET_NAME, Data
 from pipelines.recipe.evaluation_section import Behaviour, Bias, Safety
 from pipelines.recipe.preference_section import Preference
+from pipelines.recipe.reinforcement_section import Reinforcement
 from pipelines.recipe.schedule_section import (
     MAIN_DAG,
     REFRESH,
@@ -355,6 +356,7 @@ class Recipe(Section):
     train: Train = Train()
     adapter: Adapter = Adapter()
     preference: Preference = Preference()
+    reinforcement: Reinforcement = Reinforcement()
     evaluate: Evaluate = Evaluate()
     registration: Register = Field(Register(), alias="register")
     resources: Resources = Resources()
@@ -406,6 +408,30 @@ class Recipe(Section):
             raise ValueError(
                 f"preference.kind is {kind}: set data.instruction.kind to preference, for data of "
                 "chosen and rejected answers"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _answers_can_be_rewarded(self) -> Self:
+        wanted, length = self.reinforcement, self.data.sequence_length
+        if not wanted.is_on:
+            return self
+        if self.preference.kind != "none":
+            raise ValueError("a model learns by preference.kind or by reinforcement.kind; set one")
+        if not self.data.source.is_published and not self.data.instruction.is_chat:
+            raise ValueError(
+                "reinforcement.kind answers prompts: set data.instruction.kind to prompt_response "
+                "or messages"
+            )
+        if self.train.global_batch_size % wanted.answers:
+            raise ValueError(
+                f"train.global_batch_size is {self.train.global_batch_size}, but answers come in "
+                f"groups of reinforcement.answers = {wanted.answers}; set a multiple of it"
+            )
+        if wanted.max_tokens >= length:
+            raise ValueError(
+                f"reinforcement.max_tokens is {wanted.max_tokens}, but a prompt and its answer "
+                f"have only data.sequence_length = {length} tokens; lower it"
             )
         return self
 

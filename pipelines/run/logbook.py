@@ -40,6 +40,7 @@ Kind = Literal[
     "service lost",  # a part of the platform: the scheduler, the triggerer, MLflow, …
     "storage",  # full, slow or unreachable, or working again
     "rollback",
+    "alarm",  # a model seems to please its rewards only
     "layout change",
     "workers changed",
     "out of memory",

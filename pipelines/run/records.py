@@ -208,6 +208,7 @@ class TrainRecord(Record):
     tokens: int
     # The layout over processes, and the precision, under the recipe's keys.
     layout: dict[str, bool | int | str] = {}
+    alarms: tuple[str, ...] = ()  # of a model that seems to please its rewards only, a line each
     metrics: dict[str, float]
 
 

@@ -23,6 +23,7 @@ VALUES = (
     "pipelines.recipe.evaluation_section",
     "pipelines.recipe.preference_section",
     "pipelines.recipe.recipe",
+    "pipelines.recipe.reinforcement_section",
     "pipelines.recipe.recipe_files",
     "pipelines.recipe.schedule_section",
     "pipelines.recipe.section",

@@ -26,7 +26,11 @@ def used_extensions(recipe: Recipe) -> dict[str, list[Used]]:
         ],
         "validate": _named("expectations", *recipe.validation.extensions),
         # No recipe names an accelerator: the one that is found decides what `auto` becomes.
-        "train": [*families, *(("accelerators", name) for name in names("accelerators"))],
+        "train": [
+            *families,
+            *(("accelerators", name) for name in names("accelerators")),
+            *_named("rewards", *recipe.reinforcement.of_packages),
+        ],
         "evaluate": [
             *families,
             *_named("metrics", *evaluate.extensions),

@@ -28,7 +28,7 @@ from torch.nn.attention import (
 )
 
 from pipelines.core.errors import SharedError, one_line
-from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.dataloader import Loader
 from pipelines.models.attention import Mask, attend, attention_mask, sequences
 from pipelines.models.config import DecoderConfig
 from pipelines.models.weights import COMPUTE_DTYPES
@@ -66,7 +66,7 @@ class Kernels(NamedTuple):
 def choose_kernels(
     recipe: Recipe,
     config: DecoderConfig,
-    loader: TokenLoader,
+    loader: Loader,
     device: torch.device,
     before: Kernels | None,
 ) -> Kernels:
@@ -98,7 +98,7 @@ def choose_kernels(
 def _attention(
     recipe: Recipe,
     config: DecoderConfig,
-    loader: TokenLoader,
+    loader: Loader,
     device: torch.device,
     draw: Callable[[], "_Problem"],
     before: Kernels | None,

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pipelines.loading.dataloader import IGNORED, Batch, TokenLoader
+from pipelines.loading.dataloader import IGNORED, Batch, Loader
 from pipelines.parallel.data_parallel import sync_if
 from pipelines.parallel.mesh import Mesh
 from pipelines.parallel.parallelize import Parallelized
@@ -20,7 +20,7 @@ class StepBatches:
 
     def __init__(
         self,
-        loader: TokenLoader,
+        loader: Loader,
         mesh: Mesh,
         number: int,
         counted: Callable[[Batch], Tensor] | None = None,

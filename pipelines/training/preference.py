@@ -52,7 +52,7 @@ class PairLoss:
         self._point = self._sums.sum()  # KTO's reference point
         self.figures: dict[str, float] = {}
 
-    def pairs(self, batch: Batch) -> Tensor:
+    def counted(self, batch: Batch) -> Tensor:
         """Return how many pairs a batch of whole sequences has."""
         counted_BS = (batch.targets_BS != IGNORED).float()
         documents_BS = cast("Tensor", batch.documents_BS)
@@ -64,7 +64,7 @@ class PairLoss:
         nats_BS: Tensor,
         targets_BS: Tensor,
         documents_BS: Tensor,
-        reference_BM: Tensor | None,
+        known_BK: Tensor | None,
     ) -> Tensor:
         """Return the summed loss of all pairs.
 
@@ -72,15 +72,15 @@ class PairLoss:
             nats_BS: Minus the log-likelihood of each target of this process's part of the samples.
             targets_BS: The targets, or `IGNORED`.
             documents_BS: The number of each target's conversation within its sample.
-            reference_BM: The log-likelihood of each answer by the model that training started from.
+            known_BK: The log-likelihood of each answer by the model that training started from.
         """
         counted_BS = (targets_BS != IGNORED).to(nats_BS.dtype)
         logs_BM = self.of_conversations(-nats_BS, documents_BS)
         lengths_BM = self.of_conversations(counted_BS, documents_BS)
         there_BN = _are_there(lengths_BM)
         there_BM = there_BN.repeat_interleave(2, dim=1)
-        if reference_BM is not None:
-            logs_BM = logs_BM - reference_BM.to(logs_BM.dtype)
+        if known_BK is not None:
+            logs_BM = logs_BM - known_BK.to(logs_BM.dtype)
         # Where there is no pair, any numbers do, but those that have no logarithm.
         means_BM = (logs_BM / lengths_BM.clamp(min=1)).where(there_BM, -1.0)
         losses_BN = self._losses(logs_BM, means_BM)

@@ -32,6 +32,11 @@ def check_recipe(recipe: Recipe) -> None:
             f"preference.kind = {recipe.preference.kind!r} compares with the model that training "
             "starts from; set model.init_from, or orpo or simpo"
         )
+    if recipe.reinforcement.is_on and recipe.model.init_from is None:
+        raise UserError(
+            "reinforcement.kind = 'grpo': a model that answers at random learns nothing from "
+            "rewards; set model.init_from"
+        )
     check_attention(recipe)
     if registered_label(recipe.model.init_from):
         return  # a run is checked once more when it has the model's folder

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.sources.readers import Numbers
 from pipelines.parallel.process_group import from_all
 from pipelines.training.preference import PairLoss
@@ -39,7 +40,8 @@ def use_reference(trainer: Trainer, path: Path) -> None:
             np.save(unfinished, logs_NM)
             unfinished.replace(path)
         from_all(None)  # it is there for all
-    trainer.loader.reference = np.load(path, mmap_mode="r")
+    if isinstance(trainer.loader, TokenLoader):
+        trainer.loader.reference = np.load(path, mmap_mode="r")
 
 
 class _Answers:
@@ -54,7 +56,7 @@ class _Answers:
         nats_BS: Tensor,
         targets_BS: Tensor,  # noqa: ARG002
         documents_BS: Tensor,
-        reference_BM: Tensor | None,  # noqa: ARG002
+        known_BK: Tensor | None,  # noqa: ARG002
     ) -> Tensor:
         """Keep those of a micro-batch."""
         self.logs_BM.append(self._loss.of_conversations(-nats_BS, documents_BS).detach())
@@ -63,8 +65,8 @@ class _Answers:
 
 def _measure(trainer: Trainer) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     """Return the log-likelihoods of all samples' answers, [N, M]; all processes call it."""
-    loss, mesh, loader = trainer.pair_loss, trainer.mesh, trainer.loader
-    if loss is None:
+    loss, mesh, loader = trainer.objective, trainer.mesh, trainer.loader
+    if not isinstance(loss, PairLoss) or not isinstance(loader, TokenLoader):
         raise ValueError("only pairs have a reference")
     samples, micro = loader.samples, trainer.train.fixed_micro_batch_size
     here = micro * trainer.batches.number  # of a step, in this process

@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from pipelines.core.errors import SharedError
-from pipelines.loading.dataloader import Batch, TokenLoader
+from pipelines.loading.dataloader import Batch, Loader
 from pipelines.loading.sampler import micro_batches
 from pipelines.parallel.gradients import beside, clip_factor, gradient_norm, scale_gradients
 from pipelines.parallel.parallelize import Parallelized
@@ -31,6 +31,7 @@ from pipelines.training.machine_report import memory_in_use
 from pipelines.training.meter import Meter, Window
 from pipelines.training.metrics import Report, StepMetrics
 from pipelines.training.optimizer import build_optimizer
+from pipelines.training.policy_loss import PolicyLoss
 from pipelines.training.precision import LossScale, set_deterministic, set_precision
 from pipelines.training.preemption import Notice, PreemptedError
 from pipelines.training.preference import PairLoss
@@ -60,7 +61,7 @@ class Trainer:
         self,
         recipe: Recipe,
         model: Parallelized,
-        loader: TokenLoader,
+        loader: Loader,
         report: Report,
         checkpoints: Path | str,
         diagnostics: Path,
@@ -98,18 +99,21 @@ class Trainer:
         self.parameters = model.parameters()
         self.optimizer = build_optimizer(model, train, paged=recipe.parallel.paged_moments)
         self.scale = LossScale(precision, self.device)
-        self.guard = Guard(train.spike_sigma, self.device, overflows=precision == "fp16")
+        # With rewards the loss has any sign, and no gradient is left once all answers are right.
+        sigma = None if recipe.reinforcement.is_on else train.spike_sigma
+        self.guard = Guard(sigma, self.device, overflows=precision == "fp16")
         self.routing = Routing(model, train, loader.tokens_per_step)
         others: dict[str, Stateful] = {
             "loss_scale": self.scale,
             "guard": self.guard,
             "schedule": self.schedule,
+            **loader.states,
         }
         if model.modules[0].config.experts:
             others["routing"] = self.routing
-        self.pair_loss = self._pair_loss()
-        if self.pair_loss is not None and recipe.preference.kind == "kto":
-            others["pair_loss"] = self.pair_loss
+        self.objective = self._objective()
+        if isinstance(self.objective, PairLoss) and recipe.preference.kind == "kto":
+            others["pair_loss"] = self.objective
         self.checkpoints = Checkpoints(
             CheckpointStore(checkpoints),
             model,
@@ -124,7 +128,7 @@ class Trainer:
         number = micro_batches(
             train.global_batch_size, self.mesh.dp_world, train.fixed_micro_batch_size
         )
-        counted = None if self.pair_loss is None else self.pair_loss.pairs
+        counted = None if self.objective is None else self.objective.counted
         self.batches = StepBatches(loader, self.mesh, number, counted)
         self.forward_backward = forward_backward(recipe, model, number)
         self.meter = Meter(recipe, model, loader.tokens_per_step)
@@ -132,12 +136,15 @@ class Trainer:
         self.profiler = StepProfiler(train.profile_steps, diagnostics / "profile", *who)
         self.watchdog = Watchdog(diagnostics / "heartbeats", *who, train.stall_seconds, self.events)
 
-    def _pair_loss(self) -> PairLoss | None:
-        """Return the loss of preference tuning, and have the model compute it."""
-        preference = self.recipe.preference
-        if preference.kind == "none":
+    def _objective(self) -> PairLoss | PolicyLoss | None:
+        """Return the loss of preference tuning or reinforcement, and have the model compute it."""
+        loss: PairLoss | PolicyLoss
+        if self.recipe.preference.kind != "none":
+            loss = PairLoss(self.recipe.preference, self.loader.most_documents, self.mesh)
+        elif self.recipe.reinforcement.is_on:
+            loss = PolicyLoss(self.recipe.reinforcement, self.mesh)
+        else:
             return None
-        loss = PairLoss(preference, self.loader.most_documents, self.mesh)
         for part in self.model.modules:
             part.objective = loss
         return loss
@@ -202,8 +209,8 @@ class Trainer:
         samples = self._samples(position.step)  # while the device is still busy
         verdict = self.guard.verdict()  # the one place where the host waits for the device
         self.routing.end_window(position.step - since.step)
-        if self.pair_loss is not None:
-            self.pair_loss.end_window()
+        if self.objective is not None:
+            self.objective.end_window()
         profiling.collect()
         position = Position(position.step, position.seconds + self.meter.elapsed)
         if verdict.worst_run >= self.train.max_bad_steps or self.routing.collapse:
@@ -263,8 +270,8 @@ class Trainer:
         share = self.scale.scale * self.mesh.layout.dp_cp / predicted
         self.routing.weigh(self.scale.scale)
         nats = self.forward_backward(_in_phases(batches, step, hooks), share)
-        if self.pair_loss is not None:
-            self.pair_loss.end_step(self.batches.number)
+        if self.objective is not None:
+            self.objective.end_step(self.batches.number)
         norm = gradient_norm(self.model.counted(), self.mesh) / self.scale.scale
         factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
         wants = preemption.asked() is not None or self.checkpoints.request is not None
@@ -325,10 +332,14 @@ class Trainer:
             memory_bytes=window.peak_bytes,
             bound_by=bound_by,
             bound_share=bound_share,
-            further=self.routing.figures | (self.pair_loss.figures if self.pair_loss else {}),
+            further=self._further(),
             expert_shares=self.routing.shares,
             last=last,
         )
+
+    def _further(self) -> dict[str, float]:
+        of_loss = self.objective.figures if self.objective else {}
+        return self.routing.figures | of_loss | self.loader.end_window()
 
     def _go_back(self, position: Position, verdict: Verdict) -> Position:
         """Load the last checkpoint, and skip the data that were seen since then."""

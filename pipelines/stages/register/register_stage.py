@@ -182,6 +182,8 @@ def _decide_against_champion(
     )
     if recipe.registration.require_clean and (facts["run"] or {}).get("dirty", True):
         return refuse(candidate, "register.require_clean: the run has uncommitted changes")
+    if alarms := TrainRecord.read(workspace).alarms:
+        return refuse(candidate, f"training raised an alarm: {'; '.join(alarms)}")
     if wrong := [str(each) for each in found.served if not each.holds]:
         return refuse(candidate, f"the written model is not the trained one: {'; '.join(wrong)}")
     if found.right_size and found.right_size.refusal:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pipelines.core.errors import UserError
-from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.dataloader import Loader
 from pipelines.models.config import DecoderConfig
 from pipelines.parallel.layout import check_places
 from pipelines.parallel.process_group import one_for_all, rank
@@ -87,7 +87,7 @@ class SettledLayout:
         if rank() == 0:
             _log.info("layout: %s", self.choice)
 
-    def choose_kernels(self, loader: TokenLoader, device: torch.device) -> None:
+    def choose_kernels(self, loader: Loader, device: torch.device) -> None:
         """Choose what attends within documents, and note the layout; every process calls this.
 
         Raises:

@@ -6,38 +6,36 @@ Every process of the job calls `run`: Ray Train's workers, torchrun's processes,
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-
-import torch
 
 from pipelines.core.errors import UserError
 from pipelines.core.line_files import LineFile
 from pipelines.core.storage import folder_hash
 from pipelines.data.tokens.chat_encoder import ChatEncoder
 from pipelines.data.tokens.tokenizer import Encoder
-from pipelines.loading.dataloader import TokenLoader
+from pipelines.loading.dataloader import Loader, TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.check_batch import CHECK_BATCH, CheckBatch
-from pipelines.models.config import DecoderConfig
-from pipelines.models.model_folder import load_config
-from pipelines.models.peft_format import adapt, fill_adapters, save_adapter
-from pipelines.models.presets import preset
-from pipelines.models.pretrained import load_weights, save_pretrained
-from pipelines.models.transformer import Transformer
+from pipelines.models.peft_format import save_adapter
+from pipelines.models.pretrained import save_pretrained
 from pipelines.parallel.mesh import Mesh, build_mesh
 from pipelines.parallel.parallelize import Parallelized, parallelize
 from pipelines.parallel.process_group import one_for_all, process_group, rank
 from pipelines.recipe.recipe import Recipe
+from pipelines.reinforcement.prompts import Prompts
+from pipelines.reinforcement.rollout_loader import RolloutLoader
 from pipelines.run.progress import ProgressWriter
 from pipelines.run.records import DatasetRef, PreprocessRecord, TrainRecord, output_folder
 from pipelines.run.usage import holds
 from pipelines.stages.stage_process import RAY_JOB_VARIABLE
+from pipelines.stages.train.initial_model import build_model, fill_model, model_shape
 from pipelines.stages.train.train_diagnostics import DIAGNOSTICS, conclude, describe
 from pipelines.stages.train.train_layout import SettledLayout
 from pipelines.stages.train.train_logbook import TrainLogbook
+from pipelines.stages.train.train_rollouts import StartSamplers, begin_rollouts
 from pipelines.tracking.tracked_run import MODEL_HASH_TAG, TrackedRun, open_run
 from pipelines.training.checkpoint.state import identity
 from pipelines.training.checkpoint.store import (
@@ -68,6 +66,7 @@ def run(
     workspace: Path,
     report: Report | None = None,
     last_step: int | None = None,
+    start_samplers: StartSamplers | None = None,
 ) -> TrainRecord | None:
     """Train the recipe's model on the workspace's token shards.
 
@@ -76,6 +75,7 @@ def run(
         workspace: A folder shared by all processes; `outputs/preprocess` is read.
         report: Also called with each point of the curves, on every process.
         last_step: The number of steps to end after, to repeat a run that a time limit ended.
+        start_samplers: Starts processes that sample answers to learn from; None: rank 0 does.
 
     Returns:
         The record on rank 0, and None on the others.
@@ -105,7 +105,11 @@ def run(
             events = Events() if history is None else logbook(settled, workspace)
         with tracked_run(workspace) as tracked, settled.out_of_memory():
             parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
-            reporter = Reporter(workspace, history, tracked, report)
+            look = None
+            if isinstance(loader, RolloutLoader):
+                begin_rollouts(loader, parallelized, shape, workspace, events, start_samplers)
+                look = loader.look
+            reporter = Reporter(workspace, history, tracked, filter(None, (look, report)))
             trainer = Trainer(
                 recipe,
                 parallelized,
@@ -118,7 +122,7 @@ def run(
             )
             if tracked is not None:
                 tags = {
-                    READER_TAG: loader.reader.name,
+                    READER_TAG: loader.source,
                     LAYOUT_TAG: json.dumps(settled.facts()),
                 }
                 describe(trainer, tags, workspace, tracked)
@@ -131,7 +135,10 @@ def run(
             batch = last_loss(trainer)
         tokens = position.step * loader.tokens_per_step
         talks, steps = loader.has_mask, position.step
-        record = export(settled, parallelized, batch, talks, workspace, steps, tokens, history)
+        alarms = loader.alarms.raised if isinstance(loader, RolloutLoader) else ()
+        record = export(
+            settled, parallelized, batch, talks, workspace, steps, tokens, history, alarms
+        )
     if record is not None:
         tag_run(workspace, record)
         events.ended(record.steps, record.model_hash)
@@ -156,8 +163,12 @@ def logbook(settled: SettledLayout, workspace: Path) -> TrainLogbook:
     return TrainLogbook(workspace, settled.facts(), settled.before, settled.recipe.train.steps)
 
 
-def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> TokenLoader:
-    """Return the loader of this process's batches of the training split."""
+def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> Loader:
+    """Return the loader of this process's batches of the training split, or of its own answers."""
+    if recipe.reinforcement.is_on:
+        room = recipe.data.sequence_length - recipe.reinforcement.max_tokens
+        folder = output_folder(workspace, PreprocessRecord.stage)
+        return RolloutLoader(recipe, Prompts(folder, dataset, room), mesh)
     tokens = TokenDataset(
         output_folder(workspace, PreprocessRecord.stage),
         dataset.train,
@@ -181,39 +192,6 @@ def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mes
     )
 
 
-def model_shape(recipe: Recipe, vocab_size: int) -> DecoderConfig:
-    """Return the shape of the recipe's model for the data's vocabulary."""
-    base = recipe.model.init_from
-    if base is None:
-        return preset(recipe.model.preset).sized(vocab_size, recipe.data.sequence_length)
-    shape = load_config(Path(base))
-    if shape.vocab_size < vocab_size:
-        raise UserError(
-            f"model.init_from = {base}: its vocabulary is {shape.vocab_size}, but the data's is "
-            f"{vocab_size}; preprocess with the model's own tokenizer (data.tokenizer.kind = "
-            "pretrained); if that has no chat template, set data.instruction.chat_template to one "
-            "without new tokens (ChatML has new tokens)"
-        )
-    return shape
-
-
-def build_model(recipe: Recipe, shape: DecoderConfig) -> Transformer:
-    """Return a decoder with its adapters, if any, on the meta device."""
-    with torch.device("meta"):
-        model = Transformer(shape)
-        adapt(model, recipe)
-    return model
-
-
-def fill_model(recipe: Recipe, model: Transformer) -> None:
-    """Load the weights of `model.init_from`, or initialise seeded ones, and fill the adapters."""
-    if recipe.model.init_from is None:
-        model.init_weights(recipe.seed)
-    else:
-        load_weights(model, Path(recipe.model.init_from))
-        fill_adapters(model, recipe)
-
-
 @contextmanager
 def tracked_run(workspace: Path) -> Iterator[TrackedRun | None]:
     """Yield the MLflow run on one process of each node, which also records the node's load."""
@@ -234,12 +212,12 @@ class Reporter:
         workspace: Path,
         history: History | None,
         tracked: TrackedRun | None,
-        also: Report | None,
+        also: Iterable[Report],
     ) -> None:
         self._progress = ProgressWriter(workspace, STAGE)
         self._history = history
         self._tracked = tracked
-        self._also = also
+        self._also = tuple(also)
         self.points: list[StepMetrics] = []  # since this process started, on rank 0
 
     def __call__(self, metrics: StepMetrics) -> None:
@@ -258,8 +236,8 @@ class Reporter:
                 force=metrics.last,
             )
             self._tracked.log_metrics(metrics.curves(), step=metrics.step)
-        if self._also is not None:
-            self._also(metrics)
+        for report in self._also:
+            report(metrics)
 
 
 def export(
@@ -271,6 +249,7 @@ def export(
     steps: int,
     tokens: int,
     history: History | None,
+    alarms: Iterable[str] = (),
 ) -> TrainRecord | None:
     """Write model, tokenizer and curve, and the record last; all processes call this.
 
@@ -299,6 +278,7 @@ def export(
         steps=steps,
         tokens=tokens,
         layout=settled.facts(),
+        alarms=tuple(alarms),
         metrics={key: last[key] for key in ("loss", "learning_rate", "gradient_norm")},
     )
     return record.write(workspace)

@@ -15,8 +15,10 @@ from pipelines.data.reading.sources import list_inputs
 from pipelines.data.reading.text_readers import plan_reads, read_batch
 from pipelines.data.tokens.tokenizer import train_extension
 from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.reinforcement_section import Reinforcement
 from pipelines.recipe.section import Extension
 from pipelines.registry.parents import Settled
+from pipelines.reinforcement.rewards import rewards_of
 from pipelines.stage_cache.used_extensions import extension_fingerprints
 from pipelines.stages.beforehand import check_extensions
 from tests.team_package import NAME, PAGE, forget_modules, installed_package
@@ -94,6 +96,19 @@ def test_an_expectation_is_held_against_the_texts(recipe):
     (finding,), _ = run_check(Check("texts", "", frame, [expectation]))
     assert not finding.success
     assert finding.bad_rows == (1,)
+
+
+def test_a_reward_says_what_an_answer_is_worth(package):
+    rewards = [{"name": "brief", "settings": {"words": 2}}]
+    by = Reinforcement(kind="grpo", rewards=rewards)
+    assert [each.name for each in by.of_packages] == ["brief"]
+    worth = rewards_of(by)["brief"]
+    assert [worth("6 x 7", each, "It is 42") for each in ("42", "It must be 42", "43", "")] == [
+        1.0,
+        0.5,
+        0.0,
+        0.0,
+    ]
 
 
 def test_a_metric_measures(recipe, tiny_model):
@@ -233,6 +248,11 @@ WRONG = {
     "filters": ("def Quiet(): ...", "the function Quiet()", "a class with the method reject"),
     "tokenizers": ("single_digits = 'bpe'", "of the type str", "a function of texts and a vocab"),
     "expectations": ("class ExpectNoTodo: ...", "the class ExpectNoTodo", "a subclass of Great"),
+    "rewards": (
+        "def brief(answer): ...",
+        "the function brief(answer)",
+        "a function of prompt, answ",
+    ),
     "metrics": ("brevity = 0.5", "of the type float", "a function of a model's folder and texts"),
     "tasks": (
         "from pathlib import Path\nCOLOURS = Path('none')",
@@ -262,7 +282,11 @@ def test_what_an_entry_point_must_be_is_told_in_one_line(package, kind):
     assert "\n" not in told
 
 
-@pytest.mark.parametrize("kind", [kind for kind in extensions.KINDS if kind != "exports"])
+# An export is named by a command, and the recipe learns from no rewards.
+NAMED = [kind for kind in extensions.KINDS if kind not in ("exports", "rewards")]
+
+
+@pytest.mark.parametrize("kind", NAMED)
 def test_each_kind_that_a_recipe_names_is_checked_before_a_run(recipe, package, kind):
     check_extensions(Settled(recipe, recipe, {}))
     forget_modules()

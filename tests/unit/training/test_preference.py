@@ -102,7 +102,7 @@ def ours(folders: list[Path], loss: PairLoss) -> tuple[float, dict[str, Tensor]]
         reference(batch.inputs_BS, batch.documents_BS, batch.targets_BS)
     model.objective = loss
     known = kept[0] if loss._by.needs_reference else None
-    mean = model(batch.inputs_BS, batch.documents_BS, batch.targets_BS, known) / loss.pairs(batch)
+    mean = model(batch.inputs_BS, batch.documents_BS, batch.targets_BS, known) / loss.counted(batch)
     mean.backward()
     return mean.item(), {name: each.grad for name, each in model.named_parameters()}
 
@@ -270,7 +270,7 @@ def test_figures_are_means_over_pairs() -> None:
     loss(nats, batch.targets_BS, batch.documents_BS, torch.zeros(1, loss.conversations))
     loss.end_step(1)
     loss.end_window()
-    assert loss.pairs(batch) == len(PAIRS)
+    assert loss.counted(batch) == len(PAIRS)
     assert loss.figures == {
         "pairs_chosen_right": 0.5,  # a shorter answer is likelier here
         "reward_margin": pytest.approx(0.5 * ((2 - 5) + (7 - 4)) / 2),
@@ -285,7 +285,7 @@ def test_padding_and_halves_of_pairs_change_nothing() -> None:
     nats = torch.ones(1, LENGTH, requires_grad=True)
     counted = nats * (alone != IGNORED)
     loss(counted, alone, batch.documents_BS, None).backward()
-    assert loss.pairs(batch._replace(targets_BS=alone)) == 1
+    assert loss.counted(batch._replace(targets_BS=alone)) == 1
     assert nats.grad is not None
     assert nats.grad.isfinite().all()
     assert (nats.grad[batch.documents_BS >= 2] == 0).all()

@@ -1,0 +1,1 @@
+"""Learning from rewards: prompts, answers that the model samples, and what they are worth."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pipelines.export.file_by_file import (
+    by_rows,
     check_group,
     is_weight_of,
     linear_layers,
@@ -68,9 +69,19 @@ def _packed(weight: Tensor, scheme: Any) -> dict[str, Tensor]:
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    low, high = weight.float().view(len(weight), -1, scheme.weights.group_size).aminmax(dim=-1)
-    scale, _ = calculate_qparams(low, high, scheme.weights)
-    state = {"weight": weight.float(), "weight_scale": scale.to(torch.bfloat16)}
     library: Any = BaseCompressor.get_value_from_registry(_FORMAT)
-    packed: dict[str, Tensor] = library.compress(state, scheme)
-    return packed
+
+    def encode(rows: Tensor) -> tuple[Tensor, Tensor]:
+        rows = rows.float()
+        groups = rows.view(len(rows), -1, scheme.weights.group_size)
+        scale, _ = calculate_qparams(groups.amin(dim=-1), groups.amax(dim=-1), scheme.weights)
+        state = {"weight": rows, "weight_scale": scale.to(torch.bfloat16)}
+        packed = library.compress(state, scheme)
+        return packed["weight_packed"], packed["weight_scale"]
+
+    packed, scale = by_rows(encode, weight)
+    return {
+        "weight_packed": packed,
+        "weight_scale": scale,
+        "weight_shape": torch.tensor(weight.shape),
+    }

@@ -3,6 +3,8 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from pipelines.run.progress import ProgressMeter
 
 Tensors = Mapping[str, Tensor]
 GROUPS = (32, 64, 128, 256)  # the numbers of weights that may share a scale in torchao's kernels
+_BLOCK = 1 << 19  # weights rounded at a time; of 1 << 17 to 1 << 24 the fastest, on an AMD EPYC
 
 
 def rewrite(
@@ -73,6 +76,21 @@ def rewrite(
 def to_bfloat16(tensor: Tensor) -> Tensor:
     """Return a tensor in bfloat16, if it holds floating-point numbers."""
     return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+
+
+def by_rows(encode: Callable[[Tensor], tuple[Tensor, ...]], weight: Tensor) -> tuple[Tensor, ...]:
+    """Encode a matrix in blocks of rows, and join the blocks of each result along the rows.
+
+    Rounding takes many steps. What they leave of a block stays in a core's cache; what they leave
+    of a whole matrix takes new pages from the system at each step, and five times the time. So each
+    core works on a block of its own.
+    """
+    rows = max(1, _BLOCK // weight.shape[1])
+    blocks = [weight[first : first + rows] for first in range(0, len(weight), rows)]
+    one_each = partial(torch.set_num_threads, 1)
+    with ThreadPoolExecutor(torch.get_num_threads(), initializer=one_each) as pool:
+        parts = list(pool.map(encode, blocks))
+        return tuple(pool.map(torch.cat, zip(*parts, strict=True)))
 
 
 def linear_layers(source: Path) -> tuple[dict[str, nn.Linear], list[str]]:

@@ -149,7 +149,7 @@ class Sampler:
         first_logs = [
             (-nats_BS[row, begin : begin + len(each)]).tolist() for row, each in enumerate(answers)
         ]
-        asked, wanted = self._text(prompt.ids), self._text(prompt.wanted)
+        asked, wanted = self._encoder.decode(prompt.ids), self._text(prompt.wanted)
         texts = [self._text(each) for each in answers]
         rewards = {
             name: [reward(asked, text, wanted) for text in texts]
@@ -160,7 +160,7 @@ class Sampler:
     def _text(self, ids: list[int]) -> str:
         """Return the text of ids up to what ends it."""
         stop = next((place for place, id_ in enumerate(ids) if id_ in self._stops), len(ids))
-        return self._encoder.decode(ids[:stop] if stop else ids)
+        return self._encoder.decode(ids[:stop])
 
 
 def rows(

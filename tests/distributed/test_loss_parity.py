@@ -11,7 +11,7 @@ from pipelines.models.config import Yarn
 from pipelines.models.families import flags
 from pipelines.run.records import Split
 from tests.distributed.pool import Pool
-from tests.distributed.training import Case, losses, shallow
+from tests.distributed.training import Case, losses, small
 
 _HALVES, _PAIRS = {"micro_batch_size": 4}, {"micro_batch_size": 2}
 _GPT2 = {**flags("gpt2"), "kv_heads": 4}
@@ -168,7 +168,7 @@ CASES = [
     Case("deepseek-cp-pp-tp", 8, {"cp": 2, "pp": 2, "tp": 2}, _PAIRS | _SLOW, model=_DEEPSEEK),
     Case("cp-pp-tp", 8, {"cp": 2, "pp": 2, "tp": 2}, _PAIRS),
 ]
-CASES = list(map(shallow, CASES))
+CASES = sorted(map(small, CASES), key=lambda case: case.world)  # new processes once for each
 PLAIN = {"fp64": (torch.float64, 1e-10), "fp32": (torch.float32, 1e-5)}
 # One of each kind of layout and model: that in the precision of a run roundings stay small, too.
 # What rounds to fp32 on its way is already seen in fp64.

@@ -23,7 +23,7 @@ from pipelines.training.metrics import StepMetrics
 from pipelines.training.trainer import Trainer
 from tests.distributed.pool import Pool
 from tests.distributed.test_loss_parity import CASES
-from tests.distributed.training import Case, build_trainer, make_data, shallow
+from tests.distributed.training import Case, build_trainer, make_data, small
 
 STEPS = 6
 IN_MAKE_TEST = "zero-3"
@@ -54,7 +54,7 @@ Samples = list[tuple[int, ...]]  # the tokens of each
 
 def layouts() -> list[object]:
     """Each layout once; all but one are part of the proof only."""
-    every = reversed([*CASES, *map(shallow, FURTHER)])
+    every = reversed([*CASES, *map(small, FURTHER)])
     found = {
         (
             *sorted(case.parallel.items()),

@@ -88,14 +88,16 @@ class Case:
         )
 
 
-def shallow(case: Case) -> Case:
-    """The case, of half the layers if they are not a pipeline's, whose stages have two each.
+def small(case: Case) -> Case:
+    """The case with as little to compute as shows the same, for a step's time is that of its
+    layers and micro-batches.
 
-    Two layers are each other's neighbours as four are, and a step's time is that of its layers.
+    Two layers are each other's neighbours as four are; only a pipeline's stages have two each. Two
+    processes have several micro-batches to add up even if they take two samples at a time.
     """
-    if "pp" in case.parallel:
-        return case
-    return replace(case, model={"layers": 2, **case.model})
+    model = case.model if "pp" in case.parallel else {"layers": 2, **case.model}
+    train = {"micro_batch_size": 2, **case.train} if case.world == 2 else case.train
+    return replace(case, model=model, train=train)
 
 
 def make_data(folder: Path, *, masked: bool = False) -> Split:

@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any
 
 START_SECONDS = 180  # of processes that import torch, on a busy machine
-_PRELOADED = ["torch", "torch.distributed.fsdp", "pipelines.training.trainer"]
+# With all that `_serve` imports, or each process would import it by itself.
+_PRELOADED = [
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.debug",
+    "pipelines.training.trainer",
+]
 _RUNS = 8  # of the same processes
 _GRACE_SECONDS = 5  # for the others, after an error in one
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pipelines.training.checkpoint.checkpointer import Position
 from tests.compiling import needs_a_linker
 from tests.distributed.pool import Pool
 from tests.distributed.test_tensor_parallel import MODELS, built
-from tests.distributed.training import Case, build_trainer, losses
+from tests.distributed.training import Case, build_trainer, losses, small
 
 SHARDINGS = {
     "ddp": {},
@@ -42,8 +43,22 @@ def whole_blocks(case: Case) -> Case:
     return replace(
         case,
         train={**case.train, "micro_batch_size": 2, "lr": 1e-3},
-        model={"width": 64, "kv_heads": 4},
+        model={**case.model, "width": 64, "kv_heads": 4},
     )
+
+
+@pytest.fixture(scope="module")
+def by_itself(
+    data: tuple[Path, Split], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Case], list[float]]:
+    """The losses of one process in a case, the same for all layouts."""
+
+    @cache
+    def of(train: tuple, model: tuple) -> list[float]:
+        case = Case("alone", 1, {}, dict(train), model=dict(model))
+        return curve(losses(case, data, tmp_path_factory.mktemp("alone"), torch.float32))
+
+    return lambda case: of(tuple(case.train.items()), tuple(case.model.items()))
 
 
 def curve(found: list[tuple[float, float]]) -> list[float]:
@@ -70,13 +85,14 @@ def test_the_curve_is_that_of_one_process(
     sharding: str,
     precision: str,
     data: tuple[Path, Split],
+    by_itself: Callable[[Case], list[float]],
     pool: Callable[[int], Pool],
     tmp_path: Path,
 ) -> None:
-    case = Case(sharding, 2, SHARDINGS[sharding], {"precision": precision, "lr": 3e-3})
-    alone = curve(losses(case, data, tmp_path / "alone", torch.float32))
-    exact = Case(sharding, 2, {}, {"lr": 3e-3})
-    in_fp32 = curve(losses(exact, data, tmp_path / "fp32", torch.float32))
+    case = small(Case(sharding, 2, SHARDINGS[sharding], {"precision": precision, "lr": 3e-3}))
+    alone = by_itself(case)
+    exact = replace(case, parallel={}, train={**case.train, "precision": "fp32"})
+    in_fp32 = by_itself(exact)
     for found in pool(2).run(losses, case, data, tmp_path / "together", torch.float32):
         together = curve(found)
         assert together == pytest.approx(alone, rel=2e-3)
@@ -98,13 +114,14 @@ def test_gradients_that_are_added_up_in_bf16_follow_the_curve_of_one_process(
     sharding: str,
     precision: str,
     data: tuple[Path, Split],
+    by_itself: Callable[[Case], list[float]],
     pool: Callable[[int], Pool],
     tmp_path: Path,
 ) -> None:
     train = {"precision": precision, "lr": 3e-3}
-    exact = Case(sharding, 2, SHARDINGS[sharding], train)
+    exact = small(Case(sharding, 2, SHARDINGS[sharding], train))
     case = replace(exact, parallel={**exact.parallel, "reduce_dtype": "bf16"})
-    alone = curve(losses(exact, data, tmp_path / "alone", torch.float32))
+    alone = by_itself(exact)
     in_fp32 = pool(2).run(losses, exact, data, tmp_path / "fp32", torch.float32)
     in_bf16 = pool(2).run(losses, case, data, tmp_path / "bf16", torch.float32)
     assert in_bf16 != in_fp32
@@ -142,10 +159,14 @@ def test_the_residual_stream_has_one_type_under_every_layout(
 @ELSEWHERE
 @pytest.mark.parametrize("sharding", ["ddp", "zero-1", "zero-3"])
 def test_muon_follows_the_curve_of_one_process(
-    sharding: str, data: tuple[Path, Split], pool: Callable[[int], Pool], tmp_path: Path
+    sharding: str,
+    data: tuple[Path, Split],
+    by_itself: Callable[[Case], list[float]],
+    pool: Callable[[int], Pool],
+    tmp_path: Path,
 ) -> None:
-    case = Case(sharding, 2, SHARDINGS[sharding], {"optimizer": "muon", "lr": 3e-3})
-    alone = curve(losses(case, data, tmp_path / "alone", torch.float32))
+    case = small(Case(sharding, 2, SHARDINGS[sharding], {"optimizer": "muon", "lr": 3e-3}))
+    alone = by_itself(case)
     for found in pool(2).run(losses, case, data, tmp_path / "together", torch.float32):
         assert curve(found) == pytest.approx(alone, rel=1e-5)
 
@@ -161,14 +182,18 @@ def test_muon_follows_the_curve_of_one_process(
     ],
 )
 def test_moments_in_8_bits_are_those_of_one_process(
-    sharding: str, data: tuple[Path, Split], pool: Callable[[int], Pool], tmp_path: Path
+    sharding: str,
+    data: tuple[Path, Split],
+    by_itself: Callable[[Case], list[float]],
+    pool: Callable[[int], Pool],
+    tmp_path: Path,
 ) -> None:
     model = {"width": 128, "hidden": 128}
     train = {"optimizer": "adamw_8bit", "lr": 1e-3}
-    case = Case(sharding, 2, SHARDINGS[sharding], train, model=model)
-    alone = curve(losses(case, data, tmp_path / "alone", torch.float32))
-    exact = replace(case, train={**train, "optimizer": "adamw"})
-    in_fp32 = curve(losses(exact, data, tmp_path / "fp32", torch.float32))
+    case = small(Case(sharding, 2, SHARDINGS[sharding], train, model=model))
+    alone = by_itself(case)
+    exact = replace(case, train={**case.train, "optimizer": "adamw"})
+    in_fp32 = by_itself(exact)
     for found in pool(2).run(losses, case, data, tmp_path / "together", torch.float32):
         together = curve(found)
         assert together == pytest.approx(alone, rel=1e-3)
@@ -200,15 +225,16 @@ def test_products_that_round_as_fp8_does_follow_the_curve_of_one_process(
     sharding: str,
     scaling: Fp8Scaling,
     data: tuple[Path, Split],
+    by_itself: Callable[[Case], list[float]],
     pool: Callable[[int], Pool],
     tmp_path: Path,
 ) -> None:
     train = {"precision": "fp8", "fp8_scaling": scaling, "lr": 3e-3, "steps": 8}
     world = WORLDS.get(sharding, 2)
-    case = whole_blocks(Case(sharding, world, SHARDINGS[sharding], train))
-    alone = curve(losses(case, data, tmp_path / "alone", torch.float32))
+    case = whole_blocks(small(Case(sharding, world, SHARDINGS[sharding], train)))
+    alone = by_itself(case)
     in_bf16 = replace(case, train={**case.train, "precision": "bf16"})
-    in_bf16 = curve(losses(in_bf16, data, tmp_path / "bf16", torch.float32))
+    in_bf16 = by_itself(in_bf16)
     for found in pool(world).run(losses, case, data, tmp_path / "together", torch.float32):
         together = curve(found)
         assert together == pytest.approx(alone, rel=1e-2)

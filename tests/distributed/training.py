@@ -1,7 +1,7 @@
 """A tiny model through the real trainer, over the processes that there are."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +16,7 @@ from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.config import DecoderConfig
 from pipelines.models.transformer import Transformer
 from pipelines.parallel.layout import resolve_layout
-from pipelines.parallel.mesh import build_mesh
+from pipelines.parallel.mesh import Mesh, build_mesh
 from pipelines.parallel.parallelize import parallelize
 from pipelines.recipe.recipe import Recipe
 from pipelines.run.records import Split
@@ -88,6 +88,18 @@ class Case:
         )
 
 
+def small(case: Case) -> Case:
+    """The case with as little to compute as shows the same, for a step's time is that of its
+    layers and micro-batches.
+
+    Two layers are each other's neighbours as four are; only a pipeline's stages have two each. Two
+    processes have several micro-batches to add up even if they take two samples at a time.
+    """
+    model = case.model if "pp" in case.parallel else {"layers": 2, **case.model}
+    train = {"micro_batch_size": 2, **case.train} if case.world == 2 else case.train
+    return replace(case, model=model, train=train)
+
+
 def make_data(folder: Path, *, masked: bool = False) -> Split:
     """Four thousand tokens with something in them to learn, in documents shorter than a sample."""
     numbers = np.arange(4000)
@@ -113,6 +125,20 @@ def make_pairs(folder: Path) -> Split:
     return Split(documents=1201, bytes=6401, tokens=6401, shards=(writer.close(),))
 
 
+def build_loader(case: Case, recipe: Recipe, data: tuple[Path, Split], mesh: Mesh) -> TokenLoader:
+    """Of this process's share of the data."""
+    return TokenLoader(
+        TokenDataset(*data, LENGTH, documents=case.documents),
+        seed=recipe.seed,
+        global_batch=recipe.train.global_batch_size,
+        micro_batch=recipe.train.fixed_micro_batch_size,
+        dp_rank=mesh.dp_rank,
+        dp_world=mesh.dp_world,
+        device=mesh.device,
+        steps=recipe.train.steps,
+    )
+
+
 def build_trainer(
     case: Case,
     data: tuple[Path, Split],
@@ -124,16 +150,7 @@ def build_trainer(
     recipe = case.recipe(alone=not dist.is_initialized())
     world = dist.get_world_size() if dist.is_initialized() else 1
     mesh = build_mesh(resolve_layout(recipe.parallel, world), torch.device("cpu"))
-    loader = TokenLoader(
-        TokenDataset(*data, LENGTH, documents=case.documents),
-        seed=recipe.seed,
-        global_batch=recipe.train.global_batch_size,
-        micro_batch=recipe.train.fixed_micro_batch_size,
-        dp_rank=mesh.dp_rank,
-        dp_world=mesh.dp_world,
-        device=mesh.device,
-        steps=recipe.train.steps,
-    )
+    loader = build_loader(case, recipe, data, mesh)
     with torch.device("meta"):
         model = Transformer(DecoderConfig(**{**SHAPE, **case.model})).to(dtype)
     model = parallelize(model, mesh, recipe, lambda part: part.init_weights(recipe.seed))

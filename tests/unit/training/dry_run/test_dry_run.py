@@ -20,6 +20,7 @@ from tests.unit.training.dry_run.dry_run_cases import (
     sent,
     shipped,
 )
+from tests.unit.training.dry_run.forked_rank import forked_rank
 
 DATA = ("dp_replicate", "dp_shard", "all", "dp_shard_cp", "dp_replicate_dp_shard")
 BYTES = 0.08
@@ -52,18 +53,26 @@ def check(tried: Tried) -> None:
     assert choice.memory.used == pytest.approx(report.fullest.peak_bytes, rel=tried.off)
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the many that only the proof runs; others start the real command for each rank."""
+    monkeypatch.setattr("pipelines.training.dry_run.dry_run._rank", forked_rank)
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_a_layout(name: str) -> None:
     check(QUICK[name])
 
 
 @pytest.mark.parity
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", FURTHER)
 def test_another_layout(name: str) -> None:
     check(FURTHER[name])
 
 
 @pytest.mark.parity
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_window_by_varlen(masked: bool) -> None:
     case, choice = QUICK["documents, varlen, compiled"].laid()
@@ -76,6 +85,7 @@ def test_a_window_by_varlen(masked: bool) -> None:
 
 
 @pytest.mark.parity
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_a_shipped_recipe(name: str) -> None:
     case, choice = shipped(name)

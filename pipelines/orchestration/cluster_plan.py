@@ -177,11 +177,15 @@ def _check_room(nodes: Sequence[_Node], recipe: Recipe) -> None:
     gpus = sum(len(node.gpus or []) for node in nodes)
     room, kind = (gpus, "GPUs") if gpus else (sum(node.cpus[0] for node in nodes), "CPUs")
     least, _ = recipe.resources.worker_range
-    if least > room:
+    samplers = recipe.reinforcement.samplers
+    if least + samplers > room:
+        key, who = f"resources.workers = {least}", "worker"
+        if samplers:
+            key, who = f"{key} and reinforcement.samplers = {samplers}", "worker and sampler"
         raise UserError(
-            f"resources.workers = {least}: the Ray cluster has {room} {kind}, one for each worker, "
-            f"so the job would wait for ever; set resources.workers to {room} or fewer, or start "
-            f"nodes; where nodes come and go, {VARIABLE} names their GPU and nothing is refused"
+            f"{key}: the Ray cluster has {room} {kind}, one for each {who}, so the job would wait "
+            f"for ever; set resources.workers to {room - samplers} or fewer, or start nodes; where "
+            f"nodes come and go, {VARIABLE} names their GPU and nothing is refused"
         )
 
 

@@ -24,7 +24,7 @@ from pipelines.models.gather import Gather
 from pipelines.models.weights import Place
 from pipelines.parallel.mesh import Mesh
 from pipelines.parallel.parallelize import Parallelized
-from pipelines.parallel.process_group import from_all
+from pipelines.parallel.process_group import from_all, one_for_all
 from pipelines.recipe.recipe import Recipe
 from pipelines.reinforcement.alarms import LENGTH, REWARD, Alarms
 from pipelines.reinforcement.answer_sampler import Group, Sampler, Weights, rows
@@ -166,13 +166,25 @@ class RolloutLoader:
     def _take_off(self, step: int) -> _Flight:
         """Begin to sample a step's answers with the weights as they are; all processes call it."""
         gathered = {name: self._gather(name, 0) for name in self._names}
+        flight = _Flight(step, gathered, None)
+        with one_for_all():  # a reward may refuse
+            return flight._replace(asked=self._ask(flight, draw=0))
+
+    def _ask(self, flight: _Flight, draw: int) -> Any:
+        """Begin to answer as many prompts as a step has, of those that it may try."""
         if self._samplers is None:
-            return _Flight(step, {}, None)
-        first = [self._prompts[int(number)] for number in self._numbers(step)[: self._a_step]]
-        return _Flight(step, gathered, self._samplers.ask(gathered, step, first))
+            return None
+        numbers = self._numbers(flight.step)[draw * self._a_step : (draw + 1) * self._a_step]
+        prompts = [self._prompts[int(number)] for number in numbers]
+        return self._samplers.ask(flight.weights, flight.step, prompts)
 
     def _land(self, flight: _Flight) -> list[Group]:
-        """Wait for a step's answers; those of prompts that teach nothing are replaced, if asked."""
+        """Wait for a step's answers, which only rank 0 gets; all processes call it."""
+        with one_for_all():
+            return self._landed(flight)
+
+    def _landed(self, flight: _Flight) -> list[Group]:
+        """Return the answers; those of prompts that teach nothing are replaced, if asked."""
         if self._samplers is None or flight.landed is not None:
             return flight.landed or []
         began, size = time.monotonic(), self._a_step
@@ -180,10 +192,7 @@ class RolloutLoader:
         for draw in range(1, self._by.draws):
             if sum(map(self._teaches, found)) >= size:
                 break
-            numbers = self._numbers(flight.step)[draw * size : (draw + 1) * size]
-            more = [self._prompts[int(number)] for number in numbers]
-            asked = self._samplers.ask(flight.weights, flight.step, more)
-            found += self._samplers.answers(asked)
+            found += self._samplers.answers(self._ask(flight, draw))
         if (took := time.monotonic() - began) > _EVERY_S:
             _log.info(
                 "step %d: waited %.1f s for %d prompts' answers", flight.step, took, len(found)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pipelines.core.errors import SharedError, UserError
 from pipelines.data.tokens.tokenizer import byte_tokenizer, save_tokenizer
 from pipelines.models.config import DecoderConfig
 from pipelines.models.transformer import Transformer
@@ -79,7 +80,13 @@ def small_letters(prompt: str, answer: str, wanted: str) -> float:
     return sum("a" <= letter <= "z" for letter in answer) / 6
 
 
-def build(recipe: Recipe, tokenizer: Path, checkpoints: Path, dtype: torch.dtype) -> Trainer:
+def build(
+    recipe: Recipe,
+    tokenizer: Path,
+    checkpoints: Path,
+    dtype: torch.dtype,
+    reward: Callable[[str, str, str], float] = small_letters,
+) -> Trainer:
     world = dist.get_world_size() if dist.is_initialized() else 1
     mesh = build_mesh(resolve_layout(recipe.parallel, world), torch.device("cpu"))
     shape = DecoderConfig(**{**SHAPE, "vocab_size": 257})
@@ -94,7 +101,7 @@ def build(recipe: Recipe, tokenizer: Path, checkpoints: Path, dtype: torch.dtype
         model = Transformer(shape).to(dtype)
     laid = parallelize(model, mesh, recipe, lambda part: part.init_weights(recipe.seed))
     sampler = Sampler(recipe, tokenizer, sampled, mesh.device)
-    sampler._rewards = {"exact_match": small_letters}
+    sampler._rewards = {"exact_match": reward}
     loader.begin(laid, InThisProcess(sampler) if mesh.rank == 0 else None, Events())
     points: list[StepMetrics] = []
     trainer = Trainer(recipe, laid, loader, points.append, checkpoints, checkpoints)
@@ -172,3 +179,23 @@ def test_a_run_that_ended_early_goes_on_to_the_same_bits(
     assert [each.loss for each in found.points] == [each.loss for each in expected.points[4:]]
     for ours, theirs in zip(found.parameters, expected.parameters, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def refuse(prompt: str, answer: str, wanted: str) -> float:
+    raise UserError("reinforcement.rewards: no way to say")
+
+
+def refused(tokenizer: Path, checkpoints: Path) -> str:
+    """The error that a process ends with, where the reward refuses on rank 0."""
+    recipe = recipe_of(CASES[0], alone=False)
+    trainer = build(recipe, tokenizer, checkpoints, torch.float32, refuse)
+    with pytest.raises(SharedError) as error:
+        trainer.fit()
+    return str(error.value)
+
+
+def test_a_reward_that_refuses_ends_all_processes(
+    tokenizer: Path, pool: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    told = ["reinforcement.rewards: no way to say"] * 2
+    assert pool(2).run(refused, tokenizer, tmp_path) == told

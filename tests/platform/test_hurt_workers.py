@@ -18,6 +18,7 @@ import pytest
 from pipelines.core.settings import PROJECT
 from pipelines.run.logbook import read_logbook
 from pipelines.run.records import TrainRecord
+from tests.arithmetic import make_guesser, reinforced
 from tests.conftest import Platform
 from tests.processor_time import limit
 
@@ -34,12 +35,12 @@ SETS = {
 class Training:
     """A driver on the platform's cluster, as a user's shell would start it."""
 
-    def __init__(self, platform: Platform, workspace: Path) -> None:
+    def __init__(self, platform: Platform, workspace: Path, overrides: list[str]) -> None:
         self.platform = platform
         self.workspace = workspace
         options = ["--recipe", "debug", "--workspace", str(workspace)]
-        for key, value in SETS.items():
-            options += ["--set", f"{key}={value}"]
+        for each in overrides:
+            options += ["--set", each]
         self._log = (workspace.parent / f"{workspace.name}.log").open("w")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ray_jobs.train", *options],
@@ -84,6 +85,13 @@ class Training:
             "the controller",
         )
 
+    def sampler(self) -> psutil.Process:
+        """Of the answers that a model learns from; it is at work."""
+        return self.wait(
+            lambda: self._find(lambda each: "ray::_Actor.answer" in " ".join(each.cmdline())),
+            "a sampler",
+        )
+
     def end(self) -> TrainRecord:
         """Wait for success."""
         assert self.process.wait(300) == 0, self.log()
@@ -107,12 +115,13 @@ def _has_open(process: psutil.Process, file: str) -> bool:
 
 
 @pytest.fixture
-def start(platform: Platform, tmp_path: Path) -> Iterator[Callable[[str], Training]]:
-    """Begin a training in a workspace of that name."""
+def start(platform: Platform, tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    """Begin a training in a workspace of that name, or go on with it."""
     started: list[Training] = []
 
-    def begin(name: str) -> Training:
-        started.append(Training(platform, tmp_path / name))
+    def begin(name: str, overrides: list[str] | None = None) -> Training:
+        usual = [f"{key}={value}" for key, value in SETS.items()]
+        started.append(Training(platform, tmp_path / name, overrides or usual))
         return started[-1]
 
     yield begin
@@ -176,6 +185,44 @@ def test_the_same_bits_whatever_is_killed(
     for curve in ("train/loss", "train/tokens_per_second"):
         steps = [point.step for point in client.get_metric_history(run_id, curve)]
         assert steps == list(range(LOG_EVERY, STEPS + 1, LOG_EVERY))
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "ahead"])
+def test_learning_from_rewards_ends_in_the_same_bits_whatever_is_killed(
+    start: Callable[..., Training], tmp_path: Path, ahead: bool
+) -> None:
+    asked = [
+        *reinforced(tmp_path, make_guesser(tmp_path)),
+        "train.steps=80",
+        "train.log_every=2",
+        "train.checkpoint_every=10",
+        "reinforcement.samplers=1",
+        f"reinforcement.ahead={ahead}",
+    ]
+    reference = start("unhurt", asked).end()
+    hurt = start("hurt", asked)
+    hurt.wait(lambda: hurt.step >= 6, "step 6")
+    killed = hurt.sampler()
+    killed.send_signal(signal.SIGKILL)
+    at = hurt.step
+    hurt.wait(lambda: hurt.step > at + 6, "going on with another sampler")
+    assert hurt.sampler().pid != killed.pid
+    assert {entry.kind for entry in read_logbook(hurt.workspace)} == {"start"}
+
+    hurt.wait(lambda: hurt.step >= 24, "step 24")
+    hurt.worker(rank=0).send_signal(signal.SIGKILL)
+    hurt.wait(lambda: hurt.step >= 44, "going on after the trainer's death")
+
+    hurt.process.send_signal(signal.SIGKILL)
+    hurt.process.wait()
+    again = start("hurt", asked)
+    record = again.end()
+    assert record.model_hash == reference.model_hash
+    kinds = [entry.kind for entry in read_logbook(again.workspace)]
+    assert kinds.count("resume") == 2
+    assert "worker lost" in kinds
 
 
 def test_a_job_that_is_stopped_saves_nothing(start: Callable[[str], Training]) -> None:

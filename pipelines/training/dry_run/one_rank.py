@@ -1,7 +1,6 @@
 """One rank of a case: the recipe's model, trainer and two steps on fake devices."""
 
 import tempfile
-import types
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +31,7 @@ from pipelines.training.dry_run.memory_count import MemoryCount
 from pipelines.training.dry_run.observer import Observer
 from pipelines.training.dry_run.wait_log import WaitLog
 from pipelines.training.hooks import Phase
+from pipelines.training.policy_loss import KNOWN
 from pipelines.training.precision import set_precision
 from pipelines.training.trainer import Trainer
 
@@ -134,8 +134,9 @@ class FakeLoader:
         self.tokens_per_step = train.global_batch_size * data.sequence_length
         self.has_mask = data.instruction.kind != "none"
         self.most_documents = 1
-        self.reader = types.SimpleNamespace(name="none")
-        self._documents = data.document_mask
+        self.states: dict[str, Any] = {}
+        self._rewarded = recipe.reinforcement.is_on
+        self._documents = data.document_mask or self._rewarded
         self._number = micro_batches(
             train.global_batch_size, mesh.dp_world, train.fixed_micro_batch_size
         )
@@ -147,7 +148,9 @@ class FakeLoader:
         samples, length = self._shape
         for number in range(self._number):
             ids = torch.zeros((samples, length + 1), dtype=torch.int64, device=self._device)
-            documents = None
+            documents = known = None
             if self._documents:
                 documents = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
-            yield Batch(ids[:, :-1], ids[:, 1:], documents), number == self._number - 1
+            if self._rewarded:
+                known = torch.zeros((samples, KNOWN * length), device=self._device)
+            yield Batch(ids[:, :-1], ids[:, 1:], documents, known), number == self._number - 1

@@ -65,9 +65,14 @@ def ray_says(body: Any, after: float = 0.0) -> Iterator[str]:
 
 
 def machine(
-    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **resources: Any
+    nodes: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    samplers: int = 0,
+    **resources: Any,
 ):
-    recipe = parse_recipe({"name": "t", "resources": resources})
+    sampling = {"samplers": samplers}
+    recipe = parse_recipe({"name": "t", "resources": resources, "reinforcement": sampling})
     with cluster(nodes, tmp_path, monkeypatch) as settings:
         return training_machine(settings, recipe)
 
@@ -116,6 +121,9 @@ def test_more_workers_than_there_is_room_for_are_refused(tmp_path, monkeypatch) 
     with pytest.raises(UserError, match="the Ray cluster has 4 CPUs"):
         machine([node()], tmp_path, monkeypatch, workers=[5, 9])
     assert machine([node()], tmp_path, monkeypatch, workers=[2, 9])  # it begins with four
+    told = "workers = 3 and reinforcement.samplers = 2: the Ray cluster has 4 CPUs, one for each wo"
+    with pytest.raises(UserError, match=f"{told}rker and sampler.*resources.workers to 2 or fewer"):
+        machine([node()], tmp_path, monkeypatch, workers=3, samplers=2)
     monkeypatch.setenv("PENSTOCK_NODES", "command")  # which starts nodes for the run
     assert machine([node()], tmp_path, monkeypatch, workers=9)
 

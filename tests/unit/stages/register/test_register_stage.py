@@ -543,6 +543,15 @@ def test_uncommitted_changes_are_refused_where_the_recipe_says_so(models, traine
     assert register_stage.run(strict, trained(models[0])).verdict.decision == "promoted"
 
 
+def test_a_model_that_only_pleases_its_rewards_is_refused(models, trained, recipe):
+    workspace = trained(models[0])
+    alarms = ("step 40: answers have 90 tokens, and had 20 at first",)
+    TrainRecord.read(workspace).model_copy(update={"alarms": alarms}).write(workspace)
+    record = register_stage.run(recipe, workspace)
+    assert (record.verdict.decision, record.model) == ("refused", None)
+    assert record.verdict.reason == f"training raised an alarm: {alarms[0]}"
+
+
 def test_a_model_that_is_not_served_as_it_was_trained_is_refused(
     models, trained, recipe, mlflow_client
 ):

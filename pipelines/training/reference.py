@@ -32,16 +32,18 @@ def use_reference(trainer: Trainer, path: Path) -> None:
         path: A `.npy` file that all processes share, fp32 [samples, conversations of a sample]; it
             is made if it does not exist.
     """
+    loss, loader = trainer.objective, trainer.loader
+    if not isinstance(loss, PairLoss) or not isinstance(loader, TokenLoader):
+        raise ValueError("only pairs have a reference")
     if not any(from_all(path.is_file())):
-        logs_NM = _measure(trainer)
+        logs_NM = _measure(trainer, loss, loader)
         if trainer.mesh.rank == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(".unfinished.npy")
             np.save(unfinished, logs_NM)
             unfinished.replace(path)
         from_all(None)  # it is there for all
-    if isinstance(trainer.loader, TokenLoader):
-        trainer.loader.reference = np.load(path, mmap_mode="r")
+    loader.reference = np.load(path, mmap_mode="r")
 
 
 class _Answers:
@@ -63,11 +65,11 @@ class _Answers:
         return nats_BS.sum()
 
 
-def _measure(trainer: Trainer) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+def _measure(
+    trainer: Trainer, loss: PairLoss, loader: TokenLoader
+) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     """Return the log-likelihoods of all samples' answers, [N, M]; all processes call it."""
-    loss, mesh, loader = trainer.objective, trainer.mesh, trainer.loader
-    if not isinstance(loss, PairLoss) or not isinstance(loader, TokenLoader):
-        raise ValueError("only pairs have a reference")
+    mesh = trainer.mesh
     samples, micro = loader.samples, trainer.train.fixed_micro_batch_size
     here = micro * trainer.batches.number  # of a step, in this process
     steps = -(-samples // (here * mesh.dp_world))

@@ -129,6 +129,11 @@ _MAY_CHANGE = (
     "schedule",
     "model.init_from",  # the weights that lie there count, below
     "adapter.init_from",
+    "reinforcement.samplers",
+    "reinforcement.max_drift",  # limits of alarms, as are the next three
+    "reinforcement.max_growth",
+    "reinforcement.max_watched_loss",
+    "reinforcement.max_mismatch",
     "data.reader",
     "train.max_seconds",  # what it chose is in the checkpoint (`training/schedule.py`)
     "train.micro_batch_size",

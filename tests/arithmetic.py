@@ -15,7 +15,7 @@ QUESTIONS = [(a, b) for a in range(5) for b in range(5)]
 COMMON = [
     "data.source.kind=files",
     "data.instruction.kind=prompt_response",
-    "data.sequence_length=48",
+    "data.sequence_length=32",
     "resources.workers=1",
 ]
 

@@ -48,7 +48,7 @@ def test_a_model_that_pleases_its_rewards_only_raises_alarms(
         "train.steps=12",
         "train.log_every=2",
         "train.lr=2e-3",
-        "reinforcement.max_tokens=16",
+        "reinforcement.max_tokens=7",
         "reinforcement.kl=0",
         "reinforcement.max_drift=1",
         "reinforcement.max_watched_loss=0.05",

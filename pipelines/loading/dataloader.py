@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from torch import Tensor
 from pipelines.loading.sampler import check_batch, mixed_samples, samples
 from pipelines.loading.sources.readers import Numbers, Ranges, Wait
 from pipelines.loading.token_dataset import TokenDataset
+from pipelines.recipe.recipe import Recipe
 
 _log = logging.getLogger(__name__)
 IGNORED = -100  # the target that `cross_entropy` ignores
@@ -61,6 +62,17 @@ class Loader(Protocol):
 
     def end_window(self) -> dict[str, float]:
         """Return what is to be shown of the samples since the last call."""
+
+
+class Place(Protocol):
+    """A process's place among those that share a batch, such as a `Mesh`; see `TokenLoader`."""
+
+    @property
+    def device(self) -> torch.device: ...  # noqa: D102
+    @property
+    def dp_rank(self) -> int: ...  # noqa: D102
+    @property
+    def dp_world(self) -> int: ...  # noqa: D102
 
 
 class TokenLoader:
@@ -112,6 +124,20 @@ class TokenLoader:
         self._steps = steps
         self._begun: deque[_Begun] = deque()  # in the order in which they will be requested
         self._plan: Iterator[_Begun] = iter(())
+
+    @classmethod
+    def of(cls, dataset: TokenDataset, recipe: Recipe, place: Place) -> Self:
+        """Return the loader of a process that trains a recipe."""
+        return cls(
+            dataset,
+            seed=recipe.seed,
+            global_batch=recipe.train.global_batch_size,
+            micro_batch=recipe.train.fixed_micro_batch_size,
+            dp_rank=place.dp_rank,
+            dp_world=place.dp_world,
+            device=place.device,
+            steps=recipe.train.steps,
+        )
 
     @property
     def source(self) -> str:

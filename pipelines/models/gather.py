@@ -1,13 +1,17 @@
 """Bringing whole parameters to the process that writes them to a file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from pipelines.models.family_weights import Shapes
+from pipelines.models.transformer import Transformer
 from pipelines.models.weights import Place, is_sharded, whole
+
+T = TypeVar("T")
 
 
 class Gather:
@@ -41,3 +45,12 @@ class Gather:
             tensor = torch.empty(self._shapes[name], dtype=self._holders[holder][name], device=here)
             dist.recv(tensor, holder)
         return tensor
+
+
+def of_all_stages(parts: Sequence[Transformer], here: dict[str, T]) -> dict[str, T]:
+    """Return what each process has by name; in a pipeline, all call this together."""
+    if sum(len(part.layers) for part in parts) == parts[0].config.layers:
+        return here
+    found = [here] * dist.get_world_size()
+    dist.all_gather_object(found, here)
+    return {name: value for each in found for name, value in each.items()}

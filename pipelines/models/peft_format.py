@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from pipelines.core.errors import UserError
@@ -27,7 +26,7 @@ from pipelines.core.storage import write_json
 from pipelines.models.config import DecoderConfig
 from pipelines.models.families import TOGETHER, find_family
 from pipelines.models.family_weights import Shapes, Stored, stored_tensors
-from pipelines.models.gather import Gather
+from pipelines.models.gather import Gather, of_all_stages
 from pipelines.models.lora import (
     LoRALinear,
     Size,
@@ -92,8 +91,8 @@ def save_adapter(model: Transformer | Sequence[Transformer], folder: Path) -> No
     layers = {name: layer for part in parts for name, layer in adapted_layers(part).items()}
     places: dict[str, Place] = {name + _A: layer.lora_a.weight for name, layer in layers.items()}
     places |= {name + _B: layer.lora_b.weight for name, layer in layers.items()}
-    shapes = _of_all_stages(parts, {name: tuple(each.shape) for name, each in places.items()})
-    scales = _of_all_stages(parts, {name: layer.scale for name, layer in layers.items()})
+    shapes = of_all_stages(parts, {name: tuple(each.shape) for name, each in places.items()})
+    scales = of_all_stages(parts, {name: layer.scale for name, layer in layers.items()})
     gather = Gather(shapes, places)
     tensors: dict[str, Tensor] = {}
     sizes: dict[str, Size] = {}
@@ -165,15 +164,6 @@ def _fill(folder: Path, name: str, layer: LoRALinear, a: Tensor, b: Tensor) -> N
         )
     fill(ours_a, a)
     fill(ours_b, b)
-
-
-def _of_all_stages(parts: Sequence[Transformer], here: dict[str, T]) -> dict[str, T]:
-    """Return what each process has by name; in a pipeline, all call this together."""
-    if sum(len(part.layers) for part in parts) == parts[0].config.layers:
-        return here
-    found = [here] * dist.get_world_size()
-    dist.all_gather_object(found, here)
-    return {name: value for each in found for name, value in each.items()}
 
 
 def _joined(

@@ -163,7 +163,7 @@ def draw(module: nn.Module, config: DecoderConfig, seed: int) -> None:
 
 
 def named_generator(seed: int, name: str, device: torch.device) -> torch.Generator:
-    """Return a random generator that depends only on a seed and a parameter's name."""
+    """Return a random generator that depends only on a seed and a name, such as a parameter's."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     # A GPU draws billions of numbers per second; some other devices have no generator.
     generator = torch.Generator(device if device.type == "cuda" else torch.device("cpu"))

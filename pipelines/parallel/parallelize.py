@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import torch
 import torch._functorch.config
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
@@ -291,6 +291,14 @@ class Parallelized:
         if self._sharded_update is not None:
             return self._sharded_update.shards
         return {name: each for name, each in self.named_parameters().items() if each.requires_grad}
+
+    def changed(self) -> dict[str, Tensor]:
+        """Return what training changes of the model, by name; nothing is copied."""
+        named = self.named_parameters().items()
+        found = {name: each.detach() for name, each in named if each.requires_grad}
+        for part in self.modules:
+            found |= part.balance_biases
+        return found
 
     def check_overlap(self, recipe: Recipe) -> None:
         """Say in the log what `parallel.async_tp` overlaps; all graphs are compiled.

@@ -16,7 +16,6 @@ class Alarms:
 
     Attributes:
         events: Is told of them.
-        raised: What was noticed, a sentence each, in order.
     """
 
     def __init__(self, by: Reinforcement) -> None:
@@ -25,8 +24,12 @@ class Alarms:
         self._by = by
         self._watched = [f"{REWARD}_{each.name}" for each in by.rewards if not each.weight]
         self._first: dict[str, float] = {}
-        self._kinds: list[str] = []
-        self.raised: list[str] = []
+        self._raised: dict[str, str] = {}  # by kind
+
+    @property
+    def raised(self) -> list[str]:
+        """What was noticed, a sentence each, in order."""
+        return list(self._raised.values())
 
     def look(self, metrics: StepMetrics) -> None:
         """Note what a point shows for the first time."""
@@ -67,18 +70,16 @@ class Alarms:
             )
 
     def _raise_if(self, is_so: bool, kind: str, what: str, step: int) -> None:
-        if not is_so or kind in self._kinds:
+        if not is_so or kind in self._raised:
             return
-        self._kinds.append(kind)
-        self.raised.append(f"step {step}: {what}")
+        self._raised[kind] = f"step {step}: {what}"
         done = "went on; the model is refused at registration"
         self.events.note("alarm", f"{kind} alarm at step {step}", what, done, step=step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"first": self._first, "kinds": list(self._kinds), "raised": list(self.raised)}
+        return {"first": self._first, "raised": dict(self._raised)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
-        self._first, self._kinds = state_dict["first"], state_dict["kinds"]
-        self.raised = state_dict["raised"]
+        self._first, self._raised = state_dict["first"], state_dict["raised"]

@@ -6,7 +6,6 @@ process samples it, nor on what else that process samples.
 
 # ruff: noqa: N803, N806 (names that end in their shape)
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from pipelines.data.tokens.chat_encoder import ChatEncoder
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.loading.dataloader import IGNORED
 from pipelines.models.transformer import Transformer
-from pipelines.models.weights import canonical_name, fill
+from pipelines.models.weights import canonical_name, fill, named_generator
 from pipelines.recipe.recipe import Recipe
 from pipelines.reinforcement.prompts import Prompt
 from pipelines.reinforcement.rewards import rewards_of
@@ -108,8 +107,9 @@ class Sampler:
     ) -> tuple[list[list[int]], list[list[float]], list[bool]]:
         """Return the ids of each answer, their log-likelihoods, and whether it came to an end."""
         number = self._by.answers
-        seed = hashlib.sha256(f"{self._seed} {step} {prompt.number}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(seed[:8], "little") >> 1)
+        # Drawn on the CPU, so that a seed gives the same answers on every device.
+        name = f"{step} {prompt.number}"
+        generator = named_generator(self._seed, name, torch.device("cpu"))
         start = torch.tensor([[self._encoder.end_id, *prompt.ids]], device=self._device)
         rows_BS = start.expand(number, -1)
         answers: list[list[int]] = [[] for _ in range(number)]
@@ -118,7 +118,6 @@ class Sampler:
         for _ in range(self._by.max_tokens):
             with self._autocast:
                 logits_BSV = self._model(rows_BS)
-            # Drawn on the CPU, so that a seed gives the same answers on every device.
             logs_BV = logits_BSV[:, -1].float().cpu().log_softmax(dim=-1)
             ids_B1 = torch.multinomial(logs_BV.exp(), 1, generator=generator)
             drawn = zip(

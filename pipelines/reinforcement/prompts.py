@@ -9,7 +9,7 @@ import numpy.typing as npt
 from pipelines.core.errors import UserError
 from pipelines.data.tokens.token_shards import ShardIndex, idx_path, mask_path, shard_prefix
 from pipelines.loading.sources.shard_files import verify
-from pipelines.run.records import DatasetRef
+from pipelines.run.records import DatasetRef, Shard
 
 
 class Prompt(NamedTuple):
@@ -33,19 +33,24 @@ class Prompts:
         UserError: there is none, or the shards are not all in the folder.
     """
 
-    def __init__(self, folder: Path, dataset: DatasetRef, most_tokens: int) -> None:
+    def __init__(
+        self, folder: Path, dataset: DatasetRef, most_tokens: int, part: tuple[int, int] = (0, 1)
+    ) -> None:
         """Find them.
 
         Args:
             folder: The shards' paths are relative to it.
             dataset: Of conversations.
             most_tokens: In a prompt.
+            part: (rank, world), to verify only a part of the shards in this process.
         """
         if dataset.mixture:
             raise UserError("data.source: reinforcement reads one dataset, not a mixture; name one")
+        for shard in dataset.train.shards:
+            _check(folder / shard.path, shard)
+        verify(folder, dataset.train.shards[part[0] :: part[1]])
         self._shards = [
-            _Shard(folder / shard.path, number, most_tokens, folder, dataset)
-            for number, shard in enumerate(dataset.train.shards)
+            _Shard(folder / shard.path, shard, most_tokens) for shard in dataset.train.shards
         ]
         self._ends = np.cumsum([len(shard.places) for shard in self._shards])
         if not len(self):
@@ -64,21 +69,20 @@ class Prompts:
         return Prompt(number, *self._shards[shard].read(place))
 
 
+def _check(path: Path, record: Shard) -> None:
+    if record.mask_md5 is None:
+        raise UserError(
+            "reinforcement needs conversations, but the dataset is of plain text; set "
+            "data.instruction.kind"
+        )
+    if not path.is_file():
+        raise UserError(f"{path}: reinforcement reads prompts from local shards; fetch them")
+
+
 class _Shard:
     """The places of a shard's prompts: where each begins, its answer begins, and it ends."""
 
-    def __init__(
-        self, path: Path, number: int, most_tokens: int, folder: Path, dataset: DatasetRef
-    ) -> None:
-        record = dataset.train.shards[number]
-        if record.mask_md5 is None:
-            raise UserError(
-                "reinforcement needs conversations, but the dataset is of plain text; set "
-                "data.instruction.kind"
-            )
-        if not path.is_file():
-            raise UserError(f"{path}: reinforcement reads prompts from local shards; fetch them")
-        verify(folder, [record])
+    def __init__(self, path: Path, record: Shard, most_tokens: int) -> None:
         index = ShardIndex(idx_path(shard_prefix(path)))
         self._ids = np.memmap(path, index.dtype, mode="r") if record.tokens else np.empty(0)
         self._mask = np.memmap(mask_path(shard_prefix(path)), np.uint8, mode="r")

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from pipelines.loading.dataloader import IGNORED, Batch
 from pipelines.loading.sampler import samples, share
-from pipelines.models.gather import Gather
-from pipelines.models.weights import Place
+from pipelines.models.gather import Gather, of_all_stages
 from pipelines.parallel.mesh import Mesh
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.parallel.process_group import from_all, one_for_all
@@ -101,13 +100,9 @@ class RolloutLoader:
             events: Is told of alarms.
         """
         self.alarms.events = events
-        named = model.named_parameters()
-        places: dict[str, Place] = {n: each for n, each in named.items() if each.requires_grad}
-        for part in model.modules:
-            places |= part.balance_biases
-        shapes: dict[str, tuple[int, ...]] = {}
-        for known in from_all({name: tuple(each.shape) for name, each in places.items()}):
-            shapes |= known
+        places = model.changed()
+        here = {name: tuple(each.shape) for name, each in places.items()}
+        shapes = of_all_stages(model.modules, here)
         self._names = sorted(shapes)
         self._gather = Gather(shapes, places)
         self._samplers = samplers
@@ -126,9 +121,10 @@ class RolloutLoader:
         groups, answers = self._groups(step), self.recipe.train.global_batch_size
         start, stop = share(self._mesh.dp_rank, self._mesh.dp_world, answers)
         micro = self.recipe.train.fixed_micro_batch_size
-        for first in range(start, stop, micro):
-            last = min(first + micro, stop)
-            yield self._batch(groups, first, last), last == stop
+        mine = self._batch(groups, start, stop)
+        for first in range(0, stop - start, micro):
+            some = (each[first : first + micro] for each in mine if each is not None)
+            yield Batch(*some), first + micro >= stop - start
 
     def digest(self, steps: Iterable[int]) -> str:
         """Return a hash, as 16 hex digits, of the prompts of some steps in order."""

@@ -181,16 +181,7 @@ def train(
     """What each process does, to the end or until step `cut` is told."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     mesh = build_mesh(resolve_layout(recipe.parallel, world), torch.device("cpu"))
-    loader = TokenLoader(
-        TokenDataset(*data, LENGTH),
-        seed=recipe.seed,
-        global_batch=recipe.train.global_batch_size,
-        micro_batch=recipe.train.fixed_micro_batch_size,
-        dp_rank=mesh.dp_rank,
-        dp_world=mesh.dp_world,
-        device=mesh.device,
-        steps=recipe.train.steps,
-    )
+    loader = TokenLoader.of(TokenDataset(*data, LENGTH), recipe, mesh)
     laid = parallelize(build(recipe), mesh, recipe, partial(fill, recipe))
     frozen = {n: whole(p).clone() for n, p in laid.named_parameters().items() if "lora" not in n}
     points: list[StepMetrics] = []

@@ -127,16 +127,7 @@ def make_pairs(folder: Path) -> Split:
 
 def build_loader(case: Case, recipe: Recipe, data: tuple[Path, Split], mesh: Mesh) -> TokenLoader:
     """Of this process's share of the data."""
-    return TokenLoader(
-        TokenDataset(*data, LENGTH, documents=case.documents),
-        seed=recipe.seed,
-        global_batch=recipe.train.global_batch_size,
-        micro_batch=recipe.train.fixed_micro_batch_size,
-        dp_rank=mesh.dp_rank,
-        dp_world=mesh.dp_world,
-        device=mesh.device,
-        steps=recipe.train.steps,
-    )
+    return TokenLoader.of(TokenDataset(*data, LENGTH, documents=case.documents), recipe, mesh)
 
 
 def build_trainer(

@@ -168,7 +168,8 @@ def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mes
     if recipe.reinforcement.is_on:
         room = recipe.data.sequence_length - recipe.reinforcement.max_tokens
         folder = output_folder(workspace, PreprocessRecord.stage)
-        return RolloutLoader(recipe, Prompts(folder, dataset, room), mesh)
+        prompts = Prompts(folder, dataset, room, part=(mesh.rank, mesh.layout.world))
+        return RolloutLoader(recipe, prompts, mesh)
     tokens = TokenDataset(
         output_folder(workspace, PreprocessRecord.stage),
         dataset.train,
@@ -180,16 +181,7 @@ def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mes
         remote=dataset.remote,
         part=(mesh.rank, mesh.layout.world),
     )
-    return TokenLoader(
-        tokens,
-        seed=recipe.seed,
-        global_batch=recipe.train.global_batch_size,
-        micro_batch=recipe.train.fixed_micro_batch_size,
-        dp_rank=mesh.dp_rank,
-        dp_world=mesh.dp_world,
-        device=mesh.device,
-        steps=recipe.train.steps,
-    )
+    return TokenLoader.of(tokens, recipe, mesh)
 
 
 @contextmanager

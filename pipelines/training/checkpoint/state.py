@@ -29,10 +29,7 @@ def state_of(model: Parallelized, optimizer: Optimizer) -> State:
     layout, so any layout loads what another saved. Frozen weights are left out, as they are those
     of the base model, and so is the learning rate, which follows from the step.
     """
-    named = model.named_parameters().items()
-    state = {f"model.{name}": each.detach() for name, each in named if each.requires_grad}
-    for part in model.modules:
-        state |= {f"model.{name}": each for name, each in part.balance_biases.items()}
+    state = {f"model.{name}": each for name, each in model.changed().items()}
     for name, parameter in model.trained().items():
         for key, value in optimizer.state[parameter].items():
             state[f"optimizer.{name}.{key}"] = value

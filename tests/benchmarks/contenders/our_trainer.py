@@ -63,16 +63,9 @@ def build_trainer(
     recipe = Recipe.model_validate({"name": "bench", **sections, "train": train})
     world = dist.get_world_size() if dist.is_initialized() else 1
     mesh = build_mesh(resolve_layout(recipe.parallel, world), device or torch.device("cpu"))
-    loader = TokenLoader(
-        TokenDataset(folder, split, shape.context_length, documents=recipe.data.document_mask),
-        seed=recipe.seed,
-        global_batch=recipe.train.global_batch_size,
-        micro_batch=recipe.train.fixed_micro_batch_size,
-        dp_rank=mesh.dp_rank,
-        dp_world=mesh.dp_world,
-        device=mesh.device,
-        steps=recipe.train.steps,
-    )
+    documents = recipe.data.document_mask
+    tokens = TokenDataset(folder, split, shape.context_length, documents=documents)
+    loader = TokenLoader.of(tokens, recipe, mesh)
     set_precision(recipe.train, mesh.device)
     with torch.device("meta"):
         model = Transformer(shape)

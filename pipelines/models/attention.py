@@ -206,6 +206,9 @@ def attend_with_sinks(
 def _flex(*operands: Tensor, **options: Any) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
+    # torch's other kernel, for rows below 128 tokens, reads queries by wrong strides where a block
+    # is compiled without gradients (decision 0028).
+    options["kernel_options"] = {"BACKEND": "TRITON"}
     # A block that is being compiled includes this call; otherwise compile the call alone.
     if not torch.compiler.is_compiling():
         return _compiled("flex_attention")(*operands, **options)

@@ -44,6 +44,7 @@ from pipelines.models.lora import adapted_layers
 from pipelines.models.loss import CrossEntropy
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import COMPUTE_DTYPES, canonical_name
+from pipelines.parallel.compiler_repair import repair_compiler
 from pipelines.parallel.data_parallel import ShardedUpdate, is_fully_sharded, replicate, shard
 from pipelines.parallel.division import FP8_MULTIPLES, gathers_in_fp8
 from pipelines.parallel.mesh import Mesh
@@ -346,6 +347,8 @@ def parallelize(
     parallel = recipe.parallel
     if recipe.train.fixed_compile:
         check_path(mesh.device)
+        if mesh.device.type == "cuda":
+            repair_compiler()
     parts = [model] if mesh.layout.pp == 1 else _stages(model, mesh, parallel)
     experts = mesh.experts(parallel.ep) if parallel.ep > 1 else None
     laid = [_lay(part, mesh, recipe, fill, experts) for part in parts]

@@ -115,7 +115,7 @@ PARTS = [
     Part("fp8", "training_speed:fp8", 90, ">= 1.15 x bf16"),
     Part("packed", "packed_attention:packed", 80, "varlen_attn gives flex's result, as fast"),
     Part("ladder", "peak_memory:ladder", 80, "each rung saves what it promises"),
-    Part("kinds", "further_kinds:kinds", 120, "fp32 as on the CPU, bf16 within 5 %"),
+    Part("kinds", "further_kinds:kinds", 140, "fp32 as on the CPU, bf16 within 5 %"),
     Part("mixture", "further_kinds:mixture", 90, "compiled >= 1.1 x eager"),
     Part("nccl", "same_numbers:ranks", 60, "losses as of one GPU, within 1e-4", must=True, gpus=2),
     Part("async-tp", "async_tp:async_tp", 120, "faster than tp, and the same losses", gpus=2),

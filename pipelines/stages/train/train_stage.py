@@ -44,6 +44,7 @@ from pipelines.training.checkpoint.store import (
     checkpoint_places,
     checkpoints_of,
 )
+from pipelines.training.compile_check import check_compiled
 from pipelines.training.hooks import Events
 from pipelines.training.last_loss import last_loss
 from pipelines.training.metrics import History, Report, StepMetrics
@@ -104,6 +105,7 @@ def run(
             history = prepare(recipe, dataset, workspace, mesh)
             events = Events() if history is None else logbook(settled, workspace)
         with tracked_run(workspace) as tracked, settled.out_of_memory():
+            check_compiled(recipe, shape, loader, mesh)
             parallelized = parallelize(model, mesh, recipe, partial(fill_model, recipe))
             look = None
             if isinstance(loader, RolloutLoader):

@@ -125,14 +125,11 @@ def from_all(mine: T) -> list[T]:
 
 
 def numbers_from_all(mine: Sequence[float], device: torch.device) -> Tensor:
-    """Return equally many numbers of every process, [ranks, numbers] in fp32; all call it.
-
-    They are on the CPU on rank 0, where the host waits for them, and on `device` elsewhere.
-    """
+    """Return equally many numbers of each process as fp32 [ranks, numbers]; only rank 0 waits."""
     sent = torch.tensor(mine, device=device)
     gathered = sent.new_empty(dist.get_world_size() * len(mine))
     dist.all_gather_single(gathered, sent)
-    rows = gathered.view(-1, len(mine))
+    rows = gathered.view(-1, len(mine))  # on the device, as the host need not wait elsewhere
     return rows.cpu() if dist.get_rank() == 0 else rows
 
 

@@ -1,9 +1,8 @@
 """Which processes are slower than others that do the same work; from numbers alone.
 
-The measure is how many times as long as the median process each one takes. A single late step must
-not name anybody, so what is compared are medians over a few steps, several times. What is usual is
-learnt from the numbers themselves: their median absolute deviation (Leys et al. 2013), over the
-processes and over time.
+The measure is how many times as long as the median process each one takes, several times, as one
+late step must not name anybody. How much is usual is learnt from the numbers: their median absolute
+deviation (Leys et al. 2013) over the processes and over time.
 """
 
 from collections import deque
@@ -23,33 +22,20 @@ Numbers = npt.NDArray[np.float64]
 
 
 class Sample(NamedTuple):
-    """The work of all processes in one phase, at about the same time.
+    """The work of all processes in one phase, at about the same time."""
 
-    Attributes:
-        step: The first step that it is of, or the step of a save.
-        seconds: By rank; NaN where it is not known.
-        least: The seconds that a process must lose to be worth naming.
-    """
-
-    step: int
-    seconds: Numbers
-    least: float
+    step: int  # the first one that it is of, or that of a save
+    seconds: Numbers  # by rank; NaN where it is not known
+    least: float  # seconds that a process must lose to be worth naming
 
 
 class Slow(NamedTuple):
-    """A slow process.
-
-    Attributes:
-        rank: Its rank.
-        ratio: How many times as long as the median process it takes.
-        since: The first step that is known to be slow.
-        alike: How many processes do the same, itself included.
-    """
+    """A slow process."""
 
     rank: int
-    ratio: float
-    since: int
-    alike: int
+    ratio: float  # it takes so many times as long as the median one
+    since: int  # the first step that is known to be slow
+    alike: int  # processes that do the same, itself included
 
 
 class SlowRanks:

@@ -45,14 +45,7 @@ class Stragglers(Hook):
     def __init__(
         self, recipe: Recipe, model: Parallelized, checkpoints: Checkpoints, events: Events
     ) -> None:
-        """Nothing is compared yet.
-
-        Args:
-            recipe: `parallel` and `train` are used.
-            model: Its forward passes are timed on a GPU.
-            checkpoints: Tells how long saves take.
-            events: Rank 0 notes each slow process here.
-        """
+        """`checkpoints` tells how long saves take; rank 0 notes slow processes in `events`."""
         self._is_alone = model.mesh.layout.world == 1
         self._recipe, self._model, self._checkpoints = recipe, model, checkpoints
         self._events = events
@@ -68,25 +61,21 @@ class Stragglers(Hook):
             return
         facts = from_all(self._facts())
         self._names = [each.name for each in facts]
-        alike = [each.alike for each in facts]
         samples = [each.samples for each in facts]
-        work = {
-            "data": samples,
-            "forward and backward": [1] * len(facts) if self._clock.measures_device else samples,
-            "optimizer": [each.numbers for each in facts],
-            "checkpoint": [1] * len(facts),  # its time is a gigabyte's
-        }
+        same = [1] * len(facts)
+        passes = same if self._clock.measures_device else samples
+        work = {"data": samples, "forward and backward": passes, "checkpoint": same}
+        work["optimizer"] = [each.numbers for each in facts]
+        alike = [each.alike for each in facts]
         self._compared = {phase: SlowRanks(each, alike) for phase, each in work.items()}
         self._since = time.perf_counter(), 0
-        self._saved = step
 
     def _facts(self) -> _Facts:
         mesh, train = self._model.mesh, self._recipe.train
         start, stop = share(mesh.dp_rank, mesh.dp_world, train.global_batch_size)
         # A later part of a sequence has more to attend to.
         part = 0 if self._clock.measures_device else mesh.coordinate("cp")
-        numbers = sum(local(each).numel() for each in self._model.trained().values())
-        numbers = max(1, numbers)
+        numbers = max(1, sum(local(each).numel() for each in self._model.trained().values()))
         return _Facts(hardware_name(mesh), (mesh.coordinate("pp"), part), stop - start, numbers)
 
     @override
@@ -108,7 +97,7 @@ class Stragglers(Hook):
     @override
     def begin_window(self) -> None:
         """Send what is new to rank 0, now that the host has waited for the device."""
-        if self._clock.new < NEW_SLICES:
+        if len(self._clock.slices) < NEW_SLICES:
             return
         slices = self._clock.take()
         step, seconds_a_gib = self._checkpoints.last_write or (self._saved, 0.0)
@@ -116,13 +105,11 @@ class Stragglers(Hook):
         found = numbers_from_all(mine, self._model.mesh.device)
         if self._model.mesh.rank == 0:
             numbers = found.double().numpy()
-            now, (then, steps) = time.perf_counter(), self._since
-            step_seconds = (now - then) / steps
+            step_seconds = (time.perf_counter() - self._since[0]) / self._since[1]
             for number, (first, _) in enumerate(slices):
                 for column, phase in enumerate(PHASES, 1 + number * len(PHASES)):
-                    self._compared[phase].add(
-                        Sample(first, numbers[:, column], LEAST[phase] * step_seconds)
-                    )
+                    least = LEAST[phase] * step_seconds
+                    self._compared[phase].add(Sample(first, numbers[:, column], least))
             if step > self._saved:
                 self._compared["checkpoint"].add(Sample(step, numbers[:, 0], 0.0))
             self._tell()

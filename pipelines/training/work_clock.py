@@ -27,24 +27,21 @@ from pipelines.training.hooks import Phase
 from pipelines.training.slow_ranks import KEPT
 
 PHASES: tuple[Phase, ...] = ("data", "forward and backward", "optimizer")
+_PASSES, _UPDATE = 1, 2
 SLICE = 3  # steps
 _SAMPLED = 1  # the step of each slice that a GPU's events are in
 _UNKNOWN = float("nan")
 _PRODUCTS, _WIDTH = 20, 2048  # a millisecond on an A100 in bf16
 
+_Spans = dict[int, list[list[torch.Event]]]  # pairs by phase
+
 
 class _Slice(NamedTuple):
-    """Some steps.
+    """Some steps."""
 
-    Attributes:
-        step: The first one.
-        rows: The seconds of each step by phase; NaN where events are to tell them.
-        spans: Pairs of events by phase.
-    """
-
-    step: int
-    rows: list[list[float]]
-    spans: dict[int, list[list[torch.Event]]]
+    step: int  # the first one
+    rows: list[list[float]]  # the seconds of each step by phase
+    spans: _Spans  # what events are to tell in their place
 
     def seconds(self) -> list[float]:
         """Return the seconds of a step by phase; the device must have done the steps."""
@@ -63,7 +60,6 @@ class WorkClock:
     """Times this process's own work in slices of a few steps, of which the last ones are kept."""
 
     def __init__(self, model: Parallelized, recipe: Recipe) -> None:
-        """Nothing is timed yet."""
         layout, ep = model.mesh.layout, recipe.parallel.ep
         self._model = model
         self._device = model.mesh.device
@@ -72,13 +68,13 @@ class WorkClock:
         self._exchanges = layout.tp * layout.cp * ep > 1
         # Experts have as many tokens as their router sends them: what is unequal is not slow.
         self._is_uneven = self._on_cpu and ep > 1
-        self._slices: deque[_Slice] = deque(maxlen=KEPT)
+        self.slices: deque[_Slice] = deque(maxlen=KEPT)
         self._rows: list[list[float]] = []
         self._now = [0.0] * len(PHASES)
         self._phase: Phase = "report"
         self._wall = self._busy = 0.0
-        self._spans: dict[int, list[list[torch.Event]]] | None = None  # of a step with events
-        self._sampled: dict[int, list[list[torch.Event]]] = {}
+        self._spans: _Spans | None = None  # of a step with events
+        self._sampled: _Spans = {}
         self._handles: list[RemovableHandle] = []
         self._matrix: Tensor | None = None
 
@@ -87,18 +83,10 @@ class WorkClock:
         """Whether a fixed amount of work is timed in place of a pass through the model."""
         return self._exchanges and not self._on_cpu
 
-    @property
-    def new(self) -> int:
-        """The number of slices that `take` returns."""
-        return len(self._slices)
-
     def take(self) -> list[tuple[int, list[float]]]:
-        """Return the new slices, the last few at most: the first step, and the seconds by phase.
-
-        Call it when the device has done all steps.
-        """
-        taken = [(each.step, each.seconds()) for each in self._slices]
-        self._slices.clear()
+        """Return the first step of each new slice, and its seconds; the device has done them."""
+        taken = [(each.step, each.seconds()) for each in self.slices]
+        self.slices.clear()
         return taken
 
     def begin_step(self, step: int) -> None:
@@ -107,14 +95,14 @@ class WorkClock:
         self._phase = "report"
         if self._on_cpu or step % SLICE != _SAMPLED:
             return
-        self._spans = {PHASES.index("forward and backward"): [], PHASES.index("optimizer"): []}
+        self._spans = {_PASSES: [], _UPDATE: []}
         self._sampled = self._spans
         if self._exchanges:
             self._time_products()
-            return
-        for part in self._model.modules:
-            for block in part.layers.values():
-                self._time_first_call(block)
+        else:
+            for part in self._model.modules:
+                for block in part.layers.values():
+                    self._time_first_call(block)
 
     def enter(self, phase: Phase) -> None:
         """Count from now on for this phase."""
@@ -124,23 +112,23 @@ class WorkClock:
         elif self._phase in PHASES:
             self._now[PHASES.index(self._phase)] += busy - self._busy
         if phase == "optimizer" and self._spans is not None:
-            self._spans[PHASES.index(phase)].append([self._mark()])
+            self._spans[_UPDATE].append([self._mark()])
         self._phase, self._wall, self._busy = phase, wall, busy
 
     def end_step(self, step: int) -> None:
         """End the step, and the slice that it is the last one of."""
         self.enter("report")
         if self._spans is not None:
-            self._spans[PHASES.index("optimizer")][-1].append(self._mark())
+            self._spans[_UPDATE][-1].append(self._mark())
             for handle in self._handles:
                 handle.remove()
             self._handles, self._spans = [], None
         if self._is_uneven:
-            self._now[PHASES.index("forward and backward")] = _UNKNOWN
+            self._now[_PASSES] = _UNKNOWN
         self._rows.append(self._now)
         if step % SLICE == SLICE - 1:
-            spans = {} if self._on_cpu else {number: [] for number in (1, 2)} | self._sampled
-            self._slices.append(_Slice(step + 1 - len(self._rows), self._rows, spans))
+            spans = {} if self._on_cpu else {_PASSES: [], _UPDATE: []} | self._sampled
+            self.slices.append(_Slice(step + 1 - len(self._rows), self._rows, spans))
             self._rows, self._sampled = [], {}
 
     def _mark(self) -> torch.Event:
@@ -160,7 +148,7 @@ class WorkClock:
             if len(span) == 1:
                 span.append(self._mark())
 
-        self._sampled[PHASES.index("forward and backward")].append(span)
+        self._sampled[_PASSES].append(span)
         self._handles.append(block.register_forward_pre_hook(begin))
         self._handles.append(block.register_forward_hook(end, prepend=True))
 
@@ -171,4 +159,4 @@ class WorkClock:
         begun = self._mark()
         for _ in range(_PRODUCTS if self._dtype.itemsize < 4 else 2):
             torch.mm(self._matrix, self._matrix)
-        self._sampled[PHASES.index("forward and backward")].append([begun, self._mark()])
+        self._sampled[_PASSES].append([begun, self._mark()])

@@ -84,8 +84,7 @@ class Checkpoints:
 
     Attributes:
         newest: The step of the last checkpoint that was saved or restored.
-        last_write: The step of the last checkpoint that this try saved, and the seconds a GiB that
-            this process took to write its file; None before the first.
+        last_write: The step of the last save, and the seconds a GiB of this process's file.
     """
 
     def __init__(

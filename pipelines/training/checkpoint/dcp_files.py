@@ -333,12 +333,7 @@ _TELLING_BYTES = 64 << 20
 
 
 class CheckpointWriter(FsspecWriter):
-    """Writes one file per process, to a folder or to S3.
-
-    Attributes:
-        seconds_a_gib: That this process took to write its file; NaN for a small file, whose time
-            says little, and until it is written.
-    """
+    """Writes one file per process, to a folder or to S3."""
 
     def __init__(self, url: str, clear: Callable[[], None], complete: Callable[[], None]) -> None:
         """Set up the writer; nothing is written yet.
@@ -354,7 +349,7 @@ class CheckpointWriter(FsspecWriter):
         super().__init__(url, sync_files="://" not in url, **FSSPEC_OPTIONS)
         self._clear = clear
         self._complete = complete
-        self.seconds_a_gib = math.nan
+        self.seconds_a_gib = math.nan  # of this process's file, if it is large enough to tell
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan without making files, as another process may clear the folder now."""

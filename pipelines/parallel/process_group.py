@@ -7,7 +7,7 @@ when it has already arrived, while the device works on the next step.
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from typing import Any, NamedTuple, TypeVar
@@ -122,6 +122,15 @@ def from_all(mine: T) -> list[T]:
     given: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(given, mine)
     return given
+
+
+def numbers_from_all(mine: Sequence[float], device: torch.device) -> Tensor:
+    """Return equally many numbers of each process as fp32 [ranks, numbers]; only rank 0 waits."""
+    sent = torch.tensor(mine, device=device)
+    gathered = sent.new_empty(dist.get_world_size() * len(mine))
+    dist.all_gather_single(gathered, sent)
+    rows = gathered.view(-1, len(mine))  # on the device, as the host need not wait elsewhere
+    return rows.cpu() if dist.get_rank() == 0 else rows
 
 
 @contextmanager

@@ -45,6 +45,7 @@ Kind = Literal[
     "workers changed",
     "out of memory",
     "stall",
+    "slow rank",  # the others wait for a slow GPU, host or disk
     "time limit",
     "human decision",
     "end",

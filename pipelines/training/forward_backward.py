@@ -39,17 +39,21 @@ class StepBatches:
         self.number = number
         self._counted = counted or _targets
 
-    def of(self, step: int) -> tuple[Iterable[tuple[Batch, bool]], int | Tensor]:
+    def of(
+        self, step: int, before_sum: Callable[[], None] | None = None
+    ) -> tuple[Iterable[tuple[Batch, bool]], int | Tensor]:
         """Return the micro-batches, and the number of tokens that all processes predict in a step,
         or of what else the loss is a sum over.
 
         Where targets are masked, the number is known only once all micro-batches are read, and it
-        takes one collective a step.
+        takes one collective a step, before which `before_sum` is called.
         """
         batches = evenly(self._loader.micro_batches(step), self.number)
         if not self._loader.has_mask:
             return batches, self._loader.tokens_per_step
         held = list(batches)
+        if before_sum is not None:
+            before_sum()
         predicted = torch.stack([self._counted(batch) for batch, _ in held]).sum()
         self._mesh.sum(predicted, "dp_replicate", "dp_shard")
         return held, predicted.clamp(min=1)  # a step without targets changes nothing

@@ -7,7 +7,9 @@ from typing_extensions import override
 
 from pipelines.run.logbook import Kind
 
-Phase = Literal["data", "forward and backward", "optimizer", "report", "checkpoint"]
+Phase = Literal[
+    "data", "forward and backward", "communication", "optimizer", "report", "checkpoint"
+]
 
 
 class Hook:

@@ -57,6 +57,7 @@ class Meter(Hook):
         self._precision = train.fixed_precision
         self._work = step_work(model.modules[0].config, share, train.fixed_precision)
         self._begun = self._waited = self._waits_since = 0.0
+        self._is_waiting = False
 
     def begin_window(self) -> None:
         """Begin a window; call it when the device is idle or the host has just waited for it."""
@@ -66,10 +67,9 @@ class Meter(Hook):
     def enter_phase(self, step: int, phase: Phase) -> None:  # noqa: ARG002
         """Add up the time that steps wait for their data."""
         now = time.perf_counter()
-        if phase == "data":
-            self._waits_since = now
-        elif phase == "forward and backward":
+        if self._is_waiting:
             self._waited += now - self._waits_since
+        self._is_waiting, self._waits_since = phase == "data", now
 
     @property
     def elapsed(self) -> float:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -38,6 +39,7 @@ from pipelines.training.preference import PairLoss
 from pipelines.training.profiling import StepProfiler
 from pipelines.training.routing import Routing
 from pipelines.training.schedule import Schedule, set_learning_rate
+from pipelines.training.stragglers import Stragglers
 from pipelines.training.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -135,6 +137,7 @@ class Trainer:
         who = self.mesh.rank, self.mesh.layout.world
         self.profiler = StepProfiler(train.profile_steps, diagnostics / "profile", *who)
         self.watchdog = Watchdog(diagnostics / "heartbeats", *who, train.stall_seconds, self.events)
+        self.stragglers = Stragglers(recipe, model, self.checkpoints, self.events)
 
     def _objective(self) -> PairLoss | PolicyLoss | None:
         """Return the loss of preference tuning or reinforcement, and have the model compute it."""
@@ -168,7 +171,7 @@ class Trainer:
     @property
     def hooks(self) -> Hooks:
         """The run's hooks, in the order in which they are called."""
-        return Hooks(self.events, self.watchdog, self.profiler, self.meter)
+        return Hooks(self.events, self.watchdog, self.profiler, self.stragglers, self.meter)
 
     def _fit(self) -> Position:
         hooks = self.hooks
@@ -265,13 +268,15 @@ class Trainer:
         torch.manual_seed(hash((self.recipe.seed, step, self.mesh.token_rank)))
         set_learning_rate(self.optimizer, self.schedule.rate(step))
         hooks.enter_phase(step, "data")
-        batches, predicted = self.batches.of(self.guard.data_step(step))
+        communicates = partial(hooks.enter_phase, step, "communication")
+        batches, predicted = self.batches.of(self.guard.data_step(step), communicates)
         # Each token has the same weight on any process; the mean over processes is taken later.
         share = self.scale.scale * self.mesh.layout.dp_cp / predicted
         self.routing.weigh(self.scale.scale)
         nats = self.forward_backward(_in_phases(batches, step, hooks), share)
         if self.objective is not None:
             self.objective.end_step(self.batches.number)
+        communicates()
         norm = gradient_norm(self.model.counted(), self.mesh) / self.scale.scale
         factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
         wants = preemption.asked() is not None or self.checkpoints.request is not None
@@ -397,3 +402,4 @@ def _in_phases(
         hooks.enter_phase(step, "forward and backward")
         yield each
         hooks.enter_phase(step, "data")
+    hooks.enter_phase(step, "forward and backward")  # a pipeline has drawn them all before

@@ -69,6 +69,7 @@ class _Writing(NamedTuple):
     step: int
     written: Future[Any]
     losses: list[float]  # since the previous checkpoint
+    writer: CheckpointWriter
 
 
 # What a process may ask of all processes: to look at a failed save, or to try to save again.
@@ -83,6 +84,7 @@ class Checkpoints:
 
     Attributes:
         newest: The step of the last checkpoint that was saved or restored.
+        last_write: The step of the last save, and the seconds a GiB of this process's file.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Checkpoints:
         self._writing: _Writing | None = None
         self._losses: list[float] = []
         self.newest = 0
+        self.last_write: tuple[int, float] | None = None
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
     def note(self, loss: float) -> None:
@@ -203,6 +206,7 @@ class Checkpoints:
             self._discard(save.step)
             raise unsaved(self._store.url(save.step), _first_cause(error)) from error
         self.newest = save.step
+        self.last_write = save.step, save.writer.seconds_a_gib
         self._patience.saved(save.step)
 
     def _begin(self, position: Position) -> None:
@@ -216,18 +220,17 @@ class Checkpoints:
             self._store.complete(position.step, facts)
             self._store.prune(self._keep, self._keep_best)
 
+        writer = CheckpointWriter(
+            self._store.url(position.step), lambda: self._store.remove(position.step), complete
+        )
         begun: Any = async_save(
             {**state_of(self._model, self._optimizer)},
-            storage_writer=CheckpointWriter(
-                self._store.url(position.step),
-                lambda: self._store.remove(position.step),
-                complete,
-            ),
+            storage_writer=writer,
             async_stager=self._stager,
             process_group=self._group,
             no_dist=self._group is None,
         )
-        self._writing = _Writing(position.step, begun.upload_completion, losses)
+        self._writing = _Writing(position.step, begun.upload_completion, losses, writer)
 
     def _settle(self, step: int, *, last: bool = False) -> bool:
         """Wait for the last save, and return whether it is complete.

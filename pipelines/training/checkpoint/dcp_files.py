@@ -14,6 +14,7 @@ import io
 import math
 import pickle
 import struct
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -328,6 +329,9 @@ def _another_model(difference: str) -> UserError:
     )
 
 
+_TELLING_BYTES = 64 << 20
+
+
 class CheckpointWriter(FsspecWriter):
     """Writes one file per process, to a folder or to S3."""
 
@@ -345,6 +349,7 @@ class CheckpointWriter(FsspecWriter):
         super().__init__(url, sync_files="://" not in url, **FSSPEC_OPTIONS)
         self._clear = clear
         self._complete = complete
+        self.seconds_a_gib = math.nan  # of this process's file, if it is large enough to tell
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan without making files, as another process may clear the folder now."""
@@ -363,8 +368,13 @@ class CheckpointWriter(FsspecWriter):
             OSError: for example, the disk is full; torch's archive hides it behind its own error
                 when it is closed.
         """
+        began = time.perf_counter()
         try:
-            return super().write_data(plan, planner)
+            written = super().write_data(plan, planner)
+            size = sum(each.size_in_bytes for each in written.wait())
+            if size >= _TELLING_BYTES:
+                self.seconds_a_gib = (time.perf_counter() - began) * 2**30 / size
+            return written
         except RuntimeError as error:
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None

@@ -1,0 +1,121 @@
+"""Real processes, one of which is slow: it is named with what it is slow in, and nobody else."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipelines.run.records import Split
+from tests.distributed.pool import Pool
+from tests.distributed.training import Case, build_trainer, make_data
+from tests.unit.training.conftest import Noted
+
+STEPS = 24
+MODEL = {"layers": 4, "width": 64, "hidden": 256}
+TRAIN = {"steps": STEPS, "log_every": 4, "global_batch_size": 16, "micro_batch_size": 4}
+LAYOUTS = {
+    "ddp": (2, {}),
+    "zero-1": (2, {"sharding": "optimizer", "dp_shard": 2}),
+    "zero-3": (2, {"sharding": "full", "dp_shard": 2}),
+    "tensor": (2, {"tp": 2}),
+    "pipeline": (4, {"pp": 2}),
+    "four": (4, {}),
+}
+MARKED = ["ddp", *(pytest.param(each, marks=pytest.mark.parity) for each in [*LAYOUTS][1:])]
+
+
+def busy(seconds: float) -> None:
+    """Compute for some processor time."""
+    ends = time.thread_time() + seconds
+    while time.thread_time() < ends:
+        pass
+
+
+def slow_blocks(trainer: Any) -> None:
+    """Make each block work 1.5 times as long, forward and backward."""
+    for part in trainer.model.modules:
+        for block in part.layers.values():
+
+            def longer(*arguments: Any, forward: Any = block.forward) -> Any:
+                began = time.thread_time()
+                result = forward(*arguments)
+                busy(1.5 * (time.thread_time() - began))  # a backward pass takes two forward
+                return result
+
+            block.forward = longer
+
+
+def slow_loader(trainer: Any) -> None:
+    """Make the loader late."""
+    micro_batches = trainer.loader.micro_batches
+
+    def late(step: int) -> Any:
+        time.sleep(0.03)
+        return micro_batches(step)
+
+    trainer.loader.micro_batches = late
+
+
+def slow_optimizer(trainer: Any) -> None:
+    """Make the update of the weights work longer."""
+    trainer.optimizer.register_step_pre_hook(lambda *_: busy(0.01))
+
+
+FAULTS = {
+    "forward and backward": slow_blocks,
+    "data": slow_loader,
+    "optimizer": slow_optimizer,
+}
+
+
+def train(
+    case: Case, data: tuple[Path, Split], checkpoints: Path, slow: int | None, phase: str
+) -> list[dict[str, Any]]:
+    """What is noted in a run in which a rank may be slow."""
+    trainer = build_trainer(case, data, checkpoints, [], torch.float32)
+    events = Noted()
+    trainer.stragglers._events = events
+    if dist.get_rank() == slow:
+        FAULTS[phase](trainer)
+    trainer.fit()
+    return [
+        entry | {"kind": kind} for kind, entry in zip(events.kinds, events.entries, strict=True)
+    ]
+
+
+def noted(
+    pool: Callable[[int], Pool], layout: str, folder: Path, slow: int | None, phase: str = ""
+) -> list[dict[str, Any]]:
+    """What rank 0 notes; the others note nothing."""
+    world, parallel = LAYOUTS[layout]
+    data = folder / "data"
+    data.mkdir()
+    case = Case("stragglers", world, parallel, TRAIN, model=MODEL)
+    first, *others = pool(world).run(
+        train, case, (data, make_data(data)), folder / "checkpoints", slow, phase
+    )
+    assert not any(others)
+    return first
+
+
+@pytest.mark.parametrize("layout", MARKED)
+def test_nobody_is_named_where_all_are_equally_fast(
+    layout: str, pool: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    assert noted(pool, layout, tmp_path, None) == []
+
+
+@pytest.mark.parametrize("layout", MARKED)
+@pytest.mark.parametrize("phase", FAULTS)
+def test_the_slow_one_is_named(
+    layout: str, phase: str, pool: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    slow = LAYOUTS[layout][0] - 1
+    (entry,) = noted(pool, layout, tmp_path, slow, phase)
+    assert entry["kind"] == "slow rank"
+    assert entry["cause"].startswith(f"rank {slow} on ")
+    assert f"(CPU) is slow since step {entry['step']}: {phase} takes" in entry["cause"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipelines.core.formatting import amount, duration, significant
 from pipelines.core.storage import MARKER
-from pipelines.platform.run_evidence import Evidence, kind_of
+from pipelines.platform.run_evidence import Evidence, fault, kind_of
 from pipelines.run.logbook import Entry, Kind
 from pipelines.run.records import RegisterRecord, record_path
 from pipelines.run.speed import bound_by, seconds_lost, slowdown
@@ -43,6 +43,7 @@ _FAULTS: dict[Kind, tuple[str, str]] = {
 }
 _EFFECTS: tuple[Kind, ...] = ("resume", "workers changed", "layout change")
 _TAKEN_OVER: tuple[Kind, ...] = ("task lost", "service lost")  # these alone end no stage
+_LATER_S: dict[Kind, int] = {"human decision": 60}  # a job that a user ends may go on for a while
 _GRADUAL: tuple[Kind, ...] = ("storage", "rollback", "out of memory", "stall")  # work may go on
 
 
@@ -58,8 +59,7 @@ def explain(found: Evidence) -> dict[str, Any]:
     cost, do = _cost(found), _advice(found, lead, slow)
     lines = [first, *(f"  {line}" for line in followed), _outcome(found), _cost_line(cost)]
     lines += [f"{slow}."] if slow and slow not in first else []
-    kind = lead.kind if lead else None
-    told: dict[str, Any] = {"run": found.run, "state": found.state, "kind": kind, "first": first}
+    told = dict[str, Any](run=found.run, state=found.state, kind=lead and lead.kind, first=first)
     told |= {"followed": followed, "cost": significant(cost), "slowdown": slow, "do": do}
     return told | {"lines": [*lines, *_time(found), f"What to do: {do}."]}
 
@@ -68,7 +68,7 @@ def _lead(found: Evidence) -> Entry | None:
     faults = [entry for entry in found.entries if entry.kind in _FAULTS]
     if found.state != "failed":
         return next(iter(faults), None)
-    final = [entry for entry in faults if entry.time.timestamp() > found.got_on]
+    final = [e for e in faults if e.time.timestamp() + _LATER_S.get(e.kind, 0) > found.got_on]
     kinds = {kind_of(entry.cause) for entry in final} & {*_GRADUAL}
     same = [entry for entry in faults if entry.kind in kinds and entry not in final][-1:]
     causes = [*same, *(entry for entry in final if entry.kind not in _TAKEN_OVER)] or final
@@ -76,8 +76,9 @@ def _lead(found: Evidence) -> Entry | None:
     if not found.error or (lead and (lead.kind != "failure" or not lead.done)):
         return lead
     # All that is known is that a program failed: its log says why.
-    lead = lead or Entry(kind="failure", key="", stage=found.task, cause="", done="")
-    return lead.model_copy(update={"kind": kind_of(found.error), "cause": found.error})
+    moment = found.events[-1].time if found.events else found.got_on
+    said = fault(found.task, moment, kind_of(found.error), found.error)
+    return lead.model_copy(update={"kind": said.kind, "cause": said.cause}) if lead else said
 
 
 def _first(found: Evidence, lead: Entry) -> str:
@@ -113,15 +114,13 @@ def _followed(found: Evidence, lead: Entry) -> Iterator[str]:
 
 
 def _outcome(found: Evidence) -> str:
-    got_on = datetime.fromtimestamp(found.got_on, UTC)
-    text = f"The run is not over; it last got on at {got_on:%Y-%m-%d %H:%M:%S} UTC"
-    if found.state == "failed":
-        text = f"The run failed in {found.task}" if found.task else "The run failed"
-    if found.state == "success":
-        text = "The run succeeded"
-        if record_path(found.workspace, RegisterRecord.stage).is_file():
-            verdict = RegisterRecord.read(found.workspace).verdict
-            text += f"; its model: {verdict.decision}, {verdict.reason.partition(';')[0]}"
+    got_on = f"{datetime.fromtimestamp(found.got_on, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    failed = f"The run failed in {found.task}" if found.task else "The run failed"
+    texts = {"success": "The run succeeded", "failed": failed}
+    text = texts.get(found.state, f"The run is not over; it last got on at {got_on}")
+    if record_path(found.workspace, RegisterRecord.stage).is_file():
+        verdict = RegisterRecord.read(found.workspace).verdict
+        text += f"; its model: {verdict.decision}, {verdict.reason.partition(';')[0]}"
     text += "; Airflow told nothing, so this is from its folder" if found.by_folder else ""
     return f"{text}."
 

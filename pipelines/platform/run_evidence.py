@@ -26,14 +26,14 @@ from pipelines.stages.stage_process import ERROR_FILE, FAILURE_FILE, TRACEBACK_F
 # What the text of an error says about its kind; the first that fits counts.
 _SIGNS: tuple[tuple[str, Kind], ...] = (
     (r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory", "out of memory"),
-    (r"No space left|quota exceeded|the checkpoint can't be written", "storage"),
+    (r"No space left|quota exceeded|can't be written|Could not connect to the end", "storage"),
     (r"reached its time limit", "time limit"),
     (r"the loss is \S+ at step", "rollback"),
     (r"its process was lost", "task lost"),
-    (r"MLflow|Airflow has not answered", "service lost"),
+    (r"API request to \S+ failed|Connection refused|has not answered", "service lost"),
     (r"Timed out waiting \d+ms|collective operation timeout", "stall"),
 )
-_LOCKED = re.compile(r"^(\S+ \S+) .*database is locked")  # in MLflow's log
+_LOCKED = re.compile(r"^(\d{4}/\d\d/\d\d \S+) .*database is locked")  # in MLflow's log
 _EXCEPTION = re.compile(r"^(?:\(.*?\) )?((?:\w+\.)*\w*(?:Error|Exception)\b.*)$")  # Ray names a pid
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -67,13 +67,13 @@ def gather(settings: Settings, workspace: Path) -> Evidence:
     found = Evidence(run, workspace, entries, points, events, log=str(workspace / TRACEBACK_FILE))
     entries += _locked_database(settings.home / "services" / "mlflow.log", found)
     entries.sort(key=lambda entry: entry.time)
-    if _listens(settings.airflow_url):
+    if _listens(settings.airflow_url):  # else no slow module is imported to ask it
         _ask_airflow(settings, found)
     found.by_folder = not found.state
     found.state = found.state or _state_by_folder(found)
     if found.state == "failed":
-        entries += _errors(found)
-        found.task = found.task or (entries[-1].stage if entries else "")
+        entries += (errors := list(_errors(found)))
+        found.task = found.task or next((e.stage for e in (*errors, *found.events[::-1])), "")
         jobs = JobState.of(workspace, found.task, -1).read().submissions
         if jobs and _listens(settings.ray_url):  # its log is nearer to the cause
             found.error = _last_exception(asyncio.run(_job_log(workspace, jobs[-1]))) or found.error
@@ -104,10 +104,11 @@ def _errors(found: Evidence) -> Iterator[Entry]:
             is_told = any(error[text] in each or each in error[text] for each in told)
             if not is_old and not is_told:
                 told.append(error[text])
-                yield _entry(error[stage], moment, kind_of(error[text]), error[text])
+                yield fault(error[stage], moment, kind_of(error[text]), error[text])
 
 
-def _entry(stage: str, moment: float, kind: Kind, cause: str) -> Entry:
+def fault(stage: str, moment: float, kind: Kind, cause: str) -> Entry:
+    """Return an entry about what no process noted; the moment is in seconds since 1970."""
     time = datetime.fromtimestamp(moment, UTC)
     return Entry(kind=kind, key=cause, stage=stage, cause=cause, done="", time=time)
 
@@ -119,7 +120,7 @@ def _locked_database(log: Path, found: Evidence) -> Iterator[Entry]:
             for said in filter(None, map(_LOCKED.match, lines)):
                 moment = datetime.strptime(said[1], "%Y/%m/%d %H:%M:%S").timestamp()
                 if found.events[0].time < moment < found.got_on:
-                    yield _entry("platform", moment, "service lost", "MLflow's database was locked")
+                    yield fault("platform", moment, "service lost", "MLflow's database was locked")
                     return
 
 
@@ -162,7 +163,6 @@ def _last_exception(log: str) -> str:
 
 
 def _listens(url: str) -> bool:
-    """Return whether anything does, before slow modules are imported to ask it."""
     place = urlsplit(url)
     port = place.port or (443 if place.scheme == "https" else 80)
     with suppress(OSError), socket.create_connection((place.hostname or "", port), timeout=2.0):

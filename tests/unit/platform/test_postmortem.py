@@ -289,7 +289,8 @@ def test_mlflows_locked_database_which_only_its_log_tells(workspace):
     log = load_settings().home / "services" / "mlflow.log"
     log.parent.mkdir()
     said = "ERROR mlflow.server.handlers: (sqlite3.OperationalError) database is locked"
-    log.write_text("".join(time.strftime(f"%Y/%m/%d %H:%M:%S {said}\n", at) for at in moments))
+    dated = [time.strftime(f"%Y/%m/%d %H:%M:%S {said}\n", moment) for moment in moments]
+    log.write_text(f"sqlalchemy.exc.OperationalError: database is locked\n{''.join(dated)}")
     first = "A service was lost: MLflow's database was locked (platform, "
     assert lines()[0].startswith(f"{first}{time.strftime('%Y', time.gmtime())}")
 
@@ -306,12 +307,15 @@ def test_an_error_that_only_the_log_of_the_job_has(workspace, monkeypatch):
     ray = FakeRay()
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ray.url)
     ray.jobs["logs"] = {"logs": "Traceback\n\x1b[36m(W pid=1)\x1b[0m ValueError: it broke\nbye\n"}
-    JobState.of(workspace, "train", -1).update(submissions=("a",))
     with pytest.raises(RuntimeError), metered(workspace, "train"):
         raise RuntimeError
-    assert lines()[0] == "Nothing recorded explains why the run failed."
+    assert lines()[0] == "Nothing recorded explains why train failed."
+    assert "What to do: read the last lines; then clear train. Last lines: /" in told(RUN)
+    JobState.of(workspace, "train", -1).update(submissions=("a",))
+    assert lines()[0].startswith("An error ended the stage: ValueError: it broke (train, 20")
     end_of_job(workspace, **COMMAND, driver_exit_code=1)
     assert lines()[0].startswith("An error ended the stage: ValueError: it broke (train")
+    assert "no progress: one retry is used up" in lines()[1]
     ray.jobs["logs"] = {"logs": "RuntimeError: [1] DefaultCPUAllocator: can't allocate memory"}
     assert lines()[0].startswith("Memory ran out: RuntimeError: [1] DefaultCPUAllocator")
     ray.stop()

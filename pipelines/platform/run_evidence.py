@@ -63,7 +63,8 @@ class Evidence:
 def gather(settings: Settings, workspace: Path) -> Evidence:
     """Read everything about a run."""
     run = _read(workspace / RUN_FILE).get("dag_run_id", workspace.name)
-    entries, points, events = read_logbook(workspace), windows(workspace), read_events(workspace)
+    points, events = windows(workspace), read_events(workspace)
+    entries = [e for e in read_logbook(workspace) if "answer to try" not in e.key]  # was asked for
     found = Evidence(run, workspace, entries, points, events, log=str(workspace / TRACEBACK_FILE))
     entries += _locked_database(settings.home / "services" / "mlflow.log", found)
     entries.sort(key=lambda entry: entry.time)

@@ -261,6 +261,9 @@ def test_parts_of_the_platform_that_are_lost_together(workspace):
 
 
 def test_a_user(workspace):
+    asked = {"key": "answer to try 1 of register", "stage": "register", "cause": "yes"}
+    note(workspace, Entry(kind="human decision", done="it becomes the champion", **asked))
+    assert lines()[0] == "Nothing that is recorded went wrong."
     extra = json.dumps({"dag_run_id": RUN, "task_ids": ["train"]})
     event = {"event": "post_clear_task_instances", "dag_id": "llm_pipeline", "extra": extra}
     (decision,) = decisions(event | {"run_id": RUN, "task_id": None})

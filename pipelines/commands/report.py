@@ -56,8 +56,7 @@ def _pages(workspace: Path) -> dict[str, Path]:
 def why(run: RunId = None, as_json: Json = False) -> None:
     """Tell in ten lines what happened to a run first, what followed, what it cost, what to do.
 
-    It reads the run's folder, and Airflow and Ray if they answer. Of a run that went well it tells
-    what took the time, and where training became slower.
+    It reads the run's folder, and Airflow and Ray if they answer; slow training is told, too.
     """
     from pipelines.platform.postmortem import explain
     from pipelines.platform.run_evidence import gather

@@ -14,12 +14,11 @@ from pipelines.core.formatting import amount, duration, significant
 from pipelines.core.storage import MARKER
 from pipelines.platform.run_evidence import Evidence, fault, kind_of
 from pipelines.run.logbook import Entry, Kind
-from pipelines.run.records import RegisterRecord, record_path
+from pipelines.run.records import RUN_FILE, RegisterRecord, record_path
 from pipelines.run.speed import bound_by, seconds_lost, slowdown
 from pipelines.run.usage import usage_of
 
-_FOLLOWED = 4  # lines at most
-_LONGEST = 300  # characters of a cause
+_FOLLOWED, _LONGEST = 4, 300  # lines, and characters of a cause, at the most
 _TOGETHER_S = 60.0  # parts of the platform that are lost in this time are lost together
 
 # What happened, by the kind of an event, and what can be done against it.
@@ -172,7 +171,8 @@ def _advice(found: Evidence, lead: Entry | None, slow: str | None) -> str:
     saved = (found.workspace / "checkpoints").glob(f"step-*/{MARKER}")
     step = max((int(path.parent.name.removeprefix("step-")) for path in saved), default=None)
     on = f", which goes on after step {step}" if step and found.task == "train" else ""
-    then = "start it again" if found.task in ("", "prepare") else f"clear {found.task}{on}"
+    has_begun = (found.workspace / RUN_FILE).is_file()
+    then = f"clear {found.task}{on}" if has_begun and found.task else "start it again"
     return f"{do if lead else 'read the last lines'}; then {then}. Last lines: {found.log}"
 
 

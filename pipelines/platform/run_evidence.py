@@ -73,7 +73,10 @@ def gather(settings: Settings, workspace: Path) -> Evidence:
     found.by_folder = not found.state
     found.state = found.state or _state_by_folder(found)
     if found.state == "failed":
-        entries += (errors := list(_errors(found)))
+        errors = list(_errors(found))
+        entries += [
+            e for e in errors if "workspace was removed" in e.cause
+        ] or errors  # its effects
         found.task = found.task or next((e.stage for e in (*errors, *found.events[::-1])), "")
         jobs = JobState.of(workspace, found.task, -1).read().submissions
         if jobs and _listens(settings.ray_url):  # its log is nearer to the cause

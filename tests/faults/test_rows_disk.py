@@ -68,4 +68,5 @@ def test_row_20_a_workspace_is_deleted(scenario, tmp_path):
     shutil.rmtree(gone, ignore_errors=True)
     assert run.wait_for_end() == "failed"
     assert not scenario.watch.live(run, "train")
-    scenario.explains(run, "An error ended the stage: ")
+    removed = f"{run.workspace}: the run's workspace was removed"
+    scenario.explains(run, f"An error ended the stage: {removed}")

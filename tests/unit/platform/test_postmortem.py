@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from airflow.sdk.exceptions import AirflowFailException
 from typer.testing import CliRunner
 
 from pipelines.cli import app
@@ -22,6 +23,7 @@ from pipelines.orchestration.job_state import JobState
 from pipelines.orchestration.jobs_api import Job
 from pipelines.orchestration.ray_job_trigger import LOST, failure_of
 from pipelines.orchestration.task_liveness import service_lost, task_process
+from pipelines.orchestration.webhook import keep_failure
 from pipelines.platform.watch import decisions
 from pipelines.recipe.recipe_files import override_values
 from pipelines.run.logbook import Entry, note, read_logbook
@@ -304,6 +306,17 @@ def test_a_run_that_could_not_begin(home):
     first = "An error ended the stage: the source has no file; name one (prepare, "
     assert told().startswith(first)  # the newest
     assert "What to do: mend what it names; then start it again." in told("early")
+
+
+def test_a_workspace_that_is_gone_and_what_was_written_there_since(home):
+    folder = workspace_path(load_settings().runs, RUN)
+    keep_error(folder, "train", UserError("step-000080: the checkpoint can't be written"))
+    with pytest.raises(AirflowFailException) as error, task_process(folder / "no", {}):
+        pytest.fail("there is nothing to work in")
+    context = {"dag_run": SimpleNamespace(dag_id="llm_pipeline", run_id=RUN)}
+    keep_failure(context | {"exception": error.value, "ti": SimpleNamespace(task_id="train")})
+    assert re.match("An error ended the stage: .*: the run's workspace was removed", lines()[0])
+    assert "; then start it again. Last lines: " in lines()[-1]
 
 
 def test_an_error_that_only_the_log_of_the_job_has(workspace, monkeypatch):

@@ -61,7 +61,7 @@ class Evidence:
 
 
 def gather(settings: Settings, workspace: Path) -> Evidence:
-    """Read everything about a run."""
+    """Read everything about a run; the loss of its folder explains all other errors."""
     run = _read(workspace / RUN_FILE).get("dag_run_id", workspace.name)
     points, events = windows(workspace), read_events(workspace)
     entries = [e for e in read_logbook(workspace) if "answer to try" not in e.key]  # was asked for
@@ -74,9 +74,7 @@ def gather(settings: Settings, workspace: Path) -> Evidence:
     found.state = found.state or _state_by_folder(found)
     if found.state == "failed":
         errors = list(_errors(found))
-        entries += [
-            e for e in errors if "workspace was removed" in e.cause
-        ] or errors  # its effects
+        entries += [e for e in errors if "workspace was removed" in e.cause] or errors
         found.task = found.task or next((e.stage for e in (*errors, *found.events[::-1])), "")
         jobs = JobState.of(workspace, found.task, -1).read().submissions
         if jobs and _listens(settings.ray_url):  # its log is nearer to the cause

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import groupby
+from textwrap import shorten
 from typing import Any
 
 from pipelines.core.formatting import amount, duration, significant
@@ -85,7 +86,7 @@ def _first(found: Evidence, lead: Entry) -> str:
     lost = [entry.cause for entry in near if entry.kind == lead.kind == "service lost"]
     step = lead.step or _reached(found, lead)
     place = f"{lead.stage}, about step {step}" if step else lead.stage
-    what = f"{_FAULTS[lead.kind][0]}: {_cut('; '.join(lost or [lead.cause]))}"
+    what = f"{_FAULTS[lead.kind][0]}: {shorten('; '.join(lost or [lead.cause]), _LONGEST)}"
     return f"{what} ({place}, {lead.time:%Y-%m-%d %H:%M:%S} UTC)."
 
 
@@ -103,7 +104,7 @@ def _followed(found: Evidence, lead: Entry) -> Iterator[str]:
     after = (entry for entry in known if entry.time >= lead.time and entry.key != lead.key)
     for kind, group in groupby(after, key=lambda entry: entry.kind):
         first, *more = group
-        what = [] if kind in _EFFECTS else [_FAULTS[kind][0], _cut(first.cause)]
+        what = [] if kind in _EFFECTS else [_FAULTS[kind][0], shorten(first.cause, _LONGEST)]
         text = ": ".join(filter(None, [*what, first.done]))
         lines.append(f"{first.time:%H:%M:%S} {text}{f' ({len(more) + 1} times)' if more else ''}.")
     left = len(lines) - _FOLLOWED
@@ -174,8 +175,3 @@ def _advice(found: Evidence, lead: Entry | None, slow: str | None) -> str:
     has_begun = (found.workspace / RUN_FILE).is_file()
     then = f"clear {found.task}{on}" if has_begun and found.task else "start it again"
     return f"{do if lead else 'read the last lines'}; then {then}. Last lines: {found.log}"
-
-
-def _cut(text: str) -> str:
-    text = " ".join(text.split()).rstrip(".")
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."

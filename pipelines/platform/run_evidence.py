@@ -65,7 +65,8 @@ def gather(settings: Settings, workspace: Path) -> Evidence:
     run = _read(workspace / RUN_FILE).get("dag_run_id", workspace.name)
     points, events = windows(workspace), read_events(workspace)
     entries = [e for e in read_logbook(workspace) if "answer to try" not in e.key]  # was asked for
-    found = Evidence(run, workspace, entries, points, events, log=str(workspace / TRACEBACK_FILE))
+    logs = [*settings.home.glob(f"airflow/logs/*/run_id={run}"), workspace / TRACEBACK_FILE]
+    found = Evidence(run, workspace, entries, points, events, log=str(logs[0]))
     entries += _locked_database(settings.home / "services" / "mlflow.log", found)
     entries.sort(key=lambda entry: entry.time)
     if _listens(settings.airflow_url):  # else no slow module is imported to ask it

@@ -12,7 +12,7 @@ from pipelines.core.line_files import read_lines
 
 CURVES = "checkpoints/curves.jsonl"  # in a workspace: the points for MLflow, with their times
 _SLOW, _USUAL = 0.75, 3  # slow is below this share of the speed of so many windows or more
-_MATTERS = 0.05  # of the time of all steps: what slow windows must cost to be told
+_MATTERS, _LEAST_S = 0.05, 1.0  # of all steps' time, and seconds: what slow windows must cost
 _NAMES = {"mfu": "compute", "mbu": "memory", "communication_share": "network"}
 
 
@@ -42,7 +42,7 @@ def slowdown(known: Sequence[Window]) -> str | None:
         else:
             slow.append(now)
             lost += steps * (seconds - _middle(usual, "step_seconds"))
-    if lost <= _MATTERS * whole:
+    if lost <= max(_MATTERS * whole, _LEAST_S):
         return None
     quick, tardy = (f"{_middle(each, 'tokens_per_second'):,.0f}" for each in (usual, slow))
     waited, waits = (f"{_middle(each, 'data_wait_share'):.0%}" for each in (usual, slow))

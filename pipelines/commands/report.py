@@ -1,4 +1,4 @@
-"""`penstock report`: the pages of a run."""
+"""`penstock report` and `penstock why`: the pages of a run, and what happened to it."""
 
 import json
 import sys
@@ -11,14 +11,13 @@ from pipelines.commands.options import Json
 from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 
+RunId = Annotated[
+    str | None,
+    typer.Argument(help="The id of a run; the newest if it is left out.", metavar="[RUN]"),
+]
 
-def report(
-    run: Annotated[
-        str | None,
-        typer.Argument(help="The id of a run; the newest if it is left out.", metavar="[RUN]"),
-    ] = None,
-    as_json: Json = False,
-) -> None:
+
+def report(run: RunId = None, as_json: Json = False) -> None:
     """Print where a run's pages are, and open the most telling one in the browser.
 
     It compares the new model with the champion; of a run that has not got so far it is the
@@ -52,3 +51,20 @@ def _pages(workspace: Path) -> dict[str, Path]:
         "evaluation": outputs / "evaluate" / "report.html",
         "data gate": outputs / "validate" / DATA_DOCS,
     }
+
+
+def why(run: RunId = None, as_json: Json = False) -> None:
+    """Tell in ten lines what happened to a run first, what followed, what it cost, what to do.
+
+    It reads the run's folder, and Airflow and Ray if they answer; slow training is told, too.
+    """
+    from pipelines.platform.postmortem import explain
+    from pipelines.platform.run_evidence import gather
+    from pipelines.run.workspace import find_workspace
+    from pipelines.stages.stage_process import ERROR_FILE, FAILURE_FILE
+
+    settings = load_settings()
+    workspace = find_workspace(settings.runs, run, ERROR_FILE, FAILURE_FILE)
+    told = explain(gather(settings, workspace))
+    lines = told.pop("lines")
+    typer.echo(json.dumps(told, indent=2) if as_json else "\n".join(lines))

@@ -17,13 +17,13 @@ from pipelines.core.storage import read_json, write_json
 from pipelines.orchestration.naming import dag_run_workspace
 from pipelines.recipe.recipe_files import known_recipes, load_recipe
 from pipelines.recipe.schedule_section import REFRESH
+from pipelines.stages.stage_process import FAILURE_FILE
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 VARIABLE = "PENSTOCK_WEBHOOK_URL"
 FILE = "webhook-url"  # among the secrets, if the variable is not set
-_FAILURE = "failure.json"  # in a workspace: the task that failed last, and why
 _TIMEOUT_S = 10.0
 _CONNECTS = 3  # tries to connect; a request that was sent is not sent again
 _log = logging.getLogger(__name__)
@@ -81,13 +81,13 @@ def keep_failure(context: "Context") -> None:
     text = " ".join(str(error).split()) or type(error).__name__
     line = text if error is not None else "its process was lost"
     write_json(
-        dag_run_workspace(context) / _FAILURE, {"task": context["ti"].task_id, "error": line}
+        dag_run_workspace(context) / FAILURE_FILE, {"task": context["ti"].task_id, "error": line}
     )
 
 
 def failure_line(workspace: Path, task: str | None) -> str:
     """Return the one line of the error that ended a task."""
-    path = workspace / _FAILURE
+    path = workspace / FAILURE_FILE
     failure = read_json(path) if path.is_file() else {}
     return str(failure["error"]) if failure.get("task") == task else "see the task's log"
 

@@ -205,6 +205,12 @@ class AirflowApi:
         task: dict[str, Any] = response.raise_for_status().json()
         return task
 
+    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> str:
+        """Return the log of a try of a task, one JSON object a line."""
+        path = f"{_API}/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
+        accept = {"Accept": "application/x-ndjson"}
+        return self._client.get(path, headers=accept).raise_for_status().text
+
     def events(self, names: Sequence[str], after: str) -> list[dict[str, Any]]:
         """Return the events of these names in Airflow's log after an ISO time, oldest first."""
         params: dict[str, Any] = {"included_events": names, "after": after, "limit": _PAGE}

@@ -67,7 +67,7 @@ def holds(workspace: Path, stage: str, *, workers: int, gpus: int) -> None:
 
 def cached(workspace: Path, stage: str) -> None:
     """Record that the stage came from the cache, unless it already has events."""
-    if not any(line.stage == stage for line in _read(workspace)):
+    if not any(line.stage == stage for line in read_events(workspace)):
         _append(workspace, stage, "cached")
 
 
@@ -76,7 +76,7 @@ def usage_of(workspace: Path, stage: str) -> Usage:
 
     A killed attempt counts until its last written progress.
     """
-    lines = [line for line in _read(workspace) if line.stage == stage]
+    lines = [line for line in read_events(workspace) if line.stage == stage]
     seconds = worker_seconds = gpu_seconds = 0.0
     for line, following in pairwise(lines):
         until = following.time if following.event != "began" else following.seen
@@ -91,7 +91,7 @@ def usage_of(workspace: Path, stage: str) -> Usage:
 
 def span(workspace: Path, stage: str) -> tuple[float, float] | None:
     """Return the times of a stage's first and last event, seconds since 1970, or None."""
-    times = [line.time for line in _read(workspace) if line.stage == stage]
+    times = [line.time for line in read_events(workspace) if line.stage == stage]
     return (min(times), max(times)) if times else None
 
 
@@ -105,5 +105,6 @@ def _append(workspace: Path, stage: str, event: Event, **values: float) -> None:
         _log.warning("%s: could not write event %s of stage %s: %s", path, event, stage, error)
 
 
-def _read(workspace: Path) -> list[_Line]:
+def read_events(workspace: Path) -> list[_Line]:
+    """Return the events of all stages, oldest first."""
     return read_lines(workspace / USAGE, _Line)

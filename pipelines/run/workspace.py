@@ -40,21 +40,25 @@ class Run(BaseModel):
         write_json(workspace / RUN_FILE, self.model_dump())
 
 
-def find_workspace(runs: Path, run_id: str | None) -> Path:
+def find_workspace(runs: Path, run_id: str | None, *signs: str) -> Path:
     """Return the folder of a run; of the newest one if no id is given.
+
+    It has `run.json` or, of a run that could not begin, a file that `signs` names.
 
     Raises:
         UserError: There is no such run.
     """
     if run_id is not None:
         workspace = workspace_path(runs, run_id)
-        if not (workspace / RUN_FILE).is_file():
+        if not any((workspace / name).is_file() for name in (RUN_FILE, *signs)):
             raise UserError(f"there is no run {run_id!r} in {runs}; `penstock status` lists some")
         return workspace
-    found = sorted(runs.glob(f"*/{RUN_FILE}"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    # `run.json` comes last and counts: another file may be younger than the next run.
+    names = (*signs, RUN_FILE)
+    begun = {each.parent: each.stat().st_mtime for n in names for each in runs.glob(f"*/{n}")}
+    if not begun:
         raise UserError(f"there is no run in {runs} yet; `penstock run` starts one")
-    return found[-1].parent
+    return max(begun, key=lambda workspace: begun[workspace])
 
 
 def workspace_path(runs: Path, run_id: str) -> Path:

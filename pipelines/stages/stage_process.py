@@ -103,6 +103,7 @@ def _tell(
 
 
 ERROR_FILE = "error.json"
+FAILURE_FILE = "failure.json"  # in a workspace: the task that failed last, and why
 TRACEBACK_FILE = "error.log"
 STAGE_LOCK = ".stage.lock"
 RAY_JOB_VARIABLE = "PENSTOCK_RAY_JOB_ID"  # the job's own submission id

@@ -77,6 +77,16 @@ class Scenario:
         if check not in self.checks:
             self.checks.append(check)
 
+    def explains(self, run: PipelineRun, fault: str) -> None:
+        """`penstock why` names the fault in its first line, and has ten lines at most."""
+        done = self.platform.penstock("why", run.run_id)
+        assert done.returncode == 0, done.stderr
+        print(done.stdout)
+        lines = done.stdout.splitlines()
+        assert len(lines) <= 10
+        assert lines[0].startswith(fault), done.stdout
+        self.holds(f"why: {lines[0]}")
+
     def clear_away(self) -> None:
         """End what a row that failed left running, so that the next one has the platform."""
         for run in self.runs:

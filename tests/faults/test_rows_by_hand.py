@@ -76,6 +76,7 @@ def stays_as_marked(scenario, run: PipelineRun, state: str) -> None:
     assert run.task_state(TASK) == state
     assert len(scenario.watch.seen(run, TASK)) == 1
     scenario.holds(f"{TASK} stays {state}")
+    scenario.explains(run, f"A user stepped in: admin marked {state} it (train")
     if state == "success":
         message = "evaluate reads"
         assert message in (run.workspace / "error.json").read_text()

@@ -57,6 +57,7 @@ def test_row_18_mlflows_database_is_locked(scenario, reference):
         time.sleep(FULL_S)
         database.execute("ROLLBACK")
     scenario.ends_well(run, like=reference)
+    scenario.explains(run, "A service was lost: MLflow's database was locked")
 
 
 def test_row_20_a_workspace_is_deleted(scenario, tmp_path):
@@ -67,3 +68,5 @@ def test_row_20_a_workspace_is_deleted(scenario, tmp_path):
     shutil.rmtree(gone, ignore_errors=True)
     assert run.wait_for_end() == "failed"
     assert not scenario.watch.live(run, "train")
+    removed = f"{run.workspace}: the run's workspace was removed"
+    scenario.explains(run, f"An error ended the stage: {removed}")

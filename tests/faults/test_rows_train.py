@@ -26,6 +26,7 @@ def test_row_01_a_train_worker_mid_step(scenario, reference):
     with run.fault("worker lost"):
         kill(train_worker(run, rank=1))
     scenario.ends_well(run, like=reference)
+    scenario.explains(run, "A train worker was lost: rank 1")
 
 
 @pytest.mark.parametrize(

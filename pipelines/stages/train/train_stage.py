@@ -29,6 +29,7 @@ from pipelines.reinforcement.prompts import Prompts
 from pipelines.reinforcement.rollout_loader import RolloutLoader
 from pipelines.run.progress import ProgressWriter
 from pipelines.run.records import DatasetRef, PreprocessRecord, TrainRecord, output_folder
+from pipelines.run.speed import CURVES
 from pipelines.run.usage import holds
 from pipelines.stages.stage_process import RAY_JOB_VARIABLE
 from pipelines.stages.train.initial_model import build_model, fill_model, model_shape
@@ -57,7 +58,6 @@ STAGE = TrainRecord.stage
 MODEL = "model"
 ADAPTER = "adapter"
 HISTORY = "history.jsonl"
-CURVES = "curves.jsonl"  # the points for MLflow
 READER_TAG = "penstock.reader"
 LAYOUT_TAG = "penstock.layout"
 
@@ -193,7 +193,7 @@ def tracked_run(workspace: Path) -> Iterator[TrackedRun | None]:
         yield None
         return
     node = os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK", "0")  # Ray's or torchrun's
-    curves = workspace / CHECKPOINTS / CURVES if rank() == 0 else None
+    curves = workspace / CURVES if rank() == 0 else None
     with open_run(workspace, curves) as tracked, tracked.system_metrics(f"node-{node}"):
         yield tracked
 

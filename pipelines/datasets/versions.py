@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.checked_json import parse_model
 from pipelines.core.errors import UserError
 from pipelines.core.settings import Settings, load_settings
 from pipelines.core.storage import write_json
@@ -92,7 +93,8 @@ def read_versions(repository: DatasetRepository, tags: list[Tag]) -> list[Datase
         return []
     versions = []
     for tag, content in zip(tags, repository.read(tags, VERSION_FILE), strict=True):
-        version = DatasetVersion.model_validate_json(content)
+        where = f"{tag.name}@{tag.version}: {VERSION_FILE}"
+        version = parse_model(content, DatasetVersion, where)
         made = {"git_revision": tag.commit, "created": tag.created}
         versions.append(version.model_copy(update=made))
     return versions
@@ -177,7 +179,8 @@ def fetch(
     (record_file,) = (file for file in files if file.path == RECORD_FILE)
     others = [file for file in files if file is not record_file]
     store.fetch(others, folder, lambda done: on_file(done, len(files)))
-    record = PreprocessRecord.model_validate_json(store.read(record_file))
+    where = f"{version.label}: {RECORD_FILE}"
+    record = parse_model(store.read(record_file), PreprocessRecord, where)
     record = record.model_copy(update={"dataset": version.ref(store.remote)})
     write_json(folder / RECORD_FILE, record.model_dump(mode="json"))
     on_file(len(files), len(files))

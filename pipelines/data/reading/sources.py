@@ -80,7 +80,7 @@ def open_input(url: str, stop: int | None = None) -> IO[bytes]:
         return open_remote(url, stop)
     try:
         return Path(url).open("rb")
-    except (PermissionError, FileNotFoundError) as error:
+    except OSError as error:
         raise UserError(f"{url}: cannot be read ({error.strerror})") from error
 
 

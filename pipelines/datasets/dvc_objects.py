@@ -100,12 +100,8 @@ class ObjectStore:
         entries = parse_model(content, list[_Listed], f"{self.remote}: {tree_hash}")
         for entry in entries:
             path, oid = PurePosixPath(entry["relpath"]), entry["md5"]
-            outside = (
-                path.is_absolute()
-                or ".." in path.parts
-                or not 0 < max(map(len, path.parts), default=0) < 256
-            )
-            if outside or "\0" in entry["relpath"] or not _OID.fullmatch(oid):
+            outside = path.is_absolute() or ".." in path.parts or "\0" in str(path)
+            if outside or not 0 < len(path.name) < 256 or not _OID.fullmatch(oid):
                 raise UserError(
                     f"{self.remote}: {tree_hash} lists {path} as {oid}, which is not a file below "
                     "the version's folder; it was not made by Penstock, don't use it"

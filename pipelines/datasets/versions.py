@@ -93,8 +93,7 @@ def read_versions(repository: DatasetRepository, tags: list[Tag]) -> list[Datase
         return []
     versions = []
     for tag, content in zip(tags, repository.read(tags, VERSION_FILE), strict=True):
-        where = f"{tag.name}@{tag.version}: {VERSION_FILE}"
-        version = parse_model(content, DatasetVersion, where)
+        version = parse_model(content, DatasetVersion, f"{tag.name}@{tag.version}")
         made = {"git_revision": tag.commit, "created": tag.created}
         versions.append(version.model_copy(update=made))
     return versions
@@ -179,8 +178,7 @@ def fetch(
     (record_file,) = (file for file in files if file.path == RECORD_FILE)
     others = [file for file in files if file is not record_file]
     store.fetch(others, folder, lambda done: on_file(done, len(files)))
-    where = f"{version.label}: {RECORD_FILE}"
-    record = parse_model(store.read(record_file), PreprocessRecord, where)
+    record = parse_model(store.read(record_file), PreprocessRecord, version.label)
     record = record.model_copy(update={"dataset": version.ref(store.remote)})
     write_json(folder / RECORD_FILE, record.model_dump(mode="json"))
     on_file(len(files), len(files))

@@ -13,8 +13,7 @@ from pipelines.models.families import ACTIVATIONS, OPENAI_SHAPE, Family, find_fa
 _FULL, _LOCAL = "full_attention", "sliding_attention"  # kinds of layers
 _ROPE_THETA = ((), 10_000.0)
 _KINDS = get_type_hints(DecoderConfig)
-_MOST, _MOST_LAYERS = 1 << 24, 1000  # of any number of a model, and of its layers
-_MOST_PARAMETERS = 1 << 50
+_MOST = {"layers": 1000, "context_length": 1 << 24}  # any other number: 1 << 20
 _LEAST = 1e-6  # of what something is divided by
 _SCALINGS: dict[str, Any] = {"llama3": RopeScaling, "yarn": Yarn}
 
@@ -59,8 +58,6 @@ def read_config(values: Mapping[str, Any], path: Path) -> DecoderConfig:
         config = DecoderConfig(**fields)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    if config.parameters > _MOST_PARAMETERS:
-        raise UserError(f"{path}: {config.parameters} parameters; its sizes are too large")
     return config
 
 
@@ -75,7 +72,7 @@ def _check_numbers(fields: dict[str, Any], path: Path) -> None:
     for name, value in fields.items():
         kinds = get_args(_KINDS[name]) or (_KINDS[name],)
         if not {int, float}.isdisjoint(kinds) and (value is not None or type(None) not in kinds):
-            most = _MOST_LAYERS if name == "layers" else _MOST if int in kinds else math.inf
+            most = _MOST.get(name, 1 << 20) if int in kinds else math.inf
             is_number = isinstance(value, int | float) and 0 <= value <= most
             if not is_number or value == math.inf or (int in kinds and value != int(value)):
                 what = f"whole number from 0 to {most}" if int in kinds else "number from 0"

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from torch import Tensor
 
-from pipelines.core.checked_json import first_fault
+from pipelines.core.checked_json import parse_model
 from pipelines.core.errors import UserError
-from pipelines.core.storage import write_json
+from pipelines.core.storage import read_bytes, write_json
 from pipelines.models.config import DecoderConfig
 from pipelines.models.families import TOGETHER, find_family
 from pipelines.models.family_weights import Shapes, Stored, stored_tensors
@@ -263,10 +263,7 @@ def _open(
             raise UserError(
                 f"{folder / CONFIG}: {key} = {values[key]!r}; only {wanted!r} is supported"
             )
-    try:
-        _Sizes.model_validate(values)
-    except ValidationError as error:
-        raise UserError(f"{folder / CONFIG}: {first_fault(error)}") from error
+    parse_model(read_bytes(folder / CONFIG), _Sizes, folder / CONFIG)
     files = SafetensorsFiles([folder / WEIGHTS])
     targets = tuple(f".{each}" for each in values.get("target_parameters") or ())
     named = _adapted(config, lambda m: m.name == m.place or f".{m.name}".endswith(targets))

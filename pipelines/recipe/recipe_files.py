@@ -22,6 +22,7 @@ from pipelines.recipe.section import registered_label
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SCHEMA = "recipe.schema.json"  # beside the recipes of a project
 RESOLVED = "resolved"  # the key of a whole recipe in a DAG run's `conf`
+_MOST_BRACKETS = 5000  # libyaml's time grows with the square of their depth
 _MOST_VALUES = 100_000  # each counted where an alias repeats it: a few lines could be billions
 PATH_KEYS = (
     "data.source.path",
@@ -114,6 +115,8 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 
 def parse_yaml(text: str, where: str) -> Any:
     """Return the values of a YAML text; if it is none, raise UserError that begins with `where`."""
+    if text.count("[") + text.count("{") > _MOST_BRACKETS:
+        raise UserError(f"{where}: more than {_MOST_BRACKETS:,} brackets")
     loader = _Loader(text)
     try:
         node = loader.get_single_node()

@@ -12,6 +12,7 @@ import platform
 import sysconfig
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -147,9 +148,10 @@ def _is_file(path: Path) -> bool:
     """
     if path.is_file():
         return True
-    if path.is_symlink() and not path.exists():
-        raise UserError(f"{path}: this link points to no file; fix or remove it")
-    return False
+    with suppress(OSError):  # a circle of links
+        if path.exists() or not path.is_symlink():
+            return False
+    raise UserError(f"{path}: this link points to no file; fix or remove it")
 
 
 def _local(path: Path, root: Path) -> Input:

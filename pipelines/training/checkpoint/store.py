@@ -116,10 +116,9 @@ class CheckpointStore:
         text = self._place.read(f"{_name(step)}/{MARKER}")
         if text is None:
             raise UserError(f"{self.url(step)}: no complete checkpoint")
-        where = f"{self.url(step)}/{MARKER}"
-        facts = parse_model(text.encode(), _Facts, where)
+        facts = parse_model(text.encode(), _Facts, f"{self.url(step)}/{MARKER}")
         if facts.step != step:
-            raise UserError(f"{where} is of step {facts.step}; {FIX}")
+            raise UserError(f"{self.url(step)} is of step {facts.step}; {FIX}")
         return facts.model_dump()
 
     def complete(self, step: int, facts: dict[str, Any]) -> None:

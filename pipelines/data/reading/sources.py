@@ -133,7 +133,7 @@ def _walk(root: Path, skipped: set[str], above: tuple[Path, ...] = ()) -> Iterat
     for entry in entries:
         if entry.name[0] == ".":
             continue
-        if entry.is_dir():
+        if Path(entry.path).is_dir():  # unlike the entry's own, no error for a circle of links
             if entry.name not in skipped:
                 yield from _walk(Path(entry.path), skipped, (*above, real))
         else:

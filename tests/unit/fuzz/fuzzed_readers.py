@@ -447,7 +447,7 @@ READERS = {
         (UserError, httpx.HTTPError),
     ),
     "mlflow": Reader(mlflow, ask_mlflow, "MLflow", (UserError, httpx.HTTPError)),
-    "dataset version": Reader(pushed, read_pushed, "d@1"),
+    "dataset version": Reader(pushed, read_pushed, "d@1", (UserError, OSError)),
     "settings": Reader(
         put(ports_json={"PENSTOCK_RAY_PORT": 8265}, environment_json=VARIABLES),
         read_settings,

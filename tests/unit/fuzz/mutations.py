@@ -115,6 +115,10 @@ def _changed(name: str, content: bytes, edit: Edit, others: list[bytes]) -> byte
     return content[:aligned] + number + content[aligned + width :]
 
 
+_UNFIT = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+_UNFIT += (yaml.YAMLError, RecursionError)
+
+
 def _with_value(name: str, content: bytes, edit: Edit) -> bytes | None:
     """Return JSON or YAML with another value somewhere; None for a file that is neither."""
     if name.endswith(".safetensors"):
@@ -137,7 +141,7 @@ def _with_value(name: str, content: bytes, edit: Edit) -> bytes | None:
         else:
             holder[key] = "@@"
         text = json.dumps(tree, ensure_ascii=False)
-    except (ValueError, TypeError, LookupError, AttributeError, yaml.YAMLError, RecursionError):
+    except _UNFIT:
         return None  # it is neither, holds nothing, or has become a circle
     raw = VALUES[edit.size % len(VALUES)]
     if edit.kind == "twice" and isinstance(holder, dict):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.unit.fuzz.fuzzed_readers import READERS
 from tests.unit.fuzz.mutations import INPUTS, Edit, contents, spoil
@@ -24,7 +24,7 @@ fuzzing = settings(
     deadline=None,
     derandomize=True,
     database=None,
-    print_blob=False,
+    phases=[Phase.generate],  # to shrink an input takes longer than to find it
     suppress_health_check=list(HealthCheck),
 )
 

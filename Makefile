@@ -2,7 +2,7 @@
 # Half of the time of an import is its compilation, which tests would repeat in each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env bench-env demo down check audit dist test-fast test test-install test-parity test-faults test-infra test-serving gpu-acceptance clean
+.PHONY: help env bench-env demo down check audit dist test-fast test test-fuzz test-install test-parity test-faults test-infra test-serving gpu-acceptance clean
 
 help:
 	@echo "make env    the virtual environment .venv, from requirements.lock"
@@ -14,6 +14,7 @@ help:
 	@echo "make dist   Penstock as a wheel, in dist/, for projects that \`penstock init\` made"
 	@echo "make test-fast  the tests that need no service and little time: two of three, in a minute and a half"
 	@echo "make test   the tests"
+	@echo "make test-fuzz  10,000 spoiled files and answers for all that reads them, in some minutes"
 	@echo "make test-install  Penstock as a wheel: a team's project with a platform of its own, each extra alone"
 	@echo "make test-parity  check that many processes train the same model as a single one"
 	@echo "make test-faults  kills, full disks and outages on a real platform; ROW=row_04 runs one of them"
@@ -58,6 +59,9 @@ SHARED = tests/e2e tests/platform tests/faults tests/distributed tests/integrati
 # One of three processes has the platform, whose tests wait for much; the others fill two cores.
 test: env bench-env
 	OMP_NUM_THREADS=1 .venv/bin/pytest -n 3 --no-loadscope-reorder $(SHARED) tests/architecture tests/golden tests/unit
+
+test-fuzz: env
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 -q -m fuzz tests/unit/fuzz
 
 # Installs hundreds of packages several times and starts a second platform.
 test-install: env

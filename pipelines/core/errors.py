@@ -1,6 +1,7 @@
 """Errors that a user can fix; every other exception is a bug or a failure of the environment."""
 
 EXIT_USER_ERROR = 2
+_LONGEST = 2000  # characters of a message: a file may have a line of megabytes, which it quotes
 
 
 def one_line(error: BaseException) -> str:
@@ -19,6 +20,15 @@ class UserError(Exception):
 
     The command prints the line and exits with code 2; a DAG task fails with it and is not retried.
     """
+
+    def __init__(self, message: str) -> None:
+        """Keep the message, on one line and cut where it quotes too much."""
+        line = " ".join(part.strip() for part in message.splitlines())
+        super().__init__(line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …")
+
+
+class DamagedFileError(UserError, ValueError):
+    """A file is not what its name or its place says."""
 
 
 class SharedError(UserError):

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from pipelines.core.storage import write_text
 
 _log = logging.getLogger(__name__)
-M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 def append_line(path: Path, line: str) -> None:
@@ -30,18 +30,18 @@ def append_line(path: Path, line: str) -> None:
         file.write((b"\n" if is_torn else b"") + f"{line}\n".encode())
 
 
-def parse_lines(lines: Iterable[str | bytes], kind: type[M]) -> list[M]:
+def parse_lines(lines: Iterable[str | bytes], kind: type[T]) -> list[T]:
     """Read each line as an object; a torn line is left out."""
-    found = []
+    found, adapter = [], TypeAdapter(kind)
     for line in lines:
         try:
-            found.append(kind.model_validate_json(line))
+            found.append(adapter.validate_json(line))
         except ValueError:
             _log.debug("a line is torn: %r", line[:80])
     return found
 
 
-def read_lines(path: Path, kind: type[M]) -> list[M]:
+def read_lines(path: Path, kind: type[T]) -> list[T]:
     """Read all lines of a file, which need not exist, as objects."""
     return parse_lines(path.read_bytes().splitlines() if path.exists() else (), kind)
 
@@ -64,7 +64,7 @@ class LineFile:
         """Return the file's whole lines; the next `append` removes a partial line at the end."""
         content = self.path.read_bytes() if self.path.is_file() else b""
         self._size = content.rfind(b"\n") + 1
-        return content[: self._size].decode("utf-8").splitlines()
+        return content[: self._size].decode("utf-8", "replace").split("\n")[:-1]
 
     def append(self, line: str) -> None:
         """Append a line, after the earlier lines that could not be written."""

@@ -1,14 +1,15 @@
 """Where the parts of the platform are, read from the environment; the default is one machine."""
 
-import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipelines.core.errors import UserError
 from pipelines.core.product import find_project
+from pipelines.core.storage import read_object
 
 DEFAULT_RECIPE = "stdlib-code"
 PROJECT = find_project() or Path.cwd()
@@ -134,10 +135,9 @@ def bypass_proxy_on_loopback() -> None:
 
 def _running_ports(home: Path) -> dict[str, int]:
     try:
-        ports: dict[str, int] = json.loads((home / PORTS_FILE).read_text())
+        return read_object(home / PORTS_FILE)
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    return ports
 
 
 def _place(variable: str, default: Path) -> str:
@@ -152,7 +152,9 @@ def _database(variable: str) -> str:
     given = os.environ.get(variable) or ""
     if not given:
         return ""
-    url = urlsplit(given)
+    url = urlsplit("")
+    with suppress(ValueError):  # a bracket alone, say, which the last error tells
+        url = urlsplit(given)
     if url.password is not None or "password=" in url.query:
         raise UserError(
             f"{variable} holds a password, which others could read: remove it, and put it into "
@@ -175,6 +177,6 @@ def _flag(variable: str) -> bool:
 
 def _port(variable: str, default: int, running: dict[str, int]) -> int:
     text = os.environ.get(variable) or str(running.get(variable, default))
-    if not text.isdigit() or not 0 < int(text) < 65536:
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 65536:
         raise UserError(f"{variable}={text!r}: it must be a port number from 1 to 65535")
     return int(text)

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pipelines.core.errors import DamagedFileError, UnreachableError, UserError, one_line
+
 MARKER = "COMPLETE"
 _CHUNK = 1 << 20
 _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
@@ -38,9 +40,48 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     write_text(path, text + "\n", mode)
 
 
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raise UserError where a file is that cannot be read; UnreachableError if it may be later."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        kind = UnreachableError if may_pass(error) else UserError
+        raise kind(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a small file; raise UserError as `readable`."""
+    with readable(path):
+        return path.read_bytes()
+
+
+def read_text(path: Path) -> str:
+    """Read a small file of UTF-8; raise UserError as `read_bytes`, or if it is damaged."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(f"{path}: not UTF-8 text; the file is damaged") from error
+
+
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Read a JSON file; raise UserError as `read_text`."""
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = f"not valid JSON: {one_line(error)}; the file is damaged"
+        raise DamagedFileError(f"{path}: {reason}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object; raise UserError as `read_json`."""
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise DamagedFileError(f"{path}: not a JSON object; the file is damaged")
+    return values
 
 
 @contextmanager
@@ -100,7 +141,7 @@ def mark_complete(folder: Path, facts: dict[str, Any] | None = None) -> None:
 def md5(path: Path) -> str:
     """Return the hex MD5 of a file's content, which is also its name in DVC's cache."""
     digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file:
+    with readable(path), path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()

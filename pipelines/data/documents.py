@@ -5,7 +5,8 @@ a split, the same number of each. Their row groups hold about 1 MiB of text.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.core.errors import UserError, one_line
 from pipelines.data.normalize import Document, Messages
 
 SCHEMA = pa.schema(
@@ -90,6 +92,15 @@ def load_messages(column: str | None) -> Messages:
     return tuple((role, content) for role, content in json.loads(column)) if column else ()
 
 
+@contextmanager
+def whole_documents(path: Path) -> Iterator[None]:
+    """Raise a UserError that names a documents file, or its folder, if what is read is broken."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: damaged ({one_line(error)}); run preprocess again") from error
+
+
 def documents_folder(preprocess: Path) -> Path:
     """Return where the splits' files lie below the output folder of preprocess."""
     return preprocess / "documents"
@@ -114,7 +125,7 @@ class RowGroup:
 
     def read(self, *columns: str) -> pa.Table:
         """Return the named columns."""
-        with pq.ParquetFile(self.path) as file:
+        with whole_documents(self.path), pq.ParquetFile(self.path) as file:
             return file.read_row_group(self.index, columns=list(columns))
 
 

@@ -6,7 +6,6 @@ the environment or AWS's own files; none of them is written anywhere.
 """
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,6 +15,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from typing_extensions import TypedDict
+
+from pipelines.core.checked_json import parse_model
 from pipelines.core.errors import UserError, one_line
 from pipelines.core.storage import md5
 
@@ -30,6 +32,11 @@ class File:
 
     path: str
     oid: str  # its MD5
+
+
+class _Listed(TypedDict):
+    relpath: str
+    md5: str
 
 
 @dataclass(frozen=True)
@@ -89,10 +96,12 @@ class ObjectStore:
         Raises:
             UserError: the listing is missing or damaged.
         """
-        entries = json.loads(self.read(File("the list of its files", tree_hash)))
+        content = self.read(File("the list of its files", tree_hash))
+        entries = parse_model(content, list[_Listed], f"{self.remote}: {tree_hash}")
         for entry in entries:
             path, oid = PurePosixPath(entry["relpath"]), entry["md5"]
-            if path.is_absolute() or ".." in path.parts or not _OID.fullmatch(oid):
+            outside = path.is_absolute() or ".." in path.parts or "\0" in str(path)
+            if outside or not 0 < len(path.name) < 256 or not _OID.fullmatch(oid):
                 raise UserError(
                     f"{self.remote}: {tree_hash} lists {path} as {oid}, which is not a file below "
                     "the version's folder; it was not made by Penstock, don't use it"

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.checked_json import parse_model
 from pipelines.core.errors import UserError
 from pipelines.core.settings import Settings, load_settings
 from pipelines.core.storage import write_json
@@ -92,7 +93,7 @@ def read_versions(repository: DatasetRepository, tags: list[Tag]) -> list[Datase
         return []
     versions = []
     for tag, content in zip(tags, repository.read(tags, VERSION_FILE), strict=True):
-        version = DatasetVersion.model_validate_json(content)
+        version = parse_model(content, DatasetVersion, f"{tag.name}@{tag.version}")
         made = {"git_revision": tag.commit, "created": tag.created}
         versions.append(version.model_copy(update=made))
     return versions
@@ -177,7 +178,7 @@ def fetch(
     (record_file,) = (file for file in files if file.path == RECORD_FILE)
     others = [file for file in files if file is not record_file]
     store.fetch(others, folder, lambda done: on_file(done, len(files)))
-    record = PreprocessRecord.model_validate_json(store.read(record_file))
+    record = parse_model(store.read(record_file), PreprocessRecord, version.label)
     record = record.model_copy(update={"dataset": version.ref(store.remote)})
     write_json(folder / RECORD_FILE, record.model_dump(mode="json"))
     on_file(len(files), len(files))

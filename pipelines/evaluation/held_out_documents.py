@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from pipelines.core.errors import UserError
 from pipelines.data.cleaning.text_statistics import detect_language
-from pipelines.data.documents import documents_folder, load_messages, split_files
+from pipelines.data.documents import documents_folder, load_messages, split_files, whole_documents
 from pipelines.data.normalize import Messages
 from pipelines.data.reading.instruction import ASSISTANT
 
@@ -28,13 +29,14 @@ def read_documents(folder: Path, split: str, max_bytes: int) -> pa.Table:
         Columns doc_id, source, text, bytes, messages, which only conversations have, and rejected,
         which only pairs have and earlier dataset versions lack.
     """
-    dataset = ds.dataset(split_files(folder, split))
-    sizes = dataset.to_table(columns=["doc_id", "bytes"]).sort_by("doc_id")
-    fitting = int((np.cumsum(sizes["bytes"]) <= max_bytes).sum())
-    last = sizes["doc_id"][max(fitting, 1) - 1]
-    wanted = ("doc_id", "source", "text", "bytes", "messages", "rejected")
-    columns = [name for name in wanted if name in dataset.schema.names]
-    return dataset.to_table(columns, filter=pc.field("doc_id") <= last).sort_by("doc_id")
+    with whole_documents(folder):
+        dataset = ds.dataset(split_files(folder, split))
+        sizes = dataset.to_table(columns=["doc_id", "bytes"]).sort_by("doc_id")
+        fitting = int((np.cumsum(sizes["bytes"]) <= max_bytes).sum())
+        last = sizes["doc_id"][max(fitting, 1) - 1]
+        wanted = ("doc_id", "source", "text", "bytes", "messages", "rejected")
+        columns = [name for name in wanted if name in dataset.schema.names]
+        return dataset.to_table(columns, filter=pc.field("doc_id") <= last).sort_by("doc_id")
 
 
 def read_shares(preprocess: Path, split: str, shares: Mapping[str, int]) -> dict[str, pa.Table]:
@@ -57,7 +59,10 @@ def conversations(documents: pa.Table) -> list[Messages]:
     """Return the turns of each document; a plain text has none."""
     if "messages" not in documents.column_names:
         return [()] * len(documents)
-    return [load_messages(column) for column in documents["messages"].to_pylist()]
+    try:
+        return [load_messages(column) for column in documents["messages"].to_pylist()]
+    except (ValueError, TypeError) as error:
+        raise UserError("the documents' conversations are damaged; run preprocess again") from error
 
 
 def scored_texts(documents: pa.Table) -> list[str]:

@@ -136,7 +136,11 @@ class TokenDataset:
             begins = self._pointers[shard]
             bounds = ((start + 1) * size, (start + self.sequence_length) * size)
             first, last = np.searchsorted(begins, bounds, side="right")
-            row_S[begins[first:last] // size - start - 1] = 1
+            try:
+                row_S[begins[first:last] // size - start - 1] = 1
+            except IndexError as error:
+                index = self._files.indexes[shard]
+                raise UserError(f"{index}: damaged pointers; run preprocess again") from error
         return np.cumsum(numbers_BS, axis=1, dtype=np.int32)
 
     def _places(self, samples: Numbers) -> tuple[Numbers, Numbers]:

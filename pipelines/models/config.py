@@ -116,7 +116,7 @@ class DecoderConfig:
             )
         if self.heads % self.kv_heads:
             raise UserError(f"heads({self.heads}) must be a multiple of kv_heads({self.kv_heads})")
-        choice = self.experts // self.n_group * self.topk_group
+        choice = self.experts // max(self.n_group, 1) * self.topk_group
         if self.experts and not 0 < self.experts_per_token <= choice:
             raise UserError(
                 f"experts_per_token({self.experts_per_token}) must be from 1 to "

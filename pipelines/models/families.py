@@ -341,7 +341,7 @@ def find_family(name: Any) -> Family:
     Raises:
         UserError: It is neither.
     """
-    if name in FAMILIES:
+    if isinstance(name, str) and name in FAMILIES:
         return FAMILIES[name]
     own = extensions.names("families")
     if name not in own:

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pipelines.core import storage
 from pipelines.core.errors import UserError
-from pipelines.core.storage import read_json
 from pipelines.models.config import DecoderConfig
 from pipelines.models.config_json import read_config
 
@@ -38,7 +38,7 @@ def fingerprint(folder: Path) -> str:
     file, including its header, and any training changes them.
     """
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(filter(Path.is_file, folder.glob("*.safetensors"))):
         size = path.stat().st_size
         digest.update(f"{path.name}\0{size}\n".encode())
         with path.open("rb") as file:
@@ -52,13 +52,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; raise UserError if it is missing or broken."""
     if not path.is_file():
         raise UserError(f"{path.parent}: no {path.name}; give a folder in Hugging Face's format")
-    try:
-        values = read_json(path)
-    except ValueError as error:  # invalid JSON or invalid UTF-8
-        raise UserError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: not a JSON object; give a folder in Hugging Face's format")
-    return values
+    return storage.read_object(path)
 
 
 def is_quantized(folder: Path) -> bool:
@@ -109,9 +103,9 @@ def _indexed(index: Path) -> list[Path]:
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise UserError(f"{index}: no 'weight_map' in it; the file is broken")
-    paths = [index.parent / name for name in sorted(set(weight_map.values()))]
+    paths = [index.parent / name for name in sorted(set(map(str, weight_map.values())))]
     for path in paths:
-        if path.parent != index.parent or path.name == "..":
+        if path.parent != index.parent or path.name == ".." or len(path.name) > 255:
             raise UserError(f"{index}: names {path}, which lies outside of the folder")
     for path in paths:
         if not path.is_file():

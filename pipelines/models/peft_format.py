@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
+from pipelines.core.checked_json import parse_model
 from pipelines.core.errors import UserError
-from pipelines.core.storage import write_json
+from pipelines.core.storage import read_bytes, write_json
 from pipelines.models.config import DecoderConfig
 from pipelines.models.families import TOGETHER, find_family
 from pipelines.models.family_weights import Shapes, Stored, stored_tensors
@@ -41,11 +43,20 @@ from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import COMPUTE_DTYPES, Place, fill, writes
 from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.section import Count
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 T = TypeVar("T")
 _A, _B = ".lora_a.weight", ".lora_b.weight"
 _PLAIN = {"bias": "none", "use_dora": False, "modules_to_save": None, "lora_bias": False}
+
+
+class _Sizes(BaseModel, strict=True):  # of peft's config
+    r: Count
+    lora_alpha: float
+    rank_pattern: dict[str, Count] | None = None
+    alpha_pattern: dict[str, float] | None = None
+    target_parameters: list[str] | None = None
 
 
 class _Module(NamedTuple):
@@ -252,6 +263,7 @@ def _open(
             raise UserError(
                 f"{folder / CONFIG}: {key} = {values[key]!r}; only {wanted!r} is supported"
             )
+    parse_model(read_bytes(folder / CONFIG), _Sizes, folder / CONFIG)
     files = SafetensorsFiles([folder / WEIGHTS])
     targets = tuple(f".{each}" for each in values.get("target_parameters") or ())
     named = _adapted(config, lambda m: m.name == m.place or f".{m.name}".endswith(targets))

@@ -49,8 +49,10 @@ def load_pretrained(folder: Path, device: torch.device | None = None) -> Transfo
     Raises:
         UserError: see `load_weights`; or the model is not supported.
     """
+    config = load_config(folder)
+    _check(folder, config, SafetensorsFiles(weight_files(folder)))  # before memory is taken
     with torch.device("meta"):
-        model = Transformer(load_config(folder))
+        model = Transformer(config)
     model.to_empty(device=device or torch.device("cpu"))
     load_weights(model, folder)
     return model

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UserError, one_line
 from pipelines.loading.sources.gpu_readers import open_for_bulk
 from pipelines.loading.sources.readers import Wait, read_whole
 
 _LONGEST_HEADER = 100_000_000  # the format's own limit
+_LARGEST = 1 << 40  # more than a file or a dimension has
+_BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -73,8 +75,8 @@ class SafetensorsFiles:
         for number, path in enumerate(paths):
             try:
                 self.places |= _read_header(path, number)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(f"{path}: the weights can't be read: {error}") from error
+            except _BROKEN as error:
+                raise UserError(f"{path}: the weights can't be read: {one_line(error)}") from error
 
     def read(
         self,
@@ -139,6 +141,8 @@ def _read_header(path: Path, number: int) -> dict[str, TensorPlace]:
     for name, entry in sorted(header.items(), key=lambda each: each[1]["data_offsets"]):
         dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
         start, stop = entry["data_offsets"]
+        if not all(type(each) is int and 0 <= each < _LARGEST for each in (start, stop, *shape)):
+            raise ValueError(f"{name} has the shape {shape} at {start} to {stop}")
         if start != end or stop - start != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{name} is {entry}, but the tensor before it ends at {end}")
         places[name] = TensorPlace(number, behind + start, shape, dtype)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from pipelines.core.storage import one_at_a_time, read_json, write_json
+from pipelines.core.checked_json import read_model
+from pipelines.core.storage import one_at_a_time, write_json
 from pipelines.run.records import JOBS
 
 
@@ -46,7 +47,7 @@ class JobState:
 
     def read(self) -> Generation:
         """Return the content of the file, or the first generation."""
-        return Generation.model_validate(read_json(self.path) if self.path.exists() else {})
+        return read_model(self.path, Generation) if self.path.exists() else Generation()
 
     def begin(self, max_tries: int) -> Generation:
         """Return the generation to run; a Clear of a task that had jobs begins the next one."""

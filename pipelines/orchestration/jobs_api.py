@@ -14,14 +14,16 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel, ConfigDict
 
-from pipelines.core.errors import UserError
+from pipelines.core.checked_json import parse_model
+from pipelines.core.errors import DamagedFileError, UserError
 from pipelines.core.settings import load_settings
 
+T = TypeVar("T")
 LIVE = ("PENDING", "RUNNING")
 ADDRESS_FILE = "ray-address"  # in a workspace whose run has its own Ray cluster
 TOKEN_FILE = "ray-token"  # noqa: S105 (a name); beside it, where that cluster has a token of its own
@@ -47,6 +49,10 @@ class Job(BaseModel):
     def live(self) -> bool:
         """Whether the job may still use resources."""
         return self.status in LIVE
+
+
+class _Logs(BaseModel):
+    logs: str
 
 
 class JobsApi:
@@ -84,19 +90,19 @@ class JobsApi:
         if response.status_code == httpx.codes.NOT_FOUND:
             return None
         _raise_for_status(response)
-        return Job.model_validate(response.json())
+        return _read(response, Job)
 
     async def jobs(self) -> list[Job]:
         """Return all jobs that the cluster knows, including those that are over."""
         response = await self._client.get("/api/jobs/")
         _raise_for_status(response)
-        return [Job.model_validate(job) for job in response.json()]
+        return _read(response, list[Job])
 
     async def logs(self, submission_id: str) -> str:
         """Return everything that a job has printed so far."""
         response = await self._client.get(f"/api/jobs/{submission_id}/logs")
         _raise_for_status(response)
-        return str(response.json()["logs"])
+        return _read(response, _Logs).logs
 
     async def submit(
         self,
@@ -185,6 +191,13 @@ class TokenFile(httpx.Auth):
             token = self._path.read_text(encoding="utf-8").strip()
             request.headers["Authorization"] = f"Bearer {token}"
         yield request
+
+
+def _read(response: httpx.Response, kind: type[T]) -> T:
+    try:
+        return parse_model(response.content, kind, f"the answer of {response.request.url}")
+    except DamagedFileError as error:
+        raise httpx.DecodingError(str(error), request=response.request) from error
 
 
 def _raise_for_status(response: httpx.Response) -> None:

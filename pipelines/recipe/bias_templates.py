@@ -124,7 +124,7 @@ def load_bias_templates(path: str | None) -> tuple[BiasSet, ...]:
         raise UserError(
             f"{file}: cannot be read ({error.strerror}); fix evaluate.bias.templates"
         ) from error
-    except ValueError as error:  # a mistake of JSON or of UTF-8
+    except (ValueError, RecursionError) as error:  # a mistake of JSON or of UTF-8
         raise UserError(f"{file}: not valid JSON: {error}") from error
     try:
         return _File.model_validate(values).sets

@@ -22,6 +22,8 @@ from pipelines.recipe.section import registered_label
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SCHEMA = "recipe.schema.json"  # beside the recipes of a project
 RESOLVED = "resolved"  # the key of a whole recipe in a DAG run's `conf`
+_MOST_BRACKETS = 5000  # libyaml's time grows with the square of their depth
+_MOST_VALUES = 100_000  # each counted where an alias repeats it: a few lines could be billions
 PATH_KEYS = (
     "data.source.path",
     "data.tokenizer.path",
@@ -95,13 +97,11 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     path = _find(name_or_path)
     try:
         text = path.read_text(encoding="utf-8")
-        values = yaml.load(text, _Loader)  # noqa: S506
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text; a recipe is a YAML file") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
-        raise UserError(f"{path}: not valid YAML: {one_line(error)}") from error
+    values = parse_yaml(text, f"{path}: not valid YAML")
     if not isinstance(values, dict):
         raise UserError(f"{path}: a recipe is a mapping of sections; see `penstock recipes show`")
     for override in overrides:
@@ -111,6 +111,37 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     except ValidationError as error:
         line = "" if overrides else _line(text, error.errors(include_url=False)[0]["loc"])
         raise UserError(f"{name_or_path}{line}: {_explain(error)}") from None
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Return the values of a YAML text; if it is none, raise UserError that begins with `where`."""
+    if text.count("[") + text.count("{") > _MOST_BRACKETS:
+        raise UserError(f"{where}: more than {_MOST_BRACKETS:,} brackets")
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if _is_endless(node):
+            raise UserError(f"{where}: more than {_MOST_VALUES:,} values, aliases (*) included")
+        return None if node is None else loader.construct_document(node)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"{where}: {one_line(error)}") from error
+    except (ValueError, AttributeError, LookupError, OverflowError) as error:
+        # A date that does not exist, a number of thousands of digits, `!!bool maybe`.
+        raise UserError(f"{where}: a value is none of its type: {one_line(error)}") from error
+    finally:
+        loader.dispose()
+
+
+def _is_endless(node: yaml.Node | None) -> bool:
+    waiting, count = [node], 0
+    while waiting and count <= _MOST_VALUES:
+        each = waiting.pop()
+        count += 1
+        if isinstance(each, yaml.MappingNode):
+            waiting += (part for pair in each.value for part in pair)
+        elif isinstance(each, yaml.SequenceNode):
+            waiting += each.value
+    return bool(waiting)
 
 
 def parse_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
@@ -237,10 +268,7 @@ def _split_override(override: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     if not equals or not key.strip():
         raise UserError(f"--set {override!r}: write key=value, such as train.lr=3e-4")
-    try:
-        return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise UserError(f"--set {override!r}: {one_line(error)}") from error
+    return key.strip(), parse_yaml(value, f"--set {override!r}")
 
 
 def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:

@@ -30,7 +30,7 @@ def check_folder(folder: Path, label: str) -> None:
         if path.is_symlink() or not path.is_dir():
             try:
                 _check(path)
-            except (ValueError, OSError) as error:
+            except (ValueError, OSError, RecursionError) as error:
                 name = path.relative_to(folder).as_posix()
                 raise UserError(f"{label}: {name}: {error}") from error
 

@@ -102,8 +102,8 @@ def verify(folder: Path, label: str) -> None:
     signature = folder / SIGNATURE
     if not signature.is_file():
         raise UserError(f"{label} is not signed: {folder} has no {SIGNATURE}; register it again")
-    signed = _signed_files(signature, label)
-    public = _signers_key(signature, label)
+    signed, named = _signed_files(signature, label)
+    public = _signers_key(named, label)
     config = verifying.Config().use_elliptic_key_verifier(public_key=public)
     try:
         config.set_hashing_config(_hashing()).verify(folder, signature)
@@ -114,15 +114,14 @@ def verify(folder: Path, label: str) -> None:
         raise UserError(f"{label} is not what was signed: {reason}") from error
 
 
-def _signers_key(signature: Path, label: str) -> Path:
-    """Return the trusted public key that a signature names as its signer's."""
+def _signers_key(named: str, label: str) -> Path:
+    """Return the trusted public key with a fingerprint, which a signature names as its signer's."""
     key = load_settings().signing_key
     own = public_key(key)
     trusted = [own, *sorted(set(key.parent.glob(f"{key.stem}.*.pub")) - {own})]
     trusted = [each for each in trusted if each.is_file()]
     if not trusted:
         raise UserError(f"{own}: no public key to verify {label} with; copy the signer's key here")
-    named = read_json(signature).get("verificationMaterial", {}).get("publicKey", {}).get("hint")
     for each in trusted:
         if _fingerprint(each) == named:
             return each
@@ -156,13 +155,18 @@ def _hashing() -> "hashing.Config":
     return hashing.Config().set_ignored_paths(paths=_NOT_SIGNED, ignore_git_paths=False)
 
 
-def _signed_files(signature: Path, label: str) -> dict[str, str]:
-    """Return hex digests by file from a signature; do not trust them before it is verified."""
+def _signed_files(signature: Path, label: str) -> tuple[dict[str, str], str]:
+    """Return hex digests by file from a signature, and its key's fingerprint.
+
+    Do not trust them before it is verified.
+    """
     try:
-        payload = read_json(signature)["dsseEnvelope"]["payload"]
+        values = read_json(signature)
+        payload = values["dsseEnvelope"]["payload"]
         resources = json.loads(base64.b64decode(payload))["predicate"]["resources"]
-        return {each["name"]: each["digest"] for each in resources}
-    except (ValueError, KeyError, TypeError) as error:
+        digests = {str(each["name"]): str(each["digest"]) for each in resources}
+        return digests, str(values["verificationMaterial"]["publicKey"]["hint"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{label}: its signature cannot be read: {signature} was altered"
         ) from error

@@ -15,9 +15,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipelines.core.errors import UserError
 from pipelines.core.line_files import append_line, read_lines
 from pipelines.core.settings import load_settings
-from pipelines.core.storage import one_at_a_time, read_json, write_text
+from pipelines.core.storage import one_at_a_time, read_object, write_text
 from pipelines.run.records import RUN_FILE
 
 LOGBOOK = "logbook.jsonl"
@@ -80,7 +81,7 @@ def note(workspace: Path, entry: Entry) -> bool:
                 return False
             append_line(workspace / LOGBOOK, entry.model_dump_json(exclude_none=True))
             _publish(workspace, page([*entries, entry]))  # within the lock: the last page is whole
-    except OSError as error:
+    except (OSError, UserError) as error:
         _log.warning("logbook: %s: %s (%s)", entry.kind, entry.cause, error)
     return True
 
@@ -110,7 +111,7 @@ def _cell(text: str) -> str:
 def _publish(workspace: Path, text: str) -> None:
     """Write the page to the MLflow run's artifacts, or to a workspace that has no MLflow run."""
     path = workspace / RUN_FILE
-    place = read_json(path).get("mlflow_artifacts") if path.is_file() else None
+    place = read_object(path).get("mlflow_artifacts") if path.is_file() else None
     if place is None:
         write_text(workspace / PAGE, text)
     elif place.startswith(_PROXIED):

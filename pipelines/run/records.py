@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Self
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.checked_json import read_model
 from pipelines.core.product import PRODUCT_FILES
-from pipelines.core.storage import read_json, write_json
+from pipelines.core.storage import write_json
 from pipelines.recipe.data_section import mixture_label
 from pipelines.run.verdict import (
     BehaviourScore,
@@ -62,8 +63,8 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, workspace: Path) -> Self:
-        """Read the record of this stage from a workspace."""
-        return cls.model_validate(read_json(record_path(workspace, cls.stage)))
+        """Read the record of this stage; raise UserError if it is missing or damaged."""
+        return read_model(record_path(workspace, cls.stage), cls)
 
 
 def output_folder(workspace: Path, stage: str) -> Path:

@@ -4,13 +4,13 @@ import hashlib
 import re
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.checked_json import read_model
 from pipelines.core.errors import UserError
-from pipelines.core.storage import read_json, write_json
+from pipelines.core.storage import read_text, write_json
 from pipelines.recipe.recipe import Recipe
-from pipelines.recipe.recipe_files import parse_recipe
+from pipelines.recipe.recipe_files import parse_recipe, parse_yaml
 from pipelines.run.records import RUN_FILE
 
 _NAME_LENGTH = 100  # the most characters of a run's id in its folder's name
@@ -32,8 +32,8 @@ class Run(BaseModel):
 
     @classmethod
     def read(cls, workspace: Path) -> "Run":
-        """Read a workspace's `run.json`."""
-        return cls.model_validate(read_json(workspace / RUN_FILE))
+        """Read a workspace's `run.json`; raise UserError if it is missing or damaged."""
+        return read_model(workspace / RUN_FILE, cls)
 
     def write(self, workspace: Path) -> None:
         """Write `run.json`."""
@@ -73,4 +73,6 @@ def workspace_path(runs: Path, run_id: str) -> Path:
 def read_recipe(workspace: Path) -> Recipe:
     """Return the recipe of a workspace."""
     path = workspace / "params.yaml"
-    return parse_recipe(yaml.safe_load(path.read_text(encoding="utf-8")), where=str(path))
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; start a new run")
+    return parse_recipe(parse_yaml(read_text(path), str(path)), where=str(path))

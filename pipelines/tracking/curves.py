@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipelines.core.line_files import LineFile
+from pipelines.core.line_files import LineFile, parse_lines
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -77,7 +77,7 @@ class Curves:
         self._client = client
         self._file = LineFile(kept) if kept else None
         lines = self._file.read() if self._file else []
-        self._waiting = [Step(**json.loads(line)) for line in lines]
+        self._waiting = parse_lines(lines, Step)
         self._steps = {each.step for each in self._waiting}
         self._arrived: set[int] | None = None if lines else set()
         self._changed = threading.Condition()

@@ -6,17 +6,20 @@ with the first request only: of a job's many processes few make one.
 MLflow's own client, whose import takes seconds: what has none to spare speaks by `rest`.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pipelines.core.errors import one_line
 from pipelines.core.settings import load_settings
 
 if TYPE_CHECKING:
     import ssl
 
+    import httpx
     from mlflow import MlflowClient
 
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
@@ -95,8 +98,8 @@ def pages(
         values = {**query, "max_results": _A_PAGE} | ({"page_token": token} if token else {})
         answer = call("GET", path, values)
         yield from answer.get(key, [])
-        token = answer.get("next_page_token", "")
-        if not token:
+        before, token = token, answer.get("next_page_token", "")
+        if token in ("", before):  # the same page again would come for ever
             return
 
 
@@ -153,7 +156,47 @@ def _ask(method: str, path: str, values: dict[str, Any]) -> Any:
             request=response.request,
             response=response,
         )
-    return response.json()
+    return _content(response, path)
+
+
+# What MLflow's answers hold under these keys, wherever they stand.
+_OBJECTS = {"run", "info", "data", "experiment", "registered_model"}
+_LISTS = {"runs", "params", "tags", "metrics", "aliases", "experiments", "registered_models"}
+_LISTS |= {"model_versions", "latest_versions"}
+_TEXTS = {"run_id", "experiment_id", "status", "artifact_uri", "key", "alias", "next_page_token"}
+_NUMBERS = {"version", "creation_timestamp"}
+
+
+def _fits(key: str, value: Any) -> bool:
+    if key in _NUMBERS:
+        return str(value).isdecimal() and len(str(value)) < 20
+    if key in _LISTS:
+        return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+    kind = dict if key in _OBJECTS else str if key in _TEXTS else object
+    return isinstance(value, kind)
+
+
+def _content(response: "httpx.Response", path: str) -> Any:
+    import httpx
+
+    class Values(dict[str, Any]):
+        def __init__(self, found: dict[str, Any]) -> None:
+            if wrong := [key for key, value in found.items() if not _fits(key, value)]:
+                raise ValueError(f"{wrong[0]} is of another kind")
+            super().__init__(found)
+
+        def __missing__(self, key: str) -> Any:
+            raise httpx.DecodingError(f"MLflow's answer to {path} has no {key!r}")
+
+    try:
+        values = json.loads(response.content, object_hook=Values)
+        if not isinstance(values, dict):
+            raise ValueError("it is no object")
+        return values
+    except (ValueError, RecursionError) as error:
+        raise httpx.DecodingError(
+            f"MLflow's answer to {path} is none: {one_line(error)}"
+        ) from error
 
 
 @cache

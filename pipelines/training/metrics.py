@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pipelines.core.line_files import LineFile
+from pipelines.core.line_files import LineFile, parse_lines
 from pipelines.planning.roofs import HOST
 
 Point = dict[str, Any]  # what StepMetrics.curve_point returns
@@ -18,9 +18,10 @@ class History:
     """The points of a run's training curve; a resumed run goes on from its checkpoint's step."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file's points; an incomplete last line is dropped."""
+        """Read the file's points; a line that is not whole, or is none, is dropped."""
         self._file = LineFile(path)
-        self.points: list[Point] = [json.loads(line) for line in self._file.read()]
+        found = parse_lines(self._file.read(), Point)
+        self.points: list[Point] = [each for each in found if isinstance(each.get("step"), int)]
 
     @property
     def last_step(self) -> int:

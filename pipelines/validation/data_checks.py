@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from pipelines.core.checked_json import read_model
 from pipelines.core.storage import read_json
 from pipelines.data.tally import STATS
 from pipelines.data.tokens.token_shards import LENGTH_HISTOGRAM
@@ -42,7 +43,7 @@ def _mixture_checks(
     for part in parts:
         folder = preprocess / part.folder
         made = parse_recipe(recipe.to_dict() | {"data": part.data}, where=part.label)
-        record = PreprocessRecord.model_validate(read_json(folder / "record.json"))
+        record = read_model(folder / "record.json", PreprocessRecord)
         pairs = record.dataset.pairs
         found = frames.measure_documents(folder, recipe.validation, len(parts), pairs=pairs)
         measured.append(found)

@@ -34,7 +34,7 @@ def docstring_documents(read: Read, fields: Fields) -> Iterator[Document]:
     try:
         with warnings.catch_warnings(action="ignore"):  # such as an escape that is out of date
             tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         yield drop(read.path, len(raw), MALFORMED, f"not Python: {error}")
         return
     wanted = fields.instruction

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from pipelines.core.errors import UserError
+from pipelines.core.errors import UserError, one_line
 from pipelines.data.normalize import MALFORMED, Document, cut, decode, document, drop, normalize
 from pipelines.data.reading.instruction import Fields, record_document
 from pipelines.data.reading.remote_files import RemoteError
@@ -56,21 +56,24 @@ def decompressed(read: Read) -> Iterator[IO[bytes]]:
     """Open an input's content; raise a UserError that names the file if its archive is broken."""
     compression = compression_of(read.path)
     with open_input(read.url, read.stop) as raw:
-        if compression is None:
-            yield raw
-            return
         import pyarrow as pa
 
         try:
+            if compression is None:
+                yield raw
+                return
             # Unlike zstandard's own reader, pyarrow's notices a truncated file.
             stream = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression)
             yield io.BufferedReader(stream)
         except RemoteError:
             raise
         except OSError as error:
-            raise UserError(
-                f"{read.url}: this {compression} file is incomplete or broken ({error})"
-            ) from error
+            what = (
+                f"this {compression} file is incomplete or broken"
+                if compression
+                else "cannot be read"
+            )
+            raise UserError(f"{read.url}: {what} ({one_line(error)})") from error
 
 
 PIECE_CHARACTERS = 1 << 14
@@ -179,7 +182,8 @@ def _lines(file: IO[bytes], read: Read) -> Iterator[tuple[str, bytes, int]]:
     position, number = read.start, read.line
     if position:  # the line of the byte before belongs to another range
         file.seek(position - 1)
-        position += _skip_line(file) - 1
+        most = None if read.stop is None else read.stop - position + 1
+        position += _skip_line(file, most) - 1  # beyond `stop` no line begins that is ours
     while read.stop is None or position < read.stop:
         raw = file.readline(LINE_BYTES)
         if not raw:
@@ -192,10 +196,10 @@ def _lines(file: IO[bytes], read: Read) -> Iterator[tuple[str, bytes, int]]:
         number = None if number is None else number + 1
 
 
-def _skip_line(file: IO[bytes]) -> int:
-    """Read to the end of the line, and return how many bytes were read."""
+def _skip_line(file: IO[bytes], most: int | None = None) -> int:
+    """Read to the end of the line, or `most` bytes, and return how many bytes were read."""
     size = 0
-    while part := file.readline(LINE_BYTES):
+    while part := file.readline(min(LINE_BYTES, LINE_BYTES if most is None else most - size)):
         size += len(part)
         if part[-1:] == b"\n":
             break
@@ -239,7 +243,7 @@ def parquet_documents(read: Read, fields: Fields) -> Iterator[Document]:
         rows = _batch_rows(file, groups, fields)
         batches = file.iter_batches(rows, row_groups=groups, columns=columns)
         for batch in _readable(read.url, batches):
-            for record in batch.to_pylist():
+            for record in batch:
                 yield record_document(f"{read.path}:{row}", 0, record, fields)
                 row += 1
 
@@ -265,22 +269,27 @@ def open_parquet(url: str) -> "pq.ParquetFile":
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(open_input(url), pre_buffer=False, buffer_size=_BUFFER_BYTES)
-    except pa.ArrowInvalid as error:
+        file = pq.ParquetFile(open_input(url), pre_buffer=False, buffer_size=_BUFFER_BYTES)
+        _ = file.schema_arrow  # may be broken where the rest is not
+    except RemoteError:
+        raise
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise UserError(
-            f"{url}: not a Parquet file ({error}); fix it or set data.source.format"
+            f"{url}: not a Parquet file ({one_line(error)}); fix it or set data.source.format"
         ) from error
+    return file
 
 
-def _readable(url: str, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    """Yield the batches; raise a UserError that names the file if a page is broken."""
+def _readable(url: str, batches: "Iterator[pa.RecordBatch]") -> Iterator[list[dict[str, Any]]]:
+    """Yield the batches' rows; raise a UserError that names the file if a page is broken."""
     import pyarrow as pa
 
     try:
-        yield from batches
+        for batch in batches:
+            yield batch.to_pylist()
     except RemoteError:
         raise
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise UserError(f"{url}: this Parquet file is incomplete or broken ({error})") from error
 
 

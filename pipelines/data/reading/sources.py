@@ -12,6 +12,7 @@ import platform
 import sysconfig
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -80,7 +81,7 @@ def open_input(url: str, stop: int | None = None) -> IO[bytes]:
         return open_remote(url, stop)
     try:
         return Path(url).open("rb")
-    except (PermissionError, FileNotFoundError) as error:
+    except OSError as error:
         raise UserError(f"{url}: cannot be read ({error.strerror})") from error
 
 
@@ -132,7 +133,7 @@ def _walk(root: Path, skipped: set[str], above: tuple[Path, ...] = ()) -> Iterat
     for entry in entries:
         if entry.name[0] == ".":
             continue
-        if entry.is_dir():
+        if Path(entry.path).is_dir():  # unlike the entry's own, no error for a circle of links
             if entry.name not in skipped:
                 yield from _walk(Path(entry.path), skipped, (*above, real))
         else:
@@ -147,9 +148,10 @@ def _is_file(path: Path) -> bool:
     """
     if path.is_file():
         return True
-    if path.is_symlink() and not path.exists():
-        raise UserError(f"{path}: this link points to no file; fix or remove it")
-    return False
+    with suppress(OSError):  # a circle of links
+        if path.exists() or not path.is_symlink():
+            return False
+    raise UserError(f"{path}: this link points to no file; fix or remove it")
 
 
 def _local(path: Path, root: Path) -> Input:

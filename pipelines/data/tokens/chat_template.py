@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.core.errors import UserError
-from pipelines.core.storage import read_json, write_text
+from pipelines.core.storage import read_object, read_text, write_text
 from pipelines.data.normalize import Messages
 from pipelines.data.reading.instruction import ASSISTANT, ROLES
 from pipelines.recipe.data_section import Instruction
@@ -80,11 +80,14 @@ def find_template(instruction: Instruction, folder: Path | None = None) -> str:
 def own_template(folder: Path) -> str | None:
     """Return the template of a tokenizer's folder: a file, or a value in its configuration."""
     if (folder / TEMPLATE_FILE).is_file():
-        return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+        return read_text(folder / TEMPLATE_FILE)
     config = folder / "tokenizer_config.json"
-    found = read_json(config).get("chat_template") if config.is_file() else None
+    found = read_object(config).get("chat_template") if config.is_file() else None
     if isinstance(found, list):  # several, each with a name
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+        named = (each for each in found if isinstance(each, dict) and each.get("name") == "default")
+        found = next(named, {}).get("template")
+    if not isinstance(found, str | None):
+        raise UserError(f"{config}: its chat_template is no text; fix it, or leave it out")
     return found
 
 
@@ -263,7 +266,7 @@ def template_variables(folder: Path) -> dict[str, str]:
     found: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
-            found |= read_json(folder / name)
+            found |= read_object(folder / name)
     tokens = {key: value for key, value in found.items() if key.endswith("_token") and value}
     return {
         key: value["content"] if isinstance(value, dict) else value

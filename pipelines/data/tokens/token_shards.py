@@ -30,12 +30,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.core.errors import DamagedFileError
+from pipelines.core.storage import readable
 from pipelines.run.records import SPLITS, DatasetRef, Shard
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 DTYPES: dict[int, np.dtype[Any]] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
 SMALL_VOCABULARY = 65500  # Megatron's limit for uint16
+_FIX = "run preprocess again"
 _HEADER = struct.Struct("<9sQBQQ")
 
 Ids = npt.NDArray[np.integer[Any]]  # uint16 or int32
@@ -172,24 +175,26 @@ class ShardIndex:
         sequences: how many there are.
 
     Raises:
-        ValueError: not an index of this format, or not as long as it says.
+        DamagedFileError: not an index of this format, or not as long as it says.
     """
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
+        with readable(path), path.open("rb") as file:
             raw = file.read(_HEADER.size)
             size = file.seek(0, 2)
         if len(raw) < _HEADER.size:
-            raise ValueError(f"{path}: too short for a Megatron index")
+            raise DamagedFileError(f"{path}: too short for a Megatron index; {_FIX}")
         magic, version, code, self.sequences, self._documents = _HEADER.unpack(raw)
         if magic != MAGIC or version != VERSION or code not in DTYPES:
-            raise ValueError(
+            raise DamagedFileError(
                 f"{path}: not a Megatron index of version {VERSION} with dtype "
-                f"{sorted(DTYPES)} (magic {magic!r}, version {version}, dtype {code})"
+                f"{sorted(DTYPES)} (magic {magic!r}, version {version}, dtype {code}); {_FIX}"
             )
         stated = _HEADER.size + 12 * self.sequences + 8 * self._documents
         if size != stated or not self._documents:
-            raise ValueError(f"{path}: {size} bytes, but its header speaks of {stated}")
+            raise DamagedFileError(
+                f"{path}: {size} bytes, but its header speaks of {stated}; {_FIX}"
+            )
         self.dtype = DTYPES[code]
         self._path = path
 
@@ -209,12 +214,14 @@ class ShardIndex:
         """Return where documents begin and the last ends, in tokens, int64 [documents + 1].
 
         Raises:
-            ValueError: a document begins at a sequence that is not there.
+            DamagedFileError: a document begins at a sequence that is not there.
         """
         behind = _HEADER.size + 12 * self.sequences
         first: Counts = np.fromfile(self._path, "<i8", self._documents, offset=behind)
         if first.min() < 0 or first.max() > self.sequences:
-            raise ValueError(f"{self._path}: a document begins beyond its {self.sequences} pieces")
+            raise DamagedFileError(
+                f"{self._path}: a document begins beyond its {self.sequences} pieces; {_FIX}"
+            )
         offsets: npt.NDArray[np.int64] = self.sequence_offsets()[first]
         return offsets
 

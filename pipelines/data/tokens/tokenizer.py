@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pipelines.core import extensions
 from pipelines.core.errors import UserError
-from pipelines.core.storage import md5, read_json, write_json
+from pipelines.core.storage import md5, read_bytes, read_object, read_text, write_json
 from pipelines.data.tokens.fast_encoder import TiktokenBpe, UnsuitedError, byte_alphabet
 from pipelines.data.tokens.token_shards import Ids, token_dtype
 from pipelines.recipe.data_section import Tokenizer as TokenizerRecipe
@@ -142,11 +142,11 @@ def copy_pretrained(path: str | Path, folder: Path) -> None:
     tokenizer = _load(source)
     shutil.copyfile(source, folder / TOKENIZER_FILE)
     for file in _companions(source):
-        shutil.copyfile(file, folder / file.name)
+        (folder / file.name).write_bytes(read_bytes(file))
     if _end_token(folder) is None:
         tokenizer.add_special_tokens([END_OF_TEXT])  # nothing changes where it is there already
         tokenizer.save(str(folder / TOKENIZER_FILE))
-        config = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).exists() else {}
+        config = read_object(folder / CONFIG_FILE) if (folder / CONFIG_FILE).exists() else {}
         config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
         write_json(folder / CONFIG_FILE, config | {"eos_token": END_OF_TEXT})
 
@@ -251,8 +251,9 @@ class Encoder:
 def _load(file: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
+    text = read_text(file)
     try:
-        return Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        return Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception for whatever is wrong
         raise UserError(f"{file}: not a tokenizer.json ({error})") from error
 
@@ -275,8 +276,10 @@ def _companions(file: Path) -> list[Path]:
 def _end_token(folder: Path) -> str | None:
     """Return the `eos_token` of a tokenizer's folder: a string, or an object with `content`."""
     for name in (CONFIG_FILE, "special_tokens_map.json"):
-        values = read_json(folder / name) if (folder / name).exists() else {}
+        values = read_object(folder / name) if (folder / name).exists() else {}
         token = values.get("eos_token")
+        if isinstance(token, dict):
+            token = token.get("content")
         if token is not None:
-            return str(token["content"] if isinstance(token, dict) else token)
+            return str(token)
     return None

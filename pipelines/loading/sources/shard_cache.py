@@ -134,7 +134,7 @@ def open_cache() -> ShardCache:
     text = os.environ.get(SIZE_VARIABLE, _DEFAULT_GB)
     try:
         return ShardCache(folder, int(float(text) * 1e9))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise UserError(f"{SIZE_VARIABLE}={text!r}: not a number of gigabytes") from error
     except OSError as error:
         raise UserError(

@@ -9,7 +9,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-from pipelines.core.storage import read_json, write_json
+from pipelines.core.checked_json import read_model
+from pipelines.core.storage import write_json
 
 _FILE = "approval.json"
 
@@ -41,7 +42,7 @@ class Answer(BaseModel):
     def read(cls, workspace: Path) -> Self | None:
         """Return the answer, or None before there is one."""
         path = workspace / _FILE
-        return cls.model_validate(read_json(path)) if path.is_file() else None
+        return read_model(path, cls) if path.is_file() else None
 
 
 def forget_answer(workspace: Path) -> None:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from pipelines.core.checked_json import read_model
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import folder_hash, read_json, write_json, write_text
 from pipelines.data.documents import documents_folder, split_files
@@ -140,7 +141,7 @@ def judge_samples(
     settings = load_settings()
     kept = settings.home / SCORES / champion.model_hash / name
     if kept.is_file():
-        return Judgement.model_validate(read_json(kept))
+        return read_model(kept, Judgement)
     key = settings.secrets / JUDGE_KEY
     found = judge(pairs, by, key.read_text().strip() if key.is_file() else None)
     _log.info("%s", found)

@@ -39,7 +39,7 @@ from pipelines.training.checkpoint.patience import (
     unsaved,
 )
 from pipelines.training.checkpoint.state import HostStager, make_moments, state_of
-from pipelines.training.checkpoint.store import CheckpointStore
+from pipelines.training.checkpoint.store import FIX, CheckpointStore
 from pipelines.training.hooks import Events
 
 _log = logging.getLogger(__name__)
@@ -282,7 +282,10 @@ class Checkpoints:
             kind = UnreachableError if is_away(url, cause) else SharedError
             raise kind(f"{url}: the checkpoint can't be loaded: {in_one_line(cause)}") from error
         for name, each in self._others.items():
-            each.load_state_dict(facts["others"][name])
+            try:
+                each.load_state_dict(facts["others"][name])
+            except (KeyError, TypeError, ValueError) as error:
+                raise SharedError(f"{url}: its state of {name} is damaged; {FIX}") from error
         _log.info("resumed after step %d from %s", position.step, url)
         return position
 

@@ -50,7 +50,7 @@ from pipelines.loading.sources.s3_objects import (
     S3Objects,
 )
 from pipelines.training.checkpoint.checksums import ChecksumThreads
-from pipelines.training.checkpoint.store import FSSPEC_OPTIONS
+from pipelines.training.checkpoint.store import FIX, FSSPEC_OPTIONS
 
 # The header of a file in a zip archive: 26 bytes, then the lengths of its name and extra fields.
 _LOCAL_HEADER = struct.Struct("<26xHH")
@@ -169,9 +169,6 @@ def _shape_and_dtype(
     return shape, dtype
 
 
-_FIX = "delete the checkpoint, and the run goes on from the one before it"
-
-
 class _Begun(NamedTuple):
     """A read in progress: after `wait` returns, `part` has the values for `target`."""
 
@@ -191,7 +188,7 @@ class CheckpointReader(FsspecReader):
         self._url = str(url)
         super().__init__(self._url, **FSSPEC_OPTIONS)
         self._objects = S3Objects(self._url) if "://" in self._url else None
-        self._read_at = ObjectBlocks(self._objects, _FIX).read if self._objects else self._read_file
+        self._read_at = ObjectBlocks(self._objects, FIX).read if self._objects else self._read_file
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the checkpoint's metadata, which lists its tensors.
@@ -202,7 +199,7 @@ class CheckpointReader(FsspecReader):
         try:
             return super().read_metadata(*args, **kwargs)
         except Exception as error:  # a damaged pickle may raise anything
-            raise UserError(f"{self._url}/.metadata is damaged or missing; {_FIX}") from error
+            raise UserError(f"{self._url}/.metadata is damaged or missing; {FIX}") from error
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill the planner's tensors; PyTorch reads everything that is not a plain tensor."""
@@ -227,16 +224,16 @@ class CheckpointReader(FsspecReader):
         try:
             return stored_tensor(file, partial(self._read_at, file), info.offset, info.length)
         except FileNotFoundError as error:
-            raise UserError(f"{self._url}/{file} is missing, and {name} with it; {_FIX}") from error
+            raise UserError(f"{self._url}/{file} is missing, and {name} with it; {FIX}") from error
         except DamagedError as error:
             raise UserError(
-                f"{self._url}/{file}: {name} is damaged or the file truncated; {_FIX}"
+                f"{self._url}/{file}: {name} is damaged or the file truncated; {FIX}"
             ) from error
 
     def _read_file(self, name: str, offset: int, length: int) -> bytes:
         path = Path(self._url) / name
         if not path.is_file():
-            raise UserError(f"{path} is missing; {_FIX}")
+            raise UserError(f"{path} is missing; {FIX}")
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(length)
@@ -245,7 +242,7 @@ class CheckpointReader(FsspecReader):
         """Have the checksum of a tensor checked if it was read whole."""
         stored, name = begun.stored, begun.item.storage_index.fqn
         if begun.rows.shape == stored.shape:
-            damaged = UserError(f"{self._url}/{stored.file}: {name} is damaged; {_FIX}")
+            damaged = UserError(f"{self._url}/{stored.file}: {name} is damaged; {FIX}")
             threads.check(begun.rows, stored.checksum, damaged)
 
     def _read_ahead(
@@ -266,7 +263,7 @@ class CheckpointReader(FsspecReader):
 
     def _open(self, files: list[str], device: torch.device) -> Reader:
         if self._objects is not None:
-            objects = [NamedObject(file, _FIX) for file in files]
+            objects = [NamedObject(file, FIX) for file in files]
             return ObjectReader(self._objects, objects)
         return open_for_bulk([Path(self._url) / file for file in files], device)
 

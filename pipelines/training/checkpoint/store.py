@@ -15,14 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import BaseModel
+
+from pipelines.core.checked_json import parse_model
 from pipelines.core.errors import UnreachableError, UserError, one_line
-from pipelines.core.storage import MARKER, folder_bytes, write_text
+from pipelines.core.storage import MARKER, folder_bytes, read_text, write_text
 from pipelines.recipe.recipe import Recipe
 
 CHECKPOINTS = "checkpoints"  # in a workspace; the history is always there
 _IDENTITY = "identity"
 _PREFIX = "step-"
 _PROBE = "writable"
+FIX = "delete the checkpoint, and the run goes on from the one before it"
 # Each store must see other processes' files, and the endpoint that the environment names now.
 FSSPEC_OPTIONS: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
 
@@ -42,6 +46,13 @@ def checkpoints_of(recipe: Recipe, workspace: Path) -> str:
 def checkpoint_places(recipe: Recipe, workspace: Path) -> set[str]:
     """Return all places where this workspace's run keeps its history or its checkpoints."""
     return {str(workspace / CHECKPOINTS), checkpoints_of(recipe, workspace)}
+
+
+class _Facts(BaseModel):
+    step: int
+    seconds: float
+    loss: float | None
+    others: dict[str, dict[str, Any]]
 
 
 class CheckpointStore:
@@ -101,12 +112,14 @@ class CheckpointStore:
         return self._place.url(_name(step))
 
     def facts(self, step: int) -> dict[str, Any]:
-        """Return the facts that `complete` wrote about a checkpoint."""
+        """Return the facts that `complete` wrote; raise UserError if they are not whole."""
         text = self._place.read(f"{_name(step)}/{MARKER}")
         if text is None:
             raise UserError(f"{self.url(step)}: no complete checkpoint")
-        facts: dict[str, Any] = json.loads(text)
-        return facts
+        facts = parse_model(text.encode(), _Facts, f"{self.url(step)}/{MARKER}")
+        if facts.step != step:
+            raise UserError(f"{self.url(step)} is of step {facts.step}; {FIX}")
+        return facts.model_dump()
 
     def complete(self, step: int, facts: dict[str, Any]) -> None:
         """Mark a checkpoint as complete; all its files must be durable, except for their names."""
@@ -183,7 +196,7 @@ class _Folder:
 
     def read(self, name: str) -> str | None:
         path = self._root / name
-        return path.read_text(encoding="utf-8") if path.is_file() else None
+        return read_text(path) if path.is_file() else None
 
     def write(self, name: str, text: str) -> None:
         write_text(self._root / name, text)
@@ -237,7 +250,7 @@ class _Bucket:
                 content: bytes = self._store.cat_file(f"{self._path}/{name}")
             except FileNotFoundError:
                 return None
-        return content.decode()
+        return content.decode(errors="replace")
 
     def write(self, name: str, text: str) -> None:
         with self._one_line():

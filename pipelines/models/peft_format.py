@@ -310,10 +310,15 @@ def _by_pattern(patterns: Mapping[str, T], module: str, default: T) -> T:
     return default
 
 
-def adapt(model: Transformer, recipe: Recipe) -> None:
+def adapt(model: Transformer, recipe: Recipe, whole: DecoderConfig | None = None) -> None:
     """Freeze a model and add the recipe's adapters, if any, in place; best on the meta device.
 
     Frozen parameters are stored in the type that they are computed in.
+
+    Args:
+        model: A decoder.
+        recipe: `adapter` and the precision are used.
+        whole: The shape of the decoder that the adapters are of, where `model` has fewer layers.
 
     Raises:
         UserError: a target is not a layer of the model, or `adapter.init_from` is of another one.
@@ -324,7 +329,7 @@ def adapt(model: Transformer, recipe: Recipe) -> None:
     if adapter.init_from is None:
         sizes = chosen_sizes(model, adapter)
     else:
-        sizes = stored_sizes(Path(adapter.init_from), model.config)
+        sizes = stored_sizes(Path(adapter.init_from), whole or model.config)
     dtype = COMPUTE_DTYPES.get(recipe.train.fixed_precision, torch.float32)
     add_adapters(model, sizes, adapter, dtype)
 

@@ -6,6 +6,7 @@ processes, takes one step with blocks that are compiled, and one with blocks tha
 compiled for it serves the run, too.
 """
 
+import gc
 import logging
 import math
 import time
@@ -81,9 +82,14 @@ def check_compiled(recipe: Recipe, config: DecoderConfig, loader: Loader, mesh: 
     if rank() == 0:
         _log.info("train.compile: comparing compiled blocks with the blocks before the first step")
     is_fp8 = recipe.train.fixed_precision == "fp8"
+    recipe = override_values(recipe, {"adapter.dropout": 0.0})  # which is drawn anew each time
     plain = override_values(recipe, {COMPILE: False} | ({PRECISION: "bf16"} if is_fp8 else {}))
     bounds = _IN_FP8 if is_fp8 else _WITH_EXPERTS if config.experts else _ROUNDING
     expected, found = (_step(each, config, loader, mesh) for each in (plain, recipe))
+    gc.collect()  # a model and its hooks hold each other
+    if mesh.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()  # what follows is the run's
     wrong = next(filter(None, from_all(difference(expected, found, bounds))), None)
     if wrong is not None:
         device = torch.cuda.get_device_name() if mesh.device.type == "cuda" else "this CPU"
@@ -133,7 +139,9 @@ def _step(recipe: Recipe, config: DecoderConfig, loader: Loader, mesh: Mesh) -> 
     )
     with torch.device("meta"):
         model = Transformer(few)
-        adapt(model, recipe)
+        adapt(model, recipe, config)
+    if not any(each.requires_grad for each in model.parameters()):
+        return {}  # what has adapters are later layers
     laid = parallelize(model, mesh, recipe, partial(_fill, recipe))
     if train.attention == "varlen":
         for part in laid.modules:

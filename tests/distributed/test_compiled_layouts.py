@@ -10,9 +10,12 @@ from torch._dynamo.backends.common import aot_autograd
 
 from pipelines.core.errors import SharedError
 from pipelines.parallel import parallelize
+from tests.compiling import needs_a_linker
 from tests.distributed.pool import Pool
 from tests.distributed.test_loss_parity import FULL
 from tests.unit.training.test_compile_check import check, untouched, wrong
+
+pytestmark = needs_a_linker
 
 
 def checked(parallel: dict[str, Any], mistaken: int | None) -> str | None:

@@ -195,14 +195,35 @@ def _question(
             from pipelines.registry.parents import name_versions, with_folders
 
             resolved = with_folders(name_versions(resolved))
-        return resolved, preset(model) if model else shape_beforehand(resolved)
+        return resolved, _of_preset(model, resolved) if model else shape_beforehand(resolved)
     if model is None:
         raise UserError("plan: give a run to plan with --model PRESET or --recipe R")
     shape = preset(model)
     number = gpus or hardware.devices_per_node
     usual = usual_values(model, shape, hardware, number, adapter or "none")
     resolved = override_values(parse_recipe(usual), parse_overrides("\n".join(asked)))
-    return resolved, shape if shape.vocab_size else shape_beforehand(resolved)
+    if not shape.vocab_size:
+        return resolved, shape_beforehand(resolved)
+    return resolved, _of_preset(model, resolved)
+
+
+def _of_preset(model: str, recipe: "Recipe") -> "DecoderConfig":
+    """Return a preset's shape; one that is trained from scratch has the context that is asked for.
+
+    Raises:
+        UserError: it is trained further, and its context is too short.
+    """
+    from pipelines.models.presets import preset
+
+    shape, length = preset(model), recipe.data.sequence_length
+    if not 0 < shape.context_length < length:
+        return shape
+    if recipe.model.init_from is not None or recipe.adapter.kind != "none":
+        raise UserError(
+            f"plan: the context of {model} is {shape.context_length} tokens, but "
+            f"data.sequence_length = {length}; set at most {shape.context_length}"
+        )
+    return shape.sized(shape.vocab_size, length)
 
 
 def _workers(resolved: "Recipe", recipe: str | None, hardware: "Hardware") -> int:

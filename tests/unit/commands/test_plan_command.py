@@ -37,6 +37,12 @@ def test_nothing_fits_and_that_is_an_answer() -> None:
     assert all(each["why_not"] for each in found["layouts"])
 
 
+def test_a_longer_context_is_planned_where_training_begins_anew() -> None:
+    asked = ["--model", "gpt2-124m", "--gpu", "h100", "--gpus", "1"]
+    usual, longer = answer(*asked), answer(*asked, "--set", "data.sequence_length=2048")
+    assert longer["flops"] > usual["flops"]
+
+
 def test_an_adapter_makes_it_fit() -> None:
     common = ("--model", "llama3-8b", "--gpu", "rtx4090", "--gpus", "1")
     assert not answer(*common)["fits"]
@@ -131,6 +137,10 @@ def test_a_user_sees_the_answer_first() -> None:
         (("--serve", "--own", "30000"), "give both --own and --kwh"),
         (("--weights", "int8"), "training does not use --weights"),
         (("--own", "30000", "--kwh", "0.1"), "not use --own, --kwh"),
+        (
+            ("--model", "gpt2-124m", "--adapter", "lora", "--set", "data.sequence_length=2048"),
+            "the context of gpt2-124m is 1024 tokens, but data.sequence_length = 2048",
+        ),
     ],
 )
 def test_a_wrong_question_is_one_line(arguments: tuple[str, ...], message: str) -> None:

@@ -1,11 +1,5 @@
-"""Exact match: how many held-out questions a model's greedy answer gets right.
+"""Exact match: how many held-out questions a model's greedy answer gets right."""
 
-Only the last match of a pattern in an answer counts, such as the number after GSM8K's `####`
-(Cobbe et al., "Training Verifiers to Solve Math Word Problems", 2021). Numbers are compared as
-numbers: `1,000`, `$1000` and `1000.0` are equal.
-"""
-
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +8,9 @@ import pyarrow as pa
 
 from pipelines.data.reading.instruction import ASSISTANT, USER
 from pipelines.evaluation.bootstrap import proportion
+from pipelines.evaluation.extracted_answer import extract_answer
 from pipelines.evaluation.held_out_documents import conversations
 from pipelines.run.verdict import ExactMatch
-
-_NUMBER = re.compile(r"(-)?(\d*)(?:\.(\d+))?(?<=\d)")  # ends with a digit, so has one
 
 
 class Question(NamedTuple):
@@ -75,23 +68,3 @@ def score_answers(answers: Sequence[Answer], confidence: float) -> ExactMatch | 
         return None
     count, right = len(answers), sum(answer.right for answer in answers)
     return ExactMatch(questions=count, right=right, share=proportion(right, count, confidence))
-
-
-def extract_answer(text: str, pattern: str) -> str | None:
-    """Return the pattern's last match, or None; equal numbers are returned as equal strings."""
-    matches = list(re.finditer(pattern, text))
-    if not matches:
-        return None
-    last = matches[-1]
-    found = (last[1] if last.re.groups else last[0]) or ""
-    return _canonical(found.strip())
-
-
-def _canonical(answer: str) -> str:
-    """Return a number in one standard spelling; any other text is returned unchanged."""
-    number = _NUMBER.fullmatch(re.sub("[$€₩%,]", "", answer).strip().rstrip("."))
-    if not number:
-        return answer
-    sign, whole, fraction = number.groups(default="")
-    digits = ".".join(filter(None, (whole.lstrip("0") or "0", fraction.rstrip("0"))))
-    return digits if digits == "0" else sign + digits

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.core.errors import UserError
 from pipelines.core.extensions import call, load
-from pipelines.evaluation.exact_match import extract_answer
+from pipelines.evaluation.extracted_answer import extract_answer
 from pipelines.recipe.reinforcement_section import BUILT_IN_REWARDS, Reinforcement, Reward
 from pipelines.reinforcement.sandbox import Limits, passes
 

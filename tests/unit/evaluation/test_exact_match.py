@@ -14,10 +14,10 @@ from pipelines.evaluation.exact_match import (
     Answer,
     Question,
     answer_questions,
-    extract_answer,
     find_questions,
     score_answers,
 )
+from pipelines.evaluation.extracted_answer import extract_answer
 from pipelines.models.presets import preset
 from pipelines.models.pretrained import save_pretrained
 from pipelines.models.transformer import Transformer

@@ -251,7 +251,10 @@ class Encoder:
 def _load(file: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
-    text = read_text(file)
+    try:
+        text = read_text(file)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(f"{file}: there is no such file; a model's folder needs its own") from error
     try:
         return Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception for whatever is wrong

@@ -176,7 +176,10 @@ BROKEN = {
         "recipes/no..data.yaml:2: schedule: refresh publishes a dataset, and 'no..data' can't be",
     ),
     "list.yaml": ("name: [\n", "recipes/list.yaml: not valid YAML"),
-    "date.yaml": ("name: 2026-13-45\n", "recipes/date.yaml: not valid YAML: month must be in"),
+    "date.yaml": (
+        "name: 2026-13-45\n",
+        "recipes/date.yaml: not valid YAML: a value is none of its type: month must be in",
+    ),
     "short.yml": ("name: short\n", "recipes/short.yml: a recipe's file ends in .yaml; rename it"),
 }
 

@@ -17,6 +17,10 @@ from pipelines.core.storage import one_at_a_time, write_json
 from pipelines.run.records import JOBS
 
 
+class OutdatedError(Exception):
+    """This process of the task is from before a Clear."""
+
+
 class Generation(BaseModel):
     """The content of a task's file: its current generation of jobs."""
 
@@ -59,12 +63,21 @@ class JobState:
                     former=known.submissions[-1],
                     submissions=known.submissions,
                 )
-            return self._write(known.model_copy(update={"max_tries": max_tries}))
+            # A process from before the Clear may still be at work; it must not undo the new value.
+            newest = max(max_tries, known.max_tries)
+            return self._write(known.model_copy(update={"max_tries": newest}))
 
-    def update(self, **changes: object) -> Generation:
-        """Change some fields of the file."""
+    def update(self, generation: int, **changes: object) -> Generation:
+        """Change some fields of the file.
+
+        Raises:
+            OutdatedError: A process of the cleared task has begun another generation.
+        """
         with self._locked():
-            return self._write(self.read().model_copy(update=changes))
+            known = self.read()
+            if known.generation != generation:
+                raise OutdatedError("the task was cleared, and another process works on it now")
+            return self._write(known.model_copy(update=changes))
 
     def close(self, submission_id: str) -> None:
         """Never attach to this job again; has no effect once the next generation began."""

@@ -186,7 +186,7 @@ class RayJobOperator(BaseOperator):
             self._show_job(context, str(event.submission_id))
         if event and event.status == UNREACHABLE:
             raise RuntimeError(event.message)
-        job = self._walk(context, state, event)
+        job, current = self._walk(context, state, event)
         if job.status == "SUCCEEDED":
             self._show_job(context, str(job.submission_id))
             return self.returns
@@ -194,10 +194,10 @@ class RayJobOperator(BaseOperator):
             forget_error(Path(self.workspace))
             if (skipped := self.skip()) is not None:
                 return skipped
-            self._submit(context, state, str(job.submission_id))
+            self._submit(context, state, current, str(job.submission_id))
         raise self._deferral(context, state, job)
 
-    def _walk(self, context: "Context", state: JobState, job: Job | None) -> Job:
+    def _walk(self, context: "Context", state: JobState, job: Job | None) -> tuple[Job, Generation]:
         """Return the live or successful job, or a LOST one with the id for the next job."""
         current = state.begin(context["ti"].max_tries)
         while True:
@@ -208,16 +208,17 @@ class RayJobOperator(BaseOperator):
                 over = current.former_over or job.status != UNREACHABLE
                 # A process may have died between Ray's answer and its note.
                 submitted = current.submitted or job.live
-                current = state.update(former_over=over, submitted=submitted)
+                current = state.update(current.generation, former_over=over, submitted=submitted)
             absent = job.status == LOST and not current.submitted
             succeeded = job.status == "SUCCEEDED" and has_result(self.workspace, self.result)
             if absent or succeeded or job.live or job.status == UNREACHABLE:
-                return job
+                return job, current
             if submission_id in current.submissions:  # else the job belongs to a removed workspace
-                self._note_failure(state, current, job)
-            current = state.update(n=current.n + 1, submitted=False)
+                current = self._note_failure(state, current, job)
+            else:
+                current = state.update(current.generation, n=current.n + 1, submitted=False)
 
-    def _note_failure(self, state: JobState, current: Generation, job: Job) -> None:
+    def _note_failure(self, state: JobState, current: Generation, job: Job) -> Generation:
         """Note a job's failure; return if another job should follow, raise if Airflow decides."""
         workspace, failure = Path(self.workspace), failure_of(job)
         if message := user_error(workspace, self.stage):
@@ -238,21 +239,26 @@ class RayJobOperator(BaseOperator):
             ),
         )
         self.log.error("%s; %s\n%s", failure.cause, done, job.message or "")
-        state.update(best={**current.best, **reached} if further else current.best)
+        best = {**current.best, **reached} if further else current.best
+        # In one write: a process that died between two would leave progress that counts as none.
+        changes = {"n": current.n + 1, "submitted": False}
+        current = state.update(current.generation, best=best, **changes)
         if not further:
-            state.update(n=current.n + 1, submitted=False)
             raise RuntimeError(failure.cause)
+        return current
 
-    def _submit(self, context: "Context", state: JobState, submission_id: str) -> None:
-        progress = ProgressReader.at_end(Path(self.workspace))
-        earlier = [name for name in state.read().submissions if name != submission_id]
-        state.update(submissions=(*earlier, submission_id), offset=progress.offset)
+    def _submit(
+        self, context: "Context", state: JobState, current: Generation, submission_id: str
+    ) -> None:
+        offset = ProgressReader.at_end(Path(self.workspace)).offset
+        names = [name for name in current.submissions if name != submission_id]
+        state.update(current.generation, submissions=(*names, submission_id), offset=offset)
         try:
             asyncio.run(self._send(context, submission_id))
         except httpx.TransportError as error:
             self.log.warning("Ray does not answer (%r); waiting for it", error)
         else:
-            state.update(submitted=True)
+            state.update(current.generation, submitted=True)
             self.log.info("submitted Ray job %s", submission_id)
 
     async def _send(self, context: "Context", submission_id: str) -> None:

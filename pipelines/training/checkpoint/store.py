@@ -134,6 +134,9 @@ class CheckpointStore:
 
     def clear(self) -> None:
         """Delete everything; the place stays claimed until the last file is gone."""
+        # Markers first: if this is cut off, the run that owns them may claim the place again.
+        for step in self._all():
+            self._place.remove(f"{_name(step)}/{MARKER}")
         for name in self._claimed():
             self._place.remove(name)
         self._place.remove(_IDENTITY)

@@ -330,7 +330,7 @@ def test_an_error_that_only_the_log_of_the_job_has(workspace, monkeypatch):
     logs = load_settings().home / f"airflow/logs/dag_id=llm_pipeline/run_id={RUN}"
     logs.mkdir(parents=True)
     assert lines()[-1].endswith(f"Last lines: {logs}.")
-    JobState.of(workspace, "train", -1).update(submissions=("a",))
+    JobState.of(workspace, "train", -1).update(0, submissions=("a",))
     assert lines()[0].startswith("An error ended the stage: ValueError: it broke (train, 20")
     end_of_job(workspace, **COMMAND, driver_exit_code=1)
     assert lines()[0].startswith("An error ended the stage: ValueError: it broke (train")

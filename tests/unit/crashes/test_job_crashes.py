@@ -1,0 +1,251 @@
+"""A task has one job, whichever write of it was the last, and whoever else works on it.
+
+Ray's side is `FakeRay`; the operator, its state and the reconciler are the real ones.
+"""
+
+import asyncio
+import json
+from contextlib import nullcontext, suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk.exceptions import TaskDeferred
+from httpx import create_ssl_context
+from httpx._transports import default
+
+from pipelines.core.settings import load_settings
+from pipelines.orchestration import jobs_api, ray_job, ray_job_trigger
+from pipelines.orchestration.job_state import JobState, OutdatedError
+from pipelines.orchestration.jobs_api import stop_job
+from pipelines.orchestration.ray_job import RayJobOperator
+from pipelines.orchestration.ray_job_trigger import RayJobTrigger
+from pipelines.platform.reconciler import reconcile_once
+from pipelines.run.logbook import read_logbook
+from tests.unit.crashes.crash_points import crashes, every_point, meets
+from tests.unit.orchestration.fake_ray import FakeRay
+
+KILLED = {"error_type": "JOB_ENTRYPOINT_COMMAND_ERROR", "driver_exit_code": -9}
+
+
+@pytest.fixture
+def ray(monkeypatch, tmp_path):
+    ray = FakeRay()
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ray.url)
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    context = create_ssl_context()  # once: it loads all CAs
+    monkeypatch.setattr(default, "create_ssl_context", lambda **_: context)
+    quick = SimpleNamespace(timeout=asyncio.timeout, sleep=lambda _: asyncio.sleep(0))
+    monkeypatch.setattr(jobs_api, "asyncio", quick)
+    yield ray
+    ray.stop()
+
+
+def go(workspace, *, max_tries=3, event=None, as_trigger=False):
+    """One process of the task; returns the id of the job that it waits for, or `finished`."""
+    task = RayJobOperator(
+        task_id="train",
+        entrypoint="true",
+        workspace=str(workspace),
+        result="result",
+        returns="finished",
+    )
+    ti = SimpleNamespace(
+        dag_id="dag",
+        run_id="run",
+        task_id="train",
+        map_index=-1,
+        try_number=1,
+        max_tries=max_tries,
+        start_date=datetime(2026, 1, 1, tzinfo=UTC),
+        xcom_push=lambda **_: None,
+    )
+    try:
+        return task.resume({"ti": ti}, event) if event else task.execute({"ti": ti})
+    except TaskDeferred as deferred:
+        deferred.trigger.task_instance = ti
+        return deferred.trigger if as_trigger else deferred.trigger.submission_id
+
+
+def nothing(ray, workspace):
+    return partial(go, workspace)
+
+
+def a_job_that_made_progress_and_died(ray, workspace):
+    first = go(workspace)
+    line = {"stage": "train", "done": 10, "total": 100, "unit": "steps"}
+    (workspace / "progress.jsonl").write_text(json.dumps(line) + "\n")
+    ray.end(first, "FAILED", **KILLED)
+    return partial(go, workspace, event=ray.jobs[first])
+
+
+def a_job_that_succeeded(ray, workspace):
+    first = go(workspace)
+    (workspace / "result").touch()
+    ray.end(first, "SUCCEEDED")
+    return partial(go, workspace, event=ray.jobs[first])
+
+
+def a_job_whose_task_was_cleared(ray, workspace):
+    go(workspace)
+    return partial(go, workspace, max_tries=4)
+
+
+def a_deferred_task_that_a_user_ends(ray, workspace):
+    trigger = go(workspace, as_trigger=True)
+    return lambda: asyncio.run(trigger.on_kill())
+
+
+def live(ray):
+    return [name for name, job in ray.jobs.items() if job["status"] == "RUNNING"]
+
+
+def fresh(ray, tmp_path, stop):
+    ray.jobs.clear()
+    ray.submitted.clear()
+    workspace = tmp_path / "home/runs" / str(stop)
+    workspace.mkdir(parents=True)
+    return workspace
+
+
+def one_job(ray, tmp_path, begin, then, jobs):
+    """At each write the task's process dies, and the next one goes on, as `then` says."""
+
+    def at(stop):
+        workspace = fresh(ray, tmp_path, stop)
+        died = crashes(workspace, begin(ray, workspace), stop)
+        before = set(ray.jobs)
+        waits = go(workspace, max_tries=then)
+        assert live(ray) == [waits] if waits != "finished" else live(ray) == []
+        assert len(ray.submitted) <= jobs
+        assert JobState.of(workspace, "train", -1).read().submissions[-1:] == (*ray.jobs,)[-1:]
+        if then > 3 and begin is nothing:
+            assert waits not in before  # a Clear never attaches to the former job
+        if begin is a_job_that_made_progress_and_died:
+            told = [entry.kind for entry in read_logbook(workspace)]
+            assert told.count("driver lost") == 1
+        return died
+
+    return every_point(at)
+
+
+CASES = [
+    (nothing, 3, 1),
+    (nothing, 4, 2),  # a user clears the task after its process died
+    (a_job_that_made_progress_and_died, 3, 2),
+    (a_job_that_succeeded, 3, 1),
+    (a_job_whose_task_was_cleared, 4, 2),
+    (a_deferred_task_that_a_user_ends, 3, 2),
+]
+
+
+@pytest.fixture(autouse=True)
+def task_is_cleared(monkeypatch):
+    """What Airflow says of a task when its trigger is ended."""
+    monkeypatch.setattr(ray_job_trigger, "state_of", lambda _: "")
+
+
+@pytest.mark.parametrize(("begin", "then", "jobs"), CASES)
+def test_every_crash(ray, tmp_path, begin, then, jobs):
+    assert one_job(ray, tmp_path, begin, then, jobs) >= 3
+
+
+class Airflow:
+    """Its answers about the task that was cleared."""
+
+    def task(self, *_):
+        return {"state": "deferred", "max_tries": 4}
+
+    def events(self, *_):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("begin", "others"),
+    [
+        (nothing, 3),
+        (nothing, 4),
+        (a_job_that_made_progress_and_died, 4),
+        (a_job_whose_task_was_cleared, 4),
+    ],
+)
+def test_every_meeting_of_two_processes(ray, tmp_path, begin, others):
+    two_processes(ray, tmp_path, begin, others)
+
+
+def two_processes(ray, tmp_path, begin, others):
+    """At each write of one process another one runs; 4: of a task that was cleared meanwhile."""
+
+    def outdated_or(act):
+        with suppress(OutdatedError) if others > 3 else nullcontext():
+            act()
+
+    def at(stop):
+        workspace = fresh(ray, tmp_path, stop)
+        waits = []
+        act = partial(outdated_or, begin(ray, workspace))
+        before = len(ray.submitted)
+        met = meets(workspace, act, stop, lambda: waits.append(go(workspace, max_tries=others)))
+        if others == 3:  # none is cleared: no second job even for a moment
+            assert len(ray.submitted) == before + 1
+        elif met:
+            reconcile_once(load_settings(), Airflow)
+        if live(ray):  # else the only job was of a process from before the Clear
+            assert live(ray) == (waits or live(ray)[:1])
+            assert go(workspace, max_tries=others) == live(ray)[0]
+        again = go(workspace, max_tries=others + 1)
+        assert live(ray) == [again]
+        return met
+
+    assert every_point(at) >= 5
+
+
+def sent_before_it_is_noted(self, context, state, current, submission_id):
+    asyncio.run(self._send(context, submission_id))
+    state.update(current.generation, submissions=(*current.submissions, submission_id))
+
+
+def counted_before_it_is_told(self, state, current, job):
+    state.update(current.generation, n=current.n + 1, submitted=False)
+    return note_failure(self, state, current, job)
+
+
+async def stopped_before_it_is_closed(trigger):
+    await stop_job(trigger.submission_id, Path(trigger.workspace))
+    JobState(Path(trigger.state_path)).close(trigger.submission_id)
+
+
+async def found_before_the_former_ended(workspace, submission_id, former):
+    return await find_job(workspace, submission_id, None)
+
+
+note_failure, find_job = RayJobOperator._note_failure, ray_job._find_job
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "swapped", "case"),
+    [
+        (RayJobOperator, "_submit", sent_before_it_is_noted, CASES[1]),
+        (RayJobOperator, "_note_failure", counted_before_it_is_told, CASES[2]),
+        (ray_job, "_find_job", found_before_the_former_ended, CASES[4]),
+        (RayJobTrigger, "on_kill", stopped_before_it_is_closed, CASES[5]),
+    ],
+)
+def test_two_writes_in_the_other_order_are_caught(
+    ray, tmp_path, monkeypatch, owner, name, swapped, case
+):
+    monkeypatch.setattr(owner, name, swapped)
+    with pytest.raises((AssertionError, RuntimeError)):
+        one_job(ray, tmp_path, *case)
+
+
+def test_a_state_that_does_not_ask_for_its_generation_is_caught(ray, tmp_path, monkeypatch):
+    def update(self, _, **changes):
+        with self._locked():
+            return self._write(self.read().model_copy(update=changes))
+
+    monkeypatch.setattr(JobState, "update", update)
+    with pytest.raises(AssertionError):
+        two_processes(ray, tmp_path, a_job_that_made_progress_and_died, 4)

@@ -56,12 +56,12 @@ def decompressed(read: Read) -> Iterator[IO[bytes]]:
     """Open an input's content; raise a UserError that names the file if its archive is broken."""
     compression = compression_of(read.path)
     with open_input(read.url, read.stop) as raw:
-        import pyarrow as pa
-
         try:
             if compression is None:
                 yield raw
                 return
+            import pyarrow as pa
+
             # Unlike zstandard's own reader, pyarrow's notices a truncated file.
             stream = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression)
             yield io.BufferedReader(stream)

@@ -133,7 +133,8 @@ def _walk(root: Path, skipped: set[str], above: tuple[Path, ...] = ()) -> Iterat
     for entry in entries:
         if entry.name[0] == ".":
             continue
-        if Path(entry.path).is_dir():  # unlike the entry's own, no error for a circle of links
+        # For a circle of links the entry's own raises an error; of others it knows without asking.
+        if Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir():
             if entry.name not in skipped:
                 yield from _walk(Path(entry.path), skipped, (*above, real))
         else:

@@ -6,7 +6,6 @@ Ray's side is `FakeRay`; the operator, its state and the reconciler are the real
 import asyncio
 import json
 from contextlib import nullcontext, suppress
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +24,7 @@ from pipelines.orchestration.ray_job_trigger import RayJobTrigger
 from pipelines.platform.reconciler import reconcile_once
 from pipelines.run.logbook import read_logbook
 from tests.unit.crashes.crash_points import crashes, every_point, meets
-from tests.unit.orchestration.fake_ray import FakeRay
-
-KILLED = {"error_type": "JOB_ENTRYPOINT_COMMAND_ERROR", "driver_exit_code": -9}
+from tests.unit.orchestration.fake_ray import KILLED, FakeRay, task_instance
 
 
 @pytest.fixture
@@ -52,16 +49,7 @@ def go(workspace, *, max_tries=3, event=None, as_trigger=False):
         result="result",
         returns="finished",
     )
-    ti = SimpleNamespace(
-        dag_id="dag",
-        run_id="run",
-        task_id="train",
-        map_index=-1,
-        try_number=1,
-        max_tries=max_tries,
-        start_date=datetime(2026, 1, 1, tzinfo=UTC),
-        xcom_push=lambda **_: None,
-    )
+    ti = task_instance(1, max_tries)
     try:
         return task.resume({"ti": ti}, event) if event else task.execute({"ti": ti})
     except TaskDeferred as deferred:

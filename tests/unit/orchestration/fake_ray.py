@@ -2,7 +2,9 @@
 
 import json
 import threading
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -76,3 +78,20 @@ class FakeRay:
         """A job is over."""
         if self.jobs[submission_id]["status"] == "RUNNING":
             self.jobs[submission_id] |= {"status": status, **said}
+
+
+KILLED = {"error_type": "JOB_ENTRYPOINT_COMMAND_ERROR", "driver_exit_code": -9}
+
+
+def task_instance(tried: int, max_tries: int) -> SimpleNamespace:
+    """What an operator reads of the task that Airflow has it work on."""
+    return SimpleNamespace(
+        dag_id="dag",
+        run_id="run",
+        task_id="train",
+        map_index=-1,
+        try_number=tried,
+        max_tries=max_tries,
+        start_date=datetime(2026, 1, 1, tzinfo=UTC),
+        xcom_push=lambda **_: None,
+    )

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import shutil
-from datetime import UTC, datetime
-from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
@@ -16,9 +14,7 @@ from pipelines.orchestration.job_state import JobState
 from pipelines.orchestration.ray_job import RayJobOperator, TaskKilledError
 from pipelines.orchestration.ray_job_trigger import RayJobTrigger
 from pipelines.run.logbook import read_logbook
-from tests.unit.orchestration.fake_ray import FakeRay
-
-KILLED = {"error_type": "JOB_ENTRYPOINT_COMMAND_ERROR", "driver_exit_code": -9}
+from tests.unit.orchestration.fake_ray import KILLED, FakeRay, task_instance
 
 
 @pytest.fixture
@@ -44,16 +40,7 @@ def process(ray, tmp_path):
             poll_seconds=0.05,
             patience_seconds=0.3,
         )
-        ti = SimpleNamespace(
-            dag_id="dag",
-            run_id="run",
-            task_id="train",
-            map_index=-1,
-            try_number=tried,
-            max_tries=max_tries,
-            start_date=datetime(2026, 1, 1, tzinfo=UTC),
-            xcom_push=lambda **_: None,
-        )
+        ti = task_instance(tried, max_tries)
         return task, {"ti": ti}
 
     return begin

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 
 import pytest
 
@@ -10,9 +10,10 @@ from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.settings import load_settings
 from pipelines.platform import airflow_api
 from pipelines.platform.airflow_api import AirflowApi
+from tests.unit.platform.signs_in import SignsIn
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(SignsIn):
     """An api-server whose database is away while `failing` is above zero.
 
     It has read no DAG while `unread` is above zero, and of all files it could not read `broken`.
@@ -32,14 +33,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(500 if away else 404 if unread else 200)
         self.end_headers()
         self.wfile.write(json.dumps(said).encode())
-
-    def do_POST(self):
-        self.send_response(201)
-        self.end_headers()
-        self.wfile.write(b'{"access_token": "any"}')
-
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture

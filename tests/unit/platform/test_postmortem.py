@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +40,7 @@ from ray_jobs.memory_shortage import MemoryShortage
 from ray_jobs.train_overseer import HostOutOfMemoryError
 from tests.faults.small_disk import full, small_disk
 from tests.unit.orchestration.fake_ray import FakeRay
+from tests.unit.platform.signs_in import SignsIn
 from tests.unit.stages.test_time_limit import STAGE
 from tests.unit.stages.train.test_train_stage import RECIPE, make_workspace
 
@@ -340,7 +341,7 @@ def test_an_error_that_only_the_log_of_the_job_has(workspace, monkeypatch):
     ray.stop()
 
 
-class Airflow(BaseHTTPRequestHandler):
+class Airflow(SignsIn):
     """Knows a run that failed in *validate*."""
 
     def do_GET(self):
@@ -355,14 +356,6 @@ class Airflow(BaseHTTPRequestHandler):
         self.send_response(404 if found is None else 200)
         self.end_headers()
         self.wfile.write(json.dumps(found).encode())
-
-    def do_POST(self):
-        self.send_response(201)
-        self.end_headers()
-        self.wfile.write(b'{"access_token": "any"}')
-
-    def log_message(self, *_):
-        pass
 
 
 def test_a_platform_that_answers_is_asked(workspace, monkeypatch):

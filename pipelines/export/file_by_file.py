@@ -1,25 +1,27 @@
-"""Exports with other weights, written one file at a time, so that memory holds no whole model."""
+"""Exports with other weights, written a tensor at a time, so that memory holds no whole model."""
 
-import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import write_json
 from pipelines.export.source import check_whole, companion_files
 from pipelines.models.model_folder import CONFIG, INDEX, read_object
+from pipelines.models.safetensors_files import header_bytes, weight_bytes, write_one_by_one
 from pipelines.models.served import OFFLINE, block_linears
 from pipelines.run.progress import ProgressMeter
 
 Tensors = Mapping[str, Tensor]
 GROUPS = (32, 64, 128, 256)  # the numbers of weights that may share a scale in torchao's kernels
+_PER_TENSOR = 8  # times as long as what a header says of a tensor is what it says of its parts
 _BLOCK = 1 << 19  # weights rounded at a time; of 1 << 17 to 1 << 24 the fastest, on an AMD EPYC
 
 
@@ -42,28 +44,29 @@ def rewrite(
         meter: Told the bytes that are read, after each tensor.
 
     Raises:
-        UserError: See `source.check_whole`.
+        UserError: See `source.check_whole` and `SafetensorsFiles`.
     """
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     weights = check_whole(source)
-    whole = sum(path.stat().st_size for path in weights)
+    whole = weight_bytes(weights)
     files: dict[str, str] = {}
     read = size = 0
-    for path in weights:
-        written: dict[str, Tensor] = {}
+
+    def changed(path: Path) -> Iterator[tuple[str, Tensor]]:
+        nonlocal read
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 (it is no mapping)
                 tensor = file.get_tensor(name)
                 read += tensor.nbytes
-                written |= change(name, tensor)
+                yield from change(name, tensor).items()
                 if meter is not None:
                     meter.write(read / 1e6, whole / 1e6, "MB")
-        save_file(written, folder / path.name, metadata={"format": "pt", **(metadata or {})})
-        _sort_header(folder / path.name)
+
+    for path in weights:
+        room = _PER_TENSOR * header_bytes(path)
+        described = {"format": "pt", **(metadata or {})}
+        written = write_one_by_one(folder / path.name, changed(path), described, room)
         files |= dict.fromkeys(written, path.name)
-        size += sum(tensor.nbytes for tensor in written.values())
+        size += sum(written.values())
     for path in companion_files(source):
         shutil.copyfile(path, folder / path.name)
     write_json(folder / CONFIG, read_object(source / CONFIG) | dict(config))
@@ -87,10 +90,14 @@ def by_rows(encode: Callable[[Tensor], tuple[Tensor, ...]], weight: Tensor) -> t
     """
     rows = max(1, _BLOCK // weight.shape[1])
     blocks = [weight[first : first + rows] for first in range(0, len(weight), rows)]
-    one_each = partial(torch.set_num_threads, 1)
-    with ThreadPoolExecutor(torch.get_num_threads(), initializer=one_each) as pool:
-        parts = list(pool.map(encode, blocks))
-        return tuple(pool.map(torch.cat, zip(*parts, strict=True)))
+    pool = _pool(torch.get_num_threads())
+    parts = list(pool.map(encode, blocks))
+    return tuple(pool.map(torch.cat, zip(*parts, strict=True)))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1))
 
 
 def linear_layers(source: Path) -> tuple[dict[str, nn.Linear], list[str]]:
@@ -141,16 +148,3 @@ def is_weight_of(layers: Mapping[str, nn.Linear], name: str) -> bool:
     """Return whether a tensor is the matrix of one of the layers."""
     layer, _, kind = name.rpartition(".")
     return kind == "weight" and layer in layers
-
-
-def _sort_header(path: Path) -> None:
-    """Sort a safetensors file's header, since safetensors writes metadata in random order."""
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        text = json.dumps(header, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        data = text.encode()
-        if len(data) > length:
-            raise ValueError(f"{path}: the header grew from {length} to {len(data)} bytes")
-        file.seek(8)
-        file.write(data.ljust(length))

@@ -1,4 +1,4 @@
-"""Reading safetensors files by byte ranges: each tensor goes directly to its device.
+"""safetensors files by byte ranges: read directly to a device, or written a tensor at a time.
 
 A file holds the length of its header, as 8 bytes little-endian; the header, which is JSON and gives
 each tensor's type, shape and place by name; and the tensors' bytes, one after the other.
@@ -7,7 +7,7 @@ each tensor's type, shape and place by name; and the tensors' bytes, one after t
 import json
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -39,6 +39,9 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
+
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_PAGE = 4096  # bytes; tensors that begin at a page's start can be mapped into memory
 
 
 class TensorPlace(NamedTuple):
@@ -119,6 +122,57 @@ def weight_bytes(paths: Sequence[Path]) -> int:
     """Return the size of all tensors in bytes; raise UserError as `SafetensorsFiles` does."""
     places = SafetensorsFiles(paths).places.values()
     return sum(math.prod(place.shape) * place.dtype.itemsize for place in places)
+
+
+def header_bytes(path: Path) -> int:
+    """Return the length of a file's header."""
+    with path.open("rb") as file:
+        return int.from_bytes(file.read(8), "little")
+
+
+def write_one_by_one(
+    path: Path, tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str], room: int
+) -> dict[str, int]:
+    """Write a file of which memory holds one tensor at a time.
+
+    A header comes first, and is known last: it gets space in front, and blanks fill what it leaves.
+
+    Args:
+        path: The file.
+        tensors: Names and tensors, on the CPU, in the order of the file.
+        metadata: Further text for the header, by name.
+        room: The most bytes that the header needs beside its metadata.
+
+    Returns:
+        The tensors' bytes by name.
+
+    Raises:
+        ValueError: The header needs more.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    start = -(-(8 + len(_as_json(header)) + room) // _PAGE) * _PAGE
+    written: dict[str, int] = {}
+    end = 0
+    with path.open("wb") as file:
+        file.seek(start)
+        for name, tensor in tensors:
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+            written[name] = tensor.nbytes
+            place = [end, end := end + tensor.nbytes]
+            entry = {"dtype": _NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": place}
+            header[name] = entry
+        text = _as_json(header)
+        if len(text) > start - 8:
+            raise ValueError(f"{path}: the header has {len(text)} bytes, more than {start - 8}")
+        file.seek(0)
+        file.write((start - 8).to_bytes(8, "little") + text.ljust(start - 8))
+    return written
+
+
+def _as_json(header: Mapping[str, Any]) -> bytes:
+    """Return the same bytes for the same content."""
+    text = json.dumps(header, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return text.encode()
 
 
 def _finish(begun: deque[tuple[str, Tensor, Wait]]) -> tuple[str, Tensor]:

@@ -1,6 +1,8 @@
 """Ours: a form of a folder is written, and measured if it is small, by a new process a round.
 
-So importing torch, transformers and torchao is in the time, as it is for a user's command.
+So importing torch, transformers and torchao is in the small one's time, as it is for a user's
+command. Of the large one only the writing counts, which is a rate and so needs a process that has
+imported all: it writes the small one first.
 """
 
 import json
@@ -8,6 +10,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +38,19 @@ def measure(source: Path, form: Any) -> dict[str, float]:
     from pipelines.run.progress import ProgressMeter
 
     meter = ProgressMeter(form, lambda each: print(each.line(), file=sys.stderr), interval=5)
+    large = source.name == "large"
     with tempfile.TemporaryDirectory() as name:
-        to = Path(name)
+        first, to = Path(name, "first"), Path(name, "to")
+        first.mkdir()
+        to.mkdir()
+        if large:
+            write_variant(source.with_name("small"), first, form, group=128)
+        began = time.perf_counter()
         write_variant(source, to, form, group=128)
+        seconds = time.perf_counter() - began
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         found = {"weight bytes": weight_bytes(weight_files(to)), "peak bytes": peak}
-        return found | (_score(source, to, meter) if source.name == "small" else {})
+        return found | ({"seconds": seconds} if large else _score(source, to, meter))
 
 
 def _score(source: Path, written: Path, meter: "ProgressMeter") -> dict[str, float]:

@@ -15,7 +15,7 @@ from pipelines.core.storage import folder_hash
 from pipelines.evaluation.bootstrap import bits_per_byte
 from pipelines.evaluation.perplexity import score_documents
 from pipelines.export.hf_folder import export_bf16
-from pipelines.export.quantized import encode_int4, export_quantized
+from pipelines.export.quantized import encode_int4, encode_int8, export_quantized
 from pipelines.models import pretrained, served
 from pipelines.models.served import decode_int4, load_quantized
 from tests.unit.export.models import PROMPTS, small, tokens, write_registered
@@ -269,3 +269,21 @@ def test_the_config_says_how(registered: Path, made: Path) -> None:
     config = json.loads((made / "config.json").read_text())["quantization_config"]
     assert config["quant_method"] == "torchao"
     assert config["quant_type"]["default"]["_data"]["group_size"] == 64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [1e-9, 0.02, 30])
+def test_int8_codes_are_torchaos_to_the_bit(size: float, dtype: torch.dtype) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    generator = torch.Generator().manual_seed(0)
+    weight = (torch.randn(700, 2048, generator=generator) * size).to(dtype)
+    weight[0], weight[1], weight[2] = 0, -weight[1].abs(), weight[2].abs()
+    weight[3, 1] = 1e4
+    layer = torch.nn.Linear(2048, 700, bias=False, dtype=dtype)
+    layer.weight.data = weight.clone()
+    quantize_(layer, Int8WeightOnlyConfig(set_inductor_config=False))
+    ours, theirs = encode_int8(weight), layer.weight
+    for part in ("qdata", "scale", "zero_point"):
+        assert torch.equal(getattr(ours, part), getattr(theirs, part))
+    assert (ours.block_size, ours.dtype) == (theirs.block_size, theirs.dtype)

@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from pipelines.core.errors import UserError
-from pipelines.models.safetensors_files import SafetensorsFiles
+from pipelines.models.safetensors_files import SafetensorsFiles, header_bytes, write_one_by_one
 
 CPU = torch.device("cpu")
 
@@ -79,3 +80,32 @@ def test_a_file_cut_behind_its_header_is_one_line(files: list[Path]) -> None:
     files[1].write_bytes(files[1].read_bytes()[:-9])
     with pytest.raises(UserError, match="truncated"):
         list(found.read(CPU))
+
+
+def test_a_file_written_one_by_one_is_what_safetensors_reads(tmp_path: Path) -> None:
+    tensors = {
+        "b.weight": torch.randn(3, 5).t(),
+        "a.bias": torch.arange(4, dtype=torch.int64),
+        "none": torch.empty(0, 7, dtype=torch.bfloat16),
+        "one": torch.tensor(2.5, dtype=torch.float16),
+        "flag": torch.tensor([True, False]),
+    }
+    path = tmp_path / "written.safetensors"
+    written = write_one_by_one(path, iter(tensors.items()), {"format": "pt", "note": "ü"}, 600)
+    assert written == {name: tensor.nbytes for name, tensor in tensors.items()}
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt", "note": "ü"}
+        assert set(file.keys()) == set(tensors)
+        for name, tensor in tensors.items():
+            assert torch.equal(file.get_tensor(name), tensor)
+            assert file.get_tensor(name).dtype == tensor.dtype
+    places = SafetensorsFiles([path]).places
+    assert list(places) == list(tensors)
+    assert header_bytes(path) % 4096 == 4096 - 8
+    assert places["b.weight"].offset == 8 + header_bytes(path)
+
+
+def test_a_header_that_needs_more_room_is_an_error(tmp_path: Path) -> None:
+    tensors = {f"a tensor with a long name, number {number}": torch.ones(1) for number in range(99)}
+    with pytest.raises(ValueError, match="more than 4088"):
+        write_one_by_one(tmp_path / "long", tensors.items(), {}, 99)

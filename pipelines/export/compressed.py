@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.export.file_by_file import (
+from pipelines.export.tensor_by_tensor import (
     by_rows,
     check_group,
     is_weight_of,

@@ -34,7 +34,7 @@ def export_whole(source: Path, folder: Path) -> None:
 
 
 def export_bf16(source: Path, folder: Path, meter: ProgressMeter | None = None) -> None:
-    """Copy a model in bfloat16, half the bytes of fp32, with one file at a time in memory.
+    """Copy a model in bfloat16, half the bytes of fp32, with one tensor at a time in memory.
 
     Args:
         source: A registered folder.
@@ -44,7 +44,7 @@ def export_bf16(source: Path, folder: Path, meter: ProgressMeter | None = None) 
     Raises:
         UserError: See `source.check_whole`.
     """
-    from pipelines.export.file_by_file import rewrite, to_bfloat16  # they import torch
+    from pipelines.export.tensor_by_tensor import rewrite, to_bfloat16  # they import torch
 
     def change(name: str, tensor: "Tensor") -> "dict[str, Tensor]":
         # transformers keeps what is added to experts' scores in fp32, too.

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pipelines.export.file_by_file import (
+from pipelines.export.source import check_whole
+from pipelines.export.tensor_by_tensor import (
     Tensors,
     by_rows,
     check_group,
@@ -26,7 +27,6 @@ from pipelines.export.file_by_file import (
     rewrite,
     to_bfloat16,
 )
-from pipelines.export.source import check_whole
 from pipelines.models.safetensors_files import SafetensorsFiles
 from pipelines.run.progress import ProgressMeter
 

@@ -19,6 +19,7 @@ from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.loading.dataloader import Loader, TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.check_batch import CHECK_BATCH, CheckBatch
+from pipelines.models.initial_model import build_model, fill_model, model_shape
 from pipelines.models.peft_format import save_adapter
 from pipelines.models.pretrained import save_pretrained
 from pipelines.parallel.mesh import Mesh, build_mesh
@@ -32,7 +33,6 @@ from pipelines.run.records import DatasetRef, PreprocessRecord, TrainRecord, out
 from pipelines.run.speed import CURVES
 from pipelines.run.usage import holds
 from pipelines.stages.stage_process import RAY_JOB_VARIABLE
-from pipelines.stages.train.initial_model import build_model, fill_model, model_shape
 from pipelines.stages.train.train_diagnostics import DIAGNOSTICS, conclude, describe
 from pipelines.stages.train.train_layout import SettledLayout
 from pipelines.stages.train.train_logbook import TrainLogbook

@@ -160,18 +160,9 @@ def start_engine(
         UserError: The server is not installed or cannot compute with these weights, or the source
             is not a valid model.
     """
-    command = [_find(program), "serve", f"{triton_name(name)}/{version}"]
-    if program == "transformers" and not has_int4_kernels() and is_int4(source):
-        raise UserError(
-            f"{name}@{version} has int4 weights, for which transformers needs the GPU package "
-            "mslk, which is not installed; install it, or run again with a larger "
-            "evaluate.budget_gb, so that int8 or bf16 is chosen"
-        )
-    home.mkdir(parents=True, exist_ok=True)
     port, log = free_port(), home / f"{triton_name(name)}-{version}.log"
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    if program == "vllm" and (weights := stated_type(source)):
-        command += ["--dtype", weights]  # its own choice rounds weights in fp32 to 16 bits
+    command = _command(name, version, source, program, port)
+    home.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
     place = Path(tempfile.mkdtemp(dir=home, prefix=f"{triton_name(name)}-{version}-"))
     lock = (place / _LOCK).open("wb")
@@ -194,6 +185,21 @@ def start_engine(
         lock.close()
         raise
     return Engine(name, version, program, place, port, process, lock, log)
+
+
+def _command(name: str, version: int, source: Path, program: Program, port: int) -> list[str]:
+    """Return the command of a server on this machine; it names the model as `Engine.model` does."""
+    command = [_find(program), "serve", f"{triton_name(name)}/{version}"]
+    if program == "transformers" and not has_int4_kernels() and is_int4(source):
+        raise UserError(
+            f"{name}@{version} has int4 weights, for which transformers needs the GPU package "
+            "mslk, which is not installed; install it, or run again with a larger "
+            "evaluate.budget_gb, so that int8 or bf16 is chosen"
+        )
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    if program == "vllm" and (weights := stated_type(source)):
+        command += ["--dtype", weights]  # its own choice rounds weights in fp32 to 16 bits
+    return command
 
 
 def leftovers(home: Path, older_than: float) -> Iterator[Path]:

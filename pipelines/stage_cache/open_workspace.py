@@ -67,13 +67,7 @@ def open_workspace(
     commit, patch = state or project_state(project)
     _check_commit(project, commit)
     with fresh_folder(workspace) as folder:
-        _git(folder, "clone", "--quiet", "--no-checkout", str(project), ".")
-        _git(folder, "checkout", "--quiet", "--detach", commit)
-        if patch:
-            (folder / PATCH_FILE).write_bytes(patch)
-            _git(folder, "apply", "--whitespace=nowarn", PATCH_FILE)
-        if not (folder / "pipelines" / "cli.py").is_file():  # a team's, not a checkout of Penstock
-            add_product(folder)
+        _check_out(project, folder, commit, patch)
         _configure_dvc(folder, site=workspace / ".dvc/tmp/site", cache=home / STAGE_CACHE)
         write_text(folder / "params.yaml", dump_yaml(recipe))
         write_json(folder / "source.json", source)
@@ -95,6 +89,17 @@ def _check_commit(project: Path, commit: str) -> None:
         _git(project, "cat-file", "-e", f"{commit}^{{commit}}")
     except subprocess.CalledProcessError as error:
         raise UserError(f"{project} has no commit {commit}; `git fetch` it first") from error
+
+
+def _check_out(project: Path, folder: Path, commit: str, patch: bytes) -> None:
+    """Clone a project at a commit, with the diff applied and with Penstock's code in it."""
+    _git(folder, "clone", "--quiet", "--no-checkout", str(project), ".")
+    _git(folder, "checkout", "--quiet", "--detach", commit)
+    if patch:
+        (folder / PATCH_FILE).write_bytes(patch)
+        _git(folder, "apply", "--whitespace=nowarn", PATCH_FILE)
+    if not (folder / "pipelines" / "cli.py").is_file():  # a team's, not a checkout of Penstock
+        add_product(folder)
 
 
 def project_state(project: Path) -> tuple[str, bytes]:

@@ -144,15 +144,11 @@ def check_adapter(run: Settled) -> None:
         return
     if registered_label(base) or registered_label(start):
         return  # a run is checked when it has their folders
-    import torch
-
-    from pipelines.models.peft_format import adapt, load_adapter
-    from pipelines.models.transformer import Transformer
+    from pipelines.models.initial_model import build_model
+    from pipelines.models.peft_format import load_adapter
     from pipelines.parallel.pipeline_parallel import stages_of
 
-    with torch.device("meta"):
-        model = Transformer(load_config(Path(base)))
-        adapt(model, recipe)
+    model = build_model(recipe, load_config(Path(base)))
     if start is not None:
         load_adapter(model, Path(start))  # compares the shapes
     pp = recipe.parallel.pp

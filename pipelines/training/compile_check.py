@@ -22,11 +22,8 @@ from torch import Tensor, nn
 from pipelines.core.errors import SharedError
 from pipelines.loading.dataloader import Batch, Loader
 from pipelines.models.config import DecoderConfig
-from pipelines.models.lora import adapted_layers, init_adapters
-from pipelines.models.peft_format import adapt
-from pipelines.models.pretrained import named_places
-from pipelines.models.transformer import Transformer
-from pipelines.models.weights import Place, fill, local, named_generator
+from pipelines.models.initial_model import build_model, fill_randomly
+from pipelines.models.weights import local
 from pipelines.parallel.layout import stage_count
 from pipelines.parallel.mesh import Mesh
 from pipelines.parallel.parallelize import Parallelized, parallelize
@@ -137,12 +134,10 @@ def _step(recipe: Recipe, config: DecoderConfig, loader: Loader, mesh: Mesh) -> 
         first_k_dense_replace=min(config.first_k_dense_replace, 1),
         full_attention_every=config.full_attention_every and _KINDS,
     )
-    with torch.device("meta"):
-        model = Transformer(few)
-        adapt(model, recipe, config)
+    model = build_model(recipe, few, config)
     if not any(each.requires_grad for each in model.parameters()):
         return {}  # what has adapters are later layers
-    laid = parallelize(model, mesh, recipe, partial(_fill, recipe))
+    laid = parallelize(model, mesh, recipe, partial(fill_randomly, seed=_SEED, trained=True))
     if train.attention == "varlen":
         for part in laid.modules:
             part.most_documents = loader.most_documents
@@ -178,26 +173,6 @@ def _outputs(laid: Parallelized, found: dict[str, Tensor], name: str) -> Iterato
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _fill(recipe: Recipe, model: Transformer) -> None:
-    """Give a model random weights, also those that adapters elsewhere begin without."""
-    if recipe.adapter.kind == "none":
-        model.init_weights(_SEED)
-        return
-    model.after_to_empty()
-
-    def draw(name: str, place: Place) -> None:
-        generator = named_generator(_SEED, name, place.device)
-        numbers = torch.randn(place.shape, generator=generator, device=generator.device)
-        is_norm = name.endswith("norm.weight")
-        fill(place, torch.ones_like(numbers) if is_norm else numbers / math.sqrt(place.shape[-1]))
-
-    for name, place in named_places(model).items():
-        draw(name, place)
-    init_adapters(model, _SEED)
-    for name, layer in adapted_layers(model).items():
-        draw(f"{name}.lora_b", layer.lora_b.weight)
 
 
 def _drawn(recipe: Recipe, config: DecoderConfig, device: torch.device) -> Batch:

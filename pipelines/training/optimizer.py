@@ -211,36 +211,20 @@ class AdamW8bit(HiddenAndOthers):
     Codes have the weight's shape; scales have a number for each block of a row. Both lie over
     processes as the weight does, so what a process has of a row must be whole blocks:
     `parallel/division.py` checks that.
+
+    Attributes:
+        betas: AdamW's, of the matrices.
+        rule: Takes the steps in place of `update_in_8_bits`, as what `compiled_update` returns.
     """
 
-    def __init__(
-        self,
-        matrices: Iterable[nn.Parameter],
-        others: AdamW | None,
-        *,
-        lr: float,
-        weight_decay: float,
-        betas: tuple[float, float],
-        compiled: bool = False,
-    ) -> None:
-        """Keep the parameters that each part updates.
-
-        Args:
-            matrices: As for `HiddenAndOthers`.
-            others: Has the other parameters, if there are any.
-            lr: The learning rate of the matrices.
-            weight_decay: The weight decay of the matrices.
-            betas: AdamW's, of the matrices.
-            compiled: Whether `torch.compile` makes one kernel of the update.
-        """
-        super().__init__(matrices, others, lr=lr, weight_decay=weight_decay)
-        self._betas = betas
-        self._rule = compiled_update() if compiled else update_in_8_bits
-        self._tables: tuple[Tensor, Tensor] | None = None
+    betas = 0.9, 0.999  # as of torch's AdamW
+    rule: Callable[..., None] | None = None
+    _tables: tuple[Tensor, Tensor] | None = None
 
     def _update(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
         # As tensors: a compiled function is compiled anew for each other number.
         rate, decay = torch.tensor(lr), torch.tensor(lr * weight_decay)
+        rule = self.rule or update_in_8_bits
         for matrix in matrices:
             state, gradient = self.state[matrix], cast("Tensor", matrix.grad)
             if not state:
@@ -248,13 +232,13 @@ class AdamW8bit(HiddenAndOthers):
             self._tables = tables = self._tables or _tables(matrix.device)
             state["step"] += 1 if self.found_inf is None else 1 - self.found_inf
             for part in _parts([matrix, gradient, *(state[name] for name in _MOMENTS)]):
-                self._rule(
+                rule(
                     *part,
                     tables=tables,
                     step=state["step"],
                     lr=rate,
                     decay=decay,
-                    betas=self._betas,
+                    betas=self.betas,
                     bad=self.found_inf,
                 )
 
@@ -409,8 +393,11 @@ def _with_hidden(trained: dict[str, nn.Parameter], train: Train, mesh: Mesh) -> 
         muon.replicas = mesh.along("dp_replicate")
         muon.momentum = train.beta1
         return muon
-    betas = train.beta1, train.beta2
-    return AdamW8bit(hidden, adamw, **rates, betas=betas, compiled=train.fixed_compile)
+    in_8_bits = AdamW8bit(hidden, adamw, **rates)
+    in_8_bits.betas = train.beta1, train.beta2
+    if train.fixed_compile:
+        in_8_bits.rule = compiled_update()
+    return in_8_bits
 
 
 _FUSED = partial(AdamW, fused=True)

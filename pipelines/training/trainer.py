@@ -105,26 +105,8 @@ class Trainer:
         sigma = None if recipe.reinforcement.is_on else train.spike_sigma
         self.guard = Guard(sigma, self.device, overflows=precision == "fp16")
         self.routing = Routing(model, train, loader.tokens_per_step)
-        others: dict[str, Stateful] = {
-            "loss_scale": self.scale,
-            "guard": self.guard,
-            "schedule": self.schedule,
-            **loader.states,
-        }
-        if model.modules[0].config.experts:
-            others["routing"] = self.routing
         self.objective = self._objective()
-        if isinstance(self.objective, PairLoss) and recipe.preference.kind == "kto":
-            others["pair_loss"] = self.objective
-        self.checkpoints = Checkpoints(
-            CheckpointStore(checkpoints),
-            model,
-            self.optimizer,
-            others=others,
-            keep=train.keep_checkpoints,
-            keep_best=train.keep_best,
-            patience=Patience(train.checkpoint_every, self.events),
-        )
+        self.checkpoints = self._checkpoints(CheckpointStore(checkpoints))
         self.consensus = StepConsensus(self.mesh)
         self._went_back_at = 0.0  # measured like `Position.seconds`
         number = micro_batches(
@@ -151,6 +133,25 @@ class Trainer:
         for part in self.model.modules:
             part.objective = loss
         return loss
+
+    def _checkpoints(self, store: CheckpointStore) -> Checkpoints:
+        """Return the run's checkpoints, with all that a step depends on."""
+        train = self.train
+        others: dict[str, Stateful] = {"loss_scale": self.scale, "guard": self.guard}
+        others |= {"schedule": self.schedule, **self.loader.states}
+        if self.model.modules[0].config.experts:
+            others["routing"] = self.routing
+        if isinstance(self.objective, PairLoss) and self.recipe.preference.kind == "kto":
+            others["pair_loss"] = self.objective
+        return Checkpoints(
+            store,
+            self.model,
+            self.optimizer,
+            others=others,
+            keep=train.keep_checkpoints,
+            keep_best=train.keep_best,
+            patience=Patience(train.checkpoint_every, self.events),
+        )
 
     def fit(self) -> Position:
         """Train to the last step or the time limit, and return the position reached.

@@ -15,8 +15,9 @@ from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.config import DecoderConfig, Yarn
 from pipelines.models.families import flags
+from pipelines.models.initial_model import build_model
 from pipelines.models.model_folder import load_config
-from pipelines.models.peft_format import adapt, fill_adapters, save_adapter
+from pipelines.models.peft_format import fill_adapters, save_adapter
 from pipelines.models.pretrained import load_weights, save_pretrained
 from pipelines.models.quantization import NF4Linear
 from pipelines.models.transformer import Transformer
@@ -166,9 +167,7 @@ def fill(recipe: Recipe, part: Transformer) -> None:
 
 def build(recipe: Recipe) -> Transformer:
     """A model in fp64, without weights."""
-    with torch.device("meta"):
-        model = Transformer(load_config(Path(recipe.model.init_from or "")))
-        adapt(model, recipe)
+    model = build_model(recipe, load_config(Path(recipe.model.init_from or "")))
     for each in model.to(torch.float64).modules():
         if isinstance(each, NF4Linear):
             each.dtype = torch.float64

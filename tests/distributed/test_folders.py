@@ -13,8 +13,8 @@ import torch
 from pipelines.models import pretrained, safetensors_files
 from pipelines.models.config import DecoderConfig, Yarn
 from pipelines.models.families import flags
+from pipelines.models.initial_model import build_model
 from pipelines.models.lora import adapted_layers
-from pipelines.models.peft_format import adapt
 from pipelines.models.pretrained import load_pretrained, load_weights, save_pretrained
 from pipelines.models.transformer import Transformer
 from pipelines.models.weights import whole
@@ -209,9 +209,7 @@ def loaded_below_adapters(read: Path) -> tuple[int, bool]:
     sections = {"parallel": FSDP, "adapter": {"kind": "lora"}, "train": FP32}
     recipe = Recipe.model_validate({"name": "t", **sections})
     mesh = build_mesh(resolve_layout(recipe.parallel, 2), CPU)
-    with torch.device("meta"):
-        model = Transformer(LLAMA)
-        adapt(model, recipe)
+    model = build_model(recipe, LLAMA)
     with counted() as seen:
         parallelize(model, mesh, recipe, partial(load_weights, folder=read))
     plain = load_pretrained(read)

@@ -20,7 +20,8 @@ from pipelines.data.tokens.token_shards import ShardWriter
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.config import DecoderConfig
-from pipelines.models.peft_format import adapt, fill_adapters
+from pipelines.models.initial_model import build_model
+from pipelines.models.peft_format import fill_adapters
 from pipelines.models.presets import preset
 from pipelines.models.pretrained import load_weights, save_pretrained
 from pipelines.models.transformer import Transformer
@@ -96,20 +97,9 @@ def losses(recipe: Recipe, folder: Path) -> list[float]:
     split = make_pairs(folder) if pairs else make_data(folder, masked=masked)
     dataset = TokenDataset(folder, split, LENGTH, documents=twin.data.document_mask)
     mesh = build_mesh(Layout(), torch.device("cpu"))
-    loader = TokenLoader(
-        dataset,
-        seed=twin.seed,
-        global_batch=twin.train.global_batch_size,
-        micro_batch=twin.train.fixed_micro_batch_size,
-        dp_rank=0,
-        dp_world=1,
-        device=mesh.device,
-        steps=STEPS,
-    )
+    loader = TokenLoader.of(dataset, twin, mesh)
     shape = twin_shape(preset(twin.model.preset))
-    with torch.device("meta"):
-        model = Transformer(shape)
-        adapt(model, twin)
+    model = build_model(twin, shape)
     base = Transformer(shape)
     base.init_weights(twin.seed)
     save_pretrained(base, folder / "base")  # adapters are for a model that is there

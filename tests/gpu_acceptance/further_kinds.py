@@ -135,7 +135,6 @@ def _curve(kind: Kind, folder: Path, split: Split, device: str, values: dict[str
     shape = _SHAPE | kind.shape | ({"context_length": 16} if kind.pairs else {})
     config = DecoderConfig(**shape)
     torch.compiler.reset()  # the sizes of another model would make those of this one dynamic
-    torch.manual_seed(0)  # below adapters weights are random
     drawn = build_trainer(folder, split, config, kind.sections | {"train": _TRAIN})
     built = build_trainer(folder, split, config, sections, torch.device(device))
     built.model.load_state_dict(drawn.model.state_dict())

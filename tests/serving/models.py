@@ -7,17 +7,17 @@ from typing import Any, Literal
 
 import torch
 
-from pipelines.core.storage import write_json, write_text
 from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
-from pipelines.data.tokens.tokenizer import Encoder, save_tokenizer, train_bpe
+from pipelines.data.tokens.tokenizer import train_bpe
 from pipelines.models.config import DecoderConfig, RopeScaling
 from pipelines.models.families import flags
 from pipelines.models.lora import adapted_layers, add_adapters, chosen_sizes, init_adapters
 from pipelines.models.peft_format import save_adapter
-from pipelines.models.pretrained import load_pretrained, save_pretrained
+from pipelines.models.pretrained import load_pretrained
 from pipelines.models.transformer import Transformer
 from pipelines.recipe.data_section import Instruction
 from pipelines.recipe.training_section import Adapter
+from tests.unit.export import models
 
 Kind = Literal["plain", "chat", "lora"]
 KINDS: tuple[Kind, ...] = ("plain", "chat", "lora")
@@ -109,13 +109,9 @@ def _random(config: DecoderConfig, made: Registered) -> Transformer:
 
 def _write(model: Transformer, folder: Path, chat: bool) -> None:
     texts = [f"The valve number {n} opens, and water turns a wheel." for n in range(200)]
-    save_tokenizer(train_bpe(texts, 320), folder)
+    models.write_registered(model, folder, train_bpe(texts, 320))
     if chat:
         make_chat_tokenizer(folder, Instruction(kind="messages"))
-    save_pretrained(model, folder, end_of_text=Encoder(folder).end_id)
-    write_text(folder / "README.md", "# a model\n")
-    write_text(folder / "MLmodel", "flavors: {}\n")
-    write_json(folder / "lineage.json", {"recipe": {"model": {"init_from": "a-base"}}})
 
 
 @torch.inference_mode()

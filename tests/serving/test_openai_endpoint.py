@@ -14,7 +14,6 @@ import httpx
 import openai
 import pytest
 
-from pipelines.core.machine import free_port
 from pipelines.evaluation.harness import run_harness
 from pipelines.recipe.recipe import Harness
 from pipelines.serving.endpoint import Endpoint, endpoint_server
@@ -79,14 +78,13 @@ def served(
         start = partial(_start, model, folder / "home", program)
         engine = asyncio.run(ready_engine(start, 1))
         endpoint = Endpoint(FollowingEngine(engine, lambda: 1, start), TOKEN)
-        port = free_port()
-        server = endpoint_server(endpoint.app, "127.0.0.1", port)
+        server = endpoint_server(endpoint.app, "127.0.0.1", 0)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.2)
-        yield Served(program, port, model)
+        yield Served(program, server.servers[0].sockets[0].getsockname()[1], model)
         server.should_exit = True
         thread.join()
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from pipelines.models.config import DecoderConfig
+from pipelines.models.initial_model import build_model, fill_model
 from pipelines.models.transformer import Transformer
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.recipe.recipe import Recipe
 from pipelines.reinforcement.answer_sampler import Sampler
 from pipelines.reinforcement.rollout_loader import InThisProcess, RolloutLoader, Samplers
 from pipelines.run.records import PreprocessRecord, output_folder
-from pipelines.stages.train.initial_model import build_model, fill_model
 from pipelines.training.hooks import Events
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ Every process of the job calls `run`: Ray Train's workers, torchrun's processes,
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.loading.dataloader import Loader, TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.check_batch import CHECK_BATCH, CheckBatch
+from pipelines.models.initial_model import build_model, fill_model, model_shape
 from pipelines.models.peft_format import save_adapter
 from pipelines.models.pretrained import save_pretrained
 from pipelines.parallel.mesh import Mesh, build_mesh
@@ -32,7 +33,6 @@ from pipelines.run.records import DatasetRef, PreprocessRecord, TrainRecord, out
 from pipelines.run.speed import CURVES
 from pipelines.run.usage import holds
 from pipelines.stages.stage_process import RAY_JOB_VARIABLE
-from pipelines.stages.train.initial_model import build_model, fill_model, model_shape
 from pipelines.stages.train.train_diagnostics import DIAGNOSTICS, conclude, describe
 from pipelines.stages.train.train_layout import SettledLayout
 from pipelines.stages.train.train_logbook import TrainLogbook
@@ -85,12 +85,7 @@ def run(
     with process_group(stall, even_alone=alone) as device:
         with one_for_all():
             check_recipe(recipe)
-            dataset = PreprocessRecord.read(workspace).dataset
-            if dataset.pairs != (recipe.preference.kind != "none"):
-                raise UserError(
-                    f"preference.kind = {recipe.preference.kind}, but the dataset holds "
-                    f"{'pairs of answers' if dataset.pairs else 'no pairs of answers'}; change one"
-                )
+            dataset = read_dataset(recipe, workspace)
             shape = model_shape(recipe, dataset.vocab_size)
         settled = SettledLayout(recipe, shape, device, workspace)
         recipe = settled.recipe
@@ -112,39 +107,31 @@ def run(
                 begin_rollouts(loader, parallelized, shape, workspace, events, start_samplers)
                 look = loader.look
             reporter = Reporter(workspace, history, tracked, filter(None, (look, report)))
-            trainer = Trainer(
-                recipe,
-                parallelized,
-                loader,
-                reporter,
-                checkpoints_of(recipe, workspace),
-                workspace / DIAGNOSTICS,
-                events,
-                last_step,
-            )
-            if tracked is not None:
-                tags = {
-                    READER_TAG: loader.source,
-                    LAYOUT_TAG: json.dumps(settled.facts()),
-                }
-                describe(trainer, tags, workspace, tracked)
-            if recipe.preference.needs_reference:
-                name = f"reference-{identity(recipe, dataset)[:12]}.npy"
-                use_reference(trainer, workspace / CHECKPOINTS / name)
-            position = trainer.fit()
-            if tracked is not None:
-                conclude(reporter.points, workspace, tracked)
+            places = checkpoints_of(recipe, workspace), workspace / DIAGNOSTICS
+            trainer = Trainer(recipe, parallelized, loader, reporter, *places, events, last_step)
+            tags = {READER_TAG: loader.source, LAYOUT_TAG: json.dumps(settled.facts())}
+            steps = train(trainer, dataset, workspace, tracked, tags, reporter.points)
             batch = last_loss(trainer)
-        tokens = position.step * loader.tokens_per_step
-        talks, steps = loader.has_mask, position.step
-        alarms = loader.alarms.raised if isinstance(loader, RolloutLoader) else ()
-        record = export(
-            settled, parallelized, batch, talks, workspace, steps, tokens, history, alarms
-        )
+        record = export(settled, parallelized, loader, batch, workspace, steps, history)
     if record is not None:
         tag_run(workspace, record)
         events.ended(record.steps, record.model_hash)
     return record
+
+
+def read_dataset(recipe: Recipe, workspace: Path) -> DatasetRef:
+    """Return what the preprocess stage made.
+
+    Raises:
+        UserError: it is not of the kind that the recipe learns from.
+    """
+    dataset = PreprocessRecord.read(workspace).dataset
+    if dataset.pairs != (recipe.preference.kind != "none"):
+        raise UserError(
+            f"preference.kind = {recipe.preference.kind}, but the dataset holds "
+            f"{'pairs of answers' if dataset.pairs else 'no pairs of answers'}; change one"
+        )
+    return dataset
 
 
 def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) -> History | None:
@@ -184,6 +171,29 @@ def build_loader(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mes
         part=(mesh.rank, mesh.layout.world),
     )
     return TokenLoader.of(tokens, recipe, mesh)
+
+
+def train(
+    trainer: Trainer,
+    dataset: DatasetRef,
+    workspace: Path,
+    tracked: TrackedRun | None,
+    tags: Mapping[str, str],
+    points: Sequence[StepMetrics],
+) -> int:
+    """Train to the end, and return the number of steps; all processes call this.
+
+    The MLflow run gets the tags and the machine before, and what limited the points after.
+    """
+    if tracked is not None:
+        describe(trainer, tags, workspace, tracked)
+    if trainer.recipe.preference.needs_reference:
+        name = f"reference-{identity(trainer.recipe, dataset)[:12]}.npy"
+        use_reference(trainer, workspace / CHECKPOINTS / name)
+    position = trainer.fit()
+    if tracked is not None:
+        conclude(points, workspace, tracked)
+    return position.step
 
 
 @contextmanager
@@ -237,24 +247,22 @@ class Reporter:
 def export(
     settled: SettledLayout,
     model: Parallelized,
+    loader: Loader,
     batch: CheckBatch,
-    talks: bool,
     workspace: Path,
     steps: int,
-    tokens: int,
     history: History | None,
-    alarms: Iterable[str] = (),
 ) -> TrainRecord | None:
     """Write model, tokenizer and curve, and the record last; all processes call this.
 
-    Adapters are merged into the model, and are also written beside it. A model of conversations,
-    `talks`, stops where an answer ends, too.
+    Adapters are merged into the model, and are also written beside it. A model of conversations
+    stops where an answer ends, too.
     """
     output = output_folder(workspace, STAGE)
     tokenizer = output_folder(workspace, PreprocessRecord.stage) / "tokenizer"
     if history is not None:
         shutil.copytree(tokenizer, output / MODEL, dirs_exist_ok=True)  # others write there, too
-    answer = ChatEncoder(tokenizer).end_of_answer if talks else None
+    answer = ChatEncoder(tokenizer).end_of_answer if loader.has_mask else None
     save_pretrained(model.modules, output / MODEL, Encoder(tokenizer).end_id, answer)
     has_adapter = settled.recipe.adapter.kind != "none"
     if has_adapter:
@@ -270,9 +278,9 @@ def export(
         adapter=ADAPTER if has_adapter else None,
         parameters=model.modules[0].config.parameters,
         steps=steps,
-        tokens=tokens,
+        tokens=steps * loader.tokens_per_step,
         layout=settled.facts(),
-        alarms=tuple(alarms),
+        alarms=tuple(loader.alarms.raised) if isinstance(loader, RolloutLoader) else (),
         metrics={key: last[key] for key in ("loss", "learning_rate", "gradient_norm")},
     )
     return record.write(workspace)

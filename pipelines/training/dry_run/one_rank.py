@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pipelines.loading.dataloader import Batch
 from pipelines.loading.sampler import micro_batches
 from pipelines.models.config import DecoderConfig
-from pipelines.models.peft_format import adapt
+from pipelines.models.initial_model import build_model
 from pipelines.models.transformer import Transformer
 from pipelines.parallel.layout import resolve_layout
 from pipelines.parallel.mesh import Mesh, build_mesh
@@ -97,9 +97,7 @@ def _train(
     memory: MemoryCount,
 ) -> None:
     set_precision(recipe.train, mesh.device)
-    with torch.device("meta"):
-        model = Transformer(shape)
-        adapt(model, recipe)
+    model = build_model(recipe, shape)
     with tempfile.TemporaryDirectory() as folder, fake, observer.watching():
         laid = parallelize(model, mesh, recipe, Transformer.after_to_empty)
         del model

@@ -13,11 +13,8 @@ import torch.distributed as dist
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.models.config import DecoderConfig
-from pipelines.models.lora import init_adapters
-from pipelines.models.peft_format import adapt
-from pipelines.models.pretrained import named_places
+from pipelines.models.initial_model import build_model, fill_randomly
 from pipelines.models.transformer import Transformer
-from pipelines.models.weights import fill
 from pipelines.parallel.layout import resolve_layout
 from pipelines.parallel.mesh import build_mesh
 from pipelines.parallel.parallelize import parallelize
@@ -67,10 +64,8 @@ def build_trainer(
     tokens = TokenDataset(folder, split, shape.context_length, documents=documents)
     loader = TokenLoader.of(tokens, recipe, mesh)
     set_precision(recipe.train, mesh.device)
-    with torch.device("meta"):
-        model = Transformer(shape)
-        adapt(model, recipe)
-    parallelized = parallelize(model, mesh, recipe, partial(_fill, recipe))
+    model = build_model(recipe, shape)
+    parallelized = parallelize(model, mesh, recipe, partial(fill_randomly, seed=recipe.seed))
     points: list[StepMetrics] = []
     run = folder / scratch
     if mesh.rank == 0 and not saves:
@@ -79,19 +74,6 @@ def build_trainer(
     if not saves:  # what is timed is training: a large model's save may take longer than the steps
         trainer.checkpoints.save = lambda position: None  # type: ignore[method-assign]
     return Built(trainer, parallelized.modules[0], points)
-
-
-def _fill(recipe: Recipe, model: Transformer) -> None:
-    """Weights from the seed; or random ones below adapters, which elsewhere need a folder."""
-    if recipe.adapter.kind == "none":
-        model.init_weights(recipe.seed)
-        return
-    model.after_to_empty()
-    for place in named_places(model).values():
-        is_matrix = len(place.shape) > 1
-        numbers = torch.randn(place.shape, device=place.device) * 0.02
-        fill(place, numbers if is_matrix else torch.ones_like(numbers))
-    init_adapters(model, recipe.seed)
 
 
 def free(device: torch.device) -> None:

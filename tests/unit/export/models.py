@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 from pipelines.core.storage import write_json, write_text
 from pipelines.data.tokens.fast_encoder import PATTERNS
 from pipelines.data.tokens.tokenizer import (
     TOKENIZER_FILE,
+    Encoder,
     byte_tokenizer,
     save_tokenizer,
     train_bpe,
@@ -41,10 +43,10 @@ def small(name: str = "llama-100k", **changes: int) -> Transformer:
     return loud(model)
 
 
-def write_registered(model: Transformer, folder: Path) -> Path:
-    """A folder as *register* leaves it in the artifact store."""
-    save_pretrained(model, folder, end_of_text=END)
-    save_tokenizer(byte_tokenizer(), folder)
+def write_registered(model: Transformer, folder: Path, tokenizer: Tokenizer | None = None) -> Path:
+    """A folder as *register* leaves it in the artifact store; tokens are bytes by default."""
+    save_tokenizer(tokenizer or byte_tokenizer(), folder)
+    save_pretrained(model, folder, end_of_text=Encoder(folder).end_id)
     write_text(folder / "README.md", "# a model\n")
     write_text(folder / "MLmodel", "flavors: {}\n")
     write_json(folder / "lineage.json", {"recipe": {"model": {"init_from": "a-base"}}})

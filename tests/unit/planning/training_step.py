@@ -103,18 +103,11 @@ def _trained(trainer: Trainer) -> None:
 def _trainer(
     config: DecoderConfig, recipe: Recipe, device: torch.device, folder: Path, layout: Layout
 ) -> Trainer:
-    model = _model(config, recipe, device)
-    sequence, train = recipe.data.sequence_length, recipe.train
-    loader = TokenLoader(
-        TokenDataset(folder, _split(folder, config.vocab_size, recipe), sequence),
-        seed=0,
-        global_batch=train.global_batch_size,
-        micro_batch=train.fixed_micro_batch_size,
-        dp_rank=0,
-        dp_world=layout.dp,
-        device=device,
-    )
-    laid = parallelize(model, build_mesh(layout, device), recipe)
+    model, mesh = _model(config, recipe, device), build_mesh(layout, device)
+    split = _split(folder, config.vocab_size, recipe)
+    tokens = TokenDataset(folder, split, recipe.data.sequence_length)
+    loader = TokenLoader.of(tokens, recipe, mesh)
+    laid = parallelize(model, mesh, recipe)
     trainer = Trainer(recipe, laid, loader, _ignore, folder / "checkpoints", folder / "diagnostics")
     trainer.profiler = StepProfiler((STEPS, STEPS + 1), folder, rank=0, world=1)  # there is one
     return trainer

@@ -22,7 +22,6 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipelines.core.errors import UserError
-from pipelines.core.machine import free_port
 from pipelines.data.tokens.chat_encoder import make_chat_tokenizer
 from pipelines.models.presets import preset
 from pipelines.models.transformer import Transformer
@@ -72,13 +71,13 @@ class Served:
         following = FollowingEngine(first, lambda: self.version, self.start_version)
         shadow = FollowingEngine(second, lambda: 2, self.start_shadow)
         endpoint = Endpoint(following, TOKEN, shadow)
-        self.port = free_port()
-        self.server = endpoint_server(endpoint.app, "127.0.0.1", self.port)
+        self.server = endpoint_server(endpoint.app, "127.0.0.1", 0)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
         while not self.server.started:
             assert self.thread.is_alive()
             time.sleep(0.2)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
 
     async def both(self) -> list[Engine]:
         starts = ((self.start_version, 1), (self.start_shadow, 2))
@@ -368,14 +367,14 @@ def test_an_engine_that_closes_an_idle_connection_loses_no_request() -> None:
 
     async def ask_twice() -> None:
         async with (
-            await asyncio.start_server(answer, "127.0.0.1", port),
+            await asyncio.start_server(answer, "127.0.0.1", 0) as server,
             engine_client() as client,
         ):
+            port = server.sockets[0].getsockname()[1]
             for _ in range(2):
                 assert (await client.get(f"http://127.0.0.1:{port}/health")).ok
                 await asyncio.sleep(2.5)
 
-    port = free_port()
     asyncio.run(ask_twice())
 
 

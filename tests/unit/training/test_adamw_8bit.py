@@ -17,7 +17,12 @@ from pipelines.parallel.parallelize import parallelize
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.training_section import Train
 from pipelines.training.guard import step_unless
-from pipelines.training.optimizer import AdamW8bit, build_optimizer, dynamic_numbers
+from pipelines.training.optimizer import (
+    AdamW8bit,
+    build_optimizer,
+    compiled_update,
+    dynamic_numbers,
+)
 from tests.compiling import needs_a_linker
 from tests.settled import FP32
 from tests.unit.training.conftest import SHAPE
@@ -27,7 +32,10 @@ BETAS = (0.9, 0.95)
 
 
 def made(matrices: list[nn.Parameter], *, compiled: bool = False) -> AdamW8bit:
-    return AdamW8bit(matrices, None, **RATES, betas=BETAS, compiled=compiled)
+    optimizer = AdamW8bit(matrices, None, **RATES)
+    optimizer.betas = BETAS
+    optimizer.rule = compiled_update() if compiled else None
+    return optimizer
 
 
 def gradients(matrix: Tensor) -> list[Tensor]:

@@ -1,16 +1,19 @@
 """The model that training starts from."""
 
+import math
 from pathlib import Path
 
 import torch
 
 from pipelines.core.errors import UserError
 from pipelines.models.config import DecoderConfig
+from pipelines.models.lora import adapted_layers, init_adapters
 from pipelines.models.model_folder import load_config
 from pipelines.models.peft_format import adapt, fill_adapters
 from pipelines.models.presets import preset
-from pipelines.models.pretrained import load_weights
+from pipelines.models.pretrained import load_weights, named_places
 from pipelines.models.transformer import Transformer
+from pipelines.models.weights import Place, fill, named_generator
 from pipelines.recipe.recipe import Recipe
 
 
@@ -30,11 +33,13 @@ def model_shape(recipe: Recipe, vocab_size: int) -> DecoderConfig:
     return shape
 
 
-def build_model(recipe: Recipe, shape: DecoderConfig) -> Transformer:
-    """Return a decoder with its adapters, if any, on the meta device."""
+def build_model(
+    recipe: Recipe, shape: DecoderConfig, whole: DecoderConfig | None = None
+) -> Transformer:
+    """Return a decoder with its adapters, if any, on the meta device; `whole` is as for `adapt`."""
     with torch.device("meta"):
         model = Transformer(shape)
-        adapt(model, recipe)
+        adapt(model, recipe, whole)
     return model
 
 
@@ -45,3 +50,27 @@ def fill_model(recipe: Recipe, model: Transformer) -> None:
     else:
         load_weights(model, Path(recipe.model.init_from))
         fill_adapters(model, recipe)
+
+
+def fill_randomly(model: Transformer, seed: int, *, trained: bool = False) -> None:
+    """Draw all weights from a seed, also those below adapters, which `fill_model` only reads.
+
+    Adapters change something where they count as `trained`; new ones change nothing.
+    """
+    if not (adapted := adapted_layers(model)):
+        model.init_weights(seed)
+        return
+    model.after_to_empty()
+
+    def draw(name: str, place: Place) -> None:
+        generator = named_generator(seed, name, place.device)
+        numbers = torch.randn(place.shape, generator=generator, device=generator.device)
+        is_norm = name.endswith("norm.weight")
+        fill(place, torch.ones_like(numbers) if is_norm else numbers / math.sqrt(place.shape[-1]))
+
+    for name, place in named_places(model).items():
+        draw(name, place)
+    init_adapters(model, seed)
+    if trained:
+        for name, layer in adapted.items():
+            draw(f"{name}.lora_b", layer.lora_b.weight)

@@ -8,6 +8,7 @@ import sys
 import typer
 
 from pipelines.commands import (
+    backup_commands,
     bench,
     data,
     doctor,
@@ -54,6 +55,8 @@ for command in (
     up_and_down.env,
     up_and_down.logs,
     gc.gc,
+    backup_commands.backup,
+    backup_commands.restore,
 ):
     app.command()(command)
 app.command()(doctor.doctor)

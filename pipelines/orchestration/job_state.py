@@ -21,6 +21,10 @@ class OutdatedError(Exception):
     """This process of the task is from before a Clear."""
 
 
+class OvertakenError(Exception):
+    """Another process of the same try has noted another submission; look again."""
+
+
 class Generation(BaseModel):
     """The content of a task's file: its current generation of jobs."""
 
@@ -67,16 +71,19 @@ class JobState:
             newest = max(max_tries, known.max_tries)
             return self._write(known.model_copy(update={"max_tries": newest}))
 
-    def update(self, generation: int, **changes: object) -> Generation:
-        """Change some fields of the file.
+    def update(self, seen: Generation, **changes: object) -> Generation:
+        """Change some fields of the file, of which the caller has seen a content.
 
         Raises:
             OutdatedError: A process of the cleared task has begun another generation.
+            OvertakenError: The submission that counts is not the one that the caller has seen.
         """
         with self._locked():
             known = self.read()
-            if known.generation != generation:
+            if known.generation != seen.generation:
                 raise OutdatedError("the task was cleared, and another process works on it now")
+            if (known.n, known.submissions) != (seen.n, seen.submissions):
+                raise OvertakenError("another process of this try works on the task")
             return self._write(known.model_copy(update=changes))
 
     def close(self, submission_id: str) -> None:

@@ -17,7 +17,7 @@ from httpx._transports import default
 
 from pipelines.core.settings import load_settings
 from pipelines.orchestration import jobs_api, ray_job, ray_job_trigger
-from pipelines.orchestration.job_state import JobState, OutdatedError
+from pipelines.orchestration.job_state import JobState, OutdatedError, OvertakenError
 from pipelines.orchestration.jobs_api import stop_job
 from pipelines.orchestration.ray_job import RayJobOperator
 from pipelines.orchestration.ray_job_trigger import RayJobTrigger
@@ -63,10 +63,20 @@ def nothing(ray, workspace):
 
 def a_job_that_made_progress_and_died(ray, workspace):
     first = go(workspace)
-    line = {"stage": "train", "done": 10, "total": 100, "unit": "steps"}
-    (workspace / "progress.jsonl").write_text(json.dumps(line) + "\n")
+    get_on(workspace, 10)
     ray.end(first, "FAILED", **KILLED)
     return partial(go, workspace, event=ray.jobs[first])
+
+
+def a_job_that_made_progress_and_whose_end_nobody_saw(ray, workspace):
+    a_job_that_made_progress_and_died(ray, workspace)
+    return partial(go, workspace)
+
+
+def get_on(workspace, steps):
+    line = {"stage": "train", "done": steps, "total": 100, "unit": "steps"}
+    with (workspace / "progress.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def a_job_that_succeeded(ray, workspace):
@@ -155,6 +165,8 @@ class Airflow:
     [
         (nothing, 3),
         (nothing, 4),
+        (a_job_that_made_progress_and_died, 3),
+        (a_job_that_made_progress_and_whose_end_nobody_saw, 3),
         (a_job_that_made_progress_and_died, 4),
         (a_job_whose_task_was_cleared, 4),
     ],
@@ -175,9 +187,17 @@ def two_processes(ray, tmp_path, begin, others):
         waits = []
         act = partial(outdated_or, begin(ray, workspace))
         before = len(ray.submitted)
-        met = meets(workspace, act, stop, lambda: waits.append(go(workspace, max_tries=others)))
-        if others == 3:  # none is cleared: no second job even for a moment
+
+        def other():
+            waits.append(go(workspace, max_tries=others))
+            get_on(workspace, 20)  # its job
+
+        met = meets(workspace, act, stop, other)
+        if others == 3:  # none is cleared: no second job even for a moment, and no retry used up
             assert len(ray.submitted) == before + 1
+            if met:
+                ray.end(waits[0], "FAILED", **KILLED)
+                waits = [go(workspace)]
         elif met:
             reconcile_once(load_settings(), Airflow)
         if live(ray):  # else the only job was of a process from before the Clear
@@ -192,11 +212,11 @@ def two_processes(ray, tmp_path, begin, others):
 
 def sent_before_it_is_noted(self, context, state, current, submission_id):
     asyncio.run(self._send(context, submission_id))
-    state.update(current.generation, submissions=(*current.submissions, submission_id))
+    state.update(current, submissions=(*current.submissions, submission_id))
 
 
 def counted_before_it_is_told(self, state, current, job):
-    state.update(current.generation, n=current.n + 1, submitted=False)
+    state.update(current, n=current.n + 1, submitted=False)
     return note_failure(self, state, current, job)
 
 
@@ -229,11 +249,24 @@ def test_two_writes_in_the_other_order_are_caught(
         one_job(ray, tmp_path, *case)
 
 
-def test_a_state_that_does_not_ask_for_its_generation_is_caught(ray, tmp_path, monkeypatch):
-    def update(self, _, **changes):
+@pytest.mark.parametrize(
+    ("begin", "others", "asks"),
+    [
+        (a_job_that_made_progress_and_died, 4, ()),
+        (a_job_that_made_progress_and_whose_end_nobody_saw, 3, ("generation",)),
+        (nothing, 3, ("generation", "n")),
+    ],
+)
+def test_a_state_that_asks_for_less_of_what_was_seen_is_caught(
+    ray, tmp_path, monkeypatch, begin, others, asks
+):
+    def update(self, seen, **changes):
         with self._locked():
-            return self._write(self.read().model_copy(update=changes))
+            known = self.read()
+            if any(getattr(known, each) != getattr(seen, each) for each in asks):
+                raise OvertakenError
+            return self._write(known.model_copy(update=changes))
 
     monkeypatch.setattr(JobState, "update", update)
-    with pytest.raises(AssertionError):
-        two_processes(ray, tmp_path, a_job_that_made_progress_and_died, 4)
+    with pytest.raises((AssertionError, RuntimeError)):
+        two_processes(ray, tmp_path, begin, others)

@@ -22,7 +22,10 @@ class OutdatedError(Exception):
 
 
 class OvertakenError(Exception):
-    """Another process of the same try has noted another submission; look again."""
+    """Another process has noted another submission, or closed the generation; look again."""
+
+
+_LOOKED_AT = ("n", "submissions", "closed")
 
 
 class Generation(BaseModel):
@@ -76,14 +79,14 @@ class JobState:
 
         Raises:
             OutdatedError: A process of the cleared task has begun another generation.
-            OvertakenError: The submission that counts is not the one that the caller has seen.
+            OvertakenError: The job that counts is not the one that the caller has seen.
         """
         with self._locked():
             known = self.read()
             if known.generation != seen.generation:
                 raise OutdatedError("the task was cleared, and another process works on it now")
-            if (known.n, known.submissions) != (seen.n, seen.submissions):
-                raise OvertakenError("another process of this try works on the task")
+            if any(getattr(known, field) != getattr(seen, field) for field in _LOOKED_AT):
+                raise OvertakenError("another process has changed which job counts")
             return self._write(known.model_copy(update=changes))
 
     def close(self, submission_id: str) -> None:

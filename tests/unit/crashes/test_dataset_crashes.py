@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pipelines.core.errors import UnreachableError, UserError
-from pipelines.datasets import versions
+from pipelines.datasets import dataset_publishing, versions
 from pipelines.datasets.dataset_publishing import make
 from pipelines.datasets.dvc_objects import ObjectStore
 from pipelines.datasets.repository import DatasetRepository
@@ -21,6 +21,8 @@ def home(tmp_path, monkeypatch):
     for variable in ("PENSTOCK_DATASETS_URL", "PENSTOCK_DATASETS_REMOTE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    # How long a maker waits that was not the quickest.
+    monkeypatch.setattr(dataset_publishing.random, "uniform", lambda *_: 0.01)
     return tmp_path / "home"
 
 
@@ -43,12 +45,13 @@ def check(home):
     return [each.run["dag_run_id"] for each in found]
 
 
-def no_crash_leaves_half_a_version(home, workspaces, writes_to=""):
+def no_crash_leaves_half_a_version(home, workspaces, writes_to="", first=0):
+    """At each write from the `first` on: of objects and calls of git, or of the latter alone."""
     one, two = workspaces
 
     def at(stop):
         shutil.rmtree(home, ignore_errors=True)
-        died = crashes(home / writes_to, lambda: make(one), stop)
+        died = crashes(home / writes_to, lambda: make(one), first + stop)
         before = check(home)
         assert before == ([] if died else ["a"])
         make((one, two)[stop % 2])  # the next one is the same run, or another one
@@ -59,13 +62,13 @@ def no_crash_leaves_half_a_version(home, workspaces, writes_to=""):
     return every_point(at)
 
 
-def no_meeting_doubles_or_loses(home, workspaces, writes_to="datasets.git"):
+def no_meeting_doubles_or_loses(home, workspaces):
     """At each call of git; objects are never written over, as they are named by their content."""
     one, two = workspaces
 
     def at(stop):
         shutil.rmtree(home, ignore_errors=True)
-        met = meets(home / writes_to, lambda: make(one), stop, lambda: make(two))
+        met = meets(home / "datasets.git", lambda: make(one), stop, lambda: make(two))
         assert sorted(check(home)) == (["a", "b"] if met else ["a"])
         return met
 
@@ -111,20 +114,18 @@ def pushed_over_what_another_made(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mutate", "run", "writes_to"),
+    ("mutate", "run", "writes"),
     [
-        (tagged_before_its_objects_are_there, no_crash_leaves_half_a_version, ""),
-        (tagged_before_main_moves, no_crash_leaves_half_a_version, "datasets.git"),
-        (main_moves_before_the_tag, no_crash_leaves_half_a_version, "datasets.git"),
-        (pushed_over_what_another_made, no_meeting_doubles_or_loses, "datasets.git"),
+        (tagged_before_its_objects_are_there, no_crash_leaves_half_a_version, ()),
+        (tagged_before_main_moves, no_crash_leaves_half_a_version, ("datasets.git", 12)),
+        (main_moves_before_the_tag, no_crash_leaves_half_a_version, ("datasets.git", 12)),
+        (pushed_over_what_another_made, no_meeting_doubles_or_loses, ()),
     ],
 )
-def test_a_version_in_another_order_is_caught(
-    home, workspaces, monkeypatch, mutate, run, writes_to
-):
+def test_a_version_in_another_order_is_caught(home, workspaces, monkeypatch, mutate, run, writes):
     mutate(monkeypatch)
     with pytest.raises((AssertionError, UserError)):
-        run(home, workspaces, writes_to)
+        run(home, workspaces, *writes)
 
 
 @pytest.mark.parametrize(("state", "there"), [("prepared", ["a"]), ("committed", ["a", "b"])])

@@ -113,7 +113,7 @@ def done_before_the_alias_moves(monkeypatch, _):
 
 
 @pytest.mark.parametrize(
-    ("mutate", "first"), [(files_after_the_version, 5), (done_before_the_alias_moves, 14)]
+    ("mutate", "first"), [(files_after_the_version, 10), (done_before_the_alias_moves, 18)]
 )
 def test_a_registration_in_another_order_is_caught(
     home, artifacts, folders, mlflow_run, monkeypatch, tmp_path, mutate, first

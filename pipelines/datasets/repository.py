@@ -10,7 +10,8 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
@@ -35,6 +36,7 @@ _ELSEWHERE = ("GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "G
               "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES")  # fmt: skip
 _NETWORK_TRIES = 3
 _PROBE_S = 10.0
+_DEAD_S = 10.0  # git keeps a lock of a ref for milliseconds
 _URL = "see PENSTOCK_DATASETS_URL, and the rights of this machine's key or token"
 
 
@@ -70,7 +72,7 @@ class DatasetRepository:
         if self._is_local:
             return
         self._make()
-        with one_at_a_time(self._folder / "penstock.lock"):
+        with self._alone():
             self._fetch()
 
     def tags(self, name: str | None = None) -> list[Tag]:
@@ -122,7 +124,9 @@ class DatasetRepository:
         head = f"object {commit}\ntype commit\ntag {label}\n"
         text = f"{head}tagger {_AUTHOR} <{_ADDRESS}> {now} +0000\n\n{label}\n"
         tag = self._git("mktag", given=text.encode()).decode().strip()
-        if not self._push(f"{commit}:{_MAIN}", f"{tag}:refs/tags/{label}"):
+        with self._alone():
+            pushed = self._push(f"{commit}:{_MAIN}", f"{tag}:refs/tags/{label}")
+        if not pushed:
             return None
         return Tag(name, version, commit, datetime.fromtimestamp(now, UTC))
 
@@ -183,6 +187,19 @@ class DatasetRepository:
         raise UnreachableError(
             f"{self.url}: can't be read, see PENSTOCK_DATASETS_URL: {_reason(done)}"
         )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait for others here who change refs; drop the locks of a git that was killed, which
+        would keep everyone out for ever.
+        """
+        with one_at_a_time(self._folder / "penstock.lock"):
+            names = ("HEAD.lock", "packed-refs.lock", "refs/**/*.lock")
+            for lock in (lock for name in names for lock in self._folder.glob(name)):
+                with suppress(FileNotFoundError):  # its git has ended meanwhile
+                    if time.time() - lock.stat().st_mtime > _DEAD_S:
+                        lock.unlink()
+            yield
 
     def _make(self) -> None:
         """An empty bare repository where there is none; whole, though two may make it at once."""

@@ -21,6 +21,13 @@ class OutdatedError(Exception):
     """This process of the task is from before a Clear."""
 
 
+class OvertakenError(Exception):
+    """Another process has noted another submission, or closed the generation; look again."""
+
+
+_LOOKED_AT = ("n", "submissions", "closed")
+
+
 class Generation(BaseModel):
     """The content of a task's file: its current generation of jobs."""
 
@@ -67,16 +74,19 @@ class JobState:
             newest = max(max_tries, known.max_tries)
             return self._write(known.model_copy(update={"max_tries": newest}))
 
-    def update(self, generation: int, **changes: object) -> Generation:
-        """Change some fields of the file.
+    def update(self, seen: Generation, **changes: object) -> Generation:
+        """Change some fields of the file, of which the caller has seen a content.
 
         Raises:
             OutdatedError: A process of the cleared task has begun another generation.
+            OvertakenError: The job that counts is not the one that the caller has seen.
         """
         with self._locked():
             known = self.read()
-            if known.generation != generation:
+            if known.generation != seen.generation:
                 raise OutdatedError("the task was cleared, and another process works on it now")
+            if any(getattr(known, field) != getattr(seen, field) for field in _LOOKED_AT):
+                raise OvertakenError("another process has changed which job counts")
             return self._write(known.model_copy(update=changes))
 
     def close(self, submission_id: str) -> None:

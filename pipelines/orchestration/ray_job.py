@@ -27,7 +27,7 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import write_text
-from pipelines.orchestration.job_state import Generation, JobState, instance_name
+from pipelines.orchestration.job_state import Generation, JobState, OvertakenError, instance_name
 from pipelines.orchestration.jobs_api import (
     ADDRESS_FILE,
     TOKEN_FILE,
@@ -186,7 +186,13 @@ class RayJobOperator(BaseOperator):
             self._show_job(context, str(event.submission_id))
         if event and event.status == UNREACHABLE:
             raise RuntimeError(event.message)
-        job, current = self._walk(context, state, event)
+        try:
+            return self._act(context, state, *self._walk(context, state, event))
+        except OvertakenError:
+            return self._go_on(context, state)
+
+    def _act(self, context: "Context", state: JobState, job: Job, current: Generation) -> Any:
+        """Return what a job that succeeded gives; else defer, and submit one if none is there."""
         if job.status == "SUCCEEDED":
             self._show_job(context, str(job.submission_id))
             return self.returns
@@ -208,7 +214,7 @@ class RayJobOperator(BaseOperator):
                 over = current.former_over or job.status != UNREACHABLE
                 # A process may have died between Ray's answer and its note.
                 submitted = current.submitted or job.live
-                current = state.update(current.generation, former_over=over, submitted=submitted)
+                current = state.update(current, former_over=over, submitted=submitted)
             absent = job.status == LOST and not current.submitted
             succeeded = job.status == "SUCCEEDED" and has_result(self.workspace, self.result)
             if absent or succeeded or job.live or job.status == UNREACHABLE:
@@ -216,7 +222,7 @@ class RayJobOperator(BaseOperator):
             if submission_id in current.submissions:  # else the job belongs to a removed workspace
                 current = self._note_failure(state, current, job)
             else:
-                current = state.update(current.generation, n=current.n + 1, submitted=False)
+                current = state.update(current, n=current.n + 1, submitted=False)
 
     def _note_failure(self, state: JobState, current: Generation, job: Job) -> Generation:
         """Note a job's failure; return if another job should follow, raise if Airflow decides."""
@@ -242,7 +248,7 @@ class RayJobOperator(BaseOperator):
         best = {**current.best, **reached} if further else current.best
         # In one write: a process that died between two would leave progress that counts as none.
         changes = {"n": current.n + 1, "submitted": False}
-        current = state.update(current.generation, best=best, **changes)
+        current = state.update(current, best=best, **changes)
         if not further:
             raise RuntimeError(failure.cause)
         return current
@@ -250,15 +256,16 @@ class RayJobOperator(BaseOperator):
     def _submit(
         self, context: "Context", state: JobState, current: Generation, submission_id: str
     ) -> None:
-        offset = ProgressReader.at_end(Path(self.workspace)).offset
-        names = [name for name in current.submissions if name != submission_id]
-        state.update(current.generation, submissions=(*names, submission_id), offset=offset)
+        if submission_id not in current.submissions:  # else its offset is from before its lines
+            offset = ProgressReader.at_end(Path(self.workspace)).offset
+            submissions = (*current.submissions, submission_id)
+            current = state.update(current, submissions=submissions, offset=offset)
         try:
             asyncio.run(self._send(context, submission_id))
         except httpx.TransportError as error:
             self.log.warning("Ray does not answer (%r); waiting for it", error)
         else:
-            state.update(current.generation, submitted=True)
+            state.update(current, submitted=True)
             self.log.info("submitted Ray job %s", submission_id)
 
     async def _send(self, context: "Context", submission_id: str) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pipelines.orchestration.job_state import JobState
+from pipelines.orchestration.job_state import Generation, JobState
 from pipelines.orchestration.jobs_api import ADDRESS_FILE, jobs_api
 from pipelines.platform.reconciler import reconcile_once
 from tests.processor_time import limit
@@ -55,7 +55,7 @@ def test_a_runs_own_cluster_that_is_gone_keeps_no_other_from_being_looked_at(pla
     workspace, orphan = platform.settings.runs / "with-its-own", "penstock-orphan-1"
     workspace.mkdir(parents=True)
     (workspace / ADDRESS_FILE).write_text("http://127.0.0.1:1")
-    JobState.of(tmp_path, "train", -1).update(0, submissions=(orphan,))
+    JobState.of(tmp_path, "train", -1).update(Generation(), submissions=(orphan,))
     try:
         asyncio.run(submit(orphan, metadata(platform.settings.home, tmp_path)))
         wait_for_end(orphan, time.monotonic())
@@ -68,7 +68,7 @@ def test_an_orphan_is_stopped_and_what_is_not_ours_is_left_alone(platform, tmp_p
     home = platform.settings.home
     workspace = tmp_path / "workspace"
     orphan = "penstock-orphan-0"
-    JobState.of(workspace, "train", -1).update(0, submissions=(orphan,))
+    JobState.of(workspace, "train", -1).update(Generation(), submissions=(orphan,))
     others = {
         "a-users-own": metadata(home, workspace),
         "penstock-a-users-own": {},

@@ -1,8 +1,9 @@
 """Stops real code before each of its durable writes: there it dies, or another one runs meanwhile.
 
 Python's audit events name each file that is opened for writing, moved or removed, each folder that
-is made or removed, in vendors' code too; requests that change something are counted at `httpx`. So
-"before write n", for each n, is every state that a `kill -9` can leave between two writes.
+is made or removed, each request of an HTTP server, and each call of git, in vendors' code too. So
+"before write n", for each n, is every state that a `kill -9` can leave between two writes. Two
+actors also meet before each question to Ray.
 """
 
 import os
@@ -17,7 +18,9 @@ import httpx
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _ON_PATHS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink")
 _NO_STATE = (".lock", "/locks/", "/.dvc/tmp", "/.dvc/.gitignore")  # gone with the process, or DVC's
-_BLOCKED_S = 0.2  # an actor that has not ended by then waits for a lock of the one that is stopped
+_CHANGES = (b"POST ", b"PUT ", b"PATCH ", b"DELETE ")
+_GIT_READS = ("for-each-ref", "cat-file", "rev-parse")
+_BLOCKED_S = 0.1  # an actor that has not ended by then waits for a lock of the one that is stopped
 _MOST = 400
 
 
@@ -57,6 +60,15 @@ _hooked: list[bool] = []
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
     if not _running:
         return
+    if event == "http.client.send":
+        if bytes(arguments[1]).startswith(_CHANGES):  # type: ignore[arg-type]
+            _running[0].write()
+        return
+    if event == "subprocess.Popen":
+        # What git does within one call is its own; `test_dataset_crashes` ends that, too.
+        if arguments[0] == "git" and not set(_GIT_READS) & set(arguments[1]):  # type: ignore[call-overload]
+            _running[0].write()
+        return
     if event == "open":
         path, _, flags = arguments
         changes = isinstance(flags, int) and flags & _WRITES and not isinstance(path, int)
@@ -74,25 +86,41 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
         _running[0].write()
 
 
+def asked() -> None:
+    """A server of the test is asked something: what changes after its answer is a point, too."""
+    if _running:
+        _running[0].write()
+
+
 @contextmanager
 def _counted(run: _Run) -> Iterator[None]:
     if not _hooked:
         sys.addaudithook(_hear)
         _hooked.append(True)
-    send = httpx.AsyncHTTPTransport.handle_async_request
+    transports = httpx.HTTPTransport, httpx.AsyncHTTPTransport
+    send, send_async = httpx.HTTPTransport.handle_request, transports[1].handle_async_request
 
-    async def counted(self: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
+    def counted(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
         if request.method != "GET":
             run.write()
-        return await send(self, request)
+        return send(self, request)
 
-    httpx.AsyncHTTPTransport.handle_async_request = counted  # type: ignore[method-assign]
+    async def counted_async(
+        self: httpx.AsyncHTTPTransport, request: httpx.Request
+    ) -> httpx.Response:
+        if request.method != "GET" or run.meanwhile:  # another actor may change Ray's answer
+            run.write()
+        return await send_async(self, request)
+
+    transports[0].handle_request = counted  # type: ignore[method-assign]
+    transports[1].handle_async_request = counted_async  # type: ignore[method-assign]
     _running.append(run)
     try:
         yield
     finally:
         _running.clear()
-        httpx.AsyncHTTPTransport.handle_async_request = send  # type: ignore[method-assign]
+        transports[0].handle_request = send  # type: ignore[method-assign]
+        transports[1].handle_async_request = send_async  # type: ignore[method-assign]
 
 
 def crashes(root: Path, act: Callable[[], object], stop: int) -> bool:
@@ -107,10 +135,17 @@ def crashes(root: Path, act: Callable[[], object], stop: int) -> bool:
     return run.dead
 
 
-def meets(root: Path, act: Callable[[], object], stop: int, other: Callable[[], object]) -> bool:
+def meets(
+    root: Path,
+    act: Callable[[], object],
+    stop: int,
+    other: Callable[[], object],
+    blocked_s: float = _BLOCKED_S,
+) -> bool:
     """Run an actor, and another one whole before its write `stop`; False: it made fewer.
 
-    An other one that waits for a lock ends after the first one. An error of either is raised.
+    An other one that waits for a lock, as it hasn't ended after `blocked_s`, ends after the first
+    one. An error of either is raised.
     """
     errors: list[BaseException] = []
 
@@ -124,7 +159,7 @@ def meets(root: Path, act: Callable[[], object], stop: int, other: Callable[[], 
 
     def meanwhile() -> None:
         thread.start()
-        thread.join(_BLOCKED_S)
+        thread.join(blocked_s)
 
     run = _Run(root, stop, meanwhile)
     with _counted(run):

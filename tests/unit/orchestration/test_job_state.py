@@ -12,14 +12,14 @@ def state(tmp_path):
 
 def test_a_retry_stays_in_its_generation(state):
     state.begin(max_tries=3)
-    state.update(0, submissions=("penstock-a-0",), n=2)
+    state.update(state.read(), submissions=("penstock-a-0",), n=2)
     again = state.begin(max_tries=3)
     assert (again.generation, again.n, again.former) == (0, 2, None)
 
 
 def test_a_clear_which_raises_max_tries_begins_the_next(state):
     state.begin(max_tries=3)
-    state.update(0, submissions=("penstock-a-0",), best={"steps": 9}, n=2)
+    state.update(state.read(), submissions=("penstock-a-0",), best={"steps": 9}, n=2)
     cleared = state.begin(max_tries=4)
     assert (cleared.generation, cleared.n, cleared.best) == (1, 0, {})
     assert cleared.former == "penstock-a-0"
@@ -33,14 +33,14 @@ def test_a_task_without_a_job_has_nothing_to_leave_behind(state):
 
 def test_a_closed_generation_is_followed_by_the_next(state):
     state.begin(max_tries=3)
-    state.update(0, submissions=("penstock-a-0",))
+    state.update(state.read(), submissions=("penstock-a-0",))
     state.close("penstock-a-0")
     assert state.begin(max_tries=3).generation == 1
 
 
 def test_a_late_close_does_not_hit_the_job_that_follows(state):
     state.begin(max_tries=3)
-    state.update(0, submissions=("penstock-a-0", "penstock-b-0"))
+    state.update(state.read(), submissions=("penstock-a-0", "penstock-b-0"))
     state.close("penstock-a-0")
     assert not state.read().closed
 
@@ -48,11 +48,11 @@ def test_a_late_close_does_not_hit_the_job_that_follows(state):
 def test_a_late_close_does_not_hit_the_generation_that_has_begun(state):
     # Who stopped the job says so after the cleared task began, and before it has submitted its own.
     state.begin(max_tries=3)
-    state.update(0, submissions=("penstock-a-0",))
+    state.update(state.read(), submissions=("penstock-a-0",))
     state.begin(max_tries=4)
-    state.update(1, former_over=True)
+    state.update(state.read(), former_over=True)
     state.close("penstock-a-0")
-    state.update(1, submissions=("penstock-a-0", "penstock-b-0"))
+    state.update(state.read(), submissions=("penstock-a-0", "penstock-b-0"))
     assert state.begin(max_tries=4).generation == 1
 
 

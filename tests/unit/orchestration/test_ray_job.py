@@ -223,7 +223,8 @@ def test_a_job_whose_process_died_before_it_noted_rays_answer_is_known_of_from_t
     ray, process, reach, tmp_path
 ):
     submitted = deferred(process()).submission_id
-    JobState.of(tmp_path, "train", -1).update(0, submitted=False)
+    state = JobState.of(tmp_path, "train", -1)
+    state.update(state.read(), submitted=False)
     trigger = deferred(process(tried=2))
     assert trigger.submission_id == submitted
     reach(10)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
-from pipelines.orchestration.job_state import JobState
+from pipelines.orchestration.job_state import Generation, JobState
 from pipelines.orchestration.jobs_api import Job
 from pipelines.orchestration.ray_job_trigger import LOST, failure_of
 from pipelines.orchestration.task_liveness import service_lost, task_process
@@ -331,7 +331,7 @@ def test_an_error_that_only_the_log_of_the_job_has(workspace, monkeypatch):
     logs = load_settings().home / f"airflow/logs/dag_id=llm_pipeline/run_id={RUN}"
     logs.mkdir(parents=True)
     assert lines()[-1].endswith(f"Last lines: {logs}.")
-    JobState.of(workspace, "train", -1).update(0, submissions=("a",))
+    JobState.of(workspace, "train", -1).update(Generation(), submissions=("a",))
     assert lines()[0].startswith("An error ended the stage: ValueError: it broke (train, 20")
     end_of_job(workspace, **COMMAND, driver_exit_code=1)
     assert lines()[0].startswith("An error ended the stage: ValueError: it broke (train")

@@ -82,17 +82,23 @@ def to_bfloat16(tensor: Tensor) -> Tensor:
 
 
 def by_rows(encode: Callable[[Tensor], tuple[Tensor, ...]], weight: Tensor) -> tuple[Tensor, ...]:
-    """Encode a matrix in blocks of rows, and join the blocks of each result along the rows.
+    """Encode a matrix in blocks of rows; each result has the blocks' one below the other.
 
     Rounding takes many steps. What they leave of a block stays in a core's cache; what they leave
     of a whole matrix takes new pages from the system at each step, and five times the time. So each
-    core works on a block of its own.
+    core works on a block of its own, and puts it where it belongs while it is in the cache.
     """
     rows = max(1, _BLOCK // weight.shape[1])
-    blocks = [weight[first : first + rows] for first in range(0, len(weight), rows)]
-    pool = _pool(torch.get_num_threads())
-    parts = list(pool.map(encode, blocks))
-    return tuple(pool.map(torch.cat, zip(*parts, strict=True)))
+    like = encode(weight[:1])
+    whole = tuple(part.new_empty((len(weight), *part.shape[1:])) for part in like)
+
+    def place(first: int) -> None:
+        block = slice(first, first + rows)
+        for part, encoded in zip(whole, encode(weight[block]), strict=True):
+            part[block] = encoded
+
+    list(_pool(torch.get_num_threads()).map(place, range(0, len(weight), rows)))
+    return whole
 
 
 @cache

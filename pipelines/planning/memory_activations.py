@@ -93,7 +93,8 @@ def logits(config: DecoderConfig, training: Training) -> tuple[float, float]:
     at_once = min(whole, _LOGITS_AT_ONCE) / tp
     cast = 0 if size == FP32 else size
     weight = config.vocab_size * config.width / tp * FP32 if training.trains_all else 0.0
-    forward, backward = at_once * (2 * FP32 + cast), at_once * 3 * FP32
+    # Under tensor parallelism the loss keeps no fp32 logits beside their exponentials.
+    forward, backward = at_once * (2 * FP32 + cast), at_once * (3 if tp == 1 else 2) * FP32
     gradient = at_once * (FP32 + cast)
     if training.compiled and tp == 1:  # under tensor parallelism the loss is not compiled
         gradient = at_once * size
@@ -133,7 +134,7 @@ def _block_compiled(config: DecoderConfig, training: Training) -> float:
     numbers of it, it is kept all the same.
     """
     rounded = training.precision == "fp8" and training.fp8_scaling == "tensorwise"
-    norms = 0 if rounded else 1 if config.shared_norm else 2
+    norms = 0 if rounded else _norms_read(config, training)
     read = training.layout.tp * (norms * config.width + 2 * config.latents)
     written = 0 if config.parallel_residual else training.stream_copies * config.width
     written += 2 * training.stream_copies * config.width * config.branch_norms
@@ -162,13 +163,26 @@ def _block_eager(config: DecoderConfig, training: Training) -> float:
         # partial rotation of heads.
         heads += config.heads
     feed_forward = (6 if config.gate_limit else 4 if config.gated else 2) * config.hidden_per_token
-    if config.experts and not trains_experts(config, training.adapter):
+    if not training.trains_all and "down_proj" not in adapted_matrices(config, training.adapter):
         feed_forward -= config.hidden_per_token  # inputs of frozen products are not kept
     # Under tensor parallelism, the norms' results are gathered for the matrix products.
-    whole = layout.tp * (norms * config.width + 2 * config.latents)
+    read = layout.tp * (_norms_read(config, training) * config.width + 2 * config.latents)
     inner = heads * config.head_width + feed_forward + _adapters(config, training)
     stream = training.stream_copies * streams + _routed(config, training)
-    return stream + config.heads * FP32 + size * (whole + inner)
+    return stream + config.heads * FP32 + size * (read + inner)
+
+
+def _norms_read(config: DecoderConfig, training: Training) -> int:
+    """Return how many norms of a block have a result that is kept: a product that learns reads it.
+
+    A frozen product keeps nothing that it reads, but its adapter does.
+    """
+    if training.trains_all:
+        return 1 if config.shared_norm else 2
+    adapted = adapted_matrices(config, training.adapter)
+    readers = [name for name in adapted if not name.endswith(("o_proj", "down_proj"))]
+    of_attention = {name in config.attention_shapes for name in readers}
+    return min(len(of_attention), 1) if config.shared_norm else len(of_attention)
 
 
 def _routed(config: DecoderConfig, training: Training) -> float:

@@ -102,7 +102,7 @@ def state_of(config: DecoderConfig, training: Training) -> State:
     """Return the state of one process."""
     held = _held(config, training)
     trained = held if training.trains_all else _adapters(config, training)
-    frozen = 0.0 if training.trains_all else _frozen(config, held, training)
+    frozen, frozen_passing = (0.0, 0.0) if training.trains_all else _frozen(config, held, training)
     sharded = training.is_fully_sharded
     paged = training.paged_moments and not training.on_cpu
     size = gathered_bytes(config, training)
@@ -110,7 +110,8 @@ def state_of(config: DecoderConfig, training: Training) -> State:
     moments = _moments(config, trained, training)
     moments *= kept_by_zero(training.sharding, training.layout.shards).optimizer
     here = 0.0 if paged or (sharded and training.cpu_offload) else moments
-    return replace(state, weights=frozen + state.weights, optimizer=here)
+    weights, passing = frozen + state.weights, frozen_passing + state.passing
+    return replace(state, weights=weights, passing=passing, optimizer=here)
 
 
 class Kept(NamedTuple):
@@ -284,8 +285,12 @@ def _in_8_bits(block: int) -> float:
     return 2 * (1 + FP32 / block)
 
 
-def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
-    """Return the bytes of the frozen weights; NF4 stores only the matrices that have adapters."""
+def _frozen(config: DecoderConfig, held: _Held, training: Training) -> tuple[float, float]:
+    """Return the bytes of frozen weights, and those there only while a pass is in the blocks.
+
+    NF4 stores only the matrices that have adapters. Where FSDP2 frees blocks after use, the last
+    one, as observed, is there until the backward pass, and another one while blocks run.
+    """
     saved = 0.0  # bytes per parameter of a block
     if training.adapter.kind == "qlora":
         adapted = adapted_matrices(config, training.adapter).values()
@@ -293,10 +298,13 @@ def _frozen(config: DecoderConfig, held: _Held, training: Training) -> float:
         saved = quantised / config.layer_parameters * (training.compute_bytes - NF4)
     whole = held.whole * training.compute_bytes - held.layers * held.block * saved
     if not training.is_fully_sharded:
-        return whole
-    in_use = held.in_use * training.compute_bytes - min(2, held.layers) * held.block * saved
-    gathered = in_use if training.gives_up_blocks else whole
-    return gathered if training.cpu_offload else whole / training.shards + gathered
+        return whole, 0.0
+    share = 0.0 if training.cpu_offload else whole / training.shards
+    if not training.gives_up_blocks:
+        return share + whole, 0.0
+    block = held.gathered * training.compute_bytes - held.block * saved
+    last, another = (block * (held.layers >= number) for number in (1, 2))
+    return share + held.root * training.compute_bytes + last, another
 
 
 def _adapters(config: DecoderConfig, training: Training) -> _Held:

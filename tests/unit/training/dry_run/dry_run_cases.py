@@ -172,6 +172,11 @@ FURTHER = {
     "lora selective": Tried(adapter=LORA, train=SELECTIVE),
     "qlora": Tried(adapter=QLORA),
     "sharded lora": Tried(8, FULL | {"dp_shard": 8}, adapter=LORA),
+    "lora tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, adapter=LORA),
+    "lora tensor, of queries": Tried(
+        8, FULL | {"tp": 2, "dp_shard": 4}, adapter=LORA | {"targets": ["q_proj"]}
+    ),
+    "lora tensor, recomputed": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, AGAIN, adapter=LORA),
     "lora pipeline": Tried(2, {"pp": 2, "schedule": "interleaved_1f1b"}, AGAIN, adapter=LORA),
     "qlora tensor": Tried(4, {"tp": 4}, adapter=QLORA),
     "experts, one": Tried(shape=EXPERTS),
@@ -179,7 +184,7 @@ FURTHER = {
     "experts, compiled": Tried(8, FULL | {"dp_shard": 8}, COMPILED, graphs=1, shape=EXPERTS),
     # The first block's input needs no gradient, so that its graph is another one.
     "experts, lora compiled": Tried(
-        8, FULL | {"dp_shard": 8}, COMPILED, graphs=2, adapter=LORA, shape=EXPERTS, off=0.1
+        8, FULL | {"dp_shard": 8}, COMPILED, graphs=2, adapter=LORA, shape=EXPERTS
     ),
     "experts, selective": Tried(8, FULL | {"dp_shard": 8}, SELECTIVE, shape=EXPERTS),
     "experts, recomputed": Tried(8, FULL | {"dp_shard": 8}, AGAIN, shape=EXPERTS),
@@ -190,10 +195,8 @@ FURTHER = {
     "experts, 8 bits": Tried(train=IN_8_BITS, shape=EXPERTS),
     "experts, lora": Tried(adapter=LORA, shape=EXPERTS),
     "experts, lora of attention": Tried(adapter=LORA | {"targets": ["q_proj"]}, shape=EXPERTS),
-    # Too much is planned for LoRA under tensor parallelism, without experts, too.
-    "experts, lora tensor": Tried(
-        8, FULL | {"tp": 2, "dp_shard": 4}, adapter=LORA, shape=EXPERTS, off=0.15
-    ),
+    "experts, lora tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, adapter=LORA, shape=EXPERTS),
+    "experts, sharded lora": Tried(8, FULL | {"dp_shard": 8}, adapter=LORA, shape=EXPERTS),
     "experts, lora selective": Tried(adapter=LORA, train=SELECTIVE, shape=EXPERTS),
     # A mask for each kind of layers.
     "sinks, one": Tried(graphs=2, shape=GPT_OSS),

@@ -96,7 +96,7 @@ def test_a_shipped_recipe(name: str) -> None:
     report = dry_run(case)
     check_waits(report)
     check_exchanges(report, case, choice)
-    assert choice.memory.used == pytest.approx(report.fullest.peak_bytes, rel=0.15)
+    assert choice.memory.used == pytest.approx(report.fullest.peak_bytes, rel=BYTES)
 
 
 @pytest.mark.parametrize(

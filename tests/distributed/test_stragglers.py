@@ -49,12 +49,24 @@ def slow_blocks(trainer: Any) -> None:
             block.forward = longer
 
 
+class ShareOfAStep:
+    """Seconds in each call that are worth telling, however long steps take on a busy machine."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def __call__(self, least: float) -> float:
+        now = time.perf_counter()
+        seconds, self._last = max(least, 0.3 * (now - self._last)), now
+        return min(seconds, 1.0)
+
+
 def slow_loader(trainer: Any) -> None:
     """Make the loader late."""
-    micro_batches = trainer.loader.micro_batches
+    micro_batches, share = trainer.loader.micro_batches, ShareOfAStep()
 
     def late(step: int) -> Any:
-        time.sleep(0.03)
+        time.sleep(share(0.03))
         return micro_batches(step)
 
     trainer.loader.micro_batches = late
@@ -62,7 +74,8 @@ def slow_loader(trainer: Any) -> None:
 
 def slow_optimizer(trainer: Any) -> None:
     """Make the update of the weights work longer."""
-    trainer.optimizer.register_step_pre_hook(lambda *_: busy(0.01))
+    share = ShareOfAStep()
+    trainer.optimizer.register_step_pre_hook(lambda *_: busy(share(0.01)))
 
 
 FAULTS = {

@@ -159,7 +159,7 @@ def _check_can_be_made(settings: Settings, to: Path) -> None:
         )
     if not (home / _DATABASES[0]).is_file():
         raise UserError(f"{home}: there is no platform's home to back up; set PENSTOCK_HOME")
-    if to.exists() and any(to.iterdir()):
+    if to.is_file() or (to.is_dir() and any(to.iterdir())):
         raise UserError(f"{to} exists already; a backup needs a new or an empty folder")
     if to.absolute().is_relative_to(home):
         raise UserError(f"{to} is in {home}, which is what is backed up; name another folder")

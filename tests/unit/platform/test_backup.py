@@ -319,8 +319,10 @@ def test_what_can_t_be_backed_up_is_one_line(
 ) -> None:
     with pytest.raises(UserError, match=r"is in .*, which is what is backed up"):
         back_up(settings, settings.home / "copy", SECRET, METER)
-    with pytest.raises(UserError, match="needs a new or an empty folder"):
-        back_up(settings, settings.home, SECRET, METER)
+    (tmp_path / "file").touch()
+    for taken in (settings.home, tmp_path / "file"):
+        with pytest.raises(UserError, match="needs a new or an empty folder"):
+            back_up(settings, taken, SECRET, METER)
     collecting = one_at_a_time(settings.home / "gc.lock")
     with collecting, pytest.raises(UserError, match="`penstock gc` is running; wait until it ends"):
         back_up(settings, tmp_path / "copy", SECRET, METER)

@@ -21,7 +21,7 @@ from pipelines.run.progress import ProgressMeter
 
 Tensors = Mapping[str, Tensor]
 GROUPS = (32, 64, 128, 256)  # the numbers of weights that may share a scale in torchao's kernels
-_PER_TENSOR = 8  # times as long as what a header says of a tensor is what it says of its parts
+_PER_TENSOR = 4  # times as long as what a header says of a tensor is what it says of its parts
 _BLOCK = 1 << 19  # weights rounded at a time; of 1 << 17 to 1 << 24 the fastest, on an AMD EPYC
 
 

@@ -169,6 +169,8 @@ def writers(settings: Settings) -> Iterator[Writers]:
     """At work."""
     writers = Writers(settings.home)
     writers.start()
+    while writers.rounds < 2:  # all has been written once
+        time.sleep(0.001)
     yield writers
     writers.end()
 

@@ -3,8 +3,6 @@
 import json
 import shutil
 import sqlite3
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -121,21 +119,19 @@ def test_no_secret_is_in_the_clear(lost: Lost) -> None:
     assert lost.copy.stat().st_mode & 0o777 == 0o700
 
 
-class Writers(threading.Thread):
+class Writers:
     """Write and delete as a platform does: what is mentioned is there first, and goes last."""
 
     def __init__(self, home: Path) -> None:
-        super().__init__()
         self._home, self._run = home, home / "runs" / "a-run"
-        self._over = threading.Event()
-        self.rounds = 0
+        self._rounds = 0
 
-    def run(self) -> None:
-        while not self._over.is_set():
-            self.rounds += 1
-            self._checkpoint(self.rounds)
-            self._model(self.rounds)
-            self._cached(self.rounds)
+    def write(self) -> None:
+        """Write one of each."""
+        self._rounds += 1
+        self._checkpoint(self._rounds)
+        self._model(self._rounds)
+        self._cached(self._rounds)
 
     def _checkpoint(self, step: int) -> None:
         folder = self._run / "checkpoints" / f"step-{step:06}"
@@ -159,35 +155,20 @@ class Writers(threading.Thread):
         thing.write_text("cached")
         write_json(self._run / "mentions.json", thing.name)
 
-    def end(self) -> None:
-        self._over.set()
-        self.join()
-
-
-@pytest.fixture
-def writers(settings: Settings) -> Iterator[Writers]:
-    """At work."""
-    writers = Writers(settings.home)
-    writers.start()
-    while writers.rounds < 2:  # all has been written once
-        time.sleep(0.001)
-    yield writers
-    writers.end()
-
 
 def test_what_is_mentioned_is_there_though_others_write(
-    settings: Settings, writers: Writers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run's files take their time, so that each of the writers' steps falls between some."""
-    copied = backup._copied
+    """Before each file of a run is copied, others write once."""
+    copied, writers = backup._copied, Writers(settings.home)
+    writers.write()
 
-    def slowly(source: Path, to: Path) -> object:
-        before = writers.rounds
-        while source.is_relative_to(settings.runs) and writers.rounds < before + 1:
-            time.sleep(0.001)
+    def while_others_write(source: Path, to: Path) -> object:
+        if source.is_relative_to(settings.runs):
+            writers.write()
         return copied(source, to)
 
-    monkeypatch.setattr(backup, "_copied", slowly)
+    monkeypatch.setattr(backup, "_copied", while_others_write)
     copy = tmp_path / "copy"
     copy_files(settings.home, copy, METER)
     run = copy / "runs" / "a-run"

@@ -2,16 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pipelines.core.errors import UserError
 from pipelines.core.formatting import size
 from pipelines.core.settings import load_settings
-
-if TYPE_CHECKING:
-    from pipelines.run.progress import ProgressMeter
 
 
 def backup(
@@ -24,9 +21,10 @@ def backup(
     without it, you are asked. Files in S3 and the project's git repository are not in it.
     """
     from pipelines.platform.backup import back_up
+    from pipelines.run.progress import meter_on_stderr
 
     settings = load_settings()
-    copied = back_up(settings, to, _passphrase(new=True), _meter("backup"))
+    copied = back_up(settings, to, _passphrase(new=True), meter_on_stderr("backup"))
     typer.echo(f"{size(copied)} of {settings.home} are in {to}")
 
 
@@ -39,9 +37,10 @@ def restore(
     its hash, and the home is there whole or not at all.
     """
     from pipelines.platform.backup import restore as make_home
+    from pipelines.run.progress import meter_on_stderr
 
     settings = load_settings()
-    copied = make_home(settings, source, _passphrase(new=False), _meter("restore"))
+    copied = make_home(settings, source, _passphrase(new=False), meter_on_stderr("restore"))
     typer.echo(f"{size(copied)} are in {settings.home}; `penstock up` starts the platform")
 
 
@@ -54,9 +53,3 @@ def _passphrase(*, new: bool) -> str:
     if not given:
         raise UserError(f"set {PASSPHRASE} to the passphrase that encrypts passwords and keys")
     return given
-
-
-def _meter(what: str) -> "ProgressMeter":
-    from pipelines.run.progress import ProgressMeter
-
-    return ProgressMeter(what, lambda each: typer.echo(each.line(), err=True), interval=5)

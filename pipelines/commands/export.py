@@ -15,7 +15,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import folder_bytes, write_json
 from pipelines.export.formats import GGUF, PROGRAM, TRITON, Format
-from pipelines.run.progress import ProgressMeter
+from pipelines.run.progress import meter_on_stderr
 
 _MADE_BY = "penstock-export.json"  # beside what a package of a team's own wrote
 
@@ -130,7 +130,7 @@ def _write(request: _Request, form: str) -> dict[str, Any]:
             case Format.HUGGINGFACE:
                 hf_folder.export_whole(request.source, folder)
             case Format.BF16:
-                hf_folder.export_bf16(request.source, folder, _progress(form))
+                hf_folder.export_bf16(request.source, folder, meter_on_stderr(form))
             case Format.PEFT:
                 hf_folder.export_adapter(request.source, folder)
             case Format.INT8 | Format.INT4 | Format.VLLM_INT4:
@@ -168,12 +168,12 @@ def _write_quantized(request: _Request, folder: Path, form: str) -> dict[str, An
     if form == Format.VLLM_INT4:
         from pipelines.export.compressed import export_compressed
 
-        export_compressed(request.source, folder, request.group_size, _progress(form))
+        export_compressed(request.source, folder, request.group_size, meter_on_stderr(form))
     else:
         bits: Literal["int8", "int4"] = "int8" if form == Format.INT8 else "int4"
-        write_variant(request.source, folder, bits, request.group_size, _progress(form))
+        write_variant(request.source, folder, bits, request.group_size, meter_on_stderr(form))
     return {
-        "bits_per_byte": score_export(folder, held_out, _progress(form)),
+        "bits_per_byte": score_export(folder, held_out, meter_on_stderr(form)),
         "registered_bits_per_byte": held_out.bits_per_byte,
     }
 
@@ -199,17 +199,12 @@ def _write_gguf(request: _Request, folder: Path, form: str) -> dict[str, Any]:
         return {"context_length": context}
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         write_rounded(request.source, Path(scratch), GGUF[form])
-        bits = score_export(Path(scratch), held_out, _progress(form))
+        bits = score_export(Path(scratch), held_out, meter_on_stderr(form))
     return {
         "context_length": context,
         "bits_per_byte": bits,
         "registered_bits_per_byte": held_out.bits_per_byte,
     }
-
-
-def _progress(form: str) -> ProgressMeter:
-    """Return a meter that prints a line with the remaining time to stderr every few seconds."""
-    return ProgressMeter(form, lambda each: typer.echo(each.line(), err=True), interval=5)
 
 
 def _write_fitting(
@@ -229,7 +224,7 @@ def _write_fitting(
         variants = measure_variants(
             request.source,
             Path(scratch),
-            lambda variant: score_export(variant, held_out, _progress(variant.name)),
+            lambda variant: score_export(variant, held_out, meter_on_stderr(variant.name)),
             request.group_size,
             lambda why: typer.echo(f"left out: {why}", err=True),
         )

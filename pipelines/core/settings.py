@@ -17,6 +17,7 @@ LOOPBACK = "127.0.0.1,localhost"
 GPU_POOL = "gpu_jobs"  # Airflow's pool for tasks that compute on GPUs; one slot is a whole job
 BROKEN_RECIPES = "broken-recipes"  # in the home of Airflow: a DAG file that fails for each
 SECRETS = "secrets"  # in the home
+COLLECTION_LOCK = "gc.lock"  # in the home: held by what deletes old files, or must see none deleted
 PORTS_FILE = "ports.json"  # in the home while the platform runs: the ports it uses
 
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,23 @@ def one_at_a_time(path: Path, *, wait: bool = True) -> Iterator[None]:
         raise BlockingIOError(f"{path} is locked") from error
     with held:
         yield
+
+
+@contextmanager
+def alone_or_refused(path: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock as `one_at_a_time`; raise a UserError with this line if another holds it."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(one_at_a_time(path, wait=False))
+        except BlockingIOError:
+            raise UserError(refusal) from None
+        yield
+
+
+def check_new_folder(path: Path, what: str) -> None:
+    """Raise UserError if `path` is a link, a file or a folder with files; `what` needs it new."""
+    if path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise UserError(f"{path} exists already; {what} needs a new or an empty folder")
 
 
 def mark_complete(folder: Path, facts: dict[str, Any] | None = None) -> None:

@@ -83,16 +83,22 @@ def export_quantized(
     _, described = flatten_tensor_state_dict(shapes)
 
     def change(name: str, tensor: Tensor) -> Tensors:
-        changed = encoded(tensor, is_weight_of(layers, name))
-        if not is_weight_of(layers, name):
-            return {name: changed}
-        # `flatten_tensor_state_dict` gives the same names, and a copy of each part.
-        layer = name.removesuffix("weight")
-        parts = json.loads(described[name])["_tensor_data_names"]
-        return {f"{layer}_weight_{part}": getattr(changed, part) for part in parts}
+        rounds = is_weight_of(layers, name)
+        changed = encoded(tensor, rounds)
+        return _parts(name, changed, described[name]) if rounds else {name: changed}
 
     how = {"dtype": "bfloat16", "quantization_config": TorchAoConfig(config).to_dict()}
     rewrite(source, folder, change, how, described, meter)
+
+
+def _parts(name: str, tensor: Tensor, described: str) -> Tensors:
+    """Return what a tensor of torchao consists of, as `flatten_tensor_state_dict` names it.
+
+    That copies each part.
+    """
+    layer = name.removesuffix("weight")
+    parts = json.loads(described)["_tensor_data_names"]
+    return {f"{layer}_weight_{part}": getattr(tensor, part) for part in parts}
 
 
 def encode_int4(weight: Tensor, group: int) -> "Int4Tensor":

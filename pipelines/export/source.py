@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.core.errors import UserError
-from pipelines.core.storage import fresh_folder
+from pipelines.core.storage import check_new_folder, fresh_folder
 from pipelines.models.model_folder import CONFIG, is_quantized, read_object, weight_files
 from pipelines.registry.integrity import check_folder
 
@@ -63,7 +63,6 @@ def new_folder(path: Path, made_in: Path | None = None) -> Iterator[Path]:
     Raises:
         UserError: `path` is a file or a folder with files, which is never replaced.
     """
-    if path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise UserError(f"{path} exists already; --to needs a new or an empty folder")
+    check_new_folder(path, "--to")
     with fresh_folder(path.absolute(), made_in) as folder:
         yield folder

@@ -177,12 +177,13 @@ def _norms_read(config: DecoderConfig, training: Training) -> int:
 
     A frozen product keeps nothing that it reads, but its adapter does.
     """
+    norms = 1 if config.shared_norm else 2
     if training.trains_all:
-        return 1 if config.shared_norm else 2
+        return norms
     adapted = adapted_matrices(config, training.adapter)
     readers = [name for name in adapted if not name.endswith(("o_proj", "down_proj"))]
-    of_attention = {name in config.attention_shapes for name in readers}
-    return min(len(of_attention), 1) if config.shared_norm else len(of_attention)
+    halves = {name in config.attention_shapes for name in readers}  # attention, feed-forward layer
+    return min(norms, len(halves))
 
 
 def _routed(config: DecoderConfig, training: Training) -> float:

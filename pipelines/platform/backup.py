@@ -19,8 +19,8 @@ import shutil
 import sqlite3
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -33,9 +33,16 @@ from pipelines.core.checked_json import read_model
 from pipelines.core.errors import UserError
 from pipelines.core.formatting import size
 from pipelines.core.product import VERSION
-from pipelines.core.settings import PORTS_FILE, SECRETS, Settings
-from pipelines.core.storage import MARKER, fresh_folder, one_at_a_time, write_json
+from pipelines.core.settings import COLLECTION_LOCK, PORTS_FILE, SECRETS, Settings
+from pipelines.core.storage import (
+    MARKER,
+    alone_or_refused,
+    check_new_folder,
+    fresh_folder,
+    write_json,
+)
 from pipelines.run.progress import ProgressMeter
+from pipelines.run.records import RUN_FILE
 
 PASSPHRASE = "PENSTOCK_BACKUP_PASSPHRASE"  # noqa: S105 (the name of a variable)
 _MANIFEST, _FILES, _SECRETS = "backup.json", "home", "secrets.age"
@@ -44,10 +51,10 @@ _VERSIONS = "datasets.git"
 # What a platform makes anew, or what belongs to one that runs.
 _REMADE = {
     *("services", "locks", "bench", "serving", "torchinductor", SECRETS, _VERSIONS, PORTS_FILE),
-    *("lock", "gc.lock", "airflow/airflow.cfg", "runs/.trash"),
+    *("lock", COLLECTION_LOCK, "airflow/airflow.cfg", "runs/.trash"),
     *(f"{name}{suffix}" for name in _DATABASES for suffix in ("", "-wal", "-shm", "-journal")),
 }
-_WHOLE = ("record.json", "run.json", MARKER)  # each is the last file of its folder
+_WHOLE = ("record.json", RUN_FILE, MARKER)  # each is the last file of its folder
 _PIECE = 1 << 22  # bytes read at a time
 
 
@@ -93,7 +100,10 @@ def back_up(settings: Settings, to: Path, passphrase: str, meter: ProgressMeter)
     """
     home = settings.home
     _check_can_be_made(settings, to)
-    with _no_collection(home), fresh_folder(to.absolute()) as folder:
+    # What is on the list must not be deleted.
+    refusal = "`penstock gc` is running; wait until it ends"
+    no_collection = alone_or_refused(home / COLLECTION_LOCK, refusal)
+    with no_collection, fresh_folder(to.absolute()) as folder:
         folder.chmod(0o700)  # what runs keep may be secret, too
         made = copy_files(home, folder / _FILES, meter)
         (folder / _SECRETS).write_bytes(_encrypt(settings.secrets, passphrase))
@@ -159,8 +169,7 @@ def _check_can_be_made(settings: Settings, to: Path) -> None:
         )
     if not (home / _DATABASES[0]).is_file():
         raise UserError(f"{home}: there is no platform's home to back up; set PENSTOCK_HOME")
-    if to.is_file() or (to.is_dir() and any(to.iterdir())):
-        raise UserError(f"{to} exists already; a backup needs a new or an empty folder")
+    check_new_folder(to, "a backup")
     if to.absolute().is_relative_to(home):
         raise UserError(f"{to} is in {home}, which is what is backed up; name another folder")
 
@@ -192,17 +201,6 @@ def _checked(settings: Settings, source: Path) -> _Manifest:
 
 def _installed() -> dict[str, str]:
     return {"penstock": VERSION, "airflow": version("apache-airflow-core")}
-
-
-@contextmanager
-def _no_collection(home: Path) -> Iterator[None]:
-    """Keep `penstock gc` from deleting what is on the list."""
-    with ExitStack() as held:
-        try:
-            held.enter_context(one_at_a_time(home / "gc.lock", wait=False))
-        except BlockingIOError:
-            raise UserError("`penstock gc` is running; wait until it ends") from None
-        yield
 
 
 def _snapshot(database: Path, to: Path) -> None:

@@ -12,16 +12,16 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from pipelines.core.errors import UnreachableError, UserError
-from pipelines.core.settings import Settings
-from pipelines.core.storage import folder_bytes, one_at_a_time, read_json
+from pipelines.core.errors import UnreachableError
+from pipelines.core.settings import COLLECTION_LOCK, Settings
+from pipelines.core.storage import alone_or_refused, folder_bytes, one_at_a_time, read_json
 from pipelines.platform.airflow_api import AirflowApi, DagRun
 from pipelines.registry import registry
 from pipelines.run.records import RUN_FILE, TrainRecord, record_path
@@ -138,7 +138,8 @@ def collect(
     Raises:
         UserError: Another `penstock gc` is running.
     """
-    with _alone(settings):
+    refusal = "another `penstock gc` is running; wait until it ends"
+    with alone_or_refused(settings.home / COLLECTION_LOCK, refusal):
         for path in sorted(settings.runs.glob(f"{TRASH}/*")):
             size = folder_bytes(path)
             if delete:
@@ -309,13 +310,3 @@ def _is_in(place: str, folder: Path) -> bool:
 def _no_stage_runs(workspace: Path) -> AbstractContextManager[None]:
     """Hold the lock that a running stage holds; raise BlockingIOError if a stage runs."""
     return one_at_a_time(workspace / STAGE_LOCK, wait=False)
-
-
-@contextmanager
-def _alone(settings: Settings) -> Iterator[None]:
-    with ExitStack() as held:
-        try:
-            held.enter_context(one_at_a_time(settings.home / "gc.lock", wait=False))
-        except BlockingIOError:
-            raise UserError("another `penstock gc` is running; wait until it ends") from None
-        yield

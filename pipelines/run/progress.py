@@ -1,6 +1,7 @@
 """The progress of stages: one JSON line per event, appended by a writer, read by any reader."""
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -89,6 +90,16 @@ class ProgressMeter:
             tokens_per_second=tokens_per_second,
         )
         self._tell(progress)
+
+
+def meter_on_stderr(stage: str) -> ProgressMeter:
+    """Return a meter that prints a line with the remaining time to stderr every few seconds."""
+
+    def tell(progress: Progress) -> None:
+        sys.stderr.write(f"{progress.line()}\n")
+        sys.stderr.flush()
+
+    return ProgressMeter(stage, tell, interval=5)
 
 
 class ProgressWriter(ProgressMeter):

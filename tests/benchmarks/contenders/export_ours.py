@@ -35,9 +35,9 @@ def measure(source: Path, form: Any) -> dict[str, float]:
     from pipelines.export.variants import write_variant
     from pipelines.models.model_folder import weight_files
     from pipelines.models.safetensors_files import weight_bytes
-    from pipelines.run.progress import ProgressMeter
+    from pipelines.run.progress import meter_on_stderr
 
-    meter = ProgressMeter(form, lambda each: print(each.line(), file=sys.stderr), interval=5)
+    meter = meter_on_stderr(form)
     large = source.name == "large"
     with tempfile.TemporaryDirectory() as name:
         first, to = Path(name, "first"), Path(name, "to")

@@ -53,6 +53,7 @@ LEFT_OUT = {
         "onnx": "exports are made with the extra `laptop`",
         "onnxruntime": "exports are made with the extra `laptop`",
         "prometheus_client": "models are served with the extra `laptop`",
+        "pyrage": "a home is backed up with the extra `laptop`",
         "supervisor": "`penstock up` starts its own platform with it",
     },
     "mlflow": {},

@@ -241,6 +241,12 @@ class Register(Section):
         description="Confidence that it does so on documents of this kind, for all candidates that "
         "are compared with one champion together",
     )
+    held_out_parts: int = Field(
+        1,
+        ge=1,
+        description="Parts that the held-out documents are divided into by their hash; candidates "
+        "are compared on one until it has been used 20 times, then on the next, which is fresh",
+    )
     max_slice_regression: float = Field(
         0.02,
         ge=0,

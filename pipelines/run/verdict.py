@@ -288,6 +288,8 @@ class Turn(_Figures):
 
     number: int = Field(1, ge=1)  # of the candidate among those of this champion
     uses: int = Field(1, ge=1)  # comparisons that used these held-out documents, with this one
+    part: int = Field(1, ge=1)  # of the held-out documents, on which this one was made
+    parts: int = Field(1, ge=1)
 
     @property
     def warning(self) -> str:
@@ -302,8 +304,10 @@ class Turn(_Figures):
 
     def __str__(self) -> str:
         times = "once" if self.uses == 1 else f"{self.uses} times"
+        part = f"part {self.part} of {self.parts} of the " if self.parts > 1 else ""
         return (
-            f"candidate {self.number} compared with this champion; held-out documents used {times}"
+            f"candidate {self.number} compared with this champion; {part}held-out documents used "
+            f"{times}"
         )
 
 

@@ -7,6 +7,7 @@ yet. The stage then runs again with the user's answer, and promotes exactly that
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pipelines.models.model_folder import load_config
 from pipelines.recipe.recipe import Recipe
 from pipelines.registry import registry
 from pipelines.registry.audit import LONGEST_TEXT
-from pipelines.registry.comparisons import take_turn
+from pipelines.registry.comparisons import part_of, take_turn
 from pipelines.registry.promotion import ChampionMovedError, challenge, promote, withdraw
 from pipelines.registry.registration import SBOM, bill_of_materials, register
 from pipelines.run.records import (
@@ -200,8 +201,17 @@ def _decide_against_champion(
             f"run `penstock models rollback {champion.name}` or promote another version",
         )
     # Written down before the verdict is used: a crash must not let a champion meet one more.
-    turn = take_turn(champion, candidate.model_hash, scores["doc_id"].to_pylist())
-    return decide(candidate, measured, recipe.registration, turn)
+    parts = recipe.registration.held_out_parts
+    turn = take_turn(champion, candidate.model_hash, scores["doc_id"].to_pylist(), parts)
+    ours, theirs = _on_part(candidate, turn), _on_part(measured, turn)
+    return decide(ours, theirs, recipe.registration, turn)
+
+
+def _on_part(measured: Measured, turn: Turn) -> Measured:
+    """Return measurements on the held-out documents of a turn's part alone."""
+    ids = measured.scores["doc_id"].to_pylist()
+    chosen = pa.array([part_of(each, turn.parts) == turn.part for each in ids], pa.bool_())
+    return replace(measured, scores=measured.scores.filter(chosen))
 
 
 def _tasks(recipe: Recipe, workspace: Path) -> pa.Table | None:

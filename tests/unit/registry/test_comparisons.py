@@ -8,10 +8,10 @@ import pytest
 
 from pipelines.core.errors import UserError
 from pipelines.registry import comparisons, registry
-from pipelines.registry.comparisons import take_turn
+from pipelines.registry.comparisons import part_of, take_turn
 from pipelines.registry.promotion import promote
 from pipelines.registry.registration import register
-from pipelines.run.verdict import Turn
+from pipelines.run.verdict import MOST_USES, Turn
 from pipelines.tracking import rest
 from pipelines.tracking.tracked_run import MODEL_HASH_TAG
 
@@ -63,6 +63,30 @@ def test_a_candidate_on_other_documents_is_another_chance(champion):
     take_turn(champion, "c1", ids(0, 80))
     assert take_turn(champion, "c1", ids(0, 81)) == Turn(number=2, uses=2)
     assert take_turn(champion, "c1", ids(0, 80)) == Turn(number=1, uses=1)
+
+
+def test_a_part_is_used_until_it_is_worn_out_and_then_the_next(champion):
+    documents = ids(0, 160)
+    turns = [take_turn(champion, f"c{number}", documents, parts=2) for number in range(41)]
+    expected = [(part, uses) for part in (1, 2) for uses in range(1, MOST_USES + 1)]
+    assert [(each.part, each.uses) for each in turns] == [*expected, (1, MOST_USES + 1)]
+    assert [each.number for each in turns] == [*range(1, 42)]
+    assert [bool(each.warning) for each in turns] == [False] * 40 + [True]
+    assert take_turn(champion, "c3", documents, parts=2) == turns[3]  # a retry keeps its part
+    assert "part 2 of 2 of the held-out documents used once" in str(turns[MOST_USES])
+
+
+def test_a_part_keeps_its_documents_while_the_data_grow():
+    assert {part_of(each, 3) for each in ids(0, 60)} == {1, 2, 3}
+    parts = [sorted(each for each in ids(0, 80) if part_of(each, 3) == part) for part in (1, 2, 3)]
+    assert sum(map(len, parts)) == 80
+    assert min(map(len, parts)) > 15
+
+
+def test_a_part_without_documents_is_passed_over(champion):
+    (document,) = ids(5, 6)
+    turn = take_turn(champion, "c1", [document], parts=4)
+    assert (turn.part, turn.uses) == (part_of(document, 4), 1)
 
 
 def test_of_many_at_once_each_has_a_turn_of_its_own(champion):

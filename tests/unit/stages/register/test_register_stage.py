@@ -6,6 +6,8 @@ import math
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -36,7 +38,7 @@ from pipelines.recipe.recipe import Harness, Recipe, TaskLimit
 from pipelines.recipe.recipe_files import dump_yaml
 from pipelines.registry import registry
 from pipelines.registry.audit import Trail
-from pipelines.registry.comparisons import take_turn
+from pipelines.registry.comparisons import part_of, take_turn
 from pipelines.registry.promotion import promote, rollback
 from pipelines.run.records import (
     DatasetRef,
@@ -426,6 +428,24 @@ def test_worn_out_documents_are_said_in_the_log_and_on_the_page(
     assert found.verdict.reason.endswith(
         "candidate 21 compared with this champion; held-out documents used 21 times"
     )
+
+
+def test_after_one_part_of_the_documents_is_worn_out_only_the_next_decides(models, trained, recipe):
+    demands = recipe.registration.model_copy(update={"held_out_parts": 2})
+    recipe = recipe.model_copy(update={"registration": demands})
+    register_stage.run(recipe, trained(models[1]))
+    champion = registry.champion(recipe.registration.model_name)
+    workspace = trained(models[0])
+    ids = pq.read_table(workspace / "outputs/evaluate/scores.parquet")["doc_id"].to_pylist()
+    for number in range(20):
+        assert take_turn(champion, f"earlier-{number}", ids, parts=2).part == 1
+    found = register_stage.run(recipe, workspace).verdict
+    fresh = [each for each in ids if part_of(each, 2) == 2]
+    assert 0 < found.comparison.documents == len(fresh) < len(ids)
+    assert (found.comparison.turn.uses, found.warning) == (1, "")
+    scores = pq.read_table(workspace / "outputs/evaluate/scores.parquet")
+    of_part = scores.filter(pc.is_in(scores["doc_id"], pa.array(fresh)))
+    assert found.candidate_bits_per_byte == bits_per_byte(of_part)
 
 
 def test_a_judge_is_reported_beside_the_decision_and_asked_once(

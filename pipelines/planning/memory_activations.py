@@ -130,10 +130,11 @@ def _block_compiled(config: DecoderConfig, training: Training) -> float:
     Inductor repeats element-wise work in the backward pass. It keeps the stream, attention's
     addition to it, both norms' results, attention's operands and result, and the feed-forward
     layer's inner products; also what the two add to the stream, where that is normalised. To round
-    what a product in fp8 reads is element-wise work, too; with a scale for each row, or for 32
-    numbers of it, it is kept all the same.
+    what a product in fp8 reads is element-wise work, too. Under tensor parallelism that is done
+    behind the exchange unless a tensor has one scale, so what is exchanged is kept.
     """
-    rounded = training.precision == "fp8" and training.fp8_scaling == "tensorwise"
+    shared = training.fp8_scaling != "tensorwise" and training.layout.tp > 1
+    rounded = training.precision == "fp8" and not shared
     norms = 0 if rounded else _norms_read(config, training)
     read = training.layout.tp * (norms * config.width + 2 * config.latents)
     written = 0 if config.parallel_residual else training.stream_copies * config.width

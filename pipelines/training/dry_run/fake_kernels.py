@@ -13,6 +13,10 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule, Node
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from pipelines.models import attention
@@ -25,8 +29,7 @@ from pipelines.training import optimizer
 _FLASH = (8, 0)  # the compute capability that FlashAttention needs
 _WIDEST = 256  # features of a head that it takes
 _BLOCK = 128  # positions of a block of a mask
-# It takes a graph apart as Inductor does, and runs each operator by itself: no GPU is needed.
-_BACKEND = "aot_eager_decomp_partition"
+_aten = torch.ops.aten
 
 
 @contextmanager
@@ -57,7 +60,56 @@ def _compile(compile_blocks: Any, part: Transformer, options: Any) -> None:  # n
     """
     if isinstance(part.cross_entropy, CrossEntropy):
         part.cross_entropy = _FusedCrossEntropy()
-    compile_blocks(part, backend=_BACKEND)
+    compile_blocks(part, backend=_as_inductor)
+
+
+def _as_inductor(graph: GraphModule, inputs: list[Tensor]) -> Any:
+    """Take a graph apart as Inductor does, and run its kernels on no GPU."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    run = aot_autograd(
+        fw_compiler=_fused,
+        bw_compiler=_fused,
+        partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
+        decompositions=select_decomp_table(),
+    )
+    return run(graph, inputs)
+
+
+def _fused(graph: GraphModule, _: Any) -> Any:
+    """Let steps number by number, and what they are summed up to, be one kernel as in Inductor.
+
+    It writes out only what others read, and reads until then what it is made of.
+    """
+    inlined: dict[Node, list[Node]] = {}  # and what they read
+    for node in graph.graph.nodes:
+        if not _is_fused(node):
+            continue
+        read = [each for found in node.all_input_nodes for each in inlined.get(found, [found])]
+        if node.users and all(map(_is_fused, node.users)):
+            inlined[node] = read
+        elif not inlined.keys().isdisjoint(node.all_input_nodes):
+            made = node.meta["val"]
+            like = (made.shape, made.stride(), made.dtype, made.device)
+            node.target, node.args, node.kwargs = _one_kernel, (like, *read), {}
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return make_boxed_func(graph.forward)
+
+
+def _is_fused(node: Node) -> bool:
+    """Return whether Inductor puts an operator into one kernel with those before and after it."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    tags = node.target.tags
+    fused = torch.Tag.pointwise in tags or torch.Tag.reduction in tags or node.target.is_view
+    fused |= node.target is torch.ops.aten.full.default
+    return fused and isinstance(node.meta.get("val"), Tensor)
+
+
+def _one_kernel(like: Any, *_: Any) -> Tensor:
+    shape, stride, dtype, device = like
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
 class _FusedCrossEntropy(nn.Module):
@@ -94,7 +146,6 @@ def _attention(by_formula: Any, *, flash: bool) -> Any:
     """Return attention by the kernel that PyTorch chooses on a GPU, the first that can: flash,
     efficient, or else the formula, which writes out all weights of attention.
     """
-    aten = torch.ops.aten
 
     def attend(
         q: Tensor,
@@ -107,9 +158,10 @@ def _attention(by_formula: Any, *, flash: bool) -> Any:
     ) -> Any:
         half = q.dtype in (torch.bfloat16, torch.float16)
         if flash and half and attn_mask is None and q.shape[-1] <= _WIDEST:
-            return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
+            kernel = _aten._scaled_dot_product_flash_attention
+            return kernel(q, k, v, 0.0, is_causal, scale=scale)[0]
         if not enable_gqa:
-            return aten._scaled_dot_product_efficient_attention(
+            return _aten._scaled_dot_product_efficient_attention(
                 q, k, v, attn_mask, True, 0.0, is_causal, scale=scale
             )[0]
         return by_formula(

@@ -59,7 +59,6 @@ class Tried:
         world: GPUs.
         parallel, train, adapter, data: Sections of its recipe.
         graphs: Compiled of blocks.
-        off: By how much of its bytes the planner may be wrong.
         hardware: The GPUs.
         shape: The model.
     """
@@ -70,7 +69,6 @@ class Tried:
     adapter: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     graphs: int = 0
-    off: float = 0.08
     hardware: Hardware = H100
     shape: DecoderConfig = SHAPE
 
@@ -133,11 +131,11 @@ FURTHER = {
     "sharded, 8 bits": Tried(8, FULL | {"dp_shard": 8}, IN_8_BITS),
     "compiled, 8 bits": Tried(8, FULL | {"dp_shard": 8}, IN_8_BITS | COMPILED, graphs=1),
     "lora, 8 bits": Tried(adapter=LORA, train=IN_8_BITS),
-    "fp8": Tried(8, FULL | {"dp_shard": 8}, FP8, graphs=1, off=0.11),
-    "fp8, one": Tried(train=FP8, graphs=1, off=0.11),
-    "fp8, zero 2": Tried(8, {"sharding": "gradients", "dp_shard": 8}, FP8, graphs=1, off=0.11),
-    "fp8, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, FP8, graphs=1, off=0.11),
-    "fp8, pipeline": Tried(8, FULL | {"pp": 2, "dp_shard": 4}, FP8 | AGAIN, graphs=1, off=0.11),
+    "fp8": Tried(8, FULL | {"dp_shard": 8}, FP8, graphs=1),
+    "fp8, one": Tried(train=FP8, graphs=1),
+    "fp8, zero 2": Tried(8, {"sharding": "gradients", "dp_shard": 8}, FP8, graphs=1),
+    "fp8, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, FP8, graphs=1),
+    "fp8, pipeline": Tried(8, FULL | {"pp": 2, "dp_shard": 4}, FP8 | AGAIN, graphs=1),
     "fp8 by rows": Tried(8, FULL | {"dp_shard": 8}, BY_ROWS, graphs=1),
     "fp8 by rows, tensor": Tried(8, FULL | {"tp": 2, "dp_shard": 4}, BY_ROWS, graphs=1),
     "mxfp8": Tried(8, FULL | {"dp_shard": 8}, MX, graphs=1, hardware=B200),

@@ -50,7 +50,7 @@ def check(tried: Tried) -> None:
     check_waits(report)
     check_exchanges(report, case, choice)
     assert {rank.graphs for rank in report.ranks} == {tried.graphs}
-    assert choice.memory.used == pytest.approx(report.fullest.peak_bytes, rel=tried.off)
+    assert choice.memory.used == pytest.approx(report.fullest.peak_bytes, rel=BYTES)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Nodes of the cluster that will be taken away, which Ray calls draining.
 
 Ray's autoscaler drains a node, and so does `ray drain-node`. Work that is there goes on; new work
-is given to other nodes only. Whoever drains a node also ends it, Ray does not.
+is given to other nodes only. Ray ends the node when nothing runs there any more, but nothing that
+still runs at the deadline: that is left to whoever takes the node away.
 """
 
 import logging
@@ -11,6 +12,7 @@ import ray
 from ray._private.state import state
 from ray._private.worker import global_worker
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+from ray.exceptions import RpcError
 
 from pipelines.training import preemption
 from pipelines.training.machine_notice import MachineNotice
@@ -33,9 +35,11 @@ def leave_this_node(notice: MachineNotice) -> None:
     node, end = ray.get_runtime_context().get_node_id(), time.time() + notice.seconds
     if node not in draining():
         reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-        taken, why_not = global_worker.gcs_client.drain_node(
-            node, reason, notice.reason, int(end * 1000)
-        )
+        asked = node, reason, notice.reason, int(end * 1000)
+        try:
+            taken, why_not = global_worker.gcs_client.drain_node(*asked)
+        except RpcError as error:
+            taken, why_not = False, str(error)
         if not taken:
             _log.warning("Ray does not drain this node: %s", why_not)
     preemption.ask(notice.reason)

@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -32,28 +31,13 @@ class Node:
     """A raylet of its own with one CPU, joined to the platform's cluster."""
 
     def __init__(self, platform: Platform) -> None:
-        known, before = set(_raylets(platform)), alive(platform.settings)
-        self._platform = platform
+        known, nodes = set(_raylets(platform)), alive(platform.settings)
         self._start = join(platform.settings, platform.runtime)
         self.raylet = find(
             platform, lambda each: each not in known and _is_raylet(each), "the second raylet"
         )
         # Until the cluster knows of it, a training that begins has no room there.
-        until(lambda: alive(platform.settings) > before, "the second node", FIND_LIMIT_S)
-
-    def drain(self, seconds: int) -> None:
-        """Say that it will be taken away after so many seconds, as a cloud's agent would."""
-        (ours,) = (each for each in nodes(self._platform.settings) if not each["is_head_node"])
-        gcs = f"127.0.0.1:{self._platform.settings.ray_gcs_port}"
-        options = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=a fault"]
-        options += [f"--address={gcs}", f"--node-id={ours['node_id']}"]
-        options += [f"--deadline-remaining-seconds={seconds}"]
-        python = self._platform.runtime / "venv" / "bin" / "python"
-        subprocess.run(
-            [python, "-c", _RAY_ON_THE_LOOPBACK, "drain-node", *options],
-            env=self._platform.environment,
-            check=True,
-        )
+        until(lambda: alive(platform.settings) > nodes, "the second node", FIND_LIMIT_S)
 
     def close(self) -> None:
         """End what is left of it."""
@@ -64,11 +48,6 @@ class Node:
 
 def alive(settings: Settings) -> int:
     """How many nodes Ray has."""
-    return len(nodes(settings))
-
-
-def nodes(settings: Settings) -> list[dict[str, Any]]:
-    """The nodes that Ray has."""
     answer = httpx.get(
         f"{settings.ray_url}/api/v0/nodes",
         params={"limit": 100},
@@ -76,8 +55,8 @@ def nodes(settings: Settings) -> list[dict[str, Any]]:
         timeout=30,
         trust_env=False,
     )
-    found = answer.raise_for_status().json()["data"]["result"]["result"]
-    return [node for node in found if node["state"] == "ALIVE"]
+    nodes = answer.raise_for_status().json()["data"]["result"]["result"]
+    return sum(node["state"] == "ALIVE" for node in nodes)
 
 
 def join(settings: Settings, runtime: Path) -> subprocess.Popen[bytes]:

@@ -1,8 +1,7 @@
-"""Rows 7, 8 and 24: a node of Ray's cluster dies or is drained, or its head and so the cluster."""
+"""Rows 7 and 8: a node of Ray's cluster dies, or its head and so the cluster."""
 
 import pytest
 
-from pipelines.run.logbook import Entry, read_logbook
 from pipelines.run.records import EvaluateRecord
 from tests.faults.nodes import second_node
 from tests.faults.pipeline_run import PipelineRun
@@ -45,28 +44,6 @@ def test_row_08_the_ray_head(scenario, reference):
         kill_tree(service(run.platform, "ray"))
     scenario.ends_well(run, like=reference)
     assert len(scenario.watch.seen(run, "train")) >= 1  # the new cluster knows nothing of the old
-
-
-def test_row_24_a_node_that_is_drained(scenario, reference):
-    """Told two minutes before, training saves, and goes on where there is room."""
-    # No checkpoint by number: the one that the run goes on from is the one of the notice.
-    run = scenario.start(train__checkpoint_every=100_000)
-    with second_node(scenario.platform) as node:
-        run.wait_for_step()
-        node.drain(seconds=120)
-        run.wait(lambda: entries(run, "preemption"), "the save", seconds=60)
-        step = run.step
-    with run.fault("preemption", lambda: run.step > step):
-        pass
-    scenario.ends_well(run, like=reference)
-    (told,), (resumed,) = entries(run, "preemption"), entries(run, "resume")
-    assert (resumed.step, resumed.worker_hours_lost) == (told.step, 0)
-    scenario.holds("no step lost")
-
-
-def entries(run: PipelineRun, kind: str) -> list[Entry]:
-    """Of the logbook."""
-    return [entry for entry in read_logbook(run.workspace) if entry.kind == kind]
 
 
 def same_samples(run: PipelineRun, reference: PipelineRun) -> str:

@@ -70,12 +70,7 @@ def test_fewer_processes_go_on_with_the_same_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("way", ["SIGTERM", "a file"])
-def test_a_notice_to_torchrun_saves_and_the_same_command_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    file = tmp_path / "notice"
-    monkeypatch.setenv("PENSTOCK_NOTICE", str(file))
+def test_sigterm_to_torchrun_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     long = ["train.steps=120", "train.log_every=5", "train.checkpoint_every=1000"]
     whole = train(2, tmp_path / "whole", *long)
     assert whole.returncode == 0, whole.stderr
@@ -85,16 +80,12 @@ def test_a_notice_to_torchrun_saves_and_the_same_command_goes_on(
     while process.poll() is None and not (curve.is_file() and curve.read_text().count("\n") > 3):
         time.sleep(0.02)
     began = time.monotonic()
-    if way == "SIGTERM":
-        process.terminate()
-    else:
-        file.touch()
+    process.terminate()
     _, errors = process.communicate(timeout=60)
     assert time.monotonic() - began < limit(30)
     assert process.returncode != 0
     assert "s; the run goes on after step" in errors
     (saved,) = (told / "checkpoints").glob("step-*/COMPLETE")
-    file.unlink(missing_ok=True)
     rest = train(2, told, *long)
     assert rest.returncode == 0, rest.stderr
     assert TrainRecord.read(told) == TrainRecord.read(tmp_path / "whole")

@@ -41,6 +41,7 @@ from pipelines.stages.train.train_logbook import job
 from pipelines.training.preemption import PreemptedError
 from pipelines.training.recipe_check import check_recipe
 from ray_jobs.connection import connect
+from ray_jobs.draining import draining
 from ray_jobs.memory_shortage import MemoryShortage
 from ray_jobs.train_overseer import (
     FruitlessError,
@@ -57,7 +58,8 @@ RAY_TRAIN = {
     START_TIMEOUT: "300",
     # How often the controller looks at the workers, and so how late it sees their end.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    # A process more for each group of workers, that tells of nodes being drained; nobody asks it.
+    # A process more for each group of workers, that tells of nodes being drained: the overseer asks
+    # Ray itself, and so sooner.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
 # With any number of workers, those of a node whose death is not known yet aren't waited for long.
@@ -78,7 +80,7 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
     Raises:
         UserError: the stage's, on any worker; it is not tried again.
         FruitlessError: the run failed several times in a row without a new checkpoint.
-        PreemptedError: the job was asked to end, and the run has saved.
+        PreemptedError: the job was asked to end or its own node is drained; the run has saved.
     """
     check_recipe(recipe)
     elastic = recipe.resources.is_elastic
@@ -165,15 +167,21 @@ def _work(config: dict[str, Any]) -> str | None:
     os.environ.update(config["environment"])
 
     from pipelines.core.log import set_up_logging
+    from pipelines.core.settings import load_settings
     from pipelines.parallel.process_group import one_for_all, process_group
     from pipelines.recipe.recipe import Recipe
     from pipelines.stages.train import train_stage
+    from pipelines.training.machine_notice import watching
+    from ray_jobs.draining import leave_this_node
     from ray_jobs.samplers import SamplersOnRay
 
     set_up_logging()
     recipe, workspace = Recipe.model_validate(config["recipe"]), Path(config["workspace"])
     try:
-        with process_group(recipe.train.stall_seconds):
+        with (
+            process_group(recipe.train.stall_seconds),
+            watching(load_settings().notice, leave_this_node),
+        ):
             with one_for_all():
                 if line := user_error(workspace, STAGE):
                     raise UserError(line)
@@ -245,20 +253,25 @@ SETTLE_S = 5.0  # until workers that have just ended have given back what they h
 
 
 class FreeScalingPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray has no types
-    """Counts what is free, and what the workers hold: Ray ends them only as others take over."""
+    """Counts what is free, and what the workers hold: Ray ends them only as others take over.
+
+    Nodes that are drained take no new worker.
+    """
 
     def __init__(self, scaling_config: Any) -> None:
         super().__init__(scaling_config)
         self._short_since: float | None = None
 
     def _count_possible_workers(self, reserved_resources: Any) -> int:
-        held = _held()
+        held, leaving = _held(), draining()
+        reserved = {node: has for node, has in reserved_resources.items() if node not in leaving}
         needed = self.scaling_config._resources_per_worker_not_none
         free = {
             node: {name: float(available.get(name, 0.0)) + held[node, name] for name in needed}
             for node, available in available_resources_per_node().items()
+            if node not in leaving
         }
-        possible: int = super()._count_possible_workers(reserved_resources)
+        possible: int = super()._count_possible_workers(reserved)
         now_possible: int = super()._count_possible_workers(free)
         now = time.monotonic()
         short_since = self._short_since or now

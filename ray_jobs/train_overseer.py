@@ -1,8 +1,9 @@
 """What Ray Train's controller does for a run beside polling its workers.
 
-It lets workers take SIGTERM as a preemption's notice, notes each failure in the logbook, gives up
-on a run that fails again and again without getting on, lets workers save before their number
-changes, and tells the driver where a machine's memory ran out.
+It lets workers take SIGTERM as a preemption's notice, tells them when a node of theirs is drained,
+notes each failure in the logbook, gives up on a run that fails again and again without getting on,
+lets workers save before their number changes, and tells the driver where a machine's memory ran
+out.
 """
 
 import logging
@@ -38,6 +39,7 @@ from pipelines.training import preemption
 from pipelines.training.checkpoint.store import CheckpointStore, checkpoints_of
 from pipelines.training.preemption import PreemptedError
 from ray_jobs import notice
+from ray_jobs.draining import draining
 
 STAGE = "train"
 FRUITLESS = 3  # failures in a row without a new checkpoint
@@ -113,8 +115,8 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
         self._workers: list[Worker] = []
         self._trains = False
         self._nodes: dict[str, tuple[str, int]] = {}  # of the workers: address by id
-        # Processes that the kernel ended, by node; the controller is on the node of the driver.
-        self._kills = {ray.get_runtime_context().get_node_id(): oom_kills()}
+        self._own_node: str = ray.get_runtime_context().get_node_id()  # the driver's is the same
+        self._kills = {self._own_node: oom_kills()}  # processes that the kernel ended, by node
 
     def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
         """SIGTERM is from now on a notice to each worker."""
@@ -135,17 +137,22 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
         Raises:
             FruitlessError: the run fails without getting on.
             HostOutOfMemoryError: the memory of a machine ran out.
-            PreemptedError: the job was asked to end, and the workers have saved.
+            PreemptedError: the job was asked to end or its own node is drained, and the workers
+                have saved.
         """
         errors: Mapping[int, Exception] = worker_group_status.errors
-        ends = notice.asked(self._workspace)
+        ends, leaving = notice.asked(self._workspace), self._leaving()
         if not errors:
-            if ends:  # told each time, as a run that does not train yet ignores it
-                self._workers[0].execute_async(preemption.ask, "the job's time ends")
+            # Told each time, as a run that does not train yet ignores it.
+            if reason := "the job's time ends" if ends else "; ".join(leaving.values()):
+                self._workers[0].execute_async(preemption.ask, reason)
             return
-        if ends and (saved := _preempted(errors)):
+        saved = _preempted(errors)
+        if saved and (ends or self._own_node in leaving):
             raise saved
         self._trains = False
+        if saved and leaving:
+            return  # no failure: the next workers are on other nodes
         self._failures += 1
         if any(map(_is_out_of_device_memory, errors.values())):
             return  # noted already, and the next layout is no more of the same
@@ -186,6 +193,18 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
             ray.get(asked, timeout=RESIZE_GRACE_S)
         except (RayActorError, GetTimeoutError) as error:
             _log.warning("no checkpoint before the number of workers changes: %s", error)
+
+    def _leaving(self) -> dict[str, str]:
+        """Return which nodes of the job are drained, each with a line about it."""
+        lines = {}
+        for node, seconds in draining().items():
+            ranks = [r for r, w in enumerate(self._workers) if w.metadata.node_id == node]
+            if ranks or node == self._own_node:
+                host = self._nodes[node][0] if ranks else socket.gethostname()
+                who = f"rank {', '.join(map(str, ranks))}" if ranks else "the driver"
+                left = "" if seconds is None else f", and has {seconds:.0f} s left"
+                lines[node] = f"node {host} of {who} is drained{left}"
+        return lines
 
     def _fault(self, errors: Mapping[int, Exception]) -> tuple[Kind, str]:
         """Return what happened; a dead process shows first as broken connections of the others.

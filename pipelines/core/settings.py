@@ -41,6 +41,7 @@ class Settings:
     ship_code: bool  # PENSTOCK_SHIP_CODE=1: Ray's nodes import from their disks, not the workspace
     nodes_command: str  # PENSTOCK_NODES: starts and stops nodes for one run; empty: none
     metrics: bool  # PENSTOCK_METRICS=1 on Ray's nodes: training exports its curves to Prometheus
+    notice: str  # PENSTOCK_NOTICE on a machine that may be taken away: who says that it will be
 
     @property
     def runs(self) -> Path:
@@ -105,6 +106,7 @@ def load_settings() -> Settings:
         ship_code=_flag("PENSTOCK_SHIP_CODE"),
         nodes_command=os.environ.get("PENSTOCK_NODES", ""),
         metrics=_flag("PENSTOCK_METRICS"),
+        notice=env.get("PENSTOCK_NOTICE", ""),
     )
 
 

@@ -66,10 +66,15 @@ def _parse(arguments: Sequence[str]) -> tuple[Job, int | None]:
 
 
 def _train(job: Job, last_step: int | None) -> None:
+    from pipelines.core.settings import load_settings
     from pipelines.parallel.process_group import process_group
     from pipelines.stages.train import train_stage
+    from pipelines.training.machine_notice import watching
 
     with process_group(), ExitStack() as held:
+        held.enter_context(
+            watching(load_settings().notice, lambda notice: preemption.ask(notice.reason))
+        )
 
         def prepare() -> str:
             workspace = held.enter_context(open_workspace(job))

@@ -1,0 +1,45 @@
+"""Nodes of the cluster that will be taken away, which Ray calls draining.
+
+Ray's autoscaler drains a node, and so does `ray drain-node`. Work that is there goes on; new work
+is given to other nodes only. Ray ends the node when nothing runs there any more, but nothing that
+still runs at the deadline: that is left to whoever takes the node away.
+"""
+
+import logging
+import time
+
+import ray
+from ray._private.state import state
+from ray._private.worker import global_worker
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+from ray.exceptions import RpcError
+
+from pipelines.training import preemption
+from pipelines.training.machine_notice import MachineNotice
+
+_log = logging.getLogger(__name__)
+
+
+def draining() -> dict[str, float | None]:
+    """Return the ids of draining nodes, and how many seconds each has left, if that is known."""
+    now = time.time()
+    ends: dict[str, int] = state.get_draining_nodes()  # in ms of the clock; 0: not said
+    return {node: max(0.0, end / 1000 - now) if end else None for node, end in ends.items()}
+
+
+def leave_this_node(notice: MachineNotice) -> None:
+    """Drain this worker's node, and ask the run to save and end, so that it goes on elsewhere.
+
+    A node that is not drained may get the next workers, too; the save must not wait for that.
+    """
+    node, end = ray.get_runtime_context().get_node_id(), time.time() + notice.seconds
+    if node not in draining():
+        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        asked = node, reason, notice.reason, int(end * 1000)
+        try:
+            taken, why_not = global_worker.gcs_client.drain_node(*asked)
+        except RpcError as error:
+            taken, why_not = False, str(error)
+        if not taken:
+            _log.warning("Ray does not drain this node: %s", why_not)
+    preemption.ask(notice.reason)

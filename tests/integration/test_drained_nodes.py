@@ -1,0 +1,182 @@
+"""A node that is to go is drained: training saves, goes on elsewhere, and has lost no step."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pipelines.core.settings import PROJECT
+from pipelines.run.logbook import Entry, read_logbook
+from pipelines.run.records import TrainRecord
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.skipif(" " in sys.executable, reason="Ray's own test cluster takes no such path"),
+    pytest.mark.timeout(2400),
+]
+
+# A cluster of its own, in a process of its own; each node has a CPU, and the driver is on the
+# first. A thread does what the test has put in the place of BEFALLS.
+JOB = """
+import contextlib, os, subprocess, sys, threading, time, traceback
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pipelines.run.logbook import read_logbook
+from pipelines.stages.preprocess import preprocessing
+from pipelines.stages.standalone import open_workspace, parse_job
+from pipelines.training.preemption import PreemptedError
+from ray_jobs import train_on_ray, train_overseer
+from tests.metadata_service import metadata_service
+
+class NoFailure(train_overseer.Progress):
+    def failed(self, cause):
+        raise train_overseer.FruitlessError(cause)
+
+train_overseer.Progress = NoFailure
+
+def get_on(resumes):
+    def points():
+        return len(history.read_text().splitlines() if history.is_file() else [])
+
+    while [entry.kind for entry in read_logbook(workspace)].count("resume") < resumes:
+        time.sleep(0.1)
+    before = points()
+    while points() < before + 6:
+        time.sleep(0.1)
+
+def drain(node):
+    ray_command = Path(sys.executable).parent / "ray"
+    options = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"]
+    options += ["--address", cluster.address, "--node-id", node.node_id]
+    options += ["--deadline-remaining-seconds", "120"]
+    subprocess.run([ray_command, "drain-node", *options], check=True)
+
+@ray.remote(num_cpus=1)
+class Holder:
+    def ready(self):
+        pass
+
+def hold(node):
+    place = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    holder = Holder.options(scheduling_strategy=place).remote()
+    ray.get(holder.ready.remote())
+    return holder
+
+def befall():
+    try:
+        BEFALLS
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+job = parse_job("test", sys.argv[1:])
+with contextlib.ExitStack() as held:
+    workspace = held.enter_context(open_workspace(job))
+    history = workspace / "checkpoints" / "history.jsonl"
+    preprocessing.run(job.recipe, workspace)
+    service = held.enter_context(metadata_service())
+    # Its own hooks at exit are signal handlers, which a thread can't set as it adds a node.
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1}, shutdown_at_exit=False)
+    held.callback(cluster.shutdown)
+    held.callback(ray.shutdown)
+    cluster.connect()
+    told = {"PENSTOCK_NOTICE": "aws", "AWS_EC2_METADATA_SERVICE_ENDPOINT": service.url}
+    nodes = [cluster.add_node(num_cpus=1, env_vars=told) for told in (told, {}, {})[:MORE_NODES]]
+    holders = [hold(node) for node in nodes[1:]]  # while others have it, training has no room there
+    threading.Thread(target=befall, daemon=True).start()
+    try:
+        train_on_ray.train_on_ray(job.recipe, workspace)
+    except PreemptedError as ended:
+        print(f"ended: {ended}")
+"""
+RECIPE = [
+    "data.source.max_documents=12",
+    "train.steps=600",
+    "train.log_every=5",
+    "train.checkpoint_every=100000",  # what a run goes on from is what it saved as it was told
+]
+
+
+def run(workspace: Path, workers: str, *befalls: str, more_nodes: int = 0) -> str:
+    """Train, while that befalls the cluster; what is printed."""
+    job = JOB.replace("BEFALLS", "\n        ".join(befalls or ("pass",)))
+    program = ["-c", job.replace("MORE_NODES", str(more_nodes))]
+    sets = [
+        each for value in [*RECIPE, f"resources.workers={workers}"] for each in ("--set", value)
+    ]
+    done = subprocess.run(
+        [sys.executable, *program, "--recipe", "debug", "--workspace", str(workspace), *sets],
+        cwd=PROJECT,
+        env=os.environ
+        | {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(PROJECT),
+            # On a busy machine a node takes longer to start.
+            "RAY_raylet_start_wait_time_s": "300",
+            "RAY_agent_register_timeout_ms": "300000",
+            "PENSTOCK_HOME": str(workspace.parent / "home"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    return done.stdout
+
+
+def nothing_lost(workspace: Path, causes: list[str]) -> None:
+    """Each notice was told once, and training went on from the very step."""
+    entries = read_logbook(workspace)
+    counts = {"start": 1, "preemption": len(causes), "resume": len(causes), "end": 1}
+    assert Counter(entry.kind for entry in entries) == counts
+    told, resumed = of_kind(entries, "preemption"), of_kind(entries, "resume")
+    for entry, after, cause in zip(told, resumed, causes, strict=True):
+        assert cause in entry.cause
+        assert after.step == entry.step
+        assert after.worker_hours_lost == 0
+
+
+def of_kind(entries: list[Entry], kind: str) -> list[Entry]:
+    return [entry for entry in entries if entry.kind == kind]
+
+
+def test_a_clouds_notice_and_a_drain_cost_no_step_and_no_bit(tmp_path: Path) -> None:
+    run(tmp_path / "unhurt", "2", more_nodes=1)
+    run(
+        tmp_path / "hurt",
+        "2",
+        "get_on(0)",
+        "ray.kill(holders[0])",
+        "end = datetime.now(UTC) + timedelta(seconds=120)",
+        "service.action = {'action': 'terminate', 'time': f'{end:%Y-%m-%dT%H:%M:%SZ}'}",
+        "get_on(1)",
+        "cluster.remove_node(nodes[0], allow_graceful=False)",  # which is no fault any more
+        "ray.kill(holders[1])",
+        "drain(nodes[1])",
+        "get_on(2)",
+        "cluster.remove_node(nodes[1], allow_graceful=False)",
+        more_nodes=3,
+    )
+    causes = ["AWS will terminate this machine", "is drained, and has 1"]
+    nothing_lost(tmp_path / "hurt", causes)
+    hurt, unhurt = TrainRecord.read(tmp_path / "hurt"), TrainRecord.read(tmp_path / "unhurt")
+    assert hurt.model_hash == unhurt.model_hash
+    assert hurt.metrics == unhurt.metrics
+
+
+def test_the_drivers_own_node(tmp_path: Path) -> None:
+    run(tmp_path / "unhurt", "1")
+    said = run(tmp_path / "hurt", "1", "get_on(0)", "drain(cluster.head_node)")
+    assert "of rank 0 is drained, and has 1" in said.partition("ended: step ")[2]
+    run(tmp_path / "hurt", "1")  # a job that is started anew, on another cluster
+    nothing_lost(tmp_path / "hurt", ["of rank 0 is drained"])
+    hurt, unhurt = TrainRecord.read(tmp_path / "hurt"), TrainRecord.read(tmp_path / "unhurt")
+    assert hurt.model_hash == unhurt.model_hash

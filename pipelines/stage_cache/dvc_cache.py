@@ -281,7 +281,9 @@ def forget(cache: Path, workspaces: Iterable[Path], older_than: float) -> int:
 
 
 def _held_by(workspace: Path) -> Iterator[str]:
-    """Yield the hashes of what the workspace's stages read and wrote."""
+    """Yield the hashes of what the workspace's stages read and wrote, or are going to restore."""
+    for told in kept(workspace).values():
+        yield from _hashes(told["entry"]["outs"])
     lock = workspace / "dvc.lock"
     if lock.is_file():
         for stage in _yaml(lock)["stages"].values():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pipelines.core.cron import checked_cron
 from pipelines.core.errors import UserError
 from pipelines.core.product import find_project
 from pipelines.core.storage import read_object
@@ -40,6 +41,7 @@ class Settings:
     database_url: str  # PENSTOCK_DATABASE_URL: a Postgres server; if empty, SQLite in the home
     ship_code: bool  # PENSTOCK_SHIP_CODE=1: Ray's nodes import from their disks, not the workspace
     nodes_command: str  # PENSTOCK_NODES: starts and stops nodes for one run; empty: none
+    gc_cron: str  # PENSTOCK_GC_CRON: when old files are deleted, in UTC; by default at 03:30
     metrics: bool  # PENSTOCK_METRICS=1 on Ray's nodes: training exports its curves to Prometheus
     notice: str  # PENSTOCK_NOTICE on a machine that may be taken away: who says that it will be
 
@@ -105,6 +107,7 @@ def load_settings() -> Settings:
         database_url=_database("PENSTOCK_DATABASE_URL"),
         ship_code=_flag("PENSTOCK_SHIP_CODE"),
         nodes_command=os.environ.get("PENSTOCK_NODES", ""),
+        gc_cron=_cron("PENSTOCK_GC_CRON", "30 3 * * *"),
         metrics=_flag("PENSTOCK_METRICS"),
         notice=env.get("PENSTOCK_NOTICE", ""),
     )
@@ -176,6 +179,14 @@ def _flag(variable: str) -> bool:
     if text not in ("0", "1"):
         raise UserError(f"{variable}={text!r}: it must be 0 or 1")
     return text == "1"
+
+
+def _cron(variable: str, default: str) -> str:
+    text = os.environ.get(variable) or default
+    try:
+        return text if text == default else checked_cron(text)
+    except ValueError as error:
+        raise UserError(f"{variable}={text!r}: {error}") from None
 
 
 def _port(variable: str, default: int, running: dict[str, int]) -> int:

@@ -17,14 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from pipelines.core.errors import UnreachableError
 from pipelines.core.settings import COLLECTION_LOCK, Settings
-from pipelines.core.storage import alone_or_refused, folder_bytes, one_at_a_time, read_json
+from pipelines.core.storage import (
+    alone_or_refused,
+    folder_bytes,
+    one_at_a_time,
+    read_json,
+    read_text,
+)
 from pipelines.platform.airflow_api import AirflowApi, DagRun
+from pipelines.recipe.recipe_files import parse_yaml
 from pipelines.registry import registry
 from pipelines.run.records import RUN_FILE, TrainRecord, record_path
+from pipelines.run.workspace import workspace_path
 from pipelines.serving.serving_engine import SERVING, leftovers
 from pipelines.stage_cache import dvc_cache
 from pipelines.stage_cache.open_workspace import STAGE_CACHE
@@ -136,17 +142,19 @@ def collect(
         delete: Whether to delete; otherwise no file is changed.
 
     Raises:
-        UserError: Another `penstock gc` is running.
+        UserError: Another `penstock gc` or a backup is at work.
     """
-    refusal = "another `penstock gc` is running; wait until it ends"
+    refusal = "another `penstock gc` or a `penstock backup` is at work; wait until it ends"
     with alone_or_refused(settings.home / COLLECTION_LOCK, refusal):
         for path in sorted(settings.runs.glob(f"{TRASH}/*")):
             size = folder_bytes(path)
             if delete:
                 _delete(path)
             yield Garbage("trash", path.name, size, "an earlier call was cut off")
-        runs = list(_runs(settings, _states(airflow.runs())))
-        kept = {settings.runs / run.name for run in runs}
+        states = _states(airflow.runs())
+        yield from _not_begun(settings, states, rules, delete=delete)
+        runs = list(_runs(settings, states))
+        gone: set[Path] = set()
         for each in decide(runs, rules, aliased, time.time()):
             path = settings.runs / each.run.name
             try:
@@ -157,10 +165,10 @@ def collect(
                 _log.warning("%s is kept: %s", path, error)
                 continue
             if each.what == "workspace":
-                kept.remove(path)
+                gone.add(path)
             if size:
                 yield Garbage(each.what, path.name, size, each.why)
-        yield from _stage_cache(settings, rules, kept, delete=delete)
+        yield from _stage_cache(settings, rules, gone, delete=delete)
         yield from _serving(settings, delete=delete)
 
 
@@ -173,8 +181,8 @@ def aliased_models() -> set[str]:
 
 
 def _runs(settings: Settings, states: dict[str, State]) -> Iterator[RunFacts]:
-    """Yield every run with a complete workspace; a new one has no `run.json` yet."""
-    for path in sorted(path.parent for path in settings.runs.glob(f"[!.]*/{RUN_FILE}")):
+    """Yield every run with a complete workspace."""
+    for path in _workspaces(settings):
         record = record_path(path, TrainRecord.stage)
         trained = record.is_file()
         try:
@@ -186,11 +194,38 @@ def _runs(settings: Settings, states: dict[str, State]) -> Iterator[RunFacts]:
             name=path.name,
             recipe=_params(path).get("name", ""),
             state=state,
-            changed=max(
-                each.lstat().st_mtime for each in path.iterdir() if each.name != STAGE_LOCK
-            ),
+            changed=_changed(path),
             model_hash=read_json(record)["model_hash"] if trained else None,
         )
+
+
+def _workspaces(settings: Settings) -> Iterator[Path]:
+    """Yield the complete workspaces; a new one has no `run.json` yet."""
+    yield from sorted(path.parent for path in settings.runs.glob(f"[!.]*/{RUN_FILE}"))
+
+
+def _not_begun(
+    settings: Settings, states: dict[str, State], rules: Rules, *, delete: bool
+) -> Iterator[Garbage]:
+    """Yield what is left of runs that could not begin: half a clone, or a file with the error."""
+    live = {
+        workspace_path(settings.runs, name) for name, state in states.items() if state == "live"
+    }
+    for path in sorted(settings.runs.glob("*/")):
+        if path.name == TRASH or (path / RUN_FILE).is_file() or path in live:
+            continue
+        days = (time.time() - _changed(path)) / DAY
+        if days >= max(rules.failed_days, SETTLES / DAY):
+            size = folder_bytes(path)
+            if delete:
+                shutil.rmtree(path)
+            yield Garbage("workspace", path.name, size, f"its run could not begin {_ago(days)}")
+
+
+def _changed(folder: Path) -> float:
+    """Return when a folder or a file directly in it changed last, seconds since the epoch."""
+    files = [each for each in folder.iterdir() if each.name != STAGE_LOCK]
+    return max(each.lstat().st_mtime for each in files or [folder])
 
 
 def _states(runs: Iterable[DagRun]) -> dict[str, State]:
@@ -271,9 +306,11 @@ def _clear(place: str) -> None:
 
 
 def _stage_cache(
-    settings: Settings, rules: Rules, kept: Collection[Path], *, delete: bool
+    settings: Settings, rules: Rules, gone: Collection[Path], *, delete: bool
 ) -> Iterator[Garbage]:
     cache, older_than = settings.home / STAGE_CACHE, time.time() - rules.days * DAY
+    # Read when the cache is locked: a run that began since may need what is old.
+    kept = (path for path in _workspaces(settings) if path not in gone)
     if delete:
         size = dvc_cache.forget(cache, kept, older_than)
     else:
@@ -299,7 +336,7 @@ def _checkpoints(workspace: Path) -> str:
 
 def _params(workspace: Path) -> dict[str, Any]:
     path = workspace / "params.yaml"
-    params: dict[str, Any] = yaml.safe_load(path.read_text()) if path.is_file() else {}
+    params: dict[str, Any] = parse_yaml(read_text(path), str(path)) if path.is_file() else {}
     return params
 
 

@@ -17,6 +17,7 @@ from pipelines.recipe.evaluation_section import Behaviour, Bias, Safety
 from pipelines.recipe.preference_section import Preference
 from pipelines.recipe.reinforcement_section import Reinforcement
 from pipelines.recipe.schedule_section import (
+    COLLECTION_DAG,
     MAIN_DAG,
     REFRESH,
     REFRESH_DAG,
@@ -371,7 +372,7 @@ class Recipe(Section):
     @field_validator("name")
     @classmethod
     def _no_other_dag_has_the_name(cls, name: str) -> str:
-        if name in (MAIN_DAG, REFRESH_DAG, SWEEP_DAG):
+        if name in (MAIN_DAG, REFRESH_DAG, SWEEP_DAG, COLLECTION_DAG):
             raise ValueError("a DAG of Penstock has this name; choose another")
         if name.endswith(REFRESH):
             raise ValueError(

@@ -1,18 +1,17 @@
 """The section `schedule` of a recipe: when its DAG runs, and for whom."""
 
-import re
 from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from pipelines.core.cron import checked_cron
 from pipelines.recipe.data_section import DATASET_NAME
 from pipelines.recipe.section import MODEL_NAME, Section
 
 # The DAGs that run any recipe, and what ends the name of one that looks for a recipe's new data.
 MAIN_DAG, REFRESH_DAG, SWEEP_DAG = "llm_pipeline", "data_refresh", "llm_sweep"
+COLLECTION_DAG = "collect_garbage"  # it deletes what old runs left
 REFRESH = ".refresh"
-# Five fields of numbers, names, `*`, `,`, `-`, `/`, `#` and `L`, or a preset such as @daily.
-_CRON = re.compile(r"@(hourly|daily|weekly|monthly|quarterly|yearly)|[\w*,/#-]+( +[\w*,/#-]+){4}")
 _Tag = Annotated[str, Field(max_length=100)]  # Airflow takes no longer one
 _CHAMPION = rf"^{MODEL_NAME}@champion$"
 
@@ -58,18 +57,7 @@ class Schedule(Section):
     @field_validator("cron", "refresh")
     @classmethod
     def _is_cron(cls, text: str | None) -> str | None:
-        if text is None:
-            return None
-        if not _CRON.fullmatch(text):
-            raise ValueError(
-                "not a cron expression of five fields (minute, hour, day, month, weekday), "
-                "such as `0 3 * * *`"
-            )
-        if not text.startswith("@"):
-            from croniter import croniter  # which Airflow asks too
-
-            croniter(text).get_next()  # raises ValueError, also for a day that never comes
-        return text
+        return None if text is None else checked_cron(text)
 
     @field_validator("timezone")
     @classmethod

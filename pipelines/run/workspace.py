@@ -51,7 +51,7 @@ def find_workspace(runs: Path, run_id: str | None, *signs: str) -> Path:
     if run_id is not None:
         workspace = workspace_path(runs, run_id)
         if not any((workspace / name).is_file() for name in (RUN_FILE, *signs)):
-            raise UserError(f"there is no run {run_id!r} in {runs}; `penstock status` lists some")
+            raise UserError(f"there is no run {run_id!r}; each folder in {runs} is one")
         return workspace
     # `run.json` comes last and counts: another file may be younger than the next run.
     names = (*signs, RUN_FILE)

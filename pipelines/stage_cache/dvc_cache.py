@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pipelines.core.errors import UserError
-from pipelines.core.storage import md5, read_json
+from pipelines.core.storage import md5, read_json, read_text
+from pipelines.recipe.recipe_files import parse_yaml
 from pipelines.run.records import KEPT_FILE, OUTPUTS, output_folder
 
 if TYPE_CHECKING:
@@ -281,7 +282,9 @@ def forget(cache: Path, workspaces: Iterable[Path], older_than: float) -> int:
 
 
 def _held_by(workspace: Path) -> Iterator[str]:
-    """Yield the hashes of what the workspace's stages read and wrote."""
+    """Yield the hashes of what the workspace's stages read and wrote, or are going to restore."""
+    for told in kept(workspace).values():
+        yield from _hashes(told["entry"]["outs"])
     lock = workspace / "dvc.lock"
     if lock.is_file():
         for stage in _yaml(lock)["stages"].values():
@@ -299,4 +302,4 @@ def _listed(cache: Path, listing: str) -> Iterator[str]:
 
 
 def _yaml(path: Path) -> Any:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return parse_yaml(read_text(path), str(path))

@@ -46,7 +46,7 @@ def test_nothing_heavy_is_imported(code):
     assert imported_by(code).isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize("dag", ["llm_pipeline", "data_refresh", "llm_sweep"])
+@pytest.mark.parametrize("dag", ["llm_pipeline", "data_refresh", "llm_sweep", "collect_garbage"])
 def test_parsing_a_dag_costs_at_most_a_second_over_airflows_sdk(dag):
     # Of the processor: that others use it, too, is no regression.
     seconds, *modules = printed_by(PARSED, f"dags/{dag}.py")

@@ -13,10 +13,12 @@ from tests.own_dag import OWN_DAG
 # What a container of the extra runs: Airflow's parts and the stages beside them; Ray's jobs.
 ENTRIES = {
     "airflow": (
+        "dags.collect_garbage",
         "dags.data_refresh",
         "dags.llm_pipeline",
         "dags.llm_sweep",
         "pipelines.cli",
+        "pipelines.commands.gc",
         "pipelines.commands.run",
         "pipelines.platform.airflow_config",
         "pipelines.platform.reconciler",

@@ -44,9 +44,11 @@ def settings(project: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return load_settings()
 
 
-def make_run(project: Path, name: str, *overrides: str, days: float = 10) -> Path:
+def make_run(
+    project: Path, name: str, *overrides: str, days: float = 10, source: str = "a"
+) -> Path:
     """A workspace with a model and two checkpoints, whose last change was so long ago."""
-    workspace = open_run(project, name, *overrides)
+    workspace = open_run(project, name, *overrides, source=source)
     model = {"model": "model", "model_hash": f"hash of {name}"}
     TrainRecord(**model, parameters=1, steps=1, tokens=1, metrics={}).write(workspace)
     for step in (10, 20):
@@ -154,6 +156,19 @@ def test_what_a_call_that_was_cut_off_left_goes_with_the_next(project, settings)
     assert list(collect(settings, Airflow({}), delete=False)) == [("trash", "old")]
     assert list(collect(settings, Airflow({}))) == [("trash", "old")]
     assert names(settings) == set()
+
+
+def test_what_is_left_of_runs_that_could_not_begin_goes_unless_they_wait(project, settings):
+    for name in ("failed", "waits", ".killed.x1"):
+        (settings.runs / name).mkdir(parents=True)
+        (settings.runs / name / "error.json").write_text("{}")
+        os.utime(settings.runs / name / "error.json", (time.time() - 10 * DAY,) * 2)
+    (settings.runs / ".at-work.x2").mkdir()
+    airflow = Airflow({"failed": "failed", "waits": "queued"})
+    told = collect(settings, airflow, delete=False)
+    assert told == collect(settings, airflow)
+    assert set(told) == {("workspace", "failed"), ("workspace", ".killed.x1")}
+    assert names(settings) == {"waits", ".at-work.x2"}
 
 
 def test_an_export_whose_server_was_killed_goes(settings):

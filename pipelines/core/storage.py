@@ -84,6 +84,16 @@ def read_object(path: Path) -> dict[str, Any]:
     return values
 
 
+def sync_folder(folder: Path, files: str = "*") -> None:
+    """Wait until a power cut would take none of a folder's files, nor the folder itself."""
+    for path in (*folder.rglob(files), folder, folder.parent):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 @contextmanager
 def fresh_folder(path: Path, made_in: Path | None = None) -> Iterator[Path]:
     """Yield a temporary folder that replaces `path` if the block ends without an error.
@@ -104,6 +114,16 @@ def fresh_folder(path: Path, made_in: Path | None = None) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def what_is_full(error: BaseException, folder: Path) -> str:
+    """Return an error's message, which names inodes if it is these that a disk has no more of."""
+    text = one_line(error)
+    with suppress(OSError):
+        state = os.statvfs(folder)
+        if getattr(error, "errno", None) == errno.ENOSPC and state.f_files and not state.f_favail:
+            return f"no inodes are left there, of which each file takes one: {text}"
+    return text
 
 
 def may_pass(error: BaseException) -> bool:

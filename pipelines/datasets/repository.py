@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipelines.core.errors import UnreachableError, UserError
-from pipelines.core.storage import one_at_a_time
+from pipelines.core.storage import one_at_a_time, sync_folder
 from pipelines.recipe.data_section import DATASET_NAME
 
 _TAG = re.compile(rf"(?P<name>{DATASET_NAME})@(?P<version>[1-9][0-9]*)")
@@ -128,6 +128,8 @@ class DatasetRepository:
             pushed = self._push(f"{commit}:{_MAIN}", f"{tag}:refs/tags/{label}")
         if not pushed:
             return None
+        if self._is_local:
+            os.sync()  # git syncs what a ref says, but not that it is there
         return Tag(name, version, commit, datetime.fromtimestamp(now, UTC))
 
     def check_push(self) -> None:
@@ -197,7 +199,8 @@ class DatasetRepository:
             names = ("HEAD.lock", "packed-refs.lock", "refs/**/*.lock")
             for lock in (lock for name in names for lock in self._folder.glob(name)):
                 with suppress(FileNotFoundError):  # its git has ended meanwhile
-                    if time.time() - lock.stat().st_mtime > _DEAD_S:
+                    # Of the future where the clock was set back: no git lives there, either.
+                    if abs(time.time() - lock.stat().st_mtime) > _DEAD_S:
                         lock.unlink()
             yield
 
@@ -209,6 +212,9 @@ class DatasetRepository:
         with tempfile.TemporaryDirectory(dir=self._folder.parent) as scratch:
             made = Path(scratch) / "new"
             self._git("init", "--quiet", "--initial-branch=main", folder=made)
+            # By itself git leaves tags and objects to the system, and a power cut makes them empty.
+            self._git("config", "core.fsync", "all", folder=made)
+            sync_folder(made)
             try:
                 made.rename(self._folder)
             except OSError:

@@ -15,6 +15,7 @@ Paths of the home are in Airflow's and MLflow's tables, so it is restored where 
 
 import hashlib
 import io
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -109,6 +110,7 @@ def back_up(settings: Settings, to: Path, passphrase: str, meter: ProgressMeter)
         (folder / _SECRETS).write_bytes(_encrypt(settings.secrets, passphrase))
         manifest = _Manifest(home=str(home), made=datetime.now(UTC), **_installed(), files=made)
         write_json(folder / _MANIFEST, manifest.model_dump(mode="json", exclude_none=True))
+        os.sync()  # what is told to be saved is there after a power cut, too
     return manifest.bytes
 
 

@@ -4,9 +4,11 @@ The home holds lasting state. A runtime folder in the system's temporary folder 
 and Ray's session; `services/runtime` holds its path while a platform is started.
 """
 
+import logging
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from pipelines.core.settings import PORTS_FILE, Settings
 from pipelines.core.storage import one_at_a_time, read_json, write_json, write_text
 from pipelines.platform.airflow_config import airflow_database, write_airflow_config
 from pipelines.platform.environment import BIN, platform_environment, server_variables
-from pipelines.platform.parts import AIRFLOW, NAMES, PARTS, Part
+from pipelines.platform.parts import AIRFLOW, NAMES, PARTS, Part, reconciled_path
 from pipelines.platform.preflight import check_ports, make_runtime_folder
 from pipelines.platform.secrets import ensure_secrets
 from pipelines.platform.supervisor import (
@@ -35,7 +37,11 @@ from pipelines.platform.supervisor import (
 
 START_LIMIT_S = 480.0  # on a slow machine that does other work, too
 _POLL_S = 0.25
+_SILENT_S = 60.0  # another machine sees after seconds what the reconciler does every four
 _IMPORTERS = ("dag-processor", "triggerer", "reconciler")  # programs that have imported our code
+
+
+_log = logging.getLogger(__name__)
 
 
 class PartFailedError(Exception):
@@ -85,6 +91,7 @@ def down(settings: Settings) -> bool:
         runtime = runtime_folder(settings)  # read after an earlier `up` or `down` has ended
         if runtime is None:
             return False
+        _check_machine(settings)
         _end(settings, runtime)
         return True
 
@@ -120,6 +127,7 @@ def _check_same_ports(settings: Settings) -> None:
 def _start(settings: Settings) -> Supervisor:
     leftover = runtime_folder(settings)  # of a platform whose supervisord was killed
     if leftover is not None:
+        _check_machine(settings)
         _end(settings, leftover)
     check_ports(settings)
     ensure_secrets(settings)
@@ -129,6 +137,7 @@ def _start(settings: Settings) -> Supervisor:
         folder.mkdir(parents=True, exist_ok=True)
     runtime = make_runtime_folder()
     write_text(_runtime_file(settings), str(runtime))
+    write_text(_host_file(settings), socket.gethostname())
     write_json(settings.home / PORTS_FILE, settings.ports)
     environment = platform_environment(settings) | server_variables(settings, runtime)
     start_supervisord(environment, services)
@@ -237,6 +246,32 @@ def _end(settings: Settings, runtime: Path) -> None:
     _runtime_file(settings).unlink(missing_ok=True)
 
 
+def _check_machine(settings: Settings) -> None:
+    """Check that no platform of another machine, which shares this storage, lives in the home.
+
+    No clocks are compared: a platform that lives touches a file.
+
+    Raises:
+        UserError: One does.
+    """
+    file, touched = _host_file(settings), reconciled_path(settings)
+    host = file.read_text(encoding="utf-8") if file.is_file() else socket.gethostname()
+    if host == socket.gethostname() or not touched.is_file():
+        return
+    _log.warning(
+        "%s was last used on %s: looking for %.0f s whether its platform is up there",
+        settings.home, host, _SILENT_S,
+    )  # fmt: skip
+    before, deadline = touched.stat().st_mtime_ns, time.monotonic() + _SILENT_S
+    while time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        if touched.stat().st_mtime_ns != before:
+            raise UserError(
+                f"{settings.home} belongs to the platform that is up on {host}; run "
+                "`penstock down` there first, or set PENSTOCK_HOME to a folder of its own"
+            )
+
+
 def _running_supervisor(settings: Settings) -> Supervisor | None:
     runtime = runtime_folder(settings)
     if runtime is None:
@@ -266,6 +301,10 @@ def _part_status(settings: Settings, part: Part, process: Process | None) -> Par
         state = process.state.lower()
     pid = process.pid if process and process.pid else None
     return PartStatus(part.name, state, pid, part.url(settings), str(log_path(settings, part.name)))
+
+
+def _host_file(settings: Settings) -> Path:
+    return settings.home / "services" / "host"
 
 
 def _wait_for(condition: Callable[[], bool], what: str, log: Path) -> None:

@@ -7,7 +7,7 @@ that is of the kind of the error that ended it.
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import groupby, pairwise, starmap
 from textwrap import shorten
 from typing import Any
 
@@ -17,7 +17,7 @@ from pipelines.platform.run_evidence import Evidence, fault, kind_of
 from pipelines.run.logbook import Entry, Kind
 from pipelines.run.records import RUN_FILE, RegisterRecord, record_path
 from pipelines.run.speed import bound_by, seconds_lost, slowdown
-from pipelines.run.usage import usage_of
+from pipelines.run.usage import elapsed, usage_of
 
 _FOLLOWED, _LONGEST = 4, 300  # lines, and characters of a cause, at the most
 _TOGETHER_S = 60.0  # parts of the platform that are lost in this time are lost together
@@ -32,6 +32,7 @@ _FAULTS: dict[Kind, tuple[str, str]] = {
     "failure": ("An error ended the stage", "mend what it names"),
     "task lost": ("An Airflow task's process was lost", "see `penstock logs scheduler`"),
     "service lost": ("A service was lost", "see `penstock status` and `penstock logs` of it"),
+    "clock": ("The clock jumped", "look at that host's time synchronisation, such as chrony"),
     "storage": ("Storage could not be written", "free space there; `penstock gc` lists old runs"),
     "rollback": ("Steps in a row were bad", "lower train.lr or look at the data of these steps"),
     "alarm": ("The model seems to please its rewards only", "read its answers; change the rewards"),
@@ -42,7 +43,7 @@ _FAULTS: dict[Kind, tuple[str, str]] = {
     "human decision": ("A user stepped in", "ask that user"),
 }
 _EFFECTS: tuple[Kind, ...] = ("resume", "workers changed", "layout change")
-_TAKEN_OVER: tuple[Kind, ...] = ("task lost", "service lost")  # these alone end no stage
+_TAKEN_OVER: tuple[Kind, ...] = ("task lost", "service lost", "clock")  # these alone end no stage
 _LATER_S: dict[Kind, int] = {"human decision": 60}  # a job that a user ends may go on for a while
 _GRADUAL: tuple[Kind, ...] = ("storage", "rollback", "out of memory", "stall")  # work may go on
 
@@ -126,7 +127,8 @@ def _outcome(found: Evidence) -> str:
 
 
 def _cost(found: Evidence) -> dict[str, float | None]:
-    moments = [entry.time.timestamp() for entry in found.entries if entry.kind in _FAULTS]
+    faults = (entry for entry in found.entries if entry.kind in _FAULTS and entry.kind != "clock")
+    moments = [entry.time.timestamp() for entry in faults]
     used = [usage_of(found.workspace, stage) for stage in {each.stage for each in found.events}]
     lost = sum(entry.worker_hours_lost or 0.0 for entry in found.entries)
     gpu_hours = sum(each.gpu_hours for each in used)
@@ -156,7 +158,7 @@ def _time(found: Evidence) -> Iterator[str]:
         f"{stage} {duration(each)}" + (f" in {tries[stage]} tries" if tries[stage] > 1 else "")
         for stage, each in sorted(seconds.items(), key=lambda item: -item[1])
     ]
-    between = found.events[-1].time - found.events[0].time - sum(seconds.values())
+    between = sum(starmap(elapsed, pairwise(found.events))) - sum(seconds.values())
     parts.append(f"queues and starts between them {duration(max(0.0, between))}")
     cached = [each.stage for each in found.events if each.event == "cached"]
     parts.append(f"from the stage cache: {', '.join(cached) or 'nothing'}")

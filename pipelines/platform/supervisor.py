@@ -3,7 +3,9 @@
 The platform's processes are found by the runtime folder in their environment.
 """
 
+import os
 import subprocess
+import time
 import xmlrpc.client
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,7 +66,7 @@ class Process:
     name: str
     state: str  # STOPPED, STARTING, RUNNING, BACKOFF, STOPPING, EXITED, FATAL, UNKNOWN
     pid: int  # 0 when not running
-    started: float  # seconds since the epoch; 0 when never started
+    started: float  # seconds since the epoch, by the clock as it is now; 0 when never started
 
     @property
     def stopped(self) -> bool:
@@ -75,6 +77,17 @@ class Process:
 def start_supervisord(environment: dict[str, str], logs: Path) -> None:
     """Start the daemon in the folder `logs`; its programs inherit `environment`."""
     subprocess.run([BIN / "supervisord", "-c", CONFIG], env=environment, cwd=logs, check=True)
+
+
+def _started(info: dict[str, Any]) -> float:
+    """Return when a program started: by its age, as the clock may have been set since then."""
+    try:
+        stat = Path(f"/proc/{info['pid']}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it does not run, or this is no Linux
+        return float(info["start"])
+    ticks = int(stat.rpartition(")")[2].split()[19])  # from the machine's start to the program's
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 class Supervisor:
@@ -97,7 +110,7 @@ class Supervisor:
         with self._rpc() as rpc:
             infos = rpc.getAllProcessInfo()
         return {
-            info["name"]: Process(info["name"], info["statename"], info["pid"], info["start"])
+            info["name"]: Process(info["name"], info["statename"], info["pid"], _started(info))
             for info in infos
         }
 

@@ -7,6 +7,7 @@ It also notes which recipes have live runs, so that their DAGs stay until these 
 """
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.core.formatting import duration
 from pipelines.core.settings import Settings
 from pipelines.core.storage import read_json, write_json
 from pipelines.orchestration.naming import members, note_live, workspace_name
@@ -30,6 +32,7 @@ from pipelines.run.workspace import workspace_path
 # Each task with a job in Ray reports a lost Ray; a run without a job has lost nothing.
 _UNTOLD = ("ray", "reconciler")
 CLEARS = ("post_clear_task_instances", "clear_dag_run")
+_SET_S = 60.0  # a clock that gains or loses more between two looks was set
 _MARKS = ("patch_task_instance", "patch_task_group_instances", "patch_dag_run")
 _BULK_MARKS = "bulk_task_instances"
 
@@ -64,6 +67,7 @@ class Watch:
         self._seen = _Seen.model_validate({"after": datetime.now(UTC).isoformat()} | kept)
         self._files: dict[str, str] = {}  # of each DAG with a live run
         self._asked = time.time()  # when Airflow was last asked which runs are live
+        self._ahead = time.time() - time.monotonic()
 
     def look(self, open_airflow: Callable[[], AirflowApi]) -> None:
         """Note new events and decisions.
@@ -72,9 +76,10 @@ class Watch:
             UserError, httpx.HTTPError, OSError: Airflow or supervisord is away; what could be
                 noted without it has been noted.
         """
+        self._note_set_clock()
         self._note_replaced()
         airflow = open_airflow()
-        for event in airflow.events([*CLEARS, *_MARKS, _BULK_MARKS], self._seen.after):
+        for event in airflow.events([*CLEARS, *_MARKS, _BULK_MARKS], self._after()):
             self._note_decisions(event)
             self._keep(after=event["when"])
         asked = time.time()
@@ -83,6 +88,31 @@ class Watch:
         paths = (path for run in live for path in self._workspaces(run.dag_id, run.run_id))
         self._keep(workspaces=tuple(paths))
         self._asked = asked
+
+    def _after(self) -> str:
+        """Return since when decisions are new; those of a clock that was set back come again."""
+        noted, now = self._seen.after, time.time()
+        if datetime.fromisoformat(noted).timestamp() > now:
+            return datetime.fromtimestamp(now - _SET_S, UTC).isoformat()
+        return noted
+
+    def _note_set_clock(self) -> None:
+        """Note that this machine's clock was set; it also jumps when the machine slept."""
+        ahead = time.time() - time.monotonic()
+        by, self._ahead = ahead - self._ahead, ahead
+        if abs(by) < _SET_S:
+            return
+        self._asked = min(self._asked, time.time() - _SET_S)
+        how = "put on" if by > 0 else "set back"
+        entry = Entry(
+            kind="clock",
+            key=f"clock of {socket.gethostname()} {time.monotonic():.0f}",
+            stage="platform",
+            cause=f"that of {socket.gethostname()} was {how} by {duration(abs(by))}",
+            done="the run continued",
+        )
+        for workspace in {*self._seen.workspaces, *self._begun()}:
+            note(workspace, entry)
 
     def _note_live(self, airflow: AirflowApi, dag_ids: set[str]) -> None:
         """Note the recipes' own DAGs among those with live runs."""

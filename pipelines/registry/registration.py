@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core.settings import load_settings
+from pipelines.core.storage import sync_folder
 from pipelines.registry import audit, registry
 from pipelines.registry.integrity import check_folder
 from pipelines.registry.registry import MLMODEL, ModelVersion
@@ -183,11 +184,21 @@ def _upload(
             _write_mlmodel(folder / MLMODEL, run_id, model_id)
             sign(folder)
             client.log_model_artifacts(model_id, str(folder))
+            _sync(str(logged.artifact_location))
         except BaseException:
             client.finalize_logged_model(model_id, "FAILED")
             raise
     client.finalize_logged_model(model_id, "READY")
     return model_id
+
+
+def _sync(store: str) -> None:
+    """Wait until a power cut would take nothing of an artifact store that is a folder."""
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    if is_local_uri(store):
+        sync_folder(Path(local_file_uri_to_path(store)))
 
 
 @contextmanager

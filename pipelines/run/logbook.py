@@ -39,6 +39,7 @@ Kind = Literal[
     "failure",  # a job ended with an error of its program
     "task lost",  # the process of an Airflow task
     "service lost",  # a part of the platform: the scheduler, the triggerer, MLflow, …
+    "clock",  # it was set, while the run was at work
     "storage",  # full, slow or unreachable, or working again
     "rollback",
     "alarm",  # a model seems to please its rewards only

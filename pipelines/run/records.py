@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.checked_json import read_model
 from pipelines.core.product import PRODUCT_FILES
-from pipelines.core.storage import write_json
+from pipelines.core.storage import sync_folder, write_json
 from pipelines.recipe.data_section import mixture_label
 from pipelines.run.verdict import (
     BehaviourScore,
@@ -57,7 +57,10 @@ class Record(BaseModel):
     stage: ClassVar[str]
 
     def write(self, workspace: Path) -> Self:
-        """Write the record; its presence means that the stage is complete."""
+        """Write the record; its presence means that the stage is complete and on the disk."""
+        folder = output_folder(workspace, self.stage)
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder)
         write_json(record_path(workspace, self.stage), self.model_dump(mode="json"))
         return self
 

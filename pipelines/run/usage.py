@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -44,6 +45,8 @@ class _Line(BaseModel):
     workers: int = 0  # processes with one CPU each
     gpus: int = 0
     seen: float = 0.0  # for "began": when the workspace's progress was last written
+    boot: str = ""  # which start of which machine `up` counts from
+    up: float = 0.0  # seconds by a clock that nobody can set
 
 
 @contextmanager
@@ -79,14 +82,30 @@ def usage_of(workspace: Path, stage: str) -> Usage:
     lines = [line for line in read_events(workspace) if line.stage == stage]
     seconds = worker_seconds = gpu_seconds = 0.0
     for line, following in pairwise(lines):
-        until = following.time if following.event != "began" else following.seen
-        lasted = max(0.0, until - line.time) if line.event in ("began", "holds") else 0.0
+        lasted = elapsed(line, following) if line.event in ("began", "holds") else 0.0
+        if following.event == "began":
+            lasted = max(0.0, lasted - max(0.0, following.time - following.seen))
         seconds += lasted
         worker_seconds += lasted * line.workers
         gpu_seconds += lasted * line.gpus
     endings = sum(line.event == "ended" for line in lines)
     last = lines[-1].time if lines else 0.0
     return Usage(seconds, worker_seconds / _HOUR, gpu_seconds / _HOUR, endings, last)
+
+
+def elapsed(line: _Line, following: _Line) -> float:
+    """Return the seconds between two events, whatever happened to the clock between them."""
+    if line.boot and line.boot == following.boot:
+        return following.up - line.up
+    return max(0.0, following.time - line.time)
+
+
+@cache
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""  # no Linux: times are by the clock
 
 
 def span(workspace: Path, stage: str) -> tuple[float, float] | None:
@@ -98,7 +117,8 @@ def span(workspace: Path, stage: str) -> tuple[float, float] | None:
 def _append(workspace: Path, stage: str, event: Event, **values: float) -> None:
     """Append one line; a full disk must not stop the metered stage, so an error is a warning."""
     path = workspace / USAGE
-    line = _Line.model_validate({"stage": stage, "event": event, "time": time.time(), **values})
+    now = {"time": time.time(), "boot": _boot(), "up": time.monotonic()}
+    line = _Line.model_validate({"stage": stage, "event": event, **now, **values})
     try:
         append_line(path, line.model_dump_json(exclude_defaults=True))
     except OSError as error:

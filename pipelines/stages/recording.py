@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.core.storage import may_pass
+from pipelines.core.settings import load_settings
+from pipelines.core.storage import may_pass, what_is_full
 from pipelines.run import usage
 from pipelines.run.logbook import Entry, note
 from pipelines.stage_cache import dvc_cache
+from pipelines.stage_cache.open_workspace import STAGE_CACHE
 from pipelines.stages.costs import report_costs
 from pipelines.stages.stage import find_stage
 from pipelines.stages.stage_process import stage_environment
@@ -63,7 +65,9 @@ def restore(workspace: Path, stage: str) -> bool:
 
 
 def _tell(workspace: Path, stage: str, state: "RetryCallState") -> None:
-    cause = f"the stage cache can't be written: {state.outcome and state.outcome.exception()}"
+    error = state.outcome and state.outcome.exception()
+    reason = what_is_full(error, load_settings().home / STAGE_CACHE) if error else ""
+    cause = f"the stage cache can't be written: {reason}"
     _log.warning("%s", cause)
     done = f"{stage} has run; its outputs are stored once there is space, tried every {RETRY_S:g} s"
     note(

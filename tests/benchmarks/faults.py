@@ -1,12 +1,16 @@
 """The kill matrix as a table: what was hurt, whether the run ended as it must, how soon it went on.
 
-`make test-faults` runs the same rows. `ROW=row_04 penstock bench faults` runs some of them; their
-lines replace those that the results file has of them.
+Each row runs twice, in a random order and hurt at random moments; `SEED=7 penstock bench faults`
+does it once, as the seed 7 has it. `ROW=row_04` runs some of the rows; their lines replace those
+that the results file has of them. `make test-faults` runs the same rows, in order. The table is
+in docs/faults.md, too.
 """
 
 import json
 import os
+import random
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -18,15 +22,32 @@ from xml.etree import ElementTree
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.core.storage import read_json, write_json
+from pipelines.core.storage import read_json, write_json, write_text
 from tests.benchmarks.harness import PROJECT
+from tests.faults.pipeline_run import SEED
 
 ROW = "ROW"  # as in the Makefile
+TIMES = 2  # each row runs so often, with a seed of its own
+PAGE = PROJECT / "docs" / "faults.md"
+_HEAD = """# Faults that were injected
+
+`penstock bench faults` wrote this table: what was hurt, how that ended, after how many seconds the
+work went on, and at which commit that was last seen. [Runs that survive](orchestration.md) says
+what happens in each case. A row without a commit was last run before commits were noted.
+
+| row | fault | outcome | went on after, s | seen | checked |
+|--:|---|---|---|---|---|
+"""
 
 
 def main(results: Path, device: dict[str, Any], *, as_json: bool) -> int:
     """Run the rows, keep and show them; 1 where one failed."""
-    rows = run_rows(os.environ.get(ROW, "row"))
+    given = os.environ.get(SEED)
+    seeds = [int(given)] if given else [secrets.randbelow(10**6) for _ in range(TIMES)]
+    which = os.environ.get(ROW, "row")
+    rows = [
+        _together(each) for each in zip(*(run_rows(which, seed) for seed in seeds), strict=True)
+    ]
     path = results / "faults.json"
     kept = read_json(path)["rows"] if path.is_file() else []
     names = {row["test"] for row in rows}
@@ -38,6 +59,7 @@ def main(results: Path, device: dict[str, Any], *, as_json: bool) -> int:
         "rows": every,
     }
     write_json(path, result)
+    write_text(PAGE, page(every))
     if as_json:
         sys.stdout.write(json.dumps(result) + "\n")
     else:
@@ -45,20 +67,54 @@ def main(results: Path, device: dict[str, Any], *, as_json: bool) -> int:
     return 0 if all(row["outcome"] in ("passed", "skipped") for row in rows) else 1
 
 
-def run_rows(which: str) -> list[dict[str, Any]]:
+def run_rows(which: str, seed: int) -> list[dict[str, Any]]:
     """Those rows whose names hold the text, as the results file has them."""
+    commit = _commit()
+    sys.stderr.write(f"{SEED}={seed} at {commit}\n")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "faults", "tests/faults", "-k", which]
+        command = [sys.executable, "-m", "pytest", "-m", "faults"]
         # What pytest shows is for a user; stdout is for the result.
         subprocess.run(
-            [*command, f"--junitxml={report}"], cwd=PROJECT, stdout=sys.stderr, check=False
+            [*command, *_in_order(command, which, seed), f"--junitxml={report}"],
+            cwd=PROJECT,
+            env=os.environ | {SEED: str(seed)},
+            stdout=sys.stderr,
+            check=False,
         )
         # One that was interrupted has no name.
         cases = (
             case for case in ElementTree.parse(report).iter("testcase") if "name" in case.attrib
         )
-        return sorted(map(_row, cases), key=_order)
+        more = {"seeds": [seed], "commit": commit}
+        return sorted((_row(case) | more for case in cases), key=_order)
+
+
+def _in_order(command: list[str], which: str, seed: int) -> list[str]:
+    """The tests' ids in the seed's order; a file's stay together, as they may share a platform."""
+    collect = [*command, "tests/faults", "-k", which, "--collect-only", "-q"]
+    listed = subprocess.run(collect, cwd=PROJECT, capture_output=True, text=True, check=True)
+    files: dict[str, list[str]] = {}
+    for each in (line for line in listed.stdout.splitlines() if "::" in line):
+        files.setdefault(each.partition("::")[0], []).append(each)
+    order = random.Random(seed)
+    shuffled = order.sample(sorted(files), len(files))
+    return [each for file in shuffled for each in order.sample(files[file], len(files[file]))]
+
+
+def _together(runs: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    """One line for the runs of a row: it passed if all did."""
+    worst = next((each for each in runs if each["outcome"] != "passed"), runs[0])
+    seeds = [seed for each in runs for seed in each["seeds"]]
+    recovered = [seconds for each in runs for seconds in each["recovered_s"]]
+    return worst | {"seeds": seeds, "recovered_s": recovered}
+
+
+def _commit() -> str:
+    """What is tested; `-dirty` where it is none."""
+    command = ["git", "describe", "--always", "--dirty"]
+    told = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+    return told.stdout.strip()
 
 
 def _row(case: ElementTree.Element) -> dict[str, Any]:
@@ -89,6 +145,20 @@ def _outcome(trouble: list[ElementTree.Element]) -> str:
 
 def _order(row: dict[str, Any]) -> tuple[int, str]:
     return row["row"], row["test"]
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """The table as Markdown."""
+    lines = []
+    for row in rows:
+        recovered = ", ".join(f"{each:.0f}" for each in row["recovered_s"])
+        seen = row["date"]
+        if "commit" in row:
+            seen += f" at {row['commit']}, by seed {' and '.join(map(str, row['seeds']))}"
+        told = "; ".join([*row["why"], *row["checks"]]).replace("|", "/")
+        cells = (str(row["row"]), row["fault"], row["outcome"], recovered, seen, told)
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return _HEAD + "".join(lines)
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -25,6 +25,7 @@ FAULTS: tuple[Kind, ...] = (
     "task lost",
     "service lost",
     "storage",
+    "clock",
     "human decision",
 )
 _POLL_S = 0.3

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -17,18 +18,17 @@ from tests.faults.pipeline_run import PipelineRun
 from tests.faults.processes import wait_until_ready
 
 
-@pytest.fixture(scope="session")
-def watch(platform: Platform) -> Iterator[JobsWatch]:
-    """What Ray's Jobs API says throughout."""
+@contextmanager
+def watched(platform: Platform) -> Iterator[JobsWatch]:
+    """What Ray's Jobs API says while in the block."""
     watch = JobsWatch(platform.settings)
     watch.start()
     yield watch
     watch.close()
 
 
-@pytest.fixture(scope="session")
-def reference(platform: Platform, watch: JobsWatch) -> PipelineRun:
-    """The run that nothing befell."""
+def unhurt(platform: Platform, watch: JobsWatch) -> PipelineRun:
+    """A run that nothing befell."""
     run = PipelineRun(platform, "penstock-unhurt")
     assert run.wait_for_end() == "success", run.logs()
     assert len(watch.seen(run, "train")) == 1
@@ -37,6 +37,17 @@ def reference(platform: Platform, watch: JobsWatch) -> PipelineRun:
     checks.told_once(run)
     assert run.trained.steps == run.steps
     return run
+
+
+@pytest.fixture(scope="session")
+def watch(platform: Platform) -> Iterator[JobsWatch]:
+    with watched(platform) as watch:
+        yield watch
+
+
+@pytest.fixture(scope="session")
+def reference(platform: Platform, watch: JobsWatch) -> PipelineRun:
+    return unhurt(platform, watch)
 
 
 class Scenario:

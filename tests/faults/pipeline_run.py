@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ TRAINING = {
     "evaluate.sample_tokens": 0,
 }
 MIDDLE = 4 * CHECKPOINT_EVERY  # a step with checkpoints behind it
+SEED = "SEED"  # the variable of the seed of the moments; without it a run is hurt at MIDDLE
 START_LIMIT_S = 240.0  # until a stage of a healthy platform has begun
 END_LIMIT_S = 480.0
 
@@ -67,6 +70,9 @@ class PipelineRun:
         }
         values |= {key.replace("__", "."): value for key, value in changes.items()}
         self.values = values
+        moment = random.Random(f"{os.environ.get(SEED)} {model}")
+        steps = range(2 * CHECKPOINT_EVERY, self.steps // 2)
+        self._middle = moment.choice(steps) if SEED in os.environ else MIDDLE
         sets = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         done = platform.penstock("run", "--no-wait", "--json", "--recipe", RECIPE, *sets)
         assert done.returncode == 0, done.stderr
@@ -133,8 +139,9 @@ class PipelineRun:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.logs()}") from None
 
-    def wait_for_step(self, step: int = MIDDLE) -> None:
-        """Until training is so far."""
+    def wait_for_step(self, step: int | None = None) -> None:
+        """Until training is so far, by default at this run's own moment."""
+        step = step or self._middle
         self.wait(lambda: self.step >= step, f"step {step}", START_LIMIT_S, every=0.05)
         assert not self.has_result("train"), "training was over before it could be hurt"
 

@@ -1,5 +1,7 @@
 """A small file system of its own, which can be filled to the last byte."""
 
+import itertools
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +11,24 @@ import pytest
 
 
 @contextmanager
-def small_disk(place: Path, mebibytes: int) -> Iterator[Path]:
-    """Mounted at a folder while in the block; the test is skipped where that is not allowed."""
+def small_disk(place: Path, mebibytes: int, inodes: int = 0) -> Iterator[Path]:
+    """Mounted at a folder while in the block; the test is skipped where that is not allowed.
+
+    Args:
+        place: The folder.
+        mebibytes: The room for bytes.
+        inodes: The room for files and folders; 0 is as much as there is memory.
+    """
     place.mkdir(parents=True, exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(place)]
+    mount = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size={mebibytes}m,nr_inodes={inodes}",
+        "tmpfs",
+        str(place),
+    ]
     done = subprocess.run(mount, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"a small disk can't be mounted here: {done.stderr.strip()}")
@@ -35,3 +51,17 @@ def full(disk: Path) -> Iterator[None]:
         yield
     finally:
         ballast.unlink()
+
+
+@contextmanager
+def out_of_inodes(disk: Path) -> Iterator[None]:
+    """Not one file more goes onto a disk in the block, though it has room for bytes."""
+    ballast = disk / "ballast"
+    ballast.mkdir()
+    with pytest.raises(OSError, match="No space left"):
+        for number in itertools.count():
+            (ballast / str(number)).touch()
+    try:
+        yield
+    finally:
+        shutil.rmtree(ballast)

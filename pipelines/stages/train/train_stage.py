@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipelines.core.errors import UserError
 from pipelines.core.line_files import LineFile
-from pipelines.core.storage import folder_hash
+from pipelines.core.storage import folder_hash, sync_folder
 from pipelines.data.tokens.chat_encoder import ChatEncoder
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.loading.dataloader import Loader, TokenLoader
@@ -109,6 +109,9 @@ def run(
             reporter = Reporter(workspace, history, tracked, filter(None, (look, report)))
             places = checkpoints_of(recipe, workspace), workspace / DIAGNOSTICS
             trainer = Trainer(recipe, parallelized, loader, reporter, *places, events, last_step)
+            if history is not None:  # the steps of a checkpoint that counts are never taken again
+                curves = partial(sync_folder, workspace / CHECKPOINTS, "*.jsonl")
+                trainer.checkpoints.before_complete = curves
             tags = {READER_TAG: loader.source, LAYOUT_TAG: json.dumps(settled.facts())}
             steps = train(trainer, dataset, workspace, tracked, tags, reporter.points)
             batch = last_loss(trainer)

@@ -8,7 +8,7 @@ moments and the step are enough to resume a run.
 import logging
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -85,6 +85,7 @@ class Checkpoints:
     Attributes:
         newest: The step of the last checkpoint that was saved or restored.
         last_write: The step of the last save, and the seconds a GiB of this process's file.
+        before_complete: Called before a checkpoint counts, on the first process, in a thread.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Checkpoints:
         self._losses: list[float] = []
         self.newest = 0
         self.last_write: tuple[int, float] | None = None
+        self.before_complete: Callable[[], object] = lambda: None
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
     def note(self, loss: float) -> None:
@@ -217,6 +219,7 @@ class Checkpoints:
         }
 
         def complete() -> None:
+            self.before_complete()
             self._store.complete(position.step, facts)
             self._store.prune(self._keep, self._keep_best)
 

@@ -2,9 +2,10 @@
 
 import logging
 import time
+from pathlib import Path
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
-from pipelines.core.storage import may_pass
+from pipelines.core.storage import may_pass, what_is_full
 from pipelines.training.hooks import Events
 
 RETRY_S = 15.0  # from a failed save to the next try
@@ -24,7 +25,7 @@ class UnsavedInS3Error(UnsavedError, UnreachableError):
 
 def unsaved(place: str, cause: BaseException) -> UserError:
     """Return the error that every process raises for a failed save."""
-    line = f"{place}: the checkpoint can't be written: {in_one_line(cause)}"
+    line = f"{place}: the checkpoint can't be written: {what_is_full(cause, Path(place).parent)}"
     line += "; the run goes on from the one before it"
     if is_away(place, cause):
         return UnsavedInS3Error(line)

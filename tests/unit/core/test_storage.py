@@ -8,9 +8,11 @@ from pipelines.core.storage import (
     fresh_folder,
     mark_complete,
     read_json,
+    what_is_full,
     write_json,
     write_text,
 )
+from tests.faults.small_disk import full, out_of_inodes, small_disk
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path):
@@ -60,3 +62,15 @@ def test_a_folders_hash_follows_names_and_content(tmp_path):
     second = folder_hash(tmp_path)
     (tmp_path / "b").write_text("2")
     assert len({first, second, folder_hash(tmp_path)}) == 3
+
+
+def test_a_disk_without_inodes_is_not_said_to_be_full_of_bytes(tmp_path):
+    with small_disk(tmp_path / "disk", 8, inodes=50) as disk:
+        with out_of_inodes(disk), pytest.raises(OSError, match="No space left") as caught:
+            (disk / "one more").touch()
+        assert "no inodes" not in what_is_full(caught.value, disk)  # there are some again
+        with out_of_inodes(disk):
+            assert what_is_full(caught.value, disk).startswith("no inodes are left there")
+            assert "no inodes" not in what_is_full(PermissionError("no"), disk)
+        with full(disk):
+            assert "no inodes" not in what_is_full(caught.value, disk)

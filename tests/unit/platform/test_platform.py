@@ -4,13 +4,16 @@ import fcntl
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pipelines.core import product
+from pipelines.core.errors import UserError
 from pipelines.core.settings import Settings, load_settings
 from pipelines.platform import platform
+from pipelines.platform.parts import reconciled_path
 
 
 @pytest.fixture
@@ -38,6 +41,36 @@ def test_a_down_that_waited_ends_what_is_there_when_its_turn_comes(
     waiting.join(20)
     assert (old.exists(), new.exists(), runtime_file.exists()) == (True, False, False)
     assert not platform.down(settings)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_home_of_another_machine_is_left_to_it_while_its_platform_lives(
+    lives: bool, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "_SILENT_S", 1.0)
+    runtime_file = settings.home / "services" / "runtime"
+    runtime_file.write_text(str(tmp_path / "of the other's own disk"))
+    (settings.home / "services" / "host").write_text("gpu-7")
+    touched = reconciled_path(settings)
+    touched.touch()
+    over = threading.Event()
+
+    def live() -> None:
+        while not over.wait(0.05):
+            touched.touch()
+
+    other = threading.Thread(target=live)
+    if lives:
+        other.start()
+        for act in (platform.down, partial(platform.up, on_ready=lambda *_: None)):
+            with pytest.raises(UserError, match="belongs to the platform that is up on gpu-7"):
+                act(settings)
+        over.set()
+        other.join()
+        assert runtime_file.exists()
+    else:
+        assert platform.down(settings)
+        assert not runtime_file.exists()
 
 
 @pytest.mark.parametrize("path", ["pipelines/a.py", "pipelines/stages/b.py", "dags/c.py"])

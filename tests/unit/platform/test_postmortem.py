@@ -263,6 +263,14 @@ def test_parts_of_the_platform_that_are_lost_together(workspace):
     assert "the process of scheduler, 1, ended; the process of triggerer, 1, ended" in lines()[0]
 
 
+def test_a_clock_that_was_put_on_costs_no_day(workspace):
+    said = {"kind": "clock", "stage": "platform", "cause": "that of vm was put on by 24 h"}
+    train(workspace, at(5, lambda: note(workspace, Entry(key="c", done="", **said))))
+    first, *rest = lines()
+    assert first.startswith("The clock jumped: that of vm was put on by 24 h (platform, about step")
+    assert any(line.startswith("Lost: nothing that is measured.") for line in rest)
+
+
 def test_a_user(workspace):
     asked = {"key": "answer to try 1 of register", "stage": "register", "cause": "yes"}
     note(workspace, Entry(kind="human decision", done="it becomes the champion", **asked))

@@ -2,8 +2,13 @@
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
+import psutil
+import pytest
+
+from pipelines.platform import supervisor
 from pipelines.platform.supervisor import end_processes, processes_of
 
 
@@ -18,3 +23,12 @@ def test_an_orphan_of_ours_is_ended_and_a_stranger_is_not(tmp_path: Path) -> Non
         assert not processes_of(tmp_path)
         assert stranger.poll() is None
         stranger.kill()
+
+
+def test_a_start_is_told_by_the_clock_as_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"pid": os.getpid(), "start": 1.0}
+    began, wall = psutil.Process().create_time(), time.time
+    assert supervisor._started(told) == pytest.approx(began, abs=2)
+    monkeypatch.setattr(supervisor.time, "time", lambda: wall() - 3600)
+    assert supervisor._started(told) == pytest.approx(began - 3600, abs=2)
+    assert supervisor._started(told | {"pid": 0}) == 1.0

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from datetime import UTC, datetime
 from typing import ClassVar
 
 import pytest
@@ -167,3 +168,44 @@ def test_the_dags_of_recipes_with_live_runs_are_noted_until_these_are_over(tmp_p
     airflow.live = ()
     looks.look(lambda: airflow)
     assert live_recipes() == {}
+
+
+@pytest.mark.parametrize(
+    ("shift", "how"), [(-3600, "set back by 60 min"), (86400, "put on by 24 h")]
+)
+def test_a_clock_that_was_set_is_told_and_hides_no_decision(tmp_path, monkeypatch, shift, how):
+    class Airflow:
+        """Has a decision of before the clock was set, and keeps since when it was asked."""
+
+        after = ""
+        when = datetime.now(UTC).isoformat()
+
+        def events(self, names, after):
+            self.after = after
+            told = {"when": self.when, "event_log_id": 1, "owner": "admin"}
+            return [
+                event("patch_dag_run", {"state": "failed"}) | told | {"dag_id": "llm_pipeline"}
+            ] * (after < self.when)
+
+        def runs(self, *, live):
+            return iter([DagRun("llm_pipeline", "r", "running")])
+
+        def dag_file(self, dag_id):
+            return dag_id
+
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    settings, airflow, wall = load_settings(), Airflow(), time.time
+    workspace = settings.runs / "r"
+    workspace.mkdir(parents=True)
+    (workspace / RUN_FILE).write_text("{}")
+    looks = Watch(settings)
+    looks._keep(after="2026-01-01T00:00:00+00:00")
+    looks.look(lambda: airflow)
+    monkeypatch.setattr(watch.time, "time", lambda: wall() + shift)
+    looks.look(lambda: airflow)
+    looks.look(lambda: airflow)
+    decided, entry = read_logbook(workspace)
+    assert decided.kind == "human decision"
+    assert (entry.kind, entry.done) == ("clock", "the run continued")
+    assert entry.cause.endswith(how)
+    assert datetime.fromisoformat(airflow.after).timestamp() < watch.time.time()

@@ -1,6 +1,7 @@
 """What a stage held, summed over its tries."""
 
 import os
+import time
 
 import pytest
 
@@ -13,7 +14,33 @@ def clock(monkeypatch):
     """Seconds that only the test moves."""
     now = [1000.0]
     monkeypatch.setattr("pipelines.run.usage.time.time", lambda: now[0])
+    monkeypatch.setattr("pipelines.run.usage._boot", lambda: "")  # nothing but that clock
     return now
+
+
+@pytest.fixture
+def set_by(monkeypatch):
+    """How far the machine's clock was set, in seconds."""
+    moved, wall = [0.0], time.time
+    monkeypatch.setattr("pipelines.run.usage.time.time", lambda: wall() + moved[0])
+    return moved
+
+
+@pytest.mark.parametrize("shift", [-3600.0, 86400.0])
+def test_a_clock_that_was_set_neither_adds_nor_takes_time(tmp_path, set_by, shift):
+    with metered(tmp_path, "train"):
+        set_by[0] = shift
+    assert usage_of(tmp_path, "train").seconds < 60
+    set_by[0] = 0.0
+    killed = metered(tmp_path, "train")
+    killed.__enter__()  # and never left, as after kill -9
+    set_by[0] = shift
+    moment = time.time()  # by the clock that was set
+    (tmp_path / PROGRESS_FILE).write_text("{}")
+    os.utime(tmp_path / PROGRESS_FILE, (moment, moment))
+    with metered(tmp_path, "train"):
+        pass
+    assert usage_of(tmp_path, "train").seconds < 60
 
 
 def test_a_try_holds_one_cpu_until_it_says_more(tmp_path, clock):

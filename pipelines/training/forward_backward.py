@@ -59,6 +59,14 @@ class StepBatches:
         return held, predicted.clamp(min=1)  # a step without targets changes nothing
 
 
+def seed_step(seed: int, step: int, token_rank: int) -> None:
+    """Begin the random numbers of a step, such as dropout's, for the `token_rank` of a `Mesh`.
+
+    As each step begins anew, they resume correctly, and another process can draw them, too.
+    """
+    torch.manual_seed(hash((seed, step, token_rank)))
+
+
 def _targets(batch: Batch) -> Tensor:
     return (batch.targets_BS != IGNORED).sum()
 

@@ -370,6 +370,6 @@ def bits(tensor: Tensor) -> Tensor:
 def _kind(device: torch.device) -> str:
     """Return a name that devices with the same kernels share."""
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        return str(torch.cuda.get_device_properties(device).name)
     instructions = torch.backends.cpu.get_cpu_capability()
     return f"{platform.machine()} with {instructions} and {torch.get_num_threads()} threads"

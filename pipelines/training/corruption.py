@@ -2,12 +2,9 @@
 
 Every some steps, each process also runs a micro-batch of another one, and the bits of the loss and
 of the gradient, before replicas exchange it, are compared. Where they differ, the step is run again
-before the optimizer has seen it, with other witnesses. Replicas compare the bits of their weights
-and moments, too, also before each checkpoint; where these differ, the run goes back to the newest
-checkpoint.
-
-Google runs steps again for the same purpose (Gemini Team 2023, section 4); Dixit et al. 2021,
-"Silent Data Corruptions at Scale", tell how often hardware is wrong in silence.
+before the optimizer has seen it. Replicas compare the bits of their weights and moments, too, and
+before each checkpoint; where these differ, the run goes back to the newest one. How often hardware
+is wrong in silence: Dixit et al. 2021, "Silent Data Corruptions at Scale".
 """
 
 import logging
@@ -46,8 +43,6 @@ Passes = Callable[[Batches], Tensor]
 
 
 class _Step(NamedTuple):
-    """A step that is checked."""
-
     number: int
     passes: Passes
     routes: list[tuple[Tensor, Tensor]]  # what routers count, and its values before the step
@@ -57,8 +52,8 @@ class Corruption(Hook):
     """Compares bits between the processes of a run; all of them call the same methods.
 
     Attributes:
-        every: Steps from one check to the next. A check takes a micro-batch, which is at most a
-            whole step, and a look at all weights: about half a percent of 200 steps, or less.
+        every: Steps from one check to the next. A check takes about a micro-batch, which is at
+            most a whole step: half a percent of 200 steps, or less.
     """
 
     every = 200
@@ -117,15 +112,7 @@ class Corruption(Hook):
         return step % self.every == self.every - 1
 
     def forward_backward(self, step: int, batches: Batches, passes: Passes) -> Tensor:
-        """Run a step's micro-batches, and check the first one if that is due.
-
-        Args:
-            step: Its number.
-            batches: This process's micro-batches.
-            passes: Runs micro-batches forward and backward.
-
-        Returns:
-            What `passes` returns.
+        """Return what `passes`, forward and backward, return of a step; check it if that is due.
 
         Raises:
             SharedError: a process got wrong bits again and again.
@@ -159,10 +146,8 @@ class Corruption(Hook):
     def _round(
         self, checked: _Step, batches: list[tuple[Batch, bool]], shift: int
     ) -> tuple[Tensor, list[Statement]]:
-        """Run the step, and before it the first micro-batch of the process `shift` places before.
-
-        Returns:
-            What `passes` returns, and what all processes say of their passes.
+        """Run the step, and before it the first micro-batch of the process `shift` places before;
+        return what `passes` returns of it, and what all processes say.
         """
         owner = (self._mesh.dp_rank - shift) % self._layout.dp
         theirs = self._run_again(checked, self._exchanged(batches[0][0], shift), owner)
@@ -184,8 +169,7 @@ class Corruption(Hook):
         """
         found = torch.zeros(len(_PASSES), dtype=torch.int64, device=self._mesh.device)
         self._seed(checked.number, owner)
-        # Shards are exchanged in each backward pass anyway.
-        sharded = isinstance(self._model.parts[0], FSDPModule)
+        sharded = isinstance(self._model.parts[0], FSDPModule)  # each backward pass exchanges
         with self._watching(found, keeps=sharded):
             checked.passes([(batch, sharded)])
         self._forget(checked)
@@ -206,10 +190,7 @@ class Corruption(Hook):
 
     @contextmanager
     def _watching(self, found: Tensor, *, keeps: bool) -> Iterator[None]:
-        """Add the bits of the loss, and of gradients before they are exchanged, to `found`.
-
-        Gradients that are not kept are freed one by one, so that they take no memory together.
-        """
+        """Add the bits of the loss, and of gradients before they are exchanged, to `found`."""
 
         def add_loss(_module: nn.Module, _inputs: object, loss: Tensor) -> None:
             found[0] += bits(loss)
@@ -225,6 +206,7 @@ class Corruption(Hook):
         handles = [part.register_forward_hook(add_loss)]
         handles += [each.register_hook(add_gradient) for each in leaves]  # type: ignore[no-untyped-call]
         if not keeps:
+            # One by one, so that they take no memory together.
             handles += [each.register_post_accumulate_grad_hook(drop) for each in leaves]  # type: ignore[no-untyped-call]
         try:
             yield
@@ -245,9 +227,8 @@ class Corruption(Hook):
                 yield from (each._unsharded_param for each in group.fsdp_params)
 
     def _exchanged(self, batch: Batch, shift: int) -> Batch:
-        """Give the micro-batch to the process so many places on, and return one from as far back.
-
-        It lies in memory as this process's does, as compiled code depends on that.
+        """Give the micro-batch to the process so many places on; return one from as far back, which
+        lies in memory as this one does, as compiled code depends on that.
         """
         mine, dp = self._mesh.dp_rank, self._layout.dp
         giver, taker = self._at_dp((mine - shift) % dp), self._at_dp((mine + shift) % dp)
@@ -261,7 +242,7 @@ class Corruption(Hook):
         for work in dist.batch_isend_irecv(ways):
             work.wait()
         theirs = {
-            name: each.new_empty(0).new_empty_strided(each.shape, each.stride()).copy_(given)
+            name: each.new_empty_strided(each.shape, each.stride()).copy_(given)
             for (name, each), given in zip(ours.items(), taken, strict=True)
         }
         return batch._replace(**theirs)
@@ -278,15 +259,11 @@ class Corruption(Hook):
         return rank
 
     def _say(self, what: tuple[str, ...], of: int, sums: Tensor) -> list[Statement]:
-        """Return what all processes say; the host waits for the device here.
+        """Return what all processes say; here the host waits for the device.
 
-        Args:
-            what: Of what there are sums.
-            of: The rank to which it belongs.
-            sums: As many sums of bits, of this process.
+        `sums` are this process's, of the bits of each of `what`, which belongs to the rank `of`.
         """
-        mine = torch.cat((torch.tensor([of], device=sums.device), sums))
-        rows = mine
+        rows = mine = torch.cat((torch.tensor([of], device=sums.device), sums))
         if self._layout.world > 1:
             rows = mine.new_empty(self._layout.world * len(mine))
             dist.all_gather_single(rows, mine)
@@ -326,15 +303,9 @@ class Corruption(Hook):
         return find_wrong([said]) if is_disputed(said) else None
 
     def tell(
-        self,
-        step: int,
-        wrong: Wrong,
-        done: str,
-        *,
-        ends: bool = False,
-        seconds_lost: float | None = None,
+        self, step: int, wrong: Wrong, done: str, *, ends: bool = False, lost: float | None = None
     ) -> None:
-        """Log and note who is wrong, and what was done about it.
+        """Log and note who is wrong, and what was done about it, with the seconds that were lost.
 
         Raises:
             SharedError: the run ends, as `ends` says, or as one of them was wrong before.
@@ -348,8 +319,7 @@ class Corruption(Hook):
             cause, ends = f"{cause}, and not for the first time", True
         self._named.update(wrong.ranks)
         done = "the run ended" if ends else done
-        key = f"silent corruption at step {step}: {who}"
-        self._events.note("corruption", key, cause, done, step=step, seconds_lost=seconds_lost)
+        self._events.note("corruption", cause, cause, done, step=step, seconds_lost=lost)
         if ends:
             raise SharedError(
                 f"{cause}; keep this hardware out of the cluster and start the run again: it goes "

@@ -60,10 +60,7 @@ class StepBatches:
 
 
 def seed_step(seed: int, step: int, token_rank: int) -> None:
-    """Begin the random numbers of a step, such as dropout's, for the `token_rank` of a `Mesh`.
-
-    As each step begins anew, they resume correctly, and another process can draw them, too.
-    """
+    """Begin a step's random numbers: they resume correctly, and others can draw the same."""
     torch.manual_seed(hash((seed, step, token_rank)))
 
 

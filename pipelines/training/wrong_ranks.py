@@ -15,14 +15,10 @@ class Statement(NamedTuple):
 
 
 class Wrong(NamedTuple):
-    """Who is wrong, and about what.
+    """Who is wrong, and about what."""
 
-    Attributes:
-        ranks: Ascending; where it is not known who of some is wrong, all of these.
-    """
-
-    ranks: tuple[int, ...]
-    is_known: bool
+    ranks: tuple[int, ...]  # ascending
+    is_known: bool  # if not, only one of them need be wrong
     what: tuple[str, ...]
 
 

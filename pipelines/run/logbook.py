@@ -48,6 +48,7 @@ Kind = Literal[
     "out of memory",
     "stall",
     "slow rank",  # the others wait for a slow GPU, host or disk
+    "corruption",  # hardware got bits wrong without an error
     "time limit",
     "human decision",
     "end",

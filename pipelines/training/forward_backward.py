@@ -59,6 +59,11 @@ class StepBatches:
         return held, predicted.clamp(min=1)  # a step without targets changes nothing
 
 
+def seed_step(seed: int, step: int, token_rank: int) -> None:
+    """Begin a step's random numbers: they resume correctly, and others can draw the same."""
+    torch.manual_seed(hash((seed, step, token_rank)))
+
+
 def _targets(batch: Batch) -> Tensor:
     return (batch.targets_BS != IGNORED).sum()
 

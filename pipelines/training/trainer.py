@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-import torch
+from torch import Tensor
 
 from pipelines.core.errors import SharedError
 from pipelines.loading.dataloader import Batch, Loader
@@ -25,7 +25,8 @@ from pipelines.training.checkpoint.checkpointer import (
 )
 from pipelines.training.checkpoint.patience import Patience
 from pipelines.training.checkpoint.store import CheckpointStore
-from pipelines.training.forward_backward import StepBatches, forward_backward
+from pipelines.training.corruption import Corruption
+from pipelines.training.forward_backward import StepBatches, forward_backward, seed_step
 from pipelines.training.guard import Guard, Verdict, step_unless
 from pipelines.training.hooks import Events, Hooks
 from pipelines.training.machine_report import memory_in_use
@@ -41,6 +42,7 @@ from pipelines.training.routing import Routing
 from pipelines.training.schedule import Schedule, set_learning_rate
 from pipelines.training.stragglers import Stragglers
 from pipelines.training.watchdog import Watchdog
+from pipelines.training.wrong_ranks import Wrong
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +122,7 @@ class Trainer:
         self.profiler = StepProfiler(train.profile_steps, diagnostics / "profile", *who)
         self.watchdog = Watchdog(diagnostics / "heartbeats", *who, train.stall_seconds, self.events)
         self.stragglers = Stragglers(recipe, model, self.checkpoints, self.events)
+        self.corruption = Corruption(recipe, model, self.optimizer, self.events)
 
     def _objective(self) -> PairLoss | PolicyLoss | None:
         """Return the loss of preference tuning or reinforcement, and have the model compute it."""
@@ -172,7 +175,8 @@ class Trainer:
     @property
     def hooks(self) -> Hooks:
         """The run's hooks, in the order in which they are called."""
-        return Hooks(self.events, self.watchdog, self.profiler, self.stragglers, self.meter)
+        named = self.stragglers, self.corruption
+        return Hooks(self.events, self.watchdog, self.profiler, *named, self.meter)
 
     def _fit(self) -> Position:
         hooks = self.hooks
@@ -186,6 +190,10 @@ class Trainer:
             self._hear_requests(position)
         first = position.step
         while not self._finished(position):
+            if self.corruption.is_due(position.step) and (wrong := self.corruption.differing()):
+                now = Position(position.step, position.seconds + self.meter.elapsed)
+                position = since = self._undo(now, wrong)
+                hooks.begin_window()
             self._step(position)
             if position.step == first:
                 self.model.check_overlap(self.recipe)
@@ -222,6 +230,8 @@ class Trainer:
         self._tell(position, since, verdict, samples, finished)
         if saves and verdict.any_good:  # weights that were never good are not saved
             self.hooks.enter_phase(position.step, "checkpoint")
+            if wrong := self.corruption.differing():
+                return self._undo(position, wrong), False
             self.checkpoints.save(position)
         return position, finished
 
@@ -238,6 +248,8 @@ class Trainer:
         """End the run early, or look at a failed save."""
         if requests.notices:
             self._end_early(position, requests.notices)
+        if "retry" in requests.saves and self.corruption.differing():
+            return  # the next check finds it, too, and the run goes back
         now = Position(position.step, position.seconds + self.meter.elapsed)
         self.checkpoints.answer(requests.saves, now)
 
@@ -247,6 +259,7 @@ class Trainer:
         self.hooks.enter_phase(position.step, "checkpoint")
         verdict = self.guard.verdict()
         is_good = verdict.any_good and verdict.worst_run < self.train.max_bad_steps
+        is_good = is_good and not self.corruption.differing()
         now = Position(position.step, position.seconds + self.meter.elapsed)
         saved = self.checkpoints.save_now(now, is_good=is_good)
         done = f"saved in {time.perf_counter() - began:.1f} s" if saved else "not saved"
@@ -265,8 +278,7 @@ class Trainer:
         for parameter in self.parameters:
             parameter.grad = None
         hooks.before_step(step)
-        # Seeding each step makes random numbers resume correctly on any number of processes.
-        torch.manual_seed(hash((self.recipe.seed, step, self.mesh.token_rank)))
+        seed_step(self.recipe.seed, step, self.mesh.token_rank)
         set_learning_rate(self.optimizer, self.schedule.rate(step))
         hooks.enter_phase(step, "data")
         communicates = partial(hooks.enter_phase, step, "communication")
@@ -274,7 +286,11 @@ class Trainer:
         # Each token has the same weight on any process; the mean over processes is taken later.
         share = self.scale.scale * self.mesh.layout.dp_cp / predicted
         self.routing.weigh(self.scale.scale)
-        nats = self.forward_backward(_in_phases(batches, step, hooks), share)
+
+        def passes(micro_batches: Iterable[tuple[Batch, bool]]) -> Tensor:
+            return self.forward_backward(_in_phases(micro_batches, step, hooks), share)
+
+        nats = self.corruption.forward_backward(step, batches, passes)
         if self.objective is not None:
             self.objective.end_step(self.batches.number)
         communicates()
@@ -365,11 +381,24 @@ class Trainer:
         done = f"went back to step {back.step}, and goes on with other data"
         self.routing.go_back()
         _log.warning("%s: %s", cause, done)
-        lost = position.seconds - max(back.seconds, self._went_back_at)
-        self._went_back_at = position.seconds
         key = f"rollback {len(skipped) + 1} at step {position.step}"
+        lost = self._lost(position, back)
         self.events.note("rollback", key, cause, done, step=position.step, seconds_lost=lost)
         return Position(back.step, position.seconds)
+
+    def _undo(self, position: Position, wrong: Wrong) -> Position:
+        """Load the last checkpoint, whose weights were compared, and take the same steps again."""
+        back = self.checkpoints.restore()
+        self.routing.go_back()
+        done, lost = f"went back to step {back.step}", self._lost(position, back)
+        self.corruption.tell(position.step, wrong, done, ends=back.step == 0, lost=lost)
+        return Position(back.step, position.seconds)
+
+    def _lost(self, position: Position, back: Position) -> float:
+        """Return the seconds of the steps that are undone."""
+        lost = position.seconds - max(back.seconds, self._went_back_at)
+        self._went_back_at = position.seconds
+        return lost
 
     def _failure(self, position: Position, verdict: Verdict, collapse: str) -> SharedError:
         times = len(self.guard.skipped)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from pipelines.platform.supervisor import end_processes, processes_of
 def test_an_orphan_of_ours_is_ended_and_a_stranger_is_not(tmp_path: Path) -> None:
     environment = os.environ | {"PENSTOCK_RUNTIME": str(tmp_path)}
     with subprocess.Popen(["sleep", "60"]) as stranger:
-        # The shell ends at once; its background child goes on as an orphan in its own session.
-        subprocess.run(["bash", "-c", "setsid sleep 60 >/dev/null &"], env=environment, check=True)
+        # `Popen` returns when the child is the new program, which goes on as an orphan.
+        code = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True)
         ours = processes_of(tmp_path)
         assert len(ours) == 1
         end_processes(ours)

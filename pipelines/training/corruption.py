@@ -71,7 +71,10 @@ class Corruption(Hook):
             copies.append("cp")
         self._has_copies = any(getattr(self._layout, name) > 1 for name in copies)
         self._first_copy = self._rank_at(**dict.fromkeys(copies, 0))
-        self._is_exact = model.mesh.device.type == "cpu" or recipe.train.deterministic
+        on_cpu, train = model.mesh.device.type == "cpu", recipe.train
+        # On a GPU, Inductor times kernels and takes the fastest, so processes may differ in them.
+        self._have_same_kernels = on_cpu or not train.fixed_compile
+        self._is_exact = on_cpu or (train.deterministic and self._have_same_kernels)
         # Whether passes give the same bits each time; None: that is yet to be tried.
         self._repeats = True if self._is_exact else None
         self._off = self._why_off(sharded=sharded)
@@ -278,11 +281,14 @@ class Corruption(Hook):
         wrong = find_wrong(rounds)
         lasts = is_disputed(rounds[-1])
         is_sure = wrong.is_known and len(wrong.ranks) == 1 and self._layout.dp > 2
-        if lasts and not self._is_exact and not is_sure:
+        if lasts and not self._is_exact and not (is_sure and self._have_same_kernels):
             self._repeats = False
-            self._say_off("they no longer give the same bits; set train.deterministic = true")
+            why = "set train.deterministic = true" if self._have_same_kernels else "kernels differ"
+            self._say_off(f"processes do not give the same bits; {why}")
             return
-        self.tell(step, wrong, "the step was run again, and all agreed", ends=lasts)
+        # Kernels that may round otherwise once in a while must not end a run.
+        ends = lasts or (self._is_exact and self.was_wrong(wrong))
+        self.tell(step, wrong, "the step was run again, and all agreed", ends=ends)
 
     @torch.no_grad()
     def differing(self) -> Wrong | None:
@@ -302,6 +308,10 @@ class Corruption(Hook):
         said = self._say(_STATE, self._first_copy, sums)
         return find_wrong([said]) if is_disputed(said) else None
 
+    def was_wrong(self, wrong: Wrong) -> bool:
+        """Return whether one of them was wrong before."""
+        return not self._named.isdisjoint(wrong.ranks)
+
     def tell(
         self, step: int, wrong: Wrong, done: str, *, ends: bool = False, lost: float | None = None
     ) -> None:
@@ -315,8 +325,8 @@ class Corruption(Hook):
         cause = (
             f"silent corruption at step {step}: wrong bits in {' and '.join(wrong.what)} of {who}"
         )
-        if self._named.intersection(wrong.ranks):
-            cause, ends = f"{cause}, and not for the first time", True
+        if self.was_wrong(wrong):
+            cause = f"{cause}, and not for the first time"
         self._named.update(wrong.ranks)
         done = "the run ended" if ends else done
         self._events.note("corruption", cause, cause, done, step=step, seconds_lost=lost)

@@ -391,7 +391,8 @@ class Trainer:
         back = self.checkpoints.restore()
         self.routing.go_back()
         done, lost = f"went back to step {back.step}", self._lost(position, back)
-        self.corruption.tell(position.step, wrong, done, ends=back.step == 0, lost=lost)
+        ends = back.step == 0 or self.corruption.was_wrong(wrong)
+        self.corruption.tell(position.step, wrong, done, ends=ends, lost=lost)
         return Position(back.step, position.seconds)
 
     def _lost(self, position: Position, back: Position) -> float:

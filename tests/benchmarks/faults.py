@@ -117,6 +117,9 @@ def _commit() -> str:
     return told.stdout.strip()
 
 
+_TEMPORARY = re.compile(r"/\S*/pytest-\S*?/pytest-\d+/[^/\s]*")  # a folder of one test
+
+
 def _row(case: ElementTree.Element) -> dict[str, Any]:
     name = case.attrib["name"]
     found = re.search(r"row_(\d+)", name)
@@ -131,7 +134,7 @@ def _row(case: ElementTree.Element) -> dict[str, Any]:
         "outcome": _outcome(trouble),
         "why": trouble[0].attrib.get("message", "").splitlines()[:1] if trouble else [],
         "recovered_s": said.get("recovered", []),
-        "checks": said.get("checks", []),
+        "checks": [_TEMPORARY.sub("…", each) for each in said.get("checks", [])],
         "seconds": round(float(case.attrib["time"]), 1),
         "date": datetime.now(UTC).date().isoformat(),
     }

@@ -13,7 +13,7 @@ import pytest
 from mlflow import MlflowClient
 
 from pipelines.core.errors import UserError
-from pipelines.registry import audit, promotion, registry
+from pipelines.registry import audit, promotion, registration, registry
 from pipelines.registry.promotion import ChampionMovedError, promote, rollback
 from pipelines.registry.registration import register
 from pipelines.tracking import rest
@@ -103,6 +103,7 @@ def files_after_the_version(monkeypatch, tmp_path):
 
     monkeypatch.setattr(MlflowClient, "log_model_artifacts", keep)
     monkeypatch.setattr(MlflowClient, "create_model_version", create_first)
+    monkeypatch.setattr(registration, "_sync", lambda _: None)  # there is nothing yet
 
 
 def done_before_the_alias_moves(monkeypatch, _):

@@ -9,6 +9,7 @@ import logging
 import time
 
 import ray
+import ray.train
 from ray._private.state import state
 from ray._private.worker import global_worker
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
@@ -34,12 +35,38 @@ def leave_this_node(notice: MachineNotice) -> None:
     """
     node, end = ray.get_runtime_context().get_node_id(), time.time() + notice.seconds
     if node not in draining():
-        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-        asked = node, reason, notice.reason, int(end * 1000)
-        try:
-            taken, why_not = global_worker.gcs_client.drain_node(*asked)
-        except RpcError as error:
-            taken, why_not = False, str(error)
-        if not taken:
-            _log.warning("Ray does not drain this node: %s", why_not)
+        _drain(node, notice.reason, int(end * 1000))
     preemption.ask(notice.reason)
+
+
+def fence_this_node(reason: str) -> bool:
+    """Drain this worker's node if the others have room for all workers; return whether it is so.
+
+    Without such room the run would wait for another machine, which nobody was asked for.
+    """
+    context = ray.get_runtime_context()
+    node, left = context.get_node_id(), draining()
+    needed = {name: amount for name, amount in context.get_assigned_resources().items() if amount}
+    others = (
+        each["Resources"]
+        for each in ray.nodes()
+        if each["Alive"] and each["NodeID"] != node and each["NodeID"] not in left
+    )
+    room = sum(
+        min(int(has.get(name, 0) // amount) for name, amount in needed.items()) for has in others
+    )
+    if room < ray.train.get_context().get_world_size():
+        return False
+    return node in left or _drain(node, reason, 0)
+
+
+def _drain(node: str, reason: str, end: int) -> bool:
+    """Ask Ray to drain a node; `end` is when it goes, in ms of the clock, or 0."""
+    kind = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    try:
+        taken, why_not = global_worker.gcs_client.drain_node(node, kind, reason, end)
+    except RpcError as error:
+        taken, why_not = False, str(error)
+    if not taken:
+        _log.warning("Ray does not drain this node: %s", why_not)
+    return bool(taken)

@@ -172,7 +172,7 @@ def _work(config: dict[str, Any]) -> str | None:
     from pipelines.recipe.recipe import Recipe
     from pipelines.stages.train import train_stage
     from pipelines.training.machine_notice import watching
-    from ray_jobs.draining import leave_this_node
+    from ray_jobs.draining import fence_this_node, leave_this_node
     from ray_jobs.samplers import SamplersOnRay
 
     set_up_logging()
@@ -186,7 +186,9 @@ def _work(config: dict[str, Any]) -> str | None:
                 if line := user_error(workspace, STAGE):
                     raise UserError(line)
             report = _reporter(workspace.name)
-            train_stage.run(recipe, workspace, report, start_samplers=SamplersOnRay)
+            train_stage.run(
+                recipe, workspace, report, start_samplers=SamplersOnRay, leave=fence_this_node
+            )
     except UnreachableError:
         raise
     except SharedError as error:

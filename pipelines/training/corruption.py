@@ -29,6 +29,7 @@ from pipelines.parallel.process_group import from_all
 from pipelines.recipe.recipe import Recipe
 from pipelines.training.forward_backward import seed_step
 from pipelines.training.hooks import Events, Hook
+from pipelines.training.preemption import PreemptedError
 from pipelines.training.stragglers import hardware_name
 from pipelines.training.wrong_ranks import Statement, Wrong, find_wrong, is_disputed
 
@@ -54,6 +55,8 @@ class Corruption(Hook):
     Attributes:
         every: Steps from one check to the next. A check takes about a micro-batch, which is at
             most a whole step: half a percent of 200 steps, or less.
+        leave: Called with the reason on the process that is surely wrong, before the run ends for
+            it; it returns whether new processes will go on on other machines.
     """
 
     every = 200
@@ -78,6 +81,7 @@ class Corruption(Hook):
         # Whether passes give the same bits each time; None: that is yet to be tried.
         self._repeats = True if self._is_exact else None
         self._off = self._why_off(sharded=sharded)
+        self.leave: Callable[[str], bool] = lambda _: False
         self._names: list[str] = []
         self._named: set[int] = set()
 
@@ -318,7 +322,8 @@ class Corruption(Hook):
         """Log and note who is wrong, and what was done about it, with the seconds that were lost.
 
         Raises:
-            SharedError: the run ends, as `ends` says, or as one of them was wrong before.
+            PreemptedError: the run ends, as `ends` says, and goes on on other machines.
+            SharedError: it ends, and does not.
         """
         names = [f"rank {rank} on {self._names[rank]}" for rank in wrong.ranks]
         who = (" and " if wrong.is_known else " or ").join(names)
@@ -328,8 +333,14 @@ class Corruption(Hook):
         if self.was_wrong(wrong):
             cause = f"{cause}, and not for the first time"
         self._named.update(wrong.ranks)
-        done = "the run ended" if ends else done
+        goes_on = ends and self._leave(wrong, cause)
+        if goes_on:
+            done = "its node takes no more work; others go on from the newest checkpoint"
+        elif ends:
+            done = "the run ended"
         self._events.note("corruption", cause, cause, done, step=step, seconds_lost=lost)
+        if goes_on:
+            raise PreemptedError(f"{cause}; {done}")
         if ends:
             raise SharedError(
                 f"{cause}; keep this hardware out of the cluster and start the run again: it goes "
@@ -337,6 +348,11 @@ class Corruption(Hook):
             )
         if self._mesh.rank == 0:
             _log.warning("%s; %s", cause, done)
+
+    def _leave(self, wrong: Wrong, cause: str) -> bool:
+        if not wrong.is_known or len(wrong.ranks) > 1:
+            return False
+        return any(from_all(self._mesh.rank in wrong.ranks and self.leave(cause)))
 
 
 def bits(tensor: Tensor) -> Tensor:

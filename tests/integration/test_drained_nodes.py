@@ -1,9 +1,11 @@
 """A node that is to go is drained: training saves, goes on elsewhere, and has lost no step."""
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import ray
+import torch
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -41,6 +44,30 @@ class NoFailure(train_overseer.Progress):
         raise train_overseer.FruitlessError(cause)
 
 train_overseer.Progress = NoFailure
+work = train_on_ray._work
+
+def with_wrong_hardware(config):
+    from pipelines.training import corruption
+    check = corruption.Corruption.forward_backward
+
+    def flip(gradient):
+        gradient.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 20)
+        return gradient
+
+    def checked(self, step, batches, passes):
+        is_wrong = "WRONG_HARDWARE" in os.environ and self.is_due(step)
+        handle = self._model.parameters()[0].register_hook(flip) if is_wrong else None
+        try:
+            return check(self, step, batches, passes)
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    corruption.Corruption.every = 20
+    corruption.Corruption.forward_backward = checked
+    return work(config)
+
+train_on_ray._work = with_wrong_hardware
 
 def get_on(resumes):
     def points():
@@ -89,8 +116,8 @@ with contextlib.ExitStack() as held:
     held.callback(ray.shutdown)
     cluster.connect()
     told = {"PENSTOCK_NOTICE": "aws", "AWS_EC2_METADATA_SERVICE_ENDPOINT": service.url}
-    nodes = [cluster.add_node(num_cpus=1, env_vars=told) for told in (told, {}, {})[:MORE_NODES]]
-    holders = [hold(node) for node in nodes[1:]]  # while others have it, training has no room there
+    nodes = [cluster.add_node(num_cpus=1, env_vars=each) for each in [NODES][:MORE_NODES]]
+    holders = [hold(node) for node in nodes[FREE:]]  # while others have it, there is no room there
     threading.Thread(target=befall, daemon=True).start()
     try:
         train_on_ray.train_on_ray(job.recipe, workspace)
@@ -105,15 +132,24 @@ RECIPE = [
 ]
 
 
-def run(workspace: Path, workers: str, *befalls: str, more_nodes: int = 0) -> str:
+def run(
+    workspace: Path,
+    workers: str,
+    *befalls: str,
+    more_nodes: int = 0,
+    free: int = 1,  # of these
+    nodes: str = "told, {}, {}",
+    sets: Sequence[str] = (),
+) -> str:
     """Train, while that befalls the cluster; what is printed."""
     job = JOB.replace("BEFALLS", "\n        ".join(befalls or ("pass",)))
-    program = ["-c", job.replace("MORE_NODES", str(more_nodes))]
-    sets = [
-        each for value in [*RECIPE, f"resources.workers={workers}"] for each in ("--set", value)
-    ]
+    places = {"MORE_NODES": str(more_nodes), "FREE": str(free), "NODES": nodes}
+    for place, content in places.items():
+        job = job.replace(place, content)
+    values = [*RECIPE, f"resources.workers={workers}", *sets]
+    options = [each for value in values for each in ("--set", value)]
     done = subprocess.run(
-        [sys.executable, *program, "--recipe", "debug", "--workspace", str(workspace), *sets],
+        [sys.executable, "-c", job, "--recipe", "debug", "--workspace", str(workspace), *options],
         cwd=PROJECT,
         env=os.environ
         | {
@@ -178,5 +214,22 @@ def test_the_drivers_own_node(tmp_path: Path) -> None:
     assert "of rank 0 is drained, and has 1" in said.partition("ended: step ")[2]
     run(tmp_path / "hurt", "1")  # a job that is started anew, on another cluster
     nothing_lost(tmp_path / "hurt", ["of rank 0 is drained"])
+    hurt, unhurt = TrainRecord.read(tmp_path / "hurt"), TrainRecord.read(tmp_path / "unhurt")
+    assert hurt.model_hash == unhurt.model_hash
+
+
+def test_a_node_whose_bits_are_wrong_again_and_again_is_left(tmp_path: Path) -> None:
+    sets = ["train.steps=60", "train.checkpoint_every=15", "train.global_batch_size=6"]
+    sets += ["train.micro_batch_size=2"]
+    run(tmp_path / "unhurt", "3", more_nodes=2, free=2, nodes="{}, {}", sets=sets)
+    wrong = "{'WRONG_HARDWARE': '1'}, {}, {}"
+    is_found = "'corruption' in [entry.kind for entry in read_logbook(workspace)]"
+    befalls = f"while not {is_found}: time.sleep(0.1)", "ray.kill(holders[0])"
+    run(tmp_path / "hurt", "3", *befalls, more_nodes=3, free=2, nodes=wrong, sets=sets)
+    entries = read_logbook(tmp_path / "hurt")
+    (found,) = of_kind(entries, "corruption")
+    assert re.search("wrong bits in gradient of rank [012] ", found.cause)
+    assert found.done.startswith("its node takes no more work")
+    assert [entry.step for entry in of_kind(entries, "resume")] == [15]
     hurt, unhurt = TrainRecord.read(tmp_path / "hurt"), TrainRecord.read(tmp_path / "unhurt")
     assert hurt.model_hash == unhurt.model_hash

@@ -6,7 +6,7 @@ Every process of the job calls `run`: Ray Train's workers, torchrun's processes,
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,7 @@ def run(
     report: Report | None = None,
     last_step: int | None = None,
     start_samplers: StartSamplers | None = None,
+    leave: Callable[[str], bool] | None = None,
 ) -> TrainRecord | None:
     """Train the recipe's model on the workspace's token shards.
 
@@ -77,6 +78,8 @@ def run(
         report: Also called with each point of the curves, on every process.
         last_step: The number of steps to end after, to repeat a run that a time limit ended.
         start_samplers: Starts processes that sample answers to learn from; None: rank 0 does.
+        leave: Keeps work away from the machine of a process whose hardware is wrong, and returns
+            whether the run goes on on others (see `Corruption`); None: it does not.
 
     Returns:
         The record on rank 0, and None on the others.
@@ -112,6 +115,8 @@ def run(
             if history is not None:  # the steps of a checkpoint that counts are never taken again
                 curves = partial(sync_folder, workspace / CHECKPOINTS, "*.jsonl")
                 trainer.checkpoints.before_complete = curves
+            if leave is not None:
+                trainer.corruption.leave = leave
             tags = {READER_TAG: loader.source, LAYOUT_TAG: json.dumps(settled.facts())}
             steps = train(trainer, dataset, workspace, tracked, tags, reporter.points)
             batch = last_loss(trainer)

@@ -17,6 +17,7 @@ from pipelines.core.errors import SharedError
 from pipelines.models.weights import local
 from pipelines.run.records import Split
 from pipelines.training.metrics import StepMetrics
+from tests.compiling import needs_a_linker
 from tests.distributed.pool import Pool
 from tests.distributed.training import Case, build_trainer
 from tests.unit.training.conftest import Noted
@@ -198,12 +199,17 @@ def ids(each: object) -> str:
     return each.name if isinstance(each, Case) else str(each)
 
 
+def marks(case: Case) -> list[pytest.MarkDecorator]:
+    """Of the cases beside the first ones."""
+    return [pytest.mark.parity, *([needs_a_linker] if "compile" in case.train else [])]
+
+
 IN_PASSES = [Flip("activation"), Flip("activation", call=2), Flip("gradient", call=2)]
 FOUND = [
     (DDP, Flip("activation", call=2)),
     (THREE, Flip("gradient")),
     *(
-        pytest.param(case, each, marks=pytest.mark.parity)
+        pytest.param(case, each, marks=marks(case))
         for case in (DDP, THREE, *OTHERS)
         for each in IN_PASSES[: 3 if case.parallel == {} else 2]  # a shard's gradient is later
     ),

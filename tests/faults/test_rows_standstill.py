@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import psutil
 import pytest
@@ -68,7 +68,9 @@ def stand_still(processes: Iterable[psutil.Process]) -> None:
     """SIGSTOP, 30 s, SIGCONT."""
     with ExitStack() as held:
         for process in processes:
-            held.enter_context(frozen(process))
+            with suppress(psutil.NoSuchProcess):  # a child that has ended, or whose end is not read
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    held.enter_context(frozen(process))
         time.sleep(STILL_S)
 
 

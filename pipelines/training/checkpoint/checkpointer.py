@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
-from pipelines.core.errors import SharedError, UnreachableError, UserError
+from pipelines.core.errors import SharedError, UnreachableError, UserError, one_line
 from pipelines.parallel.mesh import group_timeout
 from pipelines.parallel.parallelize import Parallelized
 from pipelines.parallel.process_group import one_for_all
@@ -34,7 +34,6 @@ from pipelines.training.checkpoint.patience import (
     RETRY_S,
     Patience,
     UnsavedError,
-    in_one_line,
     is_away,
     unsaved,
 )
@@ -205,8 +204,9 @@ class Checkpoints:
             save.written.result()
         except CheckpointException as error:
             self._losses = save.losses + self._losses
+            told = unsaved(self._store.url(save.step), _first_cause(error))  # while it is full
             self._discard(save.step)
-            raise unsaved(self._store.url(save.step), _first_cause(error)) from error
+            raise told from error
         self.newest = save.step
         self.last_write = save.step, save.writer.seconds_a_gib
         self._patience.saved(save.step)
@@ -283,7 +283,7 @@ class Checkpoints:
         except CheckpointException as error:
             cause = _first_cause(error)
             kind = UnreachableError if is_away(url, cause) else SharedError
-            raise kind(f"{url}: the checkpoint can't be loaded: {in_one_line(cause)}") from error
+            raise kind(f"{url}: the checkpoint can't be loaded: {one_line(cause)}") from error
         for name, each in self._others.items():
             try:
                 each.load_state_dict(facts["others"][name])

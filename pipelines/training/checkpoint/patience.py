@@ -40,11 +40,6 @@ def is_away(place: str, cause: BaseException) -> bool:
     return isinstance(cause, UnreachableError) or ("s3://" in place and not a_persons)
 
 
-def in_one_line(cause: BaseException) -> str:
-    """Return an error's message as one line."""
-    return " ".join((str(cause) or repr(cause)).split())
-
-
 class Patience:
     """Counts for how long checkpoints were due but could not be saved."""
 

@@ -1,10 +1,10 @@
 """The metadata services of three clouds, as their documentation says that they answer."""
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.background_server import in_background
 
 TOKEN = "AQAEAK-a-token"
 NAME = "gpu-7"  # Azure's name of this machine
@@ -64,13 +64,6 @@ class _Answers(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def metadata_service() -> Iterator[MetadataService]:
+def metadata_service() -> AbstractContextManager[MetadataService]:
     """It answers within the block."""
-    service = MetadataService()
-    threading.Thread(target=service.serve_forever, daemon=True).start()
-    try:
-        yield service
-    finally:
-        service.shutdown()
-        service.server_close()
+    return in_background(MetadataService())

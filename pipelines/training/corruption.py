@@ -81,7 +81,7 @@ class Corruption(Hook):
         # Whether passes give the same bits each time; None: that is yet to be tried.
         self._repeats = True if self._is_exact else None
         self._off = self._why_off(sharded=sharded)
-        self.leave: Callable[[str], bool] = lambda _: False
+        self.leave: Callable[[str], bool] = stays
         self._names: list[str] = []
         self._named: set[int] = set()
 
@@ -353,6 +353,11 @@ class Corruption(Hook):
         if not wrong.is_known or len(wrong.ranks) > 1:
             return False
         return any(from_all(self._mesh.rank in wrong.ranks and self.leave(cause)))
+
+
+def stays(_reason: str) -> bool:
+    """Let no process leave its machine."""
+    return False
 
 
 def bits(tensor: Tensor) -> Tensor:

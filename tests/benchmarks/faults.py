@@ -154,20 +154,22 @@ def page(rows: list[dict[str, Any]]) -> str:
     """The table as Markdown."""
     lines = []
     for row in rows:
-        recovered = ", ".join(f"{each:.0f}" for each in row["recovered_s"])
+        *known, told = _cells(row)
         seen = row["date"]
         if "commit" in row:
             seen += f" at {row['commit']}, by seed {' and '.join(map(str, row['seeds']))}"
-        told = "; ".join([*row["why"], *row["checks"]]).replace("|", "/")
-        cells = (str(row["row"]), row["fault"], row["outcome"], recovered, seen, told)
-        lines.append(f"| {' | '.join(cells)} |\n")
+        lines.append(f"| {' | '.join([*known, seen, told.replace('|', '/')])} |\n")
     return _HEAD + "".join(lines)
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table("row", "fault", "outcome", "recovered after, s", "checks", title="faults")
     for row in rows:
-        recovered = ", ".join(f"{each:.0f}" for each in row["recovered_s"])
-        told = "; ".join([*row["why"], *row["checks"]])
-        table.add_row(str(row["row"]), row["fault"], row["outcome"], recovered, told)
+        table.add_row(*_cells(row))
     return table
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    recovered = ", ".join(f"{each:.0f}" for each in row["recovered_s"])
+    told = "; ".join([*row["why"], *row["checks"]])
+    return str(row["row"]), row["fault"], row["outcome"], recovered, told

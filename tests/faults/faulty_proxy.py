@@ -7,10 +7,11 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
+
+from tests.background_server import in_background
 
 Fault = Literal["none", "500", "timeout", "reset", "truncated", "slow"]
 
@@ -117,13 +118,6 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def faulty_proxy(port: int, fault: Fault) -> Iterator[FaultyProxy]:
+def faulty_proxy(port: int, fault: Fault) -> AbstractContextManager[FaultyProxy]:
     """A proxy to the server at the port, while in the block."""
-    proxy = FaultyProxy(port, fault)
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    try:
-        yield proxy
-    finally:
-        proxy.shutdown()
-        proxy.server_close()
+    return in_background(FaultyProxy(port, fault))

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pipelines.core.line_files import read_lines
 from pipelines.platform.airflow_api import AirflowApi
 from pipelines.platform.dag_runs import DAG
 from pipelines.run.logbook import Kind
@@ -89,12 +90,7 @@ class PipelineRun:
     @property
     def history(self) -> list[dict[str, float]]:
         """The training curve so far; a line that is being written is left out."""
-        path = self.workspace / CHECKPOINTS / HISTORY
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return read_lines(self.workspace / CHECKPOINTS / HISTORY, dict[str, Any])
 
     @property
     def step(self) -> int:

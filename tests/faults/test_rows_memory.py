@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.core.line_files import read_lines
 from pipelines.core.settings import PROJECT
 from pipelines.run.logbook import read_logbook
 from pipelines.run.records import TrainRecord
@@ -94,9 +95,7 @@ def memory_taken(start):
 
 
 def points(folder: Path) -> list[dict]:
-    path = folder / HISTORY
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return read_lines(folder / HISTORY, dict)
 
 
 def shortages(workspace: Path) -> list[str]:

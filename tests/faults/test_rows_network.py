@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.core.line_files import read_lines
 from pipelines.core.settings import PROJECT
 from pipelines.run.records import TrainRecord
 from pipelines.stages.train.train_stage import HISTORY
@@ -93,9 +94,7 @@ def train(hosts: Hosts, workspace: Path) -> subprocess.Popen[bytes]:
 
 
 def history(workspace: Path) -> list[dict]:
-    path = workspace / CHECKPOINTS / HISTORY
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return read_lines(workspace / CHECKPOINTS / HISTORY, dict)
 
 
 def test_row_21_a_link_is_cut(hosts, tmp_path, record_property):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipelines.core.line_files import read_lines
 from pipelines.core.settings import PROJECT
 from pipelines.run.records import TrainRecord
 from pipelines.stages.train.train_stage import HISTORY
@@ -72,11 +73,9 @@ class Training:
     @property
     def history(self) -> list[dict[str, Any]]:
         """Its curve so far; a line that is being written is left out."""
-        path = self.workspace and self.workspace / CHECKPOINTS / HISTORY
-        if not path or not path.is_file():
+        if self.workspace is None:
             return []
-        lines = path.read_text().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return read_lines(self.workspace / CHECKPOINTS / HISTORY, dict[str, Any])
 
     def model(self) -> str:
         """The hash of the weights; each step was taken, and is in the curve, once."""

@@ -1,9 +1,6 @@
 """A node that is to go is drained: training saves, goes on elsewhere, and has lost no step."""
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +10,11 @@ import pytest
 from pipelines.core.settings import PROJECT
 from pipelines.run.logbook import Entry, read_logbook
 from pipelines.run.records import TrainRecord
+from tests.integration.own_cluster_job import needs_a_path_for_ray, run_job
 
 pytestmark = [
     pytest.mark.parity,
-    pytest.mark.skipif(" " in sys.executable, reason="Ray's own test cluster takes no such path"),
+    needs_a_path_for_ray,
     pytest.mark.timeout(2400),
 ]
 
@@ -146,26 +144,14 @@ def run(
     places = {"MORE_NODES": str(more_nodes), "FREE": str(free), "NODES": nodes}
     for place, content in places.items():
         job = job.replace(place, content)
+    variables = {
+        "PYTHONPATH": str(PROJECT),
+        # On a busy machine a node takes longer to start.
+        "RAY_raylet_start_wait_time_s": "300",
+        "RAY_agent_register_timeout_ms": "300000",
+    }
     values = [*RECIPE, f"resources.workers={workers}", *sets]
-    options = [each for value in values for each in ("--set", value)]
-    done = subprocess.run(
-        [sys.executable, "-c", job, "--recipe", "debug", "--workspace", str(workspace), *options],
-        cwd=PROJECT,
-        env=os.environ
-        | {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(PROJECT),
-            # On a busy machine a node takes longer to start.
-            "RAY_raylet_start_wait_time_s": "300",
-            "RAY_agent_register_timeout_ms": "300000",
-            "PENSTOCK_HOME": str(workspace.parent / "home"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
-    return done.stdout
+    return run_job(job, workspace, values, variables, seconds=900)
 
 
 def nothing_lost(workspace: Path, causes: list[str]) -> None:

@@ -1,21 +1,18 @@
 """A node is lost and another one comes: fewer workers go on, then more, on the same batches."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
-from pipelines.core.settings import PROJECT
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.recipe.recipe_files import load_recipe, override_values
 from pipelines.run.logbook import read_logbook
 from pipelines.run.records import PreprocessRecord
+from tests.integration.own_cluster_job import needs_a_path_for_ray, run_job
 
 # A cluster of its own, in a process of its own; its second node dies under the training, and later
 # there is another one.
@@ -74,27 +71,14 @@ RECIPE = [
 
 
 @pytest.mark.parity
-@pytest.mark.skipif(" " in sys.executable, reason="Ray's own test cluster takes no such path")
+@needs_a_path_for_ray
 @pytest.mark.timeout(700)
 def test_a_lost_node_costs_a_worker_and_no_sample_and_another_gives_one(tmp_path: Path) -> None:
     workspace = tmp_path / "w"
-    sets = [part for each in RECIPE for part in ("--set", each)]
-    done = subprocess.run(
-        [sys.executable, "-c", JOB, "--recipe", "debug", "--workspace", str(workspace), *sets],
-        cwd=PROJECT,
-        env=os.environ
-        | {
-            "OMP_NUM_THREADS": "1",
-            "PENSTOCK_HOME": str(tmp_path / "home"),
-            # Until Ray knows of the node's death, it waits for a worker there.
-            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "40",
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("workers ")]
+    # Until Ray knows of the node's death, it waits for a worker there.
+    variables = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "40"}
+    said = run_job(JOB, workspace, RECIPE, variables, seconds=600)
+    lines = [line.split() for line in said.splitlines() if line.startswith("workers ")]
     assert lines == [["workers", "2"], ["workers", "1"], ["workers", "2"]]
     points = (workspace / "outputs" / "train" / "history.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in points]

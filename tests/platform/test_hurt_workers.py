@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pipelines.core.line_files import read_lines
 from pipelines.core.settings import PROJECT
 from pipelines.run.logbook import read_logbook
 from pipelines.run.records import TrainRecord
@@ -53,11 +54,8 @@ class Training:
     @property
     def history(self) -> list[dict[str, Any]]:
         """The curve so far."""
-        try:
-            text = (self.workspace / "checkpoints" / "history.jsonl").read_text()
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in text.splitlines(True) if line.endswith("\n")]
+        path = self.workspace / "checkpoints" / "history.jsonl"
+        return read_lines(path, dict[str, Any])
 
     @property
     def step(self) -> int:

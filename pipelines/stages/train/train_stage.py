@@ -46,6 +46,7 @@ from pipelines.training.checkpoint.store import (
     checkpoints_of,
 )
 from pipelines.training.compile_check import check_compiled
+from pipelines.training.corruption import stays
 from pipelines.training.hooks import Events
 from pipelines.training.last_loss import last_loss
 from pipelines.training.metrics import History, Report, StepMetrics
@@ -68,7 +69,7 @@ def run(
     report: Report | None = None,
     last_step: int | None = None,
     start_samplers: StartSamplers | None = None,
-    leave: Callable[[str], bool] | None = None,
+    leave: Callable[[str], bool] = stays,
 ) -> TrainRecord | None:
     """Train the recipe's model on the workspace's token shards.
 
@@ -79,7 +80,7 @@ def run(
         last_step: The number of steps to end after, to repeat a run that a time limit ended.
         start_samplers: Starts processes that sample answers to learn from; None: rank 0 does.
         leave: Keeps work away from the machine of a process whose hardware is wrong, and returns
-            whether the run goes on on others (see `Corruption`); None: it does not.
+            whether the run goes on on others (see `Corruption`).
 
     Returns:
         The record on rank 0, and None on the others.
@@ -112,11 +113,7 @@ def run(
             reporter = Reporter(workspace, history, tracked, filter(None, (look, report)))
             places = checkpoints_of(recipe, workspace), workspace / DIAGNOSTICS
             trainer = Trainer(recipe, parallelized, loader, reporter, *places, events, last_step)
-            if history is not None:  # the steps of a checkpoint that counts are never taken again
-                curves = partial(sync_folder, workspace / CHECKPOINTS, "*.jsonl")
-                trainer.checkpoints.before_complete = curves
-            if leave is not None:
-                trainer.corruption.leave = leave
+            trainer.corruption.leave = leave
             tags = {READER_TAG: loader.source, LAYOUT_TAG: json.dumps(settled.facts())}
             steps = train(trainer, dataset, workspace, tracked, tags, reporter.points)
             batch = last_loss(trainer)
@@ -198,6 +195,8 @@ def train(
     if trainer.recipe.preference.needs_reference:
         name = f"reference-{identity(trainer.recipe, dataset)[:12]}.npy"
         use_reference(trainer, workspace / CHECKPOINTS / name)
+    # The steps of a checkpoint that counts are never taken again.
+    trainer.checkpoints.before_complete = partial(sync_folder, workspace / CHECKPOINTS, "*.jsonl")
     position = trainer.fit()
     if tracked is not None:
         conclude(points, workspace, tracked)

@@ -1,7 +1,6 @@
 """The webhook: a real server that takes the request, refuses it, or is not there."""
 
 import json
-import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from pipelines.core.machine import free_port
 from pipelines.orchestration.webhook import FILE, VARIABLE, Notice, alerts_of, post
 from pipelines.recipe import recipe_files
+from tests.background_server import in_background
 
 NOTICE = Notice(
     event="failed",
@@ -34,11 +34,9 @@ class Hook(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    with HTTPServer(("127.0.0.1", 0), Hook) as server:
+    with in_background(HTTPServer(("127.0.0.1", 0), Hook)) as server:
         server.seen, server.answer = [], 204
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
-        server.shutdown()
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """The client bears an Airflow that is away for a while, and says so in one line where it stays."""
 
 import json
-import threading
 from http.server import HTTPServer
 
 import pytest
@@ -10,6 +9,7 @@ from pipelines.core.errors import UnreachableError, UserError
 from pipelines.core.settings import load_settings
 from pipelines.platform import airflow_api
 from pipelines.platform.airflow_api import AirflowApi
+from tests.background_server import in_background
 from tests.unit.platform.signs_in import SignsIn
 
 
@@ -37,14 +37,11 @@ class Handler(SignsIn):
 
 @pytest.fixture
 def airflow(monkeypatch, tmp_path):
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("PENSTOCK_SECRETS", str(tmp_path))
-    (tmp_path / "airflow-password").write_text("any")
-    monkeypatch.setenv("PENSTOCK_AIRFLOW_URL", f"http://127.0.0.1:{server.server_port}")
-    yield AirflowApi(load_settings())
-    server.shutdown()
-    server.server_close()
+    with in_background(HTTPServer(("127.0.0.1", 0), Handler)) as server:
+        monkeypatch.setenv("PENSTOCK_SECRETS", str(tmp_path))
+        (tmp_path / "airflow-password").write_text("any")
+        monkeypatch.setenv("PENSTOCK_AIRFLOW_URL", f"http://127.0.0.1:{server.server_port}")
+        yield AirflowApi(load_settings())
 
 
 def test_an_airflow_without_its_database_is_asked_again(airflow):

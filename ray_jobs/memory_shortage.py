@@ -1,6 +1,6 @@
 """What training does after the memory of a machine ran out: takes less, waits, and tries again.
 
-By then all workers and Ray Train's controller have ended, so a wait in the driver holds no memory.
+By then all workers have ended, so a wait in the driver holds no memory.
 """
 
 import time
@@ -29,7 +29,7 @@ class MemoryShortage:
         self._tries, self._waited = 0, 0.0  # since the last new checkpoint
 
     def met(self, life: str, error: Exception) -> None:
-        """Note the shortage that ended a controller's life; return when the next try may begin.
+        """Note the shortage that ended a try; return when the next try may begin.
 
         Raises:
             FruitlessError: the memory stays short for too long.
@@ -58,6 +58,6 @@ class MemoryShortage:
             add_note(self._workspace, STAGE, f"waits {seconds:.0f} s for memory")
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if notice.asked(self._workspace):
+            if notice.asked():
                 raise PreemptedError("the job's time ends; the run goes on from its checkpoint")
             time.sleep(min(1.0, seconds))

@@ -8,29 +8,27 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from threading import Event
 from types import FrameType
 
-_FILE = "end-asked"  # Ray Train's controller, which reads it, is on the node of the job's process
+_asked = Event()
 
 
-def asked(workspace: Path) -> bool:
+def asked() -> bool:
     """Return whether the run is to save and end."""
-    return (workspace / _FILE).exists()
+    return _asked.is_set()
 
 
 @contextmanager
-def listening_for_notice(workspace: Path) -> Iterator[None]:
+def listening_for_notice() -> Iterator[None]:
     """Within the block SIGUSR1 is a notice, and SIGTERM ends it; the main thread calls this.
 
     Ray's handler of SIGTERM ends the process three seconds later, and Slurm sends the signal twice:
     neither is to happen before MLflow knows. The code stays Ray's, as 143 means that it saved.
     """
-    file = workspace / _FILE
-    file.unlink(missing_ok=True)
 
     def noted(_: int, __: FrameType | None) -> None:
-        file.touch()
+        _asked.set()
 
     def ended(number: int, _: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -44,4 +42,4 @@ def listening_for_notice(workspace: Path) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
         if signal.getsignal(signal.SIGTERM) is ended:
             signal.signal(signal.SIGTERM, rays)
-        file.unlink(missing_ok=True)
+        _asked.clear()

@@ -37,7 +37,7 @@ def main(*arguments: str) -> None:
             print(f"workspace {workspace}\nMLflow run {open_tracking(workspace)}")  # noqa: T201
             with _telling_of_open_run(workspace):
                 try:
-                    with listening_for_notice(workspace):
+                    with listening_for_notice():
                         _run(job.recipe, workspace)
                 except PreemptedError:
                     raise  # the same command goes on in the same MLflow run

@@ -2,34 +2,23 @@
 
 Ray Train gives the workers' PyTorch the variables of torchrun only, and the stage connects its
 processes itself, as it does under torchrun. Ray's own `TorchTrainer` imports PyTorch in the driver
-and in the controller too, which takes seconds before the first step.
-
-The number of workers follows from the room on the cluster. Ray Train divides the nodes' total
-resources, the largest node first; it counts what other jobs hold as free, and then waits for
-workers that can't start.
+too, which takes seconds before the first step.
 """
 
 import itertools
 import logging
 import os
-import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
-from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.exceptions import OutOfMemoryError
 from ray.train import BackendConfig, ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train._internal.utils import get_address_and_port
 from ray.train.backend import Backend
-from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from ray.util import placement_group_table
 
 from pipelines.core.errors import SharedError, UnreachableError, UserError
-from pipelines.core.machine import oom_kills
 from pipelines.recipe.recipe import Recipe
 from pipelines.stages.stage_process import (
     forget_error,
@@ -41,14 +30,12 @@ from pipelines.stages.train.train_logbook import job
 from pipelines.training.preemption import PreemptedError
 from pipelines.training.recipe_check import check_recipe
 from ray_jobs.connection import connect
-from ray_jobs.draining import draining
 from ray_jobs.memory_shortage import MemoryShortage
+from ray_jobs.ray_trainer import RayTrainer
 from ray_jobs.train_overseer import (
     FruitlessError,
     HostOutOfMemoryError,
     Overseer,
-    Progress,
-    controller_lost,
 )
 
 STAGE = "train"
@@ -65,8 +52,8 @@ RAY_TRAIN = {
 # With any number of workers, those of a node whose death is not known yet aren't waited for long.
 ELASTIC = RAY_TRAIN | {START_TIMEOUT: "60"}
 RESIZE_INTERVAL_S = 60.0  # at the least, from one look for more workers to the next
-# What ends a controller, and says so by its type.
-_OF_THE_DRIVER = FruitlessError | HostOutOfMemoryError | OutOfMemoryError | PreemptedError
+# What the overseer ends a try with, and says so by its type.
+_OF_THE_OVERSEER = FruitlessError | HostOutOfMemoryError | OutOfMemoryError | PreemptedError
 
 
 def train_on_ray(recipe: Recipe, workspace: Path) -> None:
@@ -87,35 +74,25 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
     os.environ.update((ELASTIC if elastic else RAY_TRAIN) | os.environ)  # what is set stands
     forget_error(workspace)
     connect()
-    progress = Progress(recipe, workspace)
     shortage = MemoryShortage(recipe, workspace, on_gpus=_has_gpus())
     for number in itertools.count():
-        life = f"{job()}, driver {os.getpid()}, controller {number}"
-        kills = oom_kills()
+        life = f"{job()}, driver {os.getpid()}, try {number}"
         try:
-            message = _fit(recipe, workspace, Overseer(recipe, workspace, life))
-            break
-        except RayActorError:
-            if oom_kills() > kills:  # on the controller's node, which is this one
-                shortage.met(life, HostOutOfMemoryError("the kernel ended Ray Train's controller"))
-                continue
-            controller_lost(workspace, life)
-            progress.failed("Ray Train's controller died")
+            _fit(recipe, workspace, Overseer(recipe, workspace, life))
+            return
         except (HostOutOfMemoryError, OutOfMemoryError) as error:
             shortage.met(life, error)
-    if message is not None:
-        raise UserError(message)
 
 
-def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
-    """Train under one controller; returns a user's error.
+def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> None:
+    """Train until the memory of a machine runs out.
 
     Raises:
-        RayActorError: the controller died, and its workers with it.
+        UserError: what a worker returned.
         HostOutOfMemoryError: the memory of a machine ran out.
-        OutOfMemoryError: the same, of the controller's or as the workers started.
+        OutOfMemoryError: the same, as the workers started.
     """
-    trainer = _Trainer(
+    trainer = RayTrainer(
         _work,
         backend_config=TorchVariables(),
         train_loop_config={
@@ -138,24 +115,16 @@ def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> str | None:
     try:
         message: str | None = trainer.fit().return_value
     except ControllerError as error:
-        if isinstance(error.controller_failure, _OF_THE_DRIVER):
+        if isinstance(error.controller_failure, _OF_THE_OVERSEER):
             raise error.controller_failure from error
         raise
-    return message
+    if message is not None:
+        raise UserError(message)
 
 
 def _has_gpus() -> bool:
     has_any: bool = ray.cluster_resources().get("GPU", 0) > 0
     return has_any
-
-
-class _Trainer(DataParallelTrainer):  # type: ignore[misc]  # Ray has no types
-    """Elastic on a cluster that has other jobs."""
-
-    def _initialize_and_run_controller(self, **parts: Any) -> Any:
-        if self.scaling_config.elasticity_enabled:
-            parts["scaling_policy"] = FreeScalingPolicy(self.scaling_config)
-        return super()._initialize_and_run_controller(**parts)
 
 
 def _work(config: dict[str, Any]) -> str | None:
@@ -249,49 +218,3 @@ def _set_variables(address: str, port: int) -> None:
         "LOCAL_WORLD_SIZE": str(worker.get_local_world_size()),
         "NODE_RANK": str(worker.get_node_rank()),
     }
-
-
-SETTLE_S = 5.0  # until workers that have just ended have given back what they held
-
-
-class FreeScalingPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray has no types
-    """Counts what is free, and what the workers hold: Ray ends them only as others take over.
-
-    Nodes that are drained take no new worker.
-    """
-
-    def __init__(self, scaling_config: Any) -> None:
-        super().__init__(scaling_config)
-        self._short_since: float | None = None
-
-    def _count_possible_workers(self, reserved_resources: Any) -> int:
-        held, leaving = _held(), draining()
-        reserved = {node: has for node, has in reserved_resources.items() if node not in leaving}
-        needed = self.scaling_config._resources_per_worker_not_none
-        free = {
-            node: {name: float(available.get(name, 0.0)) + held[node, name] for name in needed}
-            for node, available in available_resources_per_node().items()
-            if node not in leaving
-        }
-        possible: int = super()._count_possible_workers(reserved)
-        now_possible: int = super()._count_possible_workers(free)
-        now = time.monotonic()
-        short_since = self._short_since or now
-        if now_possible < possible and not held and now - short_since < SETTLE_S:
-            self._short_since = short_since
-            return 0
-        self._short_since = None
-        return now_possible
-
-
-def _held() -> Counter[tuple[str, str]]:
-    """Return what this job's workers, failed ones too, hold of each node and resource."""
-    job = ray.get_runtime_context().get_job_id()
-    held = Counter[tuple[str, str]]()
-    for group_id, group in placement_group_table().items():
-        if group["state"] == "REMOVED" or not group_id.endswith(job):  # as Ray's ids are built
-            continue
-        for bundle, node in group["bundles_to_node_id"].items():
-            for name, amount in group["bundles"][bundle].items():
-                held[node, name] += amount
-    return held

@@ -98,7 +98,7 @@ class Progress:
 
 
 class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  # Ray has no types
-    """Lives in the controller's process."""
+    """Lives in the driver, beside Ray Train's controller."""
 
     def __init__(self, recipe: Recipe, workspace: Path, life: str) -> None:
         """Made by the driver.
@@ -141,7 +141,7 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
                 have saved.
         """
         errors: Mapping[int, Exception] = worker_group_status.errors
-        ends, leaving = notice.asked(self._workspace), self._leaving()
+        ends, leaving = notice.asked(), self._leaving()
         if not errors:
             # Told each time, as a run that does not train yet ignores it.
             if reason := "the job's time ends" if ends else "; ".join(leaving.values()):
@@ -242,11 +242,6 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
             _log.warning("a node does not tell whom its kernel ended: %s", _first_line(error))
             return False
         return any(now > then for now, then in zip(counts, before.values(), strict=True))
-
-
-def controller_lost(workspace: Path, life: str) -> None:
-    """Note that the controller died, and all workers with it."""
-    _note(workspace, "driver lost", life, "Ray Train's controller died")
 
 
 def _note(workspace: Path, kind: Kind, identity: str, cause: str) -> None:

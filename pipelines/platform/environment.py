@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from pipelines.core.settings import PROJECT, Settings, no_proxy_variables
+from pipelines.platform import warm_python
 from pipelines.platform.airflow_config import mlflow_database
 
 BIN = Path(sys.prefix) / "bin"
@@ -54,6 +55,7 @@ def server_variables(settings: Settings, runtime: Path) -> dict[str, str]:
         "PENSTOCK_CPUS": str(max(2, os.cpu_count() or 1)),  # training asks for two workers
         "RAY_START_HOOK": RAY_START_HOOK,
         "RAY_TMPDIR": str(runtime),
+        warm_python.SOCKET: str(runtime / "warm-python.sock"),
         # Ray's own 15 and 100 s are too few if Python starts slowly, on a cold or busy machine.
         "RAY_raylet_start_wait_time_s": "240",
         "RAY_agent_register_timeout_ms": "240000",

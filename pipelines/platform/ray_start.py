@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import UserError
+from pipelines.platform import warm_python
 
 TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 # Where Ray looks for a node's own token if it asks Kubernetes whose tokens are valid.
@@ -25,6 +26,8 @@ def guard(ray_params: Any, _: bool) -> None:
     # needs a fixed port. On a busy machine, if the node takes over 30 s to register, it gives up
     # and ends the whole head node.
     ray_params.ray_client_server_port = None
+    if warm_python.SOCKET in os.environ:
+        ray_params.setup_worker_path = warm_python.__file__
 
 
 def check_node(address: str | None, dashboard: str) -> None:

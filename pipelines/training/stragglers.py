@@ -122,7 +122,8 @@ class Stragglers(Hook):
             for each in slow:
                 cause = self._sentence(each, phase)
                 _log.warning("%s", cause)
-                key = f"slow rank {each.rank} in {phase} since step {each.since}"
+                # On shared cores it comes and goes: the logbook has it once, the log each time.
+                key = f"slow rank {each.rank} in {phase} on {self._names[each.rank]}"
                 self._events.note("slow rank", key, cause, "training goes on", step=each.since)
             for rank in recovered:
                 _log.info("rank %d on %s is no longer slow in %s", rank, self._names[rank], phase)

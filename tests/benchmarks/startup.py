@@ -49,8 +49,8 @@ BENCHMARK = Benchmark(
     unit="start",
     measures="seconds",
     contenders=[Contender("penstock", "startup_ours"), Contender("torchrun", "startup_torchrun")],
-    demands=[Demand(over="torchrun", ratio=5)],
-    limits=[Limit("median", 30)],
+    demands=[Demand(over="torchrun", ratio=2)],
+    limits=[Limit("median", 14)],
     make_data=make_data,
     service=local_platform,
 )

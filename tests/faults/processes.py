@@ -45,15 +45,6 @@ def train_worker(run: PipelineRun, rank: int) -> psutil.Process:
     )
 
 
-def train_controller(run: PipelineRun) -> psutil.Process:
-    """Ray Train's controller."""
-    return find(
-        run.platform,
-        lambda process: "TrainController" in process.cmdline()[0],
-        "the train controller",
-    )
-
-
 def job_driver(run: PipelineRun, stage: str) -> psutil.Process:
     """The driver of a stage's Ray job."""
     return find(

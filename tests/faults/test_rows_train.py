@@ -1,4 +1,4 @@
-"""Rows 1 to 6 and 15: what trains dies, and training goes on to the same bits."""
+"""Rows 1 to 4, 6 and 15: what trains dies, and training goes on to the same bits."""
 
 import json
 
@@ -12,7 +12,6 @@ from tests.faults.processes import (
     kill_at,
     lacks_marker,
     terminate,
-    train_controller,
     train_worker,
     writes_checkpoint,
 )
@@ -54,14 +53,6 @@ def test_row_04_both_train_workers(scenario, reference):
     workers = [train_worker(run, rank) for rank in (0, 1)]
     with run.fault("worker lost"):
         kill(*workers)
-    scenario.ends_well(run, like=reference)
-
-
-def test_row_05_the_train_controller(scenario, reference):
-    run = scenario.start()
-    run.wait_for_step()
-    with run.fault("driver lost"):
-        kill(train_controller(run))
     scenario.ends_well(run, like=reference)
 
 

@@ -1,5 +1,7 @@
 """What the try after a shortage takes, and when it begins."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from pipelines.run.logbook import read_logbook
 from pipelines.run.progress import ProgressWriter, last_progress
 from pipelines.stages.train.layout_file import LayoutFile
 from pipelines.training.preemption import PreemptedError
-from ray_jobs import memory_shortage
+from ray_jobs import memory_shortage, notice
 from ray_jobs.memory_shortage import MemoryShortage
 from ray_jobs.train_overseer import FruitlessError, HostOutOfMemoryError
 from tests.unit.ray_jobs.test_train_overseer import save
@@ -37,7 +39,7 @@ def tried(workspace: Path, run: Recipe, micro_batch: int) -> None:
 def met(shortage: MemoryShortage, workspace: Path) -> str:
     """What is done about one more shortage."""
     before = len(read_logbook(workspace))
-    shortage.met(f"controller {before}", SHORT)
+    shortage.met(f"try {before}", SHORT)
     *_, entry = entries = read_logbook(workspace)
     assert len(entries) == before + 1
     assert (entry.kind, entry.stage, entry.cause) == ("out of memory", "train", str(SHORT))
@@ -93,8 +95,8 @@ def test_a_wait_is_told_in_the_progress_and_ends_where_the_job_is_to_end(
     progress.write(10, 100, "steps")
     progress.write(60, 100, "steps")
     before: Any = last_progress(tmp_path, "train")
-    (tmp_path / "end-asked").touch()
-    with pytest.raises(PreemptedError):
+    with notice.listening_for_notice(), pytest.raises(PreemptedError):
+        os.kill(os.getpid(), signal.SIGUSR1)
         met(MemoryShortage(recipe(), tmp_path, on_gpus=True), tmp_path)
     told: Any = last_progress(tmp_path, "train")
     assert (told.done, told.rate) == (before.done, before.rate)

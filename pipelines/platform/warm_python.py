@@ -49,7 +49,7 @@ READ_ONCE = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
 )
 READ_AT_ANY_TIME = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED")
-_ANSWER_S = 5.0
+_ANSWER_S = 20.0
 _HARMLESS = {"jemalloc_bg_thd"}  # a thread that knows of forks: https://jemalloc.net
 _CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="
 
@@ -65,7 +65,10 @@ def main(arguments: list[str]) -> None:
     context, command = _split(arguments)
     if context is not None:
         _ask(place, command, os.environ | context)
-    _start_server(place)
+    with suppress(
+        OSError, subprocess.SubprocessError
+    ):  # without a server a start only takes longer
+        _start_server(place)
     _start_as_ray_does(arguments)
 
 
@@ -136,24 +139,25 @@ def serve(place: Path) -> dict[str, Any] | None:
     if os.fork():
         return None
     os.setsid()
-    if not _is_first(place):
+    if (lock := _lock(place)) is None:
         return None
     sys.path.pop(0)  # of this file
     environment = dict(os.environ)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as Ray sets it for a worker with one CPU
     _import()
-    return _Server(place, environment).serve()
+    return _Server(place, lock, environment).serve()
 
 
-def _is_first(place: Path) -> bool:
+def _lock(place: Path) -> int | None:
+    """Return the file that the only server holds locked until it ends, or None for another one."""
     import fcntl
 
-    lock = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)  # until the end
+    lock = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return True
+        return None
+    return lock
 
 
 def _import() -> None:
@@ -172,8 +176,8 @@ def _import() -> None:
 class _Server:
     """One process, without threads: it waits for requests, for its forks and for who asked."""
 
-    def __init__(self, place: Path, environment: dict[str, str]) -> None:
-        self._environment = environment  # when everything was imported
+    def __init__(self, place: Path, lock: int, environment: dict[str, str]) -> None:
+        self._lock, self._environment = lock, environment  # as it was before the imports
         self._forks: dict[int, socket.socket] = {}  # to who asked, by process id
         place.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -210,13 +214,15 @@ class _Server:
         """Fork as somebody asks for; returns the request in the fork alone."""
         asker, _ = self._listener.accept()
         asker.settimeout(_ANSWER_S)
-        with suppress(OSError, ValueError), _received(asker) as (request, files):
+        nonsense = (OSError, ValueError, KeyError, struct.error)
+        with suppress(*nonsense), _received(asker) as (request, files):
             if not self._is_like(request["environment"]):
                 asker.sendall(b"-")
             elif process := os.fork():
                 self._forks[process] = asker
                 self._selector.register(asker, selectors.EVENT_READ, process)
-                asker.sendall(b"+")
+                with suppress(OSError):  # who is gone is found by the selector
+                    asker.sendall(b"+")
                 return None
             else:
                 self._leave(asker)
@@ -236,7 +242,8 @@ class _Server:
         return all(environment.get(name) == self._environment.get(name) for name in names)
 
     def _leave(self, asker: socket.socket) -> None:
-        """In a fork: nothing of the server stays open or is handled."""
+        """In a fork: nothing of the server stays open, and so locked, or is handled."""
+        os.close(self._lock)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -68,11 +69,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return processes[-1]
 
     yield begin
+    for server in servers(tmp_path):  # and forks, which hold the pipes open
+        server.kill()
     for process in processes:
         process.kill()
         process.communicate()
-    for server in servers(tmp_path):
-        server.kill()
 
 
 def servers(folder: Path) -> list[psutil.Process]:
@@ -149,6 +150,39 @@ def test_the_two_processes_end_alike(start: Start, file: Path) -> None:
     fork = psutil.Process(int(asks.stdout.readline()))
     asks.kill()
     assert fork.wait(60) in (None, -signal.SIGKILL)
+
+
+def test_who_asks_for_nothing_ends_no_server(start: Start, file: Path) -> None:
+    warmed(start, file)
+    for content in (b"", b"\0", b"\0\0\0\2{}"):
+        with socket.socket(socket.AF_UNIX) as asker:
+            asker.connect(str(file.parents[1] / "s"))
+            asker.sendall(content)
+    assert shown(start(file))["warm"] is True
+
+
+def test_where_the_server_was_killed_its_forks_go_on_and_another_comes_up(
+    start: Start, file: Path
+) -> None:
+    warmed(start, file)
+    (server,) = servers(file.parents[1])
+    show = file.read_text()
+    file.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    asks = start(file)
+    assert asks.stdout is not None
+    fork = psutil.Process(int(asks.stdout.readline()))
+    server.kill()
+    server.wait(60)
+    (file.parents[1] / "s").unlink()
+    file.write_text(show)
+    warmed(start, file)
+    assert shown(start(file))["warm"] is True
+    assert fork.is_running()
+
+
+def test_a_place_that_is_gone_costs_only_time(start: Start, file: Path) -> None:
+    elsewhere = {warm_python.SOCKET: str(file / "none" / "s")}
+    assert shown(start(file, **elsewhere))["warm"] is False
 
 
 def test_a_server_that_nobody_asks_ends(start: Start, file: Path) -> None:

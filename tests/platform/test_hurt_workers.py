@@ -220,7 +220,7 @@ def test_a_job_that_is_stopped_saves_nothing(start: Callable[[str], Training]) -
     began = time.monotonic()
     os.kill(stopped.process.pid, signal.SIGKILL)
     while not all(map(gone, workers)):
-        assert time.monotonic() - began < limit(10), "workers outlive their driver by 10 s"
+        assert time.monotonic() - began < 3, "workers live 3 s after the end of their driver"
         time.sleep(0.02)
     kinds = {entry.kind for entry in noted_in(stopped.workspace)}
     assert kinds == {"start"}

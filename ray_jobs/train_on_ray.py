@@ -32,11 +32,7 @@ from pipelines.training.recipe_check import check_recipe
 from ray_jobs.connection import connect
 from ray_jobs.memory_shortage import MemoryShortage
 from ray_jobs.ray_trainer import RayTrainer
-from ray_jobs.train_overseer import (
-    FruitlessError,
-    HostOutOfMemoryError,
-    Overseer,
-)
+from ray_jobs.train_overseer import FruitlessError, HostOutOfMemoryError, Overseer
 
 STAGE = "train"
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
@@ -85,7 +81,7 @@ def train_on_ray(recipe: Recipe, workspace: Path) -> None:
 
 
 def _fit(recipe: Recipe, workspace: Path, overseer: Overseer) -> None:
-    """Train until the memory of a machine runs out.
+    """Train, in one try.
 
     Raises:
         UserError: what a worker returned.

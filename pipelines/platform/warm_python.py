@@ -51,7 +51,8 @@ READ_ONCE = (
 READ_AT_ANY_TIME = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED")
 _ANSWER_S = 20.0
 _HARMLESS = {"jemalloc_bg_thd"}  # a thread that knows of forks: https://jemalloc.net
-_CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="
+# The options for `setup_worker.py` itself.
+_SETUP = _CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="
 
 
 def main(arguments: list[str]) -> None:
@@ -65,9 +66,8 @@ def main(arguments: list[str]) -> None:
     context, command = _split(arguments)
     if context is not None:
         _ask(place, command, os.environ | context)
-    with suppress(
-        OSError, subprocess.SubprocessError
-    ):  # without a server a start only takes longer
+    # Without a server a start only takes longer.
+    with suppress(OSError, subprocess.SubprocessError):
         _start_server(place)
     _start_as_ray_does(arguments)
 
@@ -77,8 +77,7 @@ def _split(arguments: list[str]) -> tuple[dict[str, str] | None, list[str]]:
 
     Without variables, as None: what the runtime environment asks for is more than that.
     """
-    options = (_CONTEXT, _LANGUAGE)
-    command = [each for each in arguments if not each.startswith(options)]
+    command = [each for each in arguments if not each.startswith(_SETUP)]
     added: dict[str, str] = {}
     for each in arguments:
         if each.startswith(_CONTEXT):
@@ -125,7 +124,7 @@ def _start_server(place: Path) -> None:
 
 
 def _start_as_ray_does(arguments: list[str]) -> NoReturn:
-    if any(each.startswith((_CONTEXT, _LANGUAGE)) for each in arguments):
+    if any(each.startswith(_SETUP) for each in arguments):
         rays = Path(arguments[0]).with_name("setup_worker.py")
         arguments = [str(rays), *arguments]
     os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 (the same Python)

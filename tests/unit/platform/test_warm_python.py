@@ -15,12 +15,12 @@ import pytest
 
 from pipelines.platform import warm_python
 
-WARM = "sys.modules.get('wave') is not None"  # what the server of these tests imports
-SHOW = f"""
+# The server of these tests imports `wave`.
+SHOW = """
 import json, os, sys
 import numpy
-print(json.dumps({{
-    "warm": {WARM},
+print(json.dumps({
+    "warm": "wave" in sys.modules,
     "arguments": sys.argv[1:],
     "folder": os.getcwd(),
     "added": os.environ.get("ADDED"),
@@ -29,7 +29,7 @@ print(json.dumps({{
     "leads": os.getpgrp() == os.getpid(),
     "file": __file__,
     "ours": [each for each in sys.modules if each.startswith(("pipelines", "ray"))],
-}}))
+}))
 """
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -98,6 +98,14 @@ def shown(process: subprocess.Popen[str]) -> dict[str, object]:
     return dict(json.loads(out))
 
 
+def long_lived(start: Start, file: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """Who has asked, and its fork."""
+    file.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    asks = start(file)
+    assert asks.stdout is not None
+    return asks, psutil.Process(int(asks.stdout.readline()))
+
+
 def context(**values: object) -> str:
     return f"--serialized-runtime-env-context={json.dumps(values)}"
 
@@ -144,10 +152,7 @@ def test_the_two_processes_end_alike(start: Start, file: Path) -> None:
     assert start(file).wait(60) == 7
     file.write_text("import os; os.kill(os.getpid(), 9)")
     assert start(file).wait(60) == -signal.SIGKILL
-    file.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
-    asks = start(file)
-    assert asks.stdout is not None
-    fork = psutil.Process(int(asks.stdout.readline()))
+    asks, fork = long_lived(start, file)
     asks.kill()
     assert fork.wait(60) in (None, -signal.SIGKILL)
 
@@ -166,15 +171,11 @@ def test_where_the_server_was_killed_its_forks_go_on_and_another_comes_up(
 ) -> None:
     warmed(start, file)
     (server,) = servers(file.parents[1])
-    show = file.read_text()
-    file.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
-    asks = start(file)
-    assert asks.stdout is not None
-    fork = psutil.Process(int(asks.stdout.readline()))
+    _, fork = long_lived(start, file)
     server.kill()
     server.wait(60)
     (file.parents[1] / "s").unlink()
-    file.write_text(show)
+    file.write_text(SHOW)
     warmed(start, file)
     assert shown(start(file))["warm"] is True
     assert fork.is_running()

@@ -61,7 +61,10 @@ class HostOutOfMemoryError(Exception):
 
 
 class Progress:
-    """Counts failures since the run last got on: a new complete checkpoint forgives all."""
+    """Counts failures since the run last got on: a new complete checkpoint forgives all.
+
+    So does a start from copies in memory after more steps than ever before.
+    """
 
     def __init__(self, recipe: Recipe, workspace: Path) -> None:
         self._place = checkpoints_of(recipe, workspace)
@@ -91,7 +94,9 @@ class Progress:
 
     def _newest_checkpoint(self) -> int:
         try:
-            return max(CheckpointStore(self._place).steps(), default=0)
+            store = CheckpointStore(self._place)
+            start = store.start()
+            return max(0 if start is None else start.step, *store.steps(), 0)
         except UnreachableError as error:  # nobody knows of a newer one
             _log.warning("%s", error)
             return self._newest
@@ -245,7 +250,7 @@ class Overseer(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]  
 
 
 def _note(workspace: Path, kind: Kind, identity: str, cause: str) -> None:
-    done = "all workers start anew from the newest checkpoint"
+    done = "all workers start anew from the last state that was kept"
     key = f"{STAGE}: {kind}: {identity}"
     note(workspace, Entry(kind=kind, key=key, stage=STAGE, cause=cause, done=done))
 

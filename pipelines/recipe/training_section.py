@@ -154,6 +154,12 @@ class Train(Section):
         description="s3://bucket/prefix or a folder, in which each run has its own folder; "
         "null: its workspace",
     )
+    copy_every: int = Field(
+        0,
+        ge=0,
+        description="Steps between copies of the state in the machines' memory, from which a run "
+        "goes on after a process or a replica's machine is lost; 0: none",
+    )
     log_every: int = Field(10, ge=1, description="Steps between points in MLflow")
     spike_sigma: float | None = Field(
         10.0,

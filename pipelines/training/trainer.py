@@ -154,6 +154,7 @@ class Trainer:
             keep=train.keep_checkpoints,
             keep_best=train.keep_best,
             patience=Patience(train.checkpoint_every, self.events),
+            copy_every=train.copy_every,
         )
 
     def fit(self) -> Position:
@@ -180,7 +181,7 @@ class Trainer:
 
     def _fit(self) -> Position:
         hooks = self.hooks
-        position = since = self.checkpoints.restore()  # since: position of the last report
+        position = since = self.checkpoints.resume()  # since: position of the last report
         hooks.begin_training(position.step)
         for part in self.model.parts:
             part.train()
@@ -191,7 +192,7 @@ class Trainer:
         first = position.step
         while not self._finished(position):
             if self.corruption.is_due(position.step) and (wrong := self.corruption.differing()):
-                now = Position(position.step, position.seconds + self.meter.elapsed)
+                now = self._now(position)
                 position = since = self._undo(now, wrong)
                 hooks.begin_window()
             self._step(position)
@@ -210,6 +211,9 @@ class Trainer:
                 hooks.begin_window()
             if requests and not finished:
                 self._answer(requests, position)
+            if not finished:
+                hooks.enter_phase(position.step, "checkpoint")
+                self.checkpoints.copy(self._now(position))
         self.checkpoints.finish(position)
         return position
 
@@ -224,7 +228,7 @@ class Trainer:
         if self.objective is not None:
             self.objective.end_window()
         profiling.collect()
-        position = Position(position.step, position.seconds + self.meter.elapsed)
+        position = self._now(position)
         if verdict.worst_run >= self.train.max_bad_steps or self.routing.collapse:
             return self._go_back(position, verdict), False
         self._tell(position, since, verdict, samples, finished)
@@ -250,7 +254,7 @@ class Trainer:
             self._end_early(position, requests.notices)
         if "retry" in requests.saves and self.corruption.differing():
             return  # the next check finds it, too, and the run goes back
-        now = Position(position.step, position.seconds + self.meter.elapsed)
+        now = self._now(position)
         self.checkpoints.answer(requests.saves, now)
 
     def _end_early(self, position: Position, notices: list[Notice]) -> NoReturn:
@@ -260,7 +264,7 @@ class Trainer:
         verdict = self.guard.verdict()
         is_good = verdict.any_good and verdict.worst_run < self.train.max_bad_steps
         is_good = is_good and not self.corruption.differing()
-        now = Position(position.step, position.seconds + self.meter.elapsed)
+        now = self._now(position)
         saved = self.checkpoints.save_now(now, is_good=is_good)
         done = f"saved in {time.perf_counter() - began:.1f} s" if saved else "not saved"
         done += f"; the run goes on after step {self.checkpoints.newest}"
@@ -298,6 +302,7 @@ class Trainer:
         factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
         wants = preemption.asked() is not None or self.checkpoints.request is not None
         wants = wants or self._end_by_clock(position) is not None
+        self.checkpoints.before_sums()
         nats = self.consensus.sum(nats, "pp", "dp_replicate", "dp_shard", "cp", wanted=wants)
         hooks.enter_phase(step, "optimizer")
         bad = self.guard.leave_out(nats / predicted, norm)
@@ -415,6 +420,10 @@ class Trainer:
             f"{verdict.last_norm:.6g}{after}; lower train.lr({self.train.lr}) or raise "
             f"train.warmup_steps({self.train.warmup_steps})"
         )
+
+    def _now(self, position: Position) -> Position:
+        """Return the position with the seconds since the last report."""
+        return Position(position.step, position.seconds + self.meter.elapsed)
 
     def _finished(self, position: Position) -> bool:
         return position.step >= self.schedule.last_step

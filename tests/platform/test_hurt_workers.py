@@ -176,6 +176,33 @@ def test_the_same_bits_whatever_is_killed(
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
+def test_with_copies_in_memory_a_death_without_notice_costs_a_step_at_most(
+    start: Callable[..., Training],
+) -> None:
+    asked = SETS | {"train.log_every": 1, "train.checkpoint_every": 10_000, "train.steps": 400}
+    plain = start("unhurt", [f"{key}={value}" for key, value in asked.items()]).end()
+    copied = [f"{key}={value}" for key, value in (asked | {"train.copy_every": 1}).items()]
+    hurt = start("hurt", copied)
+    for rank, step in enumerate((60, 120)):
+        hurt.wait(lambda: hurt.step >= step, f"step {step}")  # noqa: B023
+        hurt.worker(rank).send_signal(signal.SIGKILL)
+        done = hurt.step
+        resumes = rank + 1
+        hurt.wait(lambda: len(resumed(hurt.workspace)) == resumes, "going on")  # noqa: B023
+        assert resumed(hurt.workspace)[-1] >= done - 1
+    record = hurt.end()
+    assert record.model_hash == plain.model_hash
+    left = Path("/dev/shm") / f"penstock-{os.getuid()}"
+    assert not any(left.rglob("*.safetensors"))
+
+
+def resumed(workspace: Path) -> list[int | None]:
+    """The steps that training went on after."""
+    return [entry.step for entry in read_logbook(workspace) if entry.kind == "resume"]
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ahead", [False, True], ids=["at once", "ahead"])
 def test_learning_from_rewards_ends_in_the_same_bits_whatever_is_killed(
     start: Callable[..., Training], tmp_path: Path, ahead: bool

@@ -2,7 +2,7 @@
 
 They are `torch.distributed.checkpoint` folders with canonical names, so any layout loads what
 another saved. The learning rate, randomness and the batches follow from the step, so weights,
-moments and the step are enough to resume a run.
+moments and the step are enough to resume a run. Copies in memory may be newer (`step_copies.py`).
 """
 
 import logging
@@ -38,6 +38,7 @@ from pipelines.training.checkpoint.patience import (
     unsaved,
 )
 from pipelines.training.checkpoint.state import HostStager, make_moments, state_of
+from pipelines.training.checkpoint.step_copies import StepCopies
 from pipelines.training.checkpoint.store import FIX, CheckpointStore
 from pipelines.training.hooks import Events
 
@@ -96,6 +97,7 @@ class Checkpoints:
         keep: int = 2,
         keep_best: bool = False,
         patience: Patience | None = None,
+        copy_every: int = 0,
     ) -> None:
         """Set up what to save and where.
 
@@ -107,6 +109,7 @@ class Checkpoints:
             keep: The number of newest checkpoints to keep.
             keep_best: Whether to keep the checkpoint with the lowest loss, too.
             patience: Decides how long failed saves are tolerated.
+            copy_every: Steps between copies in memory; 0: none.
         """
         self._store = store
         self._model = model
@@ -123,6 +126,9 @@ class Checkpoints:
             self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._is_first = self._group is None or dist.get_rank() == 0
         self._stager = HostStager(model.mesh.device)
+        self._copies = None
+        if copy_every:
+            self._copies = StepCopies(store, model, optimizer, copy_every, self._group)
         self._writing: _Writing | None = None
         self._losses: list[float] = []
         self.newest = 0
@@ -143,6 +149,16 @@ class Checkpoints:
         self._settle(position.step)
         self._begin(position)
 
+    def copy(self, position: Position) -> None:
+        """Begin to copy the state in memory if that is due; `before_update` waits, too."""
+        if self._copies is not None and position.step % self._copies.every == 0:
+            self._copies.copy(position.step, self._facts(position) | {"losses": self._losses})
+
+    def before_sums(self) -> None:
+        """Wait, before this process's part in a step's sums, until its last copy is written."""
+        if self._copies is not None:
+            self._copies.wait()
+
     def save_now(self, position: Position, *, is_good: bool) -> bool:
         """Wait for the last save before an early end, and save this step too if it is good.
 
@@ -156,7 +172,9 @@ class Checkpoints:
                 self._settle(position.step)
         except UserError as error:
             _log.error("%s", error)
-        return self.newest == position.step
+        if is_saved := self.newest == position.step:
+            self._clear_copies()
+        return is_saved
 
     def finish(self, position: Position) -> None:
         """Wait at the end of a run until its last checkpoint is complete.
@@ -167,6 +185,11 @@ class Checkpoints:
         while not self._settle(position.step, last=True):
             time.sleep(RETRY_S)
             self._begin(position)
+        self._clear_copies()
+
+    def _clear_copies(self) -> None:
+        if self._copies is not None:
+            self._copies.clear()
 
     @property
     def request(self) -> SaveRequest | None:
@@ -190,6 +213,8 @@ class Checkpoints:
     def before_update(self) -> None:
         """Wait before weights or moments change, as the last save may still be copying them."""
         self._stager.before_update()
+        if self._copies is not None:
+            self._copies.before_update()
 
     def wait(self) -> None:
         """Wait until the last save is complete.
@@ -211,12 +236,14 @@ class Checkpoints:
         self.last_write = save.step, save.writer.seconds_a_gib
         self._patience.saved(save.step)
 
+    def _facts(self, position: Position) -> dict[str, Any]:
+        states = {name: each.state_dict() for name, each in self._others.items()}
+        return asdict(position) | {"others": states}
+
     def _begin(self, position: Position) -> None:
         losses, self._losses = self._losses, []
-        facts = asdict(position) | {
-            "loss": sum(losses) / len(losses) if losses else None,
-            "others": {name: each.state_dict() for name, each in self._others.items()},
-        }
+        facts = self._facts(position)
+        facts["loss"] = sum(losses) / len(losses) if losses else None
 
         def complete() -> None:
             self.before_complete()
@@ -256,12 +283,35 @@ class Checkpoints:
             with suppress(OSError, UserError):
                 self._store.remove(step)
 
+    def resume(self) -> Position:
+        """Load the newest state, and return the run's position; it may lie in memory.
+
+        Raises:
+            UserError: as `restore`; or there is too little memory for copies.
+        """
+        if self._copies is None:
+            return self.restore()
+        with one_for_all():
+            self._copies.check()
+        found = self._copies.newest(self._from_first(self._store.start))
+        saved = self._from_first(self._newest)
+        if found is None or (saved is not None and saved["step"] >= found.of.step):
+            return self.restore()
+        facts = self._copies.load(found)
+        self._losses = facts["losses"]
+        self._load_others(facts, "its copy in memory")
+        self._copies.begin(found)
+        _log.info("resumed after step %d from memory", facts["step"])
+        return Position(facts["step"], facts["seconds"])
+
     def restore(self) -> Position:
         """Load the newest complete checkpoint, and return the run's position in it.
 
         Raises:
             UserError: the checkpoint is damaged, or belongs to another model.
         """
+        if self._copies is not None:
+            self._copies.begin(None)
         with suppress(UnsavedError):  # the run goes on from the previous checkpoint
             self.wait()
         self._losses.clear()  # of steps that a run repeats after it went back
@@ -284,13 +334,16 @@ class Checkpoints:
             cause = _first_cause(error)
             kind = UnreachableError if is_away(url, cause) else SharedError
             raise kind(f"{url}: the checkpoint can't be loaded: {one_line(cause)}") from error
+        self._load_others(facts, url)
+        _log.info("resumed after step %d from %s", position.step, url)
+        return position
+
+    def _load_others(self, facts: dict[str, Any], place: str) -> None:
         for name, each in self._others.items():
             try:
                 each.load_state_dict(facts["others"][name])
             except (KeyError, TypeError, ValueError) as error:
-                raise SharedError(f"{url}: its state of {name} is damaged; {FIX}") from error
-        _log.info("resumed after step %d from %s", position.step, url)
-        return position
+                raise SharedError(f"{place}: its state of {name} is damaged; {FIX}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -307,6 +360,8 @@ class Checkpoints:
             _log.error("%s", unwritten)
         finally:
             self._stager.close()
+            if self._copies is not None:
+                self._copies.close()
             if self._group is not None:
                 dist.destroy_process_group(self._group)
 

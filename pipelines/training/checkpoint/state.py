@@ -139,6 +139,7 @@ _MAY_CHANGE = (
     "train.attention",
     "train.checkpoints",
     "train.checkpoint_every",
+    "train.copy_every",
     "train.keep_checkpoints",
     "train.keep_best",
     "train.log_every",

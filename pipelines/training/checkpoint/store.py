@@ -1,6 +1,7 @@
 """The place of a run's checkpoints: a folder, or a prefix in S3. This module needs no torch.
 
 identity               hash of the run that the checkpoints belong to
+start                  which copies in machines' memory belong to it, if it makes them
 step-000100/
     __0_0.distcp ...   tensors, one file per process
     .metadata          which tensor lies where
@@ -24,6 +25,7 @@ from pipelines.recipe.recipe import Recipe
 
 CHECKPOINTS = "checkpoints"  # in a workspace; the history is always there
 _IDENTITY = "identity"
+_START = "start"
 _PREFIX = "step-"
 _PROBE = "writable"
 FIX = "delete the checkpoint, and the run goes on from the one before it"
@@ -53,6 +55,14 @@ class _Facts(BaseModel):
     seconds: float
     loss: float | None
     others: dict[str, dict[str, Any]]
+
+
+class Start(BaseModel):
+    """The steps since a run last began, of which its machines' memory may have copies."""
+
+    name: str
+    step: int  # after which it began, ...
+    after: str  # ... of this start; no name: from a checkpoint, or at first
 
 
 class CheckpointStore:
@@ -120,6 +130,15 @@ class CheckpointStore:
         if facts.step != step:
             raise UserError(f"{self.url(step)} is of step {facts.step}; {FIX}")
         return facts.model_dump()
+
+    def begin(self, start: Start) -> None:
+        """Note a start of the run; copies of others no longer count."""
+        self._place.write(_START, start.model_dump_json())
+
+    def start(self) -> Start | None:
+        """Return the last start that was noted; raise UserError if it is damaged."""
+        text = self._place.read(_START)
+        return parse_model(text.encode(), Start, self._place.url(_START)) if text else None
 
     def complete(self, step: int, facts: dict[str, Any]) -> None:
         """Mark a checkpoint as complete; all its files must be durable, except for their names."""

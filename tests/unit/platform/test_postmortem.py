@@ -202,7 +202,7 @@ def test_a_lost_worker_and_what_it_cost(workspace):
     train(workspace, **{"train.checkpoint_every": 2})
     first, then, resumed, *_ = lines()
     assert first.startswith("A train worker was lost: rank 1 (process 7) died (train, about step 5")
-    assert then == "  Then: all workers start anew from the newest checkpoint."
+    assert then == "  Then: all workers start anew from the last state that was kept."
     assert "training goes on after step 4 of 6 on 1 workers" in resumed
     cost = json.loads(told(RUN, "--json"))["cost"]
     assert cost["steps_again"] == 1

@@ -8,7 +8,7 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, WorkerCrashedError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from pipelines.recipe.recipe_files import load_recipe
-from pipelines.training.checkpoint.store import CheckpointStore
+from pipelines.training.checkpoint.store import CheckpointStore, Start
 from ray_jobs.train_overseer import (
     FRUITLESS,
     FruitlessError,
@@ -33,6 +33,19 @@ def test_a_run_that_gets_on_may_fail_without_end(tmp_path: Path) -> None:
         progress.failed("a worker died")
         progress.failed("a worker died")
         save(tmp_path, step)
+
+
+def test_a_run_gets_on_by_copies_in_memory_too(tmp_path: Path) -> None:
+    progress = Progress(load_recipe("debug"), tmp_path)
+    store = CheckpointStore(tmp_path / "checkpoints")
+    for step in range(1, 20):
+        progress.failed("a machine is lost")
+        progress.failed("a machine is lost")
+        store.begin(Start(name=f"{step}", step=step, after=f"{step - 1}"))
+    for _ in range(FRUITLESS - 1):
+        progress.failed("the same again")
+    with pytest.raises(FruitlessError):
+        progress.failed("the same again")
 
 
 def test_one_that_does_not_is_given_up(tmp_path: Path) -> None:

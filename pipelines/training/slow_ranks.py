@@ -2,7 +2,8 @@
 
 The measure is how many times as long as the median process each one takes, several times, as one
 late step must not name anybody. How much is usual is learnt from the numbers: their median absolute
-deviation (Leys et al. 2013) over the processes and over time.
+deviation (Leys et al. 2013) over the processes and over time. Of processes that share hardware the
+fastest counts: the others may only be in its way.
 """
 
 from collections import deque
@@ -41,24 +42,34 @@ class Slow(NamedTuple):
 class SlowRanks:
     """Names the processes that are slow in one phase of training."""
 
-    def __init__(self, work: Sequence[float], alike: Sequence[Hashable]) -> None:
+    def __init__(
+        self, work: Sequence[float], alike: Sequence[Hashable], hardware: Sequence[Hashable]
+    ) -> None:
         """Begin with no samples.
 
         Args:
             work: How much each rank has to do in this phase, in any unit.
             alike: Ranks with equal values here do the same, and are compared.
+            hardware: What each rank runs on, such as its GPU.
         """
         self._work = np.asarray(work, float)
+        self._together: dict[tuple[Hashable, Hashable], list[int]] = {}
+        for rank, both in enumerate(zip(alike, hardware, strict=True)):
+            self._together.setdefault(both, []).append(rank)
         groups: dict[Hashable, list[int]] = {}
-        for rank, key in enumerate(alike):
-            groups.setdefault(key, []).append(rank)
+        for (key, _), ranks in self._together.items():
+            groups.setdefault(key, []).append(ranks[0])
         self._groups = [group for group in groups.values() if len(group) > 1]
         self._samples: deque[Sample] = deque(maxlen=KEPT)
         self._named: set[int] = set()
 
     def add(self, sample: Sample) -> None:
         """Take a sample; only the last ones are kept."""
-        self._samples.append(sample)
+        pace = sample.seconds / self._work
+        seconds = sample.seconds.copy()
+        for first, *others in self._together.values():
+            seconds[first] = self._work[first] * np.fmin.reduce(pace[[first, *others]])
+        self._samples.append(sample._replace(seconds=seconds))
 
     def news(self) -> tuple[list[Slow], list[int]]:
         """Return who is found to be slow, and the ranks that are slow no longer; each once."""

@@ -67,7 +67,8 @@ class Stragglers(Hook):
         work = {"data": samples, "forward and backward": passes, "checkpoint": same}
         work["optimizer"] = [each.numbers for each in facts]
         alike = [each.alike for each in facts]
-        self._compared = {phase: SlowRanks(each, alike) for phase, each in work.items()}
+        on = self._names
+        self._compared = {phase: SlowRanks(each, alike, on) for phase, each in work.items()}
         self._since = time.perf_counter(), 0
 
     def _facts(self) -> _Facts:
@@ -122,7 +123,7 @@ class Stragglers(Hook):
             for each in slow:
                 cause = self._sentence(each, phase)
                 _log.warning("%s", cause)
-                # On shared cores it comes and goes: the logbook has it once, the log each time.
+                # It may come and go: the logbook has it once, the log each time.
                 key = f"slow rank {each.rank} in {phase} on {self._names[each.rank]}"
                 self._events.note("slow rank", key, cause, "training goes on", step=each.since)
             for rank in recovered:

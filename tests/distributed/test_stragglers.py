@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -94,7 +95,8 @@ def train(
     trainer.stragglers._events = events
     if dist.get_rank() == slow:
         FAULTS[phase](trainer)
-    trainer.fit()
+    with patch("socket.gethostname", lambda: f"host-{dist.get_rank()}"):
+        trainer.fit()
     return [
         entry | {"kind": kind} for kind, entry in zip(events.kinds, events.entries, strict=True)
     ]
@@ -130,5 +132,5 @@ def test_the_slow_one_is_named(
     slow = LAYOUTS[layout][0] - 1
     (entry,) = noted(pool, layout, tmp_path, slow, phase)
     assert entry["kind"] == "slow rank"
-    assert entry["cause"].startswith(f"rank {slow} on ")
-    assert f"(CPU) is slow since step {entry['step']}: {phase} takes" in entry["cause"]
+    assert entry["cause"].startswith(f"rank {slow} on host-{slow} (CPU) ")
+    assert f"is slow since step {entry['step']}: {phase} takes" in entry["cause"]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.settings import PROJECT
-from pipelines.run.logbook import Entry, read_logbook
 
 needs_a_path_for_ray = pytest.mark.skipif(
     " " in sys.executable, reason="Ray's own test cluster takes no such path"
@@ -32,8 +31,3 @@ def run_job(
     )
     assert done.returncode == 0, done.stderr[-8000:]
     return done.stdout
-
-
-def noted_in(workspace: Path) -> list[Entry]:
-    """The logbook without slow ranks: workers, a cluster and the test share a few cores."""
-    return [entry for entry in read_logbook(workspace) if entry.kind != "slow rank"]

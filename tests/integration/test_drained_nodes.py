@@ -10,7 +10,7 @@ import pytest
 from pipelines.core.settings import PROJECT
 from pipelines.run.logbook import Entry, read_logbook
 from pipelines.run.records import TrainRecord
-from tests.integration.own_cluster_job import needs_a_path_for_ray, noted_in, run_job
+from tests.integration.own_cluster_job import needs_a_path_for_ray, run_job
 
 pytestmark = [
     pytest.mark.parity,
@@ -156,7 +156,7 @@ def run(
 
 def nothing_lost(workspace: Path, causes: list[str]) -> None:
     """Each notice was told once, and training went on from the very step."""
-    entries = noted_in(workspace)
+    entries = read_logbook(workspace)
     counts = {"start": 1, "preemption": len(causes), "resume": len(causes), "end": 1}
     assert Counter(entry.kind for entry in entries) == counts
     told, resumed = of_kind(entries, "preemption"), of_kind(entries, "resume")

@@ -10,8 +10,9 @@ import torch
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.token_dataset import TokenDataset
 from pipelines.recipe.recipe_files import load_recipe, override_values
+from pipelines.run.logbook import read_logbook
 from pipelines.run.records import PreprocessRecord
-from tests.integration.own_cluster_job import needs_a_path_for_ray, noted_in, run_job
+from tests.integration.own_cluster_job import needs_a_path_for_ray, run_job
 
 # A cluster of its own, in a process of its own; its second node dies under the training, and later
 # there is another one.
@@ -86,7 +87,7 @@ def test_a_lost_node_costs_a_worker_and_no_sample_and_another_gives_one(tmp_path
     assert {point["tokens"] / point["step"] for point in found} == {8 * 64}
     assert found[-1]["loss"] < found[2]["loss"]
     assert [point["samples"] for point in found] == samples_of(workspace, 4000)
-    entries = noted_in(workspace)
+    entries = read_logbook(workspace)
     assert Counter(entry.kind for entry in entries) == {
         "start": 1,
         "node lost": 1,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pipelines.core.settings import PROJECT
+from pipelines.run.logbook import read_logbook
 from pipelines.run.records import TrainRecord
-from tests.integration.own_cluster_job import noted_in
 from tests.processor_time import limit
 
 OVERRIDES = [
@@ -90,7 +90,7 @@ def test_sigterm_to_torchrun_saves_and_the_same_command_goes_on(tmp_path: Path) 
     assert rest.returncode == 0, rest.stderr
     assert TrainRecord.read(told) == TrainRecord.read(tmp_path / "whole")
     assert history(told) == history(tmp_path / "whole")
-    entries = noted_in(told)
+    entries = read_logbook(told)
     assert [entry.kind for entry in entries] == ["start", "preemption", "resume", "end"]
     assert entries[1].step == entries[2].step == int(saved.parent.name[5:])
 

@@ -21,7 +21,6 @@ from pipelines.run.logbook import read_logbook
 from pipelines.run.records import TrainRecord
 from tests.arithmetic import make_guesser, reinforced
 from tests.conftest import Platform
-from tests.integration.own_cluster_job import noted_in
 from tests.processor_time import limit
 
 STEPS, LOG_EVERY = 600, 5
@@ -152,7 +151,7 @@ def test_the_same_bits_whatever_is_killed(
     record = hurt.end()
 
     assert record.model_hash == reference.model_hash
-    counts = Counter(entry.kind for entry in noted_in(hurt.workspace))
+    counts = Counter(entry.kind for entry in read_logbook(hurt.workspace))
     assert counts == {
         "start": 1,
         "preemption": 1,
@@ -223,7 +222,7 @@ def test_learning_from_rewards_ends_in_the_same_bits_whatever_is_killed(
     at = hurt.step
     hurt.wait(lambda: hurt.step > at + 6, "going on with another sampler")
     assert hurt.sampler().pid != killed.pid
-    assert {entry.kind for entry in noted_in(hurt.workspace)} == {"start"}
+    assert {entry.kind for entry in read_logbook(hurt.workspace)} == {"start"}
 
     hurt.wait(lambda: hurt.step >= 24, "step 24")
     hurt.worker(rank=0).send_signal(signal.SIGKILL)
@@ -249,7 +248,7 @@ def test_a_job_that_is_stopped_saves_nothing(start: Callable[[str], Training]) -
     while not all(map(gone, workers)):
         assert time.monotonic() - began < 3, "workers live 3 s after the end of their driver"
         time.sleep(0.02)
-    kinds = {entry.kind for entry in noted_in(stopped.workspace)}
+    kinds = {entry.kind for entry in read_logbook(stopped.workspace)}
     assert kinds == {"start"}
     saved = [int(path.parent.name[5:]) for path in stopped.workspace.rglob("COMPLETE")]
     assert all(step % SETS["train.checkpoint_every"] == 0 for step in saved)

@@ -69,7 +69,7 @@ def simulate(seed: int) -> Run:
     truth = None
     if seed % 2:
         truth = int(draw.integers(world)), str(draw.choice(PHASES)), int(draw.integers(0, 30))
-    compared = [SlowRanks(work[:, column], stage.tolist()) for column in range(4)]
+    compared = [SlowRanks(work[:, each], stage.tolist(), range(world)) for each in range(4)]
     found: list[Found] = []
     slices: list[tuple[int, np.ndarray]] = []
     steps: list[np.ndarray] = []
@@ -117,9 +117,11 @@ def test_who_is_slow_is_named_and_nobody_else() -> None:
     assert np.median(ratios) == pytest.approx(FACTOR, rel=0.05)
 
 
-def named(seconds: list[list[float]], work: list[float], alike: list[int]) -> list[int]:
+def named(
+    seconds: list[list[float]], work: list[float], alike: list[int], hosts: str = "abcdefgh"
+) -> list[int]:
     """The ranks that are named after the samples."""
-    ranks = SlowRanks(work, alike)
+    ranks = SlowRanks(work, alike, hosts[: len(work)])
     for step, each in enumerate(seconds):
         ranks.add(Sample(step, np.array(each), 0.0))
     return [each.rank for each in ranks.news()[0]]
@@ -135,13 +137,20 @@ def test_only_ranks_with_the_same_work_are_compared() -> None:
     assert named([[1.0, 9.0]] * 3, [1, 1], [0, 1]) == []
 
 
+def test_ranks_that_share_their_hardware_are_as_fast_as_the_fastest_of_them() -> None:
+    assert named([[1.0, 2.0]] * 3, [1, 1], [0, 0], "aa") == []
+    assert named([[1.0, 2.0, 1.1, 1.0]] * 3, [1] * 4, [0] * 4, "aabb") == []
+    assert named([[1.0, 1.0, 2.0, 1.8]] * 3, [1] * 4, [0] * 4, "aabb") == [2]
+    assert named([[1.0, 2.0, 4.0, 2.0]] * 3, [1, 2, 2, 1], [0] * 4, "aabb") == [2]
+
+
 def test_what_is_not_known_names_nobody() -> None:
     assert named([[np.nan, np.nan, 9.0]] * 3, [1] * 3, [0] * 3) == []
     assert named([[np.nan, 1.0, 9.0]] * 3, [1] * 3, [0] * 3) == [2]
 
 
 def test_who_recovers_can_be_named_again() -> None:
-    ranks = SlowRanks([1, 1], [0, 0])
+    ranks = SlowRanks([1, 1], [0, 0], "ab")
     told = []
     for step, ratio in enumerate([2.0] * 4 + [1.0] * 4 + [2.0] * 3):
         ranks.add(Sample(step, np.array([1.0, ratio]), 0.0))

@@ -23,17 +23,14 @@ import tarfile
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO
 
-from packaging.version import Version
-from pydantic import AfterValidator, BaseModel
+from pydantic import BaseModel
 
 from pipelines.core.checked_json import read_model
 from pipelines.core.errors import UserError
 from pipelines.core.formatting import size
-from pipelines.core.product import VERSION
 from pipelines.core.settings import COLLECTION_LOCK, PORTS_FILE, SECRETS, Settings
 from pipelines.core.storage import (
     MARKER,
@@ -42,6 +39,7 @@ from pipelines.core.storage import (
     fresh_folder,
     write_json,
 )
+from pipelines.platform.home_versions import Versions, check_not_later
 from pipelines.run.progress import ProgressMeter
 from pipelines.run.records import RUN_FILE
 
@@ -59,11 +57,6 @@ _WHOLE = ("record.json", RUN_FILE, MARKER)  # each is the last file of its folde
 _PIECE = 1 << 22  # bytes read at a time
 
 
-def _checked_version(text: str) -> str:
-    Version(text)  # else it raises a ValueError
-    return text
-
-
 class _Entry(BaseModel):
     """A file, a link or an empty folder."""
 
@@ -72,13 +65,11 @@ class _Entry(BaseModel):
     link: str | None = None
 
 
-class _Manifest(BaseModel):
+class _Manifest(Versions):
     """What `backup.json` says."""
 
     home: str
     made: datetime
-    penstock: Annotated[str, AfterValidator(_checked_version)]
-    airflow: Annotated[str, AfterValidator(_checked_version)]
     files: dict[str, _Entry]
 
     @property
@@ -108,7 +99,8 @@ def back_up(settings: Settings, to: Path, passphrase: str, meter: ProgressMeter)
         folder.chmod(0o700)  # what runs keep may be secret, too
         made = copy_files(home, folder / _FILES, meter)
         (folder / _SECRETS).write_bytes(_encrypt(settings.secrets, passphrase))
-        manifest = _Manifest(home=str(home), made=datetime.now(UTC), **_installed(), files=made)
+        facts = {"home": str(home), "made": datetime.now(UTC), "files": made}
+        manifest = _Manifest(**facts, **Versions.installed().model_dump())
         write_json(folder / _MANIFEST, manifest.model_dump(mode="json", exclude_none=True))
         os.sync()  # what is told to be saved is there after a power cut, too
     return manifest.bytes
@@ -189,20 +181,11 @@ def _checked(settings: Settings, source: Path) -> _Manifest:
         )
     if home.exists() and any(home.iterdir()):
         raise UserError(f"{home} exists already; move it away, so that nothing of it is lost")
-    for product, installed in _installed().items():  # databases are migrated forward only
-        if Version(made := getattr(manifest, product)) > Version(installed):
-            raise UserError(
-                f"{source} was made with {product} {made}, and {installed} is installed, which "
-                "can't read its databases; install the later one"
-            )
+    check_not_later(manifest, f"{source} was made with")
     for name in manifest.files:
         if ".." in Path(name).parts or Path(name).is_absolute():
             raise UserError(f"{source / _MANIFEST}: {name} would be written outside the home")
     return manifest
-
-
-def _installed() -> dict[str, str]:
-    return {"penstock": VERSION, "airflow": version("apache-airflow-core")}
 
 
 def _snapshot(database: Path, to: Path) -> None:

@@ -22,6 +22,7 @@ from pipelines.core.settings import PORTS_FILE, Settings
 from pipelines.core.storage import one_at_a_time, read_json, write_json, write_text
 from pipelines.platform.airflow_config import airflow_database, write_airflow_config
 from pipelines.platform.environment import BIN, platform_environment, server_variables
+from pipelines.platform.home_versions import take_over
 from pipelines.platform.parts import AIRFLOW, NAMES, PARTS, Part, reconciled_path
 from pipelines.platform.preflight import check_ports, make_runtime_folder
 from pipelines.platform.secrets import ensure_secrets
@@ -65,7 +66,8 @@ def up(settings: Settings, on_ready: Callable[[str, float], None]) -> None:
     Calls `on_ready(part, seconds)` when a part answers.
 
     Raises:
-        UserError: A port is in use, or the platform is up on other ports.
+        UserError: A port is in use, the platform is up on other ports, or a later version has used
+            the home.
         PartFailedError: A part ended or did not answer in time.
     """
     began = time.monotonic()
@@ -130,6 +132,7 @@ def _start(settings: Settings) -> Supervisor:
         _check_machine(settings)
         _end(settings, leftover)
     check_ports(settings)
+    take_over(settings.home)
     ensure_secrets(settings)
     write_airflow_config(settings)
     services = settings.home / "services"

@@ -276,6 +276,7 @@ def changed(**changes: object) -> Callable[[Path], None]:
         (changed(home="/elsewhere"), "restore it there: PENSTOCK_HOME=/elsewhere"),
         (changed(penstock="99.1"), "was made with penstock 99.1, and .* install the later one"),
         (changed(airflow="99.1"), "was made with airflow 99.1, and .* install the later one"),
+        (changed(mlflow="99.1"), "was made with mlflow 99.1, and .* install the later one"),
         (changed(airflow="new"), "backup.json: airflow: .* Invalid version"),
         (changed(files={"../out": {"bytes": 0}}), "../out would be written outside the home"),
         (changed(files=[]), "backup.json: files: "),

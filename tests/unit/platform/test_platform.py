@@ -1,10 +1,12 @@
 """What of `up` and `down` needs no platform: whose turn it is, and what code they look at."""
 
 import fcntl
+import json
 import subprocess
 import threading
 import time
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from pipelines.core import product
 from pipelines.core.errors import UserError
 from pipelines.core.settings import Settings, load_settings
 from pipelines.platform import platform
+from pipelines.platform.home_versions import take_over
 from pipelines.platform.parts import reconciled_path
 
 
@@ -41,6 +44,23 @@ def test_a_down_that_waited_ends_what_is_there_when_its_turn_comes(
     waiting.join(20)
     assert (old.exists(), new.exists(), runtime_file.exists()) == (True, False, False)
     assert not platform.down(settings)
+
+
+def test_a_home_that_a_later_version_has_used_is_left_as_it_is(settings: Settings) -> None:
+    take_over(settings.home)
+    noted = settings.home / "versions.json"
+    versions = json.loads(noted.read_text())
+    assert versions["mlflow"] == version("mlflow")
+    take_over(settings.home)
+    noted.write_text(json.dumps(versions | {"mlflow": "99.1"}))
+    before = {*settings.home.rglob("*")}
+    with pytest.raises(UserError, match=r"was last used by mlflow 99.1, and .* install the later"):
+        platform.up(settings, lambda *_: None)
+    assert json.loads(noted.read_text())["mlflow"] == "99.1"
+    assert {*settings.home.rglob("*")} - before <= {settings.home / "lock"}
+    noted.write_text("{}")
+    with pytest.raises(UserError, match=r"versions.json: penstock: .* it is damaged"):
+        take_over(settings.home)
 
 
 @pytest.mark.parametrize("lives", [True, False])

@@ -45,6 +45,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108 (what is made in it can be read by this 
 STALE_S = 3600.0  # after which the files of a run that nobody goes on with are deleted
 _TIMES = 4  # the state, at most: on its way, two files, and one that is being written
 _SUFFIX = ".safetensors"
+_UNFINISHED = ".unfinished"
 _HEADER = 200  # bytes for a tensor's type, shape and place in a file's header
 
 T = TypeVar("T")
@@ -187,6 +188,8 @@ class StepCopies:
         for each in self._files():
             if each.of != self._before:
                 each.path.unlink(missing_ok=True)
+        for path in self._folder.glob(f"*{_UNFINISHED}"):  # of a process that was killed
+            path.unlink(missing_ok=True)
 
     def copy(self, step: int, facts: dict[str, Any]) -> None:
         """Begin to write a copy; `before_update` waits until the state may change."""
@@ -226,7 +229,7 @@ class StepCopies:
     def _write(self, of: _Step, facts: dict[str, Any], staged: Future[State]) -> None:
         state = {name: local(each) for name, each in staged.result().items()}
         path = self._folder / f"{of.step}-{of.start}-{self._part}-{self._rank}{_SUFFIX}"
-        unfinished = path.with_suffix(".unfinished")
+        unfinished = path.with_suffix(_UNFINISHED)
         room = sum(len(name) + _HEADER for name in state)
         try:
             write_one_by_one(unfinished, state.items(), {"facts": json.dumps(facts)}, room)

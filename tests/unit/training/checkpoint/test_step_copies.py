@@ -81,6 +81,16 @@ def test_a_newer_checkpoint_comes_first(start: Callable[..., Run]) -> None:
     assert again.points[0].step == 5
 
 
+def test_a_file_that_a_killed_process_was_writing_goes(
+    start: Callable[..., Run], memory: Path
+) -> None:
+    dies_at(start("cut", **EACH), 7)
+    (whole, _) = files(memory)
+    whole.with_suffix(".unfinished").touch()
+    start("cut", **EACH).trainer.fit()
+    assert list(memory.glob("*/*")) == []
+
+
 def test_two_files_are_kept_and_the_last_start_counts(
     start: Callable[..., Run], memory: Path
 ) -> None:

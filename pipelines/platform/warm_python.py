@@ -177,20 +177,14 @@ class _Server:
 
     def __init__(self, place: Path, lock: int, environment: dict[str, str]) -> None:
         self._lock, self._environment = lock, environment  # as it was before the imports
-        self._forks: dict[int, socket.socket] = {}  # to who asked, by process id
+        self._forks: dict[int, tuple[int, socket.socket]] = {}  # its pidfd, and to who asked
         place.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(place))
         place.chmod(0o600)
         self._listener.listen(128)
-        self._woken, self._wakes = socket.socketpair()
-        for each in (self._woken, self._wakes):
-            each.setblocking(False)
-        signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
 
     def serve(self) -> dict[str, Any] | None:
         """Return in each fork, with its request; None once nobody has asked for long."""
@@ -201,12 +195,10 @@ class _Server:
                     asked = time.monotonic()
                     if (request := self._accept()) is not None:
                         return request
-                elif key.fileobj is self._woken:
-                    with suppress(BlockingIOError):
-                        self._woken.recv(4096)
+                elif isinstance(key.fileobj, int):
+                    self._ended(key.data)
                 else:
                     self._abandon(key.data)
-            self._reap()
         return None
 
     def _accept(self) -> dict[str, Any] | None:
@@ -218,8 +210,9 @@ class _Server:
             if not self._is_like(request["environment"]):
                 asker.sendall(b"-")
             elif process := os.fork():
-                self._forks[process] = asker
-                self._selector.register(asker, selectors.EVENT_READ, process)
+                self._forks[process] = ends, _ = os.pidfd_open(process), asker
+                for each in (ends, asker):
+                    self._selector.register(each, selectors.EVENT_READ, process)
                 with suppress(OSError):  # who is gone is found by the selector
                     asker.sendall(b"+")
                 return None
@@ -243,30 +236,30 @@ class _Server:
     def _leave(self, asker: socket.socket) -> None:
         """In a fork: nothing of the server stays open, and so locked, or is handled."""
         os.close(self._lock)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
-        for each in (self._listener, self._woken, self._wakes, asker, *self._forks.values()):
-            each.close()
+        for ends, other in self._forks.values():
+            os.close(ends)
+            other.close()
+        self._listener.close()
+        asker.close()
 
     def _abandon(self, process: int) -> None:
-        """Who asked is gone, so its fork goes."""
-        with suppress(ProcessLookupError):
+        """Who asked is gone, so its fork goes, unless it has just ended."""
+        if process in self._forks:
             os.kill(process, signal.SIGKILL)
-        self._selector.unregister(self._forks[process])
+            self._selector.unregister(self._forks[process][1])
 
-    def _reap(self) -> None:
+    def _ended(self, process: int) -> None:
         """Tell who asked how its fork has ended."""
-        while self._forks:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if not process:
-                return
-            asker = self._forks.pop(process)
-            with suppress(KeyError):
-                self._selector.unregister(asker)
-            with suppress(OSError):
-                asker.sendall(struct.pack("!i", os.waitstatus_to_exitcode(status)))
-            asker.close()
+        ends, asker = self._forks.pop(process)
+        self._selector.unregister(ends)
+        os.close(ends)
+        with suppress(KeyError):
+            self._selector.unregister(asker)
+        _, status = os.waitpid(process, 0)
+        with suppress(OSError):
+            asker.sendall(struct.pack("!i", os.waitstatus_to_exitcode(status)))
+        asker.close()
 
 
 @contextmanager

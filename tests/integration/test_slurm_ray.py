@@ -39,10 +39,13 @@ def test_the_nodes_of_a_slurm_job_are_one_ray_cluster(tmp_path: Path) -> None:
         folder.mkdir()
     for name in ("scontrol", "squeue", "scancel", "srun"):
         (stubs / name).write_text(f"#!/usr/bin/env bash\n{STUBS[name]}\n")
-    (tmp_path / "loopback.py").write_text(RAY_ON_THE_LOOPBACK)
-    run_it = f"exec '{sys.executable}' '{tmp_path}/loopback.py'"
-    (stubs / "ray").write_text(f'#!/bin/sh\n{run_it} "$@"\n')
-    for stub in stubs.iterdir():
+    # The project's environment is this one, but for its `ray`.
+    prefix, own = Path(sys.prefix), project / ".venv"
+    (own / "bin").mkdir(parents=True)
+    for path in ("lib", "pyvenv.cfg", "bin/python"):
+        (own / path).symlink_to(prefix / path)
+    (own / "bin" / "ray").write_text(f"#!{own}/bin/python\n{RAY_ON_THE_LOOPBACK}")
+    for stub in (*stubs.iterdir(), own / "bin" / "ray"):
         stub.chmod(0o755)
     (project / "infra").symlink_to(PROJECT / "infra")
     (project / "job.py").write_text(JOB)

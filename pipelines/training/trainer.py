@@ -212,7 +212,6 @@ class Trainer:
             if requests and not finished:
                 self._answer(requests, position)
             if not finished:
-                hooks.enter_phase(position.step, "checkpoint")
                 self.checkpoints.copy(self._now(position))
         self.checkpoints.finish(position)
         return position

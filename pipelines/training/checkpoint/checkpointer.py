@@ -152,7 +152,8 @@ class Checkpoints:
     def copy(self, position: Position) -> None:
         """Begin to copy the state in memory if that is due; `before_update` waits, too."""
         if self._copies is not None and position.step % self._copies.every == 0:
-            self._copies.copy(position.step, self._facts(position) | {"losses": self._losses})
+            losses = [*self._losses]  # written while more of them are noted
+            self._copies.copy(position.step, self._facts(position) | {"losses": losses})
 
     def before_sums(self) -> None:
         """Wait, before this process's part in a step's sums, until its last copy is written."""

@@ -96,7 +96,7 @@ class Progress:
         try:
             store = CheckpointStore(self._place)
             start = store.start()
-            return max(0 if start is None else start.step, *store.steps(), 0)
+            return max([start.step if start else 0, *store.steps()])
         except UnreachableError as error:  # nobody knows of a newer one
             _log.warning("%s", error)
             return self._newest

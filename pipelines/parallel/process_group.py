@@ -7,7 +7,7 @@ when it has already arrived, while the device works on the next step.
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from typing import Any, NamedTuple, TypeVar
@@ -152,6 +152,21 @@ def one_for_all() -> Iterator[None]:
     if first := next(filter(None, from_all(mine)), None):
         kind = UnreachableError if isinstance(first, UnreachableError) else SharedError
         raise kind(str(first)) from mine
+
+
+def from_one(look: Callable[[], T], group: dist.ProcessGroup | None, rank: int = 0) -> T:
+    """Return what one process of a gloo group finds; all call it. Without a group, it is alone.
+
+    Raises:
+        SharedError: as `one_for_all`, if looking does.
+    """
+    if group is None:
+        return look()
+    with one_for_all():
+        found: list[Any] = [look() if dist.get_rank() == rank else None]
+    dist.broadcast_object_list(found, src=rank, group=group)
+    result: T = found[0]
+    return result
 
 
 class _Votes(NamedTuple):

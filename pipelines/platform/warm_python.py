@@ -210,7 +210,8 @@ class _Server:
             if not self._is_like(request["environment"]):
                 asker.sendall(b"-")
             elif process := os.fork():
-                self._forks[process] = ends, _ = os.pidfd_open(process), asker
+                ends = os.pidfd_open(process)
+                self._forks[process] = ends, asker
                 for each in (ends, asker):
                     self._selector.register(each, selectors.EVENT_READ, process)
                 with suppress(OSError):  # who is gone is found by the selector
@@ -234,7 +235,7 @@ class _Server:
         return all(environment.get(name) == self._environment.get(name) for name in names)
 
     def _leave(self, asker: socket.socket) -> None:
-        """In a fork: nothing of the server stays open, and so locked, or is handled."""
+        """In a fork: nothing of the server stays open, and so locked."""
         os.close(self._lock)
         self._selector.close()
         for ends, other in self._forks.values():

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from pipelines.core.errors import SharedError, UnreachableError, UserError, one_line
 from pipelines.parallel.mesh import group_timeout
 from pipelines.parallel.parallelize import Parallelized
-from pipelines.parallel.process_group import one_for_all
+from pipelines.parallel.process_group import from_one, one_for_all
 from pipelines.training.checkpoint.dcp_files import (
     CheckpointReader,
     CheckpointWriter,
@@ -273,7 +273,7 @@ class Checkpoints:
             self.wait()
         except UnsavedError as error:
             self._patience.failed(step, error)
-            if self._from_first(lambda: self._patience.is_spent(step, last=last)):
+            if from_one(lambda: self._patience.is_spent(step, last=last), self._group):
                 raise
             return False
         return True
@@ -294,8 +294,8 @@ class Checkpoints:
             return self.restore()
         with one_for_all():
             self._copies.check()
-        found = self._copies.newest(self._from_first(self._store.start))
-        saved = self._from_first(self._newest)
+        found = self._copies.newest(from_one(self._store.start, self._group))
+        saved = from_one(self._newest, self._group)
         if found is None or (saved is not None and saved["step"] >= found.of.step):
             return self.restore()
         facts = self._copies.load(found)
@@ -316,7 +316,7 @@ class Checkpoints:
         with suppress(UnsavedError):  # the run goes on from the previous checkpoint
             self.wait()
         self._losses.clear()  # of steps that a run repeats after it went back
-        facts = self._from_first(self._newest)
+        facts = from_one(self._newest, self._group)
         if facts is None:
             return Position()
         position = Position(facts["step"], facts["seconds"])
@@ -367,17 +367,9 @@ class Checkpoints:
                 dist.destroy_process_group(self._group)
 
     def _newest(self) -> dict[str, Any] | None:
+        """Return the newest facts; one process looks, as others may not see S3's or NFS's yet."""
         steps = self._store.steps()
         return self._store.facts(steps[-1]) if steps else None
-
-    def _from_first(self, look: Any) -> Any:
-        """Return what rank 0 sees, as others may not see new files of S3 or NFS yet."""
-        if self._group is None:
-            return look()
-        with one_for_all():
-            found = [look() if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(found, src=0, group=self._group)
-        return found[0]
 
 
 def _first_cause(error: CheckpointException) -> BaseException:

@@ -18,11 +18,10 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,7 +36,7 @@ from pipelines.core.machine import memory_bytes
 from pipelines.models.safetensors_files import write_one_by_one
 from pipelines.models.weights import local
 from pipelines.parallel.parallelize import Parallelized
-from pipelines.parallel.process_group import from_all, one_for_all
+from pipelines.parallel.process_group import from_all, from_one, one_for_all
 from pipelines.training.checkpoint.state import HostStager, State, make_moments, state_of
 from pipelines.training.checkpoint.store import CheckpointStore, Start
 
@@ -48,7 +47,6 @@ _SUFFIX = ".safetensors"
 _UNFINISHED = ".unfinished"
 _HEADER = 200  # bytes for a tensor's type, shape and place in a file's header
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -174,12 +172,12 @@ class StepCopies:
                     if arrived.numel():
                         dist.recv(_bytes(arrived), source, self._group)
                     tensor.copy_(arrived)
-        return self._from(found.sources[0], lambda: self._facts(found))
+        return from_one(lambda: self._facts(found), self._group, found.sources[0])
 
     def begin(self, after: Found | None) -> None:
         """Begin a start after a step that was loaded, or from elsewhere; all processes call it."""
         self.wait()
-        self._start = self._from(0, lambda: secrets.token_hex(4))
+        self._start = from_one(lambda: secrets.token_hex(4), self._group)
         self._before = after and after.of
         step, name = self._before or (0, "")
         with one_for_all():
@@ -259,14 +257,6 @@ class StepCopies:
         with self._opened(found, 0) as file:
             facts: dict[str, Any] = json.loads(file.metadata()["facts"])
             return facts
-
-    def _from(self, rank: int, value: Callable[[], T]) -> T:
-        """Return what one process finds."""
-        found: list[Any] = [value() if self._rank == rank else None]
-        if self._group is not None:
-            dist.broadcast_object_list(found, src=rank, group=self._group)
-        result: T = found[0]
-        return result
 
 
 def _part(model: Parallelized, optimizer: Optimizer) -> str:

@@ -6,6 +6,7 @@ each tensor's type, shape and place by name; and the tensors' bytes, one after t
 
 import json
 import math
+import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -138,7 +139,7 @@ def write_one_by_one(
     A header comes first, and is known last: it gets space in front, and blanks fill what it leaves.
 
     Args:
-        path: The file.
+        path: The file; one that is there already keeps its space and gets new content.
         tensors: Names and tensors, on the CPU, in the order of the file.
         metadata: Further text for the header, by name.
         room: The most bytes that the header needs beside its metadata.
@@ -153,7 +154,7 @@ def write_one_by_one(
     start = -(-(8 + len(_as_json(header)) + room) // _PAGE) * _PAGE
     written: dict[str, int] = {}
     end = 0
-    with path.open("wb") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
         file.seek(start)
         for name, tensor in tensors:
             file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -166,6 +167,7 @@ def write_one_by_one(
             raise ValueError(f"{path}: the header has {len(text)} bytes, more than {start - 8}")
         file.seek(0)
         file.write((start - 8).to_bytes(8, "little") + text.ljust(start - 8))
+        file.truncate(start + end)
     return written
 
 

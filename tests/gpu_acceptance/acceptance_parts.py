@@ -102,6 +102,7 @@ PARTS = [
     Part("losses", "same_numbers:losses", 30, "20 fp32 losses within 1e-4 of the CPU's", must=True),
     Part("memory", "peak_memory:memory", 45, "dry run within 8 % of the allocator", must=True),
     Part("resume", "same_numbers:resume", 60, "no number differs after a resume", must=True),
+    Part("copies", "same_numbers:copies", 90, "no number differs after a copy", must=True),
     Part("readers", "device_facts:readers", 25, "pinned >= 3 x np.memmap"),
     Part("gpt2", "training_speed:gpt2", 60, "the planner's tokens/s"),
     Part("gpt2-hf", "training_speed:gpt2_beside_hf", 60, ">= 1.15 x HF Trainer, eager"),

@@ -22,11 +22,11 @@ from pipelines.training.checkpoint.state import state_of
 from pipelines.training.checkpoint.store import CheckpointStore
 from pipelines.training.metrics import StepMetrics
 from tests.benchmarks import train
-from tests.benchmarks.contenders.our_trainer import Built, build_trainer
+from tests.benchmarks.contenders.our_trainer import Built, build_trainer, free
 from tests.benchmarks.gpu_train import shape_of
 from tests.benchmarks.loader import write_split
 from tests.gpu_acceptance.acceptance_parts import HERE, Outcome, Place
-from tests.gpu_acceptance.training_speed import TINY
+from tests.gpu_acceptance.training_speed import GPT2, TINY, measured, sized
 
 _WITHIN = 1e-4
 _TOKENS = 500_000
@@ -90,12 +90,7 @@ def resume(place: Place) -> Outcome:
     whole = _resumable(place, split, "whole")
     whole.trainer.fit()
     cut = _resumable(place, split, "cut", paged_moments=True)
-
-    def stop(point: StepMetrics) -> None:
-        if point.step == _CUT:
-            raise InterruptedError
-
-    cut.trainer.report = stop
+    cut.trainer.report = _stopped
     with suppress(InterruptedError):
         cut.trainer.fit()
     again = _resumable(place, split, "cut")
@@ -107,7 +102,46 @@ def resume(place: Place) -> Outcome:
     return Outcome(len(different), "differ", None, not different, limits, detail)
 
 
-def _resumable(place: Place, split: Split, scratch: str, **parallel: bool) -> Built:
+def copies(place: Place) -> Outcome:
+    """A broken run goes on from a copy in memory to the same bits; and how much a copy costs.
+
+    The costs are those of GPT-2 124M with a copy after each step, and after each eighth.
+    """
+    split = write_split(place.folder, _TOKENS, 512)
+    seldom = {"checkpoint_every": _STEPS}
+    whole = _resumable(place, split, "whole", **seldom)
+    whole.trainer.fit()
+    cut = _resumable(place, split, "cut", copy_every=1, **seldom)
+    cut.trainer.report = _stopped
+    with suppress(InterruptedError):
+        cut.trainer.fit()
+    cut.trainer.checkpoints.before_sums()  # nothing else writes beside the next run
+    again = _resumable(place, split, "cut", copy_every=1, **seldom)
+    again.trainer.fit()
+    lost = _CUT - (again.points[0].step - 1)
+    different = differing(whole, again)
+    del whole, cut, again
+    free(torch.device(place.device))
+    seconds = {
+        every: measured(place, sized(place, GPT2, 24, copy_every=every))["step_seconds"]
+        for every in (0, 8, 1)
+    }
+    ratio = seconds[0] / seconds[1]
+    told = f"lost {lost} step; a step takes {seconds[0]:.3f} s, copied {seconds[1]:.3f} s, "
+    told += f"each eighth copied {seconds[8]:.3f} s"
+    detail = {"different": different, "lost": lost, "step_seconds": seconds}
+    reached = not different and lost <= 1
+    return Outcome(len(different), "differ", ratio, reached, told, detail)
+
+
+def _stopped(point: StepMetrics) -> None:
+    if point.step == _CUT:
+        raise InterruptedError
+
+
+def _resumable(
+    place: Place, split: Split, scratch: str, *, paged_moments: bool = False, **train: int
+) -> Built:
     shape = TINY if place.fake else shape_of("gpt2-124m", 1024)
     values = {
         "steps": _STEPS,
@@ -116,7 +150,7 @@ def _resumable(place: Place, split: Split, scratch: str, **parallel: bool) -> Bu
         "precision": "fp32" if place.fake else "bf16",
         "micro_batch_size": 4,
     }
-    sections = {"train": _FP32 | values, "parallel": parallel}
+    sections = {"train": _FP32 | values | train, "parallel": {"paged_moments": paged_moments}}
     device = torch.device(place.device)
     config = DecoderConfig(**shape)
     return build_trainer(place.folder, split, config, sections, device, scratch, saves=True)
@@ -125,7 +159,7 @@ def _resumable(place: Place, split: Split, scratch: str, **parallel: bool) -> Bu
 def differing(whole: Built, again: Built) -> list[str]:
     """What is not the same to the bit in two runs, the second of which was resumed."""
     points = [[(p.step, p.loss, p.gradient_norm) for p in run.points] for run in (whole, again)]
-    names = [] if points[0][_SAVED:] == points[1] else ["losses and norms"]
+    names = [] if points[0][-len(points[1]) :] == points[1] else ["losses and norms"]
     ours, theirs = (state_of(run.trainer.model, run.trainer.optimizer) for run in (whole, again))
     return names + [name for name in ours if not torch.equal(ours[name], theirs[name])]
 

@@ -5,7 +5,8 @@ outlives it. Replicas hold equal parts of the state and write equal files, so th
 gets its part from another one. A step counts if each part of its state has a file.
 
 After a death there is always one that counts: a process writes its file of a step before it takes
-part in the sums of the next one, and keeps the file before until it has written the next.
+part in the sums of the next one, and keeps the file before until it has written the next. A third
+file takes turns with these two, as new content goes faster to memory that a file already has.
 
 The steps since a run last began are a *start*. Its number lies with the checkpoints, so that files
 of another start count only at the step from which this one went on.
@@ -105,6 +106,7 @@ class StepCopies:
         self._start = ""
         self._rank = dist.get_rank() if group is not None else 0
         self._part = _part(model, optimizer)
+        self._unfinished = self._folder / f"{self._rank}{_UNFINISHED}"
         self._parts: list[str] = []  # of each process, once files were looked for
 
     def check(self) -> None:
@@ -128,7 +130,7 @@ class StepCopies:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         needed = _TIMES * here * (weights + moments)
         found = min(shutil.disk_usage(MEMORY).free, memory_bytes()[1])
-        found += sum(each.path.stat().st_size for each in self._files())
+        found += sum(each.stat().st_size for each in self._folder.iterdir())
         if needed > found:
             raise UserError(
                 f"train.copy_every = {self.every} takes up to {needed / 2**30:.1f} GiB of this "
@@ -214,8 +216,8 @@ class StepCopies:
     def clear(self) -> None:
         """Delete the files on this machine, as a checkpoint holds the run's last step."""
         self.wait()
-        for each in self._files():
-            each.path.unlink(missing_ok=True)
+        for each in (*(file.path for file in self._files()), self._unfinished):
+            each.unlink(missing_ok=True)
         with suppress(OSError):  # another process's file is in it
             self._folder.rmdir()
 
@@ -226,8 +228,8 @@ class StepCopies:
 
     def _write(self, of: _Step, facts: dict[str, Any], staged: Future[State]) -> None:
         state = {name: local(each) for name, each in staged.result().items()}
-        path = self._folder / f"{of.step}-{of.start}-{self._part}-{self._rank}{_SUFFIX}"
-        unfinished = path.with_suffix(_UNFINISHED)
+        mine = f"-{self._part}-{self._rank}{_SUFFIX}"
+        path, unfinished = self._folder / f"{of.step}-{of.start}{mine}", self._unfinished
         room = sum(len(name) + _HEADER for name in state)
         try:
             write_one_by_one(unfinished, state.items(), {"facts": json.dumps(facts)}, room)
@@ -236,7 +238,11 @@ class StepCopies:
             unfinished.unlink(missing_ok=True)
             raise
         for each in self._files():
-            if each.of not in (of, self._before):
+            if each.of in (of, self._before):
+                continue
+            if each.path.name.endswith(mine):
+                each.path.replace(unfinished)
+            elif each.of.start != self._start:  # of a process that may be gone
                 each.path.unlink(missing_ok=True)
         self._before = of
 

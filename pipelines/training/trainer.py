@@ -301,7 +301,7 @@ class Trainer:
         factor = clip_factor(norm, self.train.grad_clip) / self.scale.scale
         wants = preemption.asked() is not None or self.checkpoints.request is not None
         wants = wants or self._end_by_clock(position) is not None
-        self.checkpoints.before_sums()
+        self.checkpoints.before_sums(step)
         nats = self.consensus.sum(nats, "pp", "dp_replicate", "dp_shard", "cp", wanted=wants)
         hooks.enter_phase(step, "optimizer")
         bad = self.guard.leave_out(nats / predicted, norm)

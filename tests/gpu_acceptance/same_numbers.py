@@ -115,7 +115,7 @@ def copies(place: Place) -> Outcome:
     cut.trainer.report = _stopped
     with suppress(InterruptedError):
         cut.trainer.fit()
-    cut.trainer.checkpoints.before_sums()  # nothing else writes beside the next run
+    cut.trainer.checkpoints.before_sums(_CUT)  # nothing else writes beside the next run
     again = _resumable(place, split, "cut", copy_every=1, **seldom)
     again.trainer.fit()
     lost = _CUT - (again.points[0].step - 1)

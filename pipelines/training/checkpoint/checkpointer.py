@@ -155,9 +155,13 @@ class Checkpoints:
             losses = [*self._losses]  # written while more of them are noted
             self._copies.copy(position.step, self._facts(position) | {"losses": losses})
 
-    def before_sums(self) -> None:
-        """Wait, before this process's part in a step's sums, until its last copy is written."""
-        if self._copies is not None:
+    def before_sums(self, step: int) -> None:
+        """Wait, before this process's part in the sums of a step (from 0), for a copy.
+
+        Until the last copy is written, no process may complete the step after which the next one is
+        made.
+        """
+        if self._copies is not None and (step + 1) % self._copies.every == 0:
             self._copies.wait()
 
     def save_now(self, position: Position, *, is_good: bool) -> bool:

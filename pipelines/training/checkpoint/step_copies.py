@@ -4,9 +4,10 @@ Every few steps each process writes its weights and moments to a file in its mac
 outlives it. Replicas hold equal parts of the state and write equal files, so that a new machine
 gets its part from another one. A step counts if each part of its state has a file.
 
-After a death there is always one that counts: a process writes its file of a step before it takes
-part in the sums of the next one, and keeps the file before until it has written the next. A third
-file takes turns with these two, as new content goes faster to memory that a file already has.
+After a death there is always one that counts: a process takes part in the sums of a step that is
+copied once its file of the one before is whole, and keeps the file before until it has written the
+next. A third file takes turns with these two, as new content goes faster to memory that a file
+already has.
 
 The steps since a run last began are a *start*. Its number lies with the checkpoints, so that files
 of another start count only at the step from which this one went on.

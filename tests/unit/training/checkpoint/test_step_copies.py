@@ -165,8 +165,8 @@ def test_memory_that_is_full_costs_copies_but_not_the_run(
     assert "no copy of step 1 (No space left on device)" in caplog.text
 
 
-def no_death_costs_more_than_a_step(start: Callable[..., Run], tmp_path: Path) -> None:
-    settings = EACH | {"steps": 5, "checkpoint_every": 3}
+def no_death_costs_more(start: Callable[..., Run], tmp_path: Path, every: int) -> None:
+    settings = {"copy_every": every, "steps": 5, "checkpoint_every": 3 if every == 1 else 100}
     whole = start("whole", **settings)
     whole.trainer.fit()
 
@@ -177,15 +177,18 @@ def no_death_costs_more_than_a_step(start: Callable[..., Run], tmp_path: Path) -
         again = start(f"cut-{stop}", **settings)
         again.trainer.fit()
         lost = done + 1 - again.points[0].step if again.points else 0
-        assert lost <= 1
+        assert lost < 2 * every
         assert same_weights(whole.model, again.model)
         return died
 
     assert every_point(one) > 20
 
 
-def test_no_death_costs_more_than_a_step(start: Callable[..., Run], tmp_path: Path) -> None:
-    no_death_costs_more_than_a_step(start, tmp_path)
+@pytest.mark.parametrize("every", [1, 2])
+def test_no_death_costs_more_than_a_step_or_twice_as_many_as_between_copies(
+    start: Callable[..., Run], tmp_path: Path, every: int
+) -> None:
+    no_death_costs_more(start, tmp_path, every)
 
 
 def test_a_file_that_goes_before_the_next_is_there_is_caught(
@@ -200,4 +203,4 @@ def test_a_file_that_goes_before_the_next_is_there_is_caught(
 
     monkeypatch.setattr(StepCopies, "_write", too_early)
     with pytest.raises(AssertionError):
-        no_death_costs_more_than_a_step(start, tmp_path)
+        no_death_costs_more(start, tmp_path, 1)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 from xdist.remote import Producer
@@ -32,6 +33,10 @@ PORT_VARIABLES = (
 # Set in a shell that ran `eval "$(penstock env)"`: they would point the tests at that platform.
 FOREIGN = ("MLFLOW_TRACKING_URI", "PENSTOCK_AIRFLOW_URL", "RAY_API_SERVER_ADDRESS")
 
+
+# A busy machine has moments in which one example takes long.
+hypothesis.settings.register_profile("penstock", deadline=None)
+hypothesis.settings.load_profile("penstock")
 
 # Where tests need the session's platform.
 ON_THE_PLATFORM = ("tests/e2e/", "tests/platform/", "tests/faults/")

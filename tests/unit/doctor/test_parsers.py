@@ -118,7 +118,7 @@ def test_recordings_hold_something_to_read(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_nothing_that_is_printed_breaks_a_check(name, data):
     case = CASES[name]

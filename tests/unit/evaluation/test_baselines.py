@@ -36,7 +36,7 @@ def naive_probability(training: list[bytes], context: bytes, byte: int, order: i
     return (followers.count(byte) + distinct * shorter) / (len(followers) + distinct)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(FEW_BYTES, min_size=1, max_size=4), FEW_BYTES, st.integers(0, 5))
 def test_probabilities_sum_to_one_over_the_next_byte(
     training: list[bytes], context: bytes, max_order: int
@@ -48,7 +48,7 @@ def test_probabilities_sum_to_one_over_the_next_byte(
         assert last.sum() == pytest.approx(1.0, abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(FEW_BYTES, min_size=1, max_size=4), FEW_BYTES, st.integers(0, MAX_ORDER))
 def test_equals_the_formula_over_plain_counts(
     training: list[bytes], document: bytes, max_order: int

@@ -21,7 +21,6 @@ ROOM = 2 << 30  # bytes of memory that reading may take beside what the process 
 ONCE_FAILED = json.loads((Path(__file__).parent / "once_failed.json").read_text())
 # The same inputs on each run.
 fuzzing = settings(
-    deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.generate],  # to shrink an input takes longer than to find it

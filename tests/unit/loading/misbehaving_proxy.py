@@ -7,7 +7,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-STALL_SECONDS = 1.0
+STALL_SECONDS = 3.0
 FAULTS = ("500", "503", "reset", "truncated", "short", "stalled", "garbled", "other range")
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pipelines.loading.sampler import Indices, Mixture, mixed_samples, permute, samples, share
 
 seeds = st.integers(0, 2**31)
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 
 
 @st.composite

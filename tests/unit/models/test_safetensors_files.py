@@ -82,7 +82,8 @@ def test_a_file_cut_behind_its_header_is_one_line(files: list[Path]) -> None:
         list(found.read(CPU))
 
 
-def test_a_file_written_one_by_one_is_what_safetensors_reads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [0, 100_000])
+def test_a_file_written_one_by_one_is_what_safetensors_reads(tmp_path: Path, before: int) -> None:
     tensors = {
         "b.weight": torch.randn(3, 5).t(),
         "a.bias": torch.arange(4, dtype=torch.int64),
@@ -91,6 +92,7 @@ def test_a_file_written_one_by_one_is_what_safetensors_reads(tmp_path: Path) -> 
         "flag": torch.tensor([True, False]),
     }
     path = tmp_path / "written.safetensors"
+    path.write_bytes(b"x" * before)
     written = write_one_by_one(path, iter(tensors.items()), {"format": "pt", "note": "ü"}, 600)
     assert written == {name: tensor.nbytes for name, tensor in tensors.items()}
     with safe_open(path, "pt") as file:

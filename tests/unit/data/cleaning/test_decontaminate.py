@@ -2,7 +2,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.errors import UserError
@@ -68,7 +68,6 @@ def test_nothing_is_shared_with_nothing():
 WORDS = st.lists(st.sampled_from(["a", "b", "c,", "D!", "e"]), max_size=40).map(" ".join)
 
 
-@settings(deadline=None)
 @given(st.lists(WORDS, max_size=4), WORDS, st.integers(5, 13))
 def test_as_plain_sets_of_words_find_it(evaluation, text, n):
     assert EvaluationNgrams.build(evaluation, n).overlap(text).shared == brute(evaluation, text, n)

@@ -2,7 +2,7 @@ import socket
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.errors import UserError
@@ -185,7 +185,6 @@ class TestGopherRepetition:
     def test_an_ngram_that_comes_once_is_no_repetition(self):
         assert self.rule("just four words here", max_top_ngram=(0, 0, 0)) is None
 
-    @settings(deadline=None)
     @given(st.lists(st.sampled_from("abc"), max_size=60), st.integers(0, 5))
     def test_duplicates_as_plain_python_counts_them(self, words, index):
         n = 5 + index
@@ -203,7 +202,6 @@ class TestGopherRepetition:
         limits[index] = share
         assert self.rule(" ".join(words), max_duplicate_ngrams=limits) is None
 
-    @settings(deadline=None)
     @given(st.lists(st.sampled_from("abcd"), min_size=2, max_size=60), st.integers(0, 2))
     def test_the_top_ngram_as_plain_python_counts_it(self, words, index):
         n = 2 + index
@@ -245,14 +243,12 @@ class TestC4:
         assert C4(Filters().c4).reject(TextStatistics(text)) == "too_few_sentences"
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_kept_or_has_a_reason(text):
     reason = first_rejection(filters(*NAMES, length={"min_characters": 0}), text)
     assert reason is None or reason.partition(":")[0] in NAMES
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="ab .\n#{é한", max_size=300))
 def test_no_filter_depends_on_the_others(text):
     for name in NAMES:

@@ -4,7 +4,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.data.cleaning.words import (
@@ -27,13 +27,11 @@ def words_and_hashes(text):
     return found, hash_words(codes, words)
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_words_are_what_split_gives(text):
     assert words_and_hashes(text)[0] == text.split()
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_words_have_the_same_hash_where_they_are_the_same(text):
     words, hashes = words_and_hashes(text)
@@ -68,7 +66,6 @@ def test_hashes_are_the_same_in_every_process():
     assert hashes[0] == 7634464684011675959
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=30), st.integers(1, 15))
 def test_ngrams_are_equal_where_their_words_are(values, n):
     hashes = np.array(values, np.uint64)
@@ -80,7 +77,6 @@ def test_ngrams_are_equal_where_their_words_are(values, n):
     assert (extend_ngrams(ngrams[: len(longer)], hashes[n:]) == longer).all()
 
 
-@settings(deadline=None)
 @given(st.characters())
 def test_kinds_are_those_of_unicodes_categories(character):
     kind = Kind(int(kinds(code_points(character))[0]))

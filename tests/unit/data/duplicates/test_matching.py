@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse.csgraph import connected_components
 
@@ -11,7 +11,6 @@ BUCKETS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(BUCKETS, st.integers(0, 5))
 def test_linking_finds_the_components_that_all_pairs_have(
     buckets: list[list[int]], near: int

@@ -37,7 +37,7 @@ def test_texts_agree_as_far_as_their_shingles_overlap(replaced: int) -> None:
     assert abs((left == right).mean() - truth) < 4 * deviation
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.text(alphabet="ab .가", max_size=30), max_size=12), st.integers(1, 40))
 def test_a_signature_depends_on_its_text_alone(texts: list[str], chunk: int) -> None:
     signer = Signer(3, 16)

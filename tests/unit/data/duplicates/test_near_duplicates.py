@@ -84,7 +84,7 @@ def corpora(draw: st.DrawFn) -> list[str]:
     return [" ".join(words) for words in documents]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(corpora(), st.data())
 def test_any_blocks_and_partitions_find_what_all_pairs_find(
     texts: list[str], data: st.DataObject
@@ -95,7 +95,7 @@ def test_any_blocks_and_partitions_find_what_all_pairs_find(
     assert as_dict(found) == search_all_pairs(texts, NEAR)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(corpora(), st.data())
 def test_large_buckets_too_are_the_same_in_any_blocks_and_partitions(
     texts: list[str], data: st.DataObject

@@ -2,7 +2,7 @@ from itertools import groupby
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.data.duplicates.shingles import shingles, words
@@ -31,7 +31,6 @@ def shingles_of(texts: list[str], n: int) -> list[list[int]]:
     return [part.tolist() for part in np.split(hashes, offsets[1:-1])] if texts else []
 
 
-@settings(deadline=None)
 @given(st.lists(TEXTS, max_size=6), st.integers(1, 6))
 def test_shingles_are_those_that_a_loop_over_words_finds(texts: list[str], n: int) -> None:
     expected = [shingles_by_loop(text, n) for text in texts]
@@ -45,7 +44,6 @@ def test_shingles_are_those_that_a_loop_over_words_finds(texts: list[str], n: in
     assert len(set(names.values())) == len(names)
 
 
-@settings(deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=6))
 def test_a_text_has_the_same_shingles_in_any_batch(texts: list[str]) -> None:
     assert shingles_of(texts, 3) == [shingles_of([text], 3)[0] for text in texts]

@@ -63,7 +63,7 @@ def rolled(sizes: list[int], shard_tokens: int) -> list[list[int]]:
     return shards
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     blocks=st.lists(st.lists(st.integers(1, 40), max_size=8), max_size=6),
     shard_tokens=st.integers(1, 60),
@@ -104,7 +104,7 @@ def test_packed_shards_hold_all_tokens_in_samples_of_one_length(tmp_path: Path) 
     assert set(dataset.tokens[dataset.mask == 0].tolist()) <= {END}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     blocks=st.lists(
         st.lists(st.tuples(st.integers(2, 15), st.integers(2, 15)), max_size=6), min_size=1

@@ -201,7 +201,7 @@ EVIL = st.lists(
 ).map("".join)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(asked=EVIL, said=EVIL)
 def test_no_message_writes_a_special_token(folder: Path, asked: str, said: str) -> None:
     messages = (("user", asked), ("assistant", f"{said}."))

@@ -156,7 +156,7 @@ def test_any_text_has_the_ids_of_tokenizers(pair: tuple[Encoder, Tokenizer]) -> 
     fast = TiktokenBpe(json.loads(pair[1].to_str()))
     assert all(fast.encode(text) is not None for text in CORPUS if text.isascii())
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(texts)
     @example("zabcd abcd abc")
     @example(" zebrafish zebrafish xqzzq axqzzq HTMLParsers")
@@ -183,7 +183,7 @@ def made_up(draw: st.DrawFn) -> Tokenizer:
     return tokenizer
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(made_up(), st.lists(st.text("abc", max_size=30), max_size=5))
 def test_whatever_the_merges_what_tiktoken_encodes_is_right(
     tokenizer: Tokenizer, words: list[str]

@@ -48,7 +48,7 @@ def one_by_one(sizes: list[int], capacity: int) -> list[list[tuple[int, int, int
     return samples
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(lengths, st.integers(1, 30))
 @example([], 5)
 @example([5], 5)
@@ -69,7 +69,7 @@ def test_every_token_lies_in_one_sample_and_none_is_too_long(
     assert len(packing.documents) == sum(-(-size // capacity) for size in sizes)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(lengths, st.integers(1, 30))
 @example([8, 8, 3, 3, 3, 3, 2, 2, 1, 1, 1, 1], 9)
 def test_samples_are_as_full_as_with_the_textbooks_best_fit(
@@ -122,7 +122,7 @@ def packed(
     return packing, IndexedDataset(prefix)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(100, 999), min_size=1, max_size=25), min_size=1, max_size=20),
     st.integers(2, 12),

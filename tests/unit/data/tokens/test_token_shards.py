@@ -63,7 +63,7 @@ def test_the_layout_is_megatrons(tmp_path: Path, vocab_size: int, code: int, wid
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     documents=st.lists(st.lists(st.integers(0, 65_000), min_size=1, max_size=9), max_size=9),
     vocab_size=st.sampled_from([65_001, 100_000]),

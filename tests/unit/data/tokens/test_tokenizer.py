@@ -65,7 +65,7 @@ def test_any_text_comes_back_exactly(name: str, tmp_path_factory: pytest.TempPat
     save_tokenizer(MAKERS[name](), folder)
     encoder, auto = Encoder(folder), auto_tokenizer(folder)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(st.text())
     @example(" leading")
     @example("\r\n\x00\x1c")
@@ -82,7 +82,7 @@ def test_text_of_known_characters_comes_back_exactly(tmp_path: Path) -> None:
     save_tokenizer(MAKERS["char"](), tmp_path)
     encoder, auto = Encoder(tmp_path), auto_tokenizer(tmp_path)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(st.text(alphabet=sorted(set("".join(CORPUS)))))
     def round_trip(text: str) -> None:
         ids = encoder.encode([text])[0][:-1]

@@ -47,9 +47,7 @@ def reader(
     return PinnedReader(paths, CPU)
 
 
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_ranges(reader: Reader, files: list[tuple[Path, bytes]], data: st.DataObject) -> None:
     """Whatever their offsets and lengths, aligned or not, up to a file's last byte."""

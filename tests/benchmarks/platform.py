@@ -1,10 +1,11 @@
-"""What the platform costs the training loop: tokens a second, from the first log point to the last.
+"""What the platform costs the training loop: tokens a second, in the second half of the steps.
 
 `penstock` is the train job as Airflow submits it: Ray Train, points sent to an MLflow server, the
 node's load recorded, a checkpoint every 50 steps. `alone` is the same Trainer by `torchrun`'s door,
 with neither; it writes its last checkpoint only. One process with one thread each, so that Ray's
 and MLflow's own processes have another core. Both count from their progress file, and so with all
-that happens between two steps; starting up is not counted.
+that happens between two steps. The first half, in which MLflow's client is imported beside the
+steps, once a run and for a second or two, counts as starting up.
 """
 
 import socket

@@ -31,9 +31,11 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
         subprocess.run(command, env=environment, check=True)
         lines = (workspace / PROGRESS_FILE).read_text().splitlines()
         points = [Progress.model_validate_json(line) for line in lines]
-        last = next(each for each in reversed(points) if each.stage == "train" and each.rate)
-        tokens = last.done * options["tokens_per_step"]
-        return tokens, {"steps": last.done, "seconds": last.done / (last.rate or 1.0)}
+        first, *points = [each for each in points if each.stage == "train"]
+        counted = [each for each in points if each.rate and each.done >= each.total / 2]
+        steps = counted[-1].done - counted[0].done
+        begun, ended = ((each.done - first.done) / each.rate for each in (counted[0], counted[-1]))
+        return steps * options["tokens_per_step"], {"steps": steps, "seconds": ended - begun}
 
     return run_round
 

@@ -40,3 +40,14 @@ def test_afterwards_all_is_as_it_was(enabled):
         assert bool(gc.get_freeze_count()) == bool(frozen)  # one that is frozen may be freed
     finally:
         gc.enable()
+
+
+def test_what_is_imported_meanwhile_is_looked_through_once() -> None:
+    with profiling.only_between_steps():
+        before = gc.get_freeze_count()
+        kept = [[each] for each in range(1_000_000)]
+        profiling.collect()
+        assert gc.get_freeze_count() - before >= len(kept)
+        after = gc.get_freeze_count()
+        profiling.collect()
+        assert gc.get_freeze_count() == after  # the second collection was quick

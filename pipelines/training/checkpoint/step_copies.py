@@ -217,8 +217,8 @@ class StepCopies:
     def clear(self) -> None:
         """Delete the files on this machine, as a checkpoint holds the run's last step."""
         self.wait()
-        for each in (*(file.path for file in self._files()), self._unfinished):
-            each.unlink(missing_ok=True)
+        for path in (*self._folder.glob(f"*{_SUFFIX}"), self._unfinished):
+            path.unlink(missing_ok=True)
         with suppress(OSError):  # another process's file is in it
             self._folder.rmdir()
 

@@ -48,6 +48,4 @@ def test_what_is_imported_meanwhile_is_looked_through_once() -> None:
         kept = [[each] for each in range(1_000_000)]
         profiling.collect()
         assert gc.get_freeze_count() - before >= len(kept)
-        after = gc.get_freeze_count()
-        profiling.collect()
-        assert gc.get_freeze_count() == after  # the second collection was quick
+        assert len(gc.get_objects()) < len(kept)  # what the next collection looks through

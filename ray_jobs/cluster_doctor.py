@@ -14,18 +14,31 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipelines.doctor.all_reduce import Group, Reduced
-from pipelines.doctor.cluster import RECIPE, REPORT, Carried, ClusterReport, NodeReport, Together
+from pipelines.doctor.cluster import (
+    FENCE,
+    RECIPE,
+    REPORT,
+    Carried,
+    ClusterReport,
+    NodeReport,
+    Together,
+    own_problems,
+)
 from pipelines.doctor.node import Node
 from pipelines.doctor.planes import VARIABLE, parse_planes
 from pipelines.recipe.recipe import Recipe
 from ray_jobs.connection import connect
+from ray_jobs.draining import drain
 
 _PINGS = 5
+_HEAD = "node:__internal_head__"  # a resource that Ray gives the head
 
 
 class Member(NamedTuple):
     """A node of the cluster, and our actor there."""
 
+    node: str
+    is_head: bool
     name: str
     address: str
     actor: Any
@@ -37,7 +50,10 @@ def main() -> None:
     members = [_member(node) for node in ray.nodes() if node["Alive"]]
     ray.get([member.actor.time.remote() for member in members])  # all have started
     nodes = _examine(members, Recipe.model_validate(json.loads(os.environ[RECIPE])))
-    report = ClusterReport(nodes=nodes, together=_reduce(members), planes=list(_carry(members)))
+    together, planes = _reduce(members), list(_carry(members))
+    if os.environ.get(FENCE):
+        nodes = _fence(members, nodes)
+    report = ClusterReport(nodes=nodes, together=together, planes=planes)
     print(f"\n{REPORT}{report.model_dump_json()}", flush=True)  # noqa: T201
 
 
@@ -45,7 +61,8 @@ def _member(node: dict[str, Any]) -> Member:
     strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     actor = ray.remote(num_cpus=0, scheduling_strategy=strategy)(Node).remote()
     address, name = node["NodeManagerAddress"], node["NodeName"]
-    return Member(address if name == address else f"{name} ({address})", address, actor)
+    named = address if name == address else f"{name} ({address})"
+    return Member(node["NodeID"], _HEAD in node["Resources"], named, address, actor)
 
 
 def _examine(members: list[Member], recipe: Recipe) -> list[NodeReport]:
@@ -62,6 +79,20 @@ def _examine(members: list[Member], recipe: Recipe) -> list[NodeReport]:
         for member, (offset, uncertainty), (facts, findings) in zip(
             members, clocks, examined, strict=True
         )
+    ]
+
+
+def _fence(members: list[Member], reports: list[NodeReport]) -> list[NodeReport]:
+    """Drain the nodes that have a problem of their own; no cluster can do without its head."""
+    problems = own_problems(reports)
+    return [
+        report.model_copy(
+            update={
+                "is_fenced": bool(found and not member.is_head)
+                and drain(member.node, f"penstock doctor: {'; '.join(found)}", 0)
+            }
+        )
+        for member, report, found in zip(members, reports, problems, strict=True)
     ]
 
 

@@ -14,9 +14,11 @@ from ray._private.state import state
 from ray._private.worker import global_worker
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from ray.exceptions import RpcError
+from typing_extensions import override
 
 from pipelines.training import preemption
 from pipelines.training.machine_notice import MachineNotice
+from pipelines.training.machines import Machines
 
 _log = logging.getLogger(__name__)
 
@@ -35,32 +37,41 @@ def leave_this_node(notice: MachineNotice) -> None:
     """
     node, end = ray.get_runtime_context().get_node_id(), time.time() + notice.seconds
     if node not in draining():
-        _drain(node, notice.reason, int(end * 1000))
+        drain(node, notice.reason, int(end * 1000))
     preemption.ask(notice.reason)
 
 
-def fence_this_node(reason: str) -> bool:
-    """Drain this worker's node if the others have room for all workers; return whether it is so.
+class RayNodes(Machines):
+    """The nodes of the workers, by their ids."""
 
-    Without such room the run would wait for another machine, which nobody was asked for.
-    """
-    context = ray.get_runtime_context()
-    node, left = context.get_node_id(), draining()
-    needed = {name: amount for name, amount in context.get_assigned_resources().items() if amount}
-    others = (
-        each["Resources"]
-        for each in ray.nodes()
-        if each["Alive"] and each["NodeID"] != node and each["NodeID"] not in left
-    )
-    room = sum(
-        min(int(has.get(name, 0) // amount) for name, amount in needed.items()) for has in others
-    )
-    if room < ray.train.get_context().get_world_size():
-        return False
-    return node in left or _drain(node, reason, 0)
+    @override
+    def here(self) -> str:
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
+
+    @override
+    def leave(self, machine: str, reason: str) -> bool:
+        """Drain a node if the others have room for all workers; return whether it is so.
+
+        Without such room the run would wait for another machine, which nobody was asked for.
+        """
+        left, assigned = draining(), ray.get_runtime_context().get_assigned_resources()
+        needed = {name: amount for name, amount in assigned.items() if amount}
+        others = (
+            each["Resources"]
+            for each in ray.nodes()
+            if each["Alive"] and each["NodeID"] != machine and each["NodeID"] not in left
+        )
+        room = sum(
+            min(int(has.get(name, 0) // amount) for name, amount in needed.items())
+            for has in others
+        )
+        if room < ray.train.get_context().get_world_size():
+            return False
+        return machine in left or drain(machine, reason, 0)
 
 
-def _drain(node: str, reason: str, end: int) -> bool:
+def drain(node: str, reason: str, end: int) -> bool:
     """Ask Ray to drain a node; `end` is when it goes, in ms of the clock, or 0."""
     kind = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     try:

@@ -137,7 +137,7 @@ def _work(config: dict[str, Any]) -> str | None:
     from pipelines.recipe.recipe import Recipe
     from pipelines.stages.train import train_stage
     from pipelines.training.machine_notice import watching
-    from ray_jobs.draining import fence_this_node, leave_this_node
+    from ray_jobs.draining import RayNodes, leave_this_node
     from ray_jobs.samplers import SamplersOnRay
 
     set_up_logging()
@@ -152,7 +152,7 @@ def _work(config: dict[str, Any]) -> str | None:
                     raise UserError(line)
             report = _reporter(workspace.name)
             train_stage.run(
-                recipe, workspace, report, start_samplers=SamplersOnRay, leave=fence_this_node
+                recipe, workspace, report, start_samplers=SamplersOnRay, machines=RayNodes()
             )
     except UnreachableError:
         raise

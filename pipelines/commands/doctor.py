@@ -28,6 +28,10 @@ def doctor(
         str | None,
         typer.Option(metavar="URL", help="Test only this bucket: every operation that is needed."),
     ] = None,
+    fence: Annotated[
+        bool,
+        typer.Option("--fence", help="Let a node with a problem of its own take no more work."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check driver, GPUs, network, disk and services, on every node.
@@ -44,7 +48,11 @@ def doctor(
     from pipelines.recipe.recipe_files import load_recipe
 
     began = time.monotonic()
-    parts = {s3: examine_store(s3)} if s3 else examine(load_recipe(recipe, overrides or ()))
+    parts = (
+        {s3: examine_store(s3)}
+        if s3
+        else examine(load_recipe(recipe, overrides or ()), fence=fence)
+    )
     findings = [finding for part in parts.values() for finding in part]
     if as_json:
         told = {

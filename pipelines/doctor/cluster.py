@@ -15,7 +15,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.product import CODE, PRODUCT
 from pipelines.core.settings import load_settings
 from pipelines.doctor.all_reduce import Reduced
-from pipelines.doctor.findings import FaultError, Finding, Seen, ok, problem, warning
+from pipelines.doctor.findings import FaultError, Finding, Seen, State, ok, problem, warning
 from pipelines.doctor.planes import CLASSES
 from pipelines.doctor.planes import VARIABLE as PLANES
 from pipelines.doctor.tools import read
@@ -23,6 +23,7 @@ from pipelines.recipe.recipe import Recipe
 
 REPORT = "penstock doctor: "  # begins the line of the job's log that holds its report
 RECIPE = "PENSTOCK_DOCTOR_RECIPE"  # the recipe, for the job
+FENCE = "PENSTOCK_DOCTOR_FENCE"  # whether it drains nodes
 _LIMIT_S = 240.0  # a cluster that scales from nothing starts its nodes first
 _POLL_S = 1.0
 _NODE_S = "60"  # of each node's own checks: nobody waits for them alone
@@ -44,6 +45,7 @@ class NodeReport(BaseModel):
         uncertainty: Half of the shortest round trip, in seconds.
         facts: Versions by name; null where there is none.
         findings: Of its own checks.
+        is_fenced: Whether it takes no more work from now on.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,6 +55,7 @@ class NodeReport(BaseModel):
     uncertainty: float
     facts: dict[str, str | None]
     findings: list[Finding]
+    is_fenced: bool = False
 
 
 class Together(BaseModel):
@@ -88,8 +91,12 @@ class ClusterReport(BaseModel):
     planes: list[Carried] = []
 
 
-def report_of(recipe: Recipe) -> ClusterReport:
+def report_of(recipe: Recipe, *, fence: bool = False) -> ClusterReport:
     """Run the job, with this machine's code.
+
+    Args:
+        recipe: Which the nodes must be fit for.
+        fence: Let a node take no more work if it has a problem that another one does not have.
 
     Raises:
         FaultError: it fails, or does not end.
@@ -97,20 +104,20 @@ def report_of(recipe: Recipe) -> ClusterReport:
     import httpx
 
     try:
-        return asyncio.run(_run_job(recipe))
+        return asyncio.run(_run_job(_variables(recipe) | ({FENCE: "1"} if fence else {})))
     except (httpx.HTTPError, UserError) as error:
         fix = "`ray status` and the dashboard's log show what the head does"
         saw = f"no job could be run on the nodes: {error or type(error).__name__}"
         raise FaultError(saw, fix) from None
 
 
-async def _run_job(recipe: Recipe) -> ClusterReport:
+async def _run_job(variables: dict[str, str]) -> ClusterReport:
     from pipelines.orchestration.jobs_api import jobs_api, upload_code
 
     name = f"doctor-{uuid.uuid4().hex[:12]}"
     async with jobs_api() as jobs:
         code = await upload_code(jobs, PRODUCT, CODE)
-        environment = {"working_dir": code, "env_vars": _variables(recipe)}
+        environment = {"working_dir": code, "env_vars": variables}
         await jobs.submit(name, "python -m ray_jobs.cluster_doctor", environment, {})
         try:
             async with asyncio.timeout(_LIMIT_S):
@@ -145,6 +152,28 @@ def _variables(recipe: Recipe) -> dict[str, str]:
         # An actor that asks for no GPU must see them all the same.
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     }
+
+
+def own_problems(reports: Sequence[NodeReport]) -> list[list[str]]:
+    """Return the problems of each node, without those that all have: no node is at fault there."""
+    found = [
+        {each.check: each.saw for each in report.findings if each.state == State.PROBLEM}
+        for report in reports
+    ]
+    shared = set.intersection(*map(set, found))
+    return [
+        [f"{check}: {saw}" for check, saw in each.items() if check not in shared] for each in found
+    ]
+
+
+def of_node(report: NodeReport) -> list[Finding]:
+    """Return what a node told, and whether it takes no more work."""
+    if not report.is_fenced:
+        return report.findings
+    saw = "Ray gives this node no more work, and ends it when what it has is done"
+    fenced = warning(saw, "repair the node, and start its Ray again")
+    why = "runs go on on the other nodes"
+    return [Finding("fence", fenced.state, fenced.saw, why, fenced.fix), *report.findings]
 
 
 def between_nodes(report: ClusterReport) -> list[Finding]:

@@ -84,8 +84,8 @@ def _late(saw: str, fix: str) -> Seen:
 _WHY = "every node must be fit for what any of them may be given"
 
 
-def examine(recipe: Recipe) -> dict[str, list[Finding]]:
-    """Return what was found, by part.
+def examine(recipe: Recipe, *, fence: bool = False) -> dict[str, list[Finding]]:
+    """Return what was found, by part; with `fence`, bad nodes of a cluster take no more work.
 
     A cluster of one node is looked at as this machine: a job takes longer than all else here.
     """
@@ -96,14 +96,16 @@ def examine(recipe: Recipe) -> dict[str, list[Finding]]:
         found = {"this machine": machine.result(), "services": services.result()}
     if nodes.result() < 2:
         return found
-    return found | _nodes(recipe)  # after what its job would disturb, where a node is this machine
+    return found | _nodes(
+        recipe, fence=fence
+    )  # after what its job would disturb, where a node is this machine
 
 
-def _nodes(recipe: Recipe) -> dict[str, list[Finding]]:
+def _nodes(recipe: Recipe, *, fence: bool) -> dict[str, list[Finding]]:
     try:
-        report = cluster.report_of(recipe)
+        report = cluster.report_of(recipe, fence=fence)
     except FaultError as error:
         fault = Finding("cluster", State.PROBLEM, str(error), _WHY, error.fix)
         return {"between nodes": [fault]}
-    parts = {f"node {node.name}": node.findings for node in report.nodes}
+    parts = {f"node {node.name}": cluster.of_node(node) for node in report.nodes}
     return {"between nodes": cluster.between_nodes(report), **parts}

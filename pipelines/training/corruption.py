@@ -29,6 +29,7 @@ from pipelines.parallel.process_group import from_all
 from pipelines.recipe.recipe import Recipe
 from pipelines.training.forward_backward import seed_step
 from pipelines.training.hooks import Events, Hook
+from pipelines.training.machines import Machines
 from pipelines.training.preemption import PreemptedError
 from pipelines.training.stragglers import hardware_name
 from pipelines.training.wrong_ranks import Statement, Wrong, find_wrong, is_disputed
@@ -55,8 +56,8 @@ class Corruption(Hook):
     Attributes:
         every: Steps from one check to the next. A check takes about a micro-batch, which is at
             most a whole step: half a percent of 200 steps, or less.
-        leave: Called with the reason on the process that is surely wrong, before the run ends for
-            it; it returns whether new processes will go on on other machines.
+        machines: Where the processes are; set before training begins. The one that is surely wrong
+            leaves its machine before the run ends for it.
     """
 
     every = 200
@@ -81,7 +82,7 @@ class Corruption(Hook):
         # Whether passes give the same bits each time; None: that is yet to be tried.
         self._repeats = True if self._is_exact else None
         self._off = self._why_off(sharded=sharded)
-        self.leave: Callable[[str], bool] = stays
+        self.machines = Machines()
         self._names: list[str] = []
         self._named: set[int] = set()
 
@@ -352,12 +353,8 @@ class Corruption(Hook):
     def _leave(self, wrong: Wrong, cause: str) -> bool:
         if not wrong.is_known or len(wrong.ranks) > 1:
             return False
-        return any(from_all(self._mesh.rank in wrong.ranks and self.leave(cause)))
-
-
-def stays(_reason: str) -> bool:
-    """Let no process leave its machine."""
-    return False
+        is_me, machines = self._mesh.rank in wrong.ranks, self.machines
+        return any(from_all(is_me and machines.leave(machines.here(), cause)))
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -37,10 +37,15 @@ class Slow(NamedTuple):
     ratio: float  # it takes so many times as long as the median one
     since: int  # the first step that is known to be slow
     alike: int  # processes that do the same, itself included
+    late: float  # seconds more than usual, each time
 
 
 class SlowRanks:
-    """Names the processes that are slow in one phase of training."""
+    """Names the processes that are slow in one phase of training.
+
+    Attributes:
+        slow: Who was slow at the last look.
+    """
 
     def __init__(
         self, work: Sequence[float], alike: Sequence[Hashable], hardware: Sequence[Hashable]
@@ -62,6 +67,7 @@ class SlowRanks:
         self._groups = [group for group in groups.values() if len(group) > 1]
         self._samples: deque[Sample] = deque(maxlen=KEPT)
         self._named: set[int] = set()
+        self.slow: list[Slow] = []
 
     def add(self, sample: Sample) -> None:
         """Take a sample; only the last ones are kept."""
@@ -79,13 +85,15 @@ class SlowRanks:
             known = [each for each in self._samples if np.isfinite(each.seconds[group]).sum() > 1]
             if len(known) < _NEEDED:
                 continue
-            is_slow, ratios = self._judge(group, known)
+            is_slow, ratios, late = self._judge(group, known)
             times = is_slow.sum(axis=0)
             for place in np.flatnonzero(times >= _NEEDED).tolist():
                 when = is_slow[:, place]
-                ratio, since = float(np.median(ratios[when, place])), known[int(when.argmax())].step
-                slow.append(Slow(group[place], ratio, since, len(group)))
+                ratio, lateness = (float(np.median(each[when, place])) for each in (ratios, late))
+                since = known[int(when.argmax())].step
+                slow.append(Slow(group[place], ratio, since, len(group), lateness))
             recovered += [group[place] for place in np.flatnonzero(times == 0).tolist()]
+        self.slow = slow
         begun = [each for each in slow if each.rank not in self._named]
         ended = sorted(self._named.intersection(recovered))
         self._named = (self._named | {each.rank for each in begun}).difference(ended)
@@ -93,15 +101,17 @@ class SlowRanks:
 
     def _judge(
         self, group: list[int], known: list[Sample]
-    ) -> tuple[npt.NDArray[np.bool_], Numbers]:
-        """Return in which samples each rank is slow, and its ratio to the median one there."""
+    ) -> tuple[npt.NDArray[np.bool_], Numbers, Numbers]:
+        """Return for each sample which ranks are slow, their ratio to the median one, and how late
+        they are.
+        """
         seconds = np.stack([each.seconds[group] for each in known])
         ratios, usual = _to_median(seconds / self._work[group])
         late = seconds - usual * self._work[group]
         bound = 1 + np.maximum(_LEAST, _SIGMAS * _spread(ratios))
         # Who has more to do may take longer; who has less holds nobody up until it does, too.
         is_slow = (ratios >= bound) & (_to_median(seconds)[0] >= bound)
-        return is_slow & (late >= np.array([[each.least] for each in known])), ratios
+        return is_slow & (late >= np.array([[each.least] for each in known])), ratios, late
 
 
 def _to_median(values: Numbers) -> tuple[Numbers, Numbers]:

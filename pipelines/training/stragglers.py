@@ -1,7 +1,8 @@
 """Names the processes that the others wait for in each step, with their hardware.
 
 Each process times its own work (`work_clock`). Where the host has waited for the device anyway,
-these few numbers go to rank 0, which compares the processes that do the same (`slow_ranks`).
+these few numbers go to rank 0, which compares the processes that do the same (`slow_ranks`). Whom
+the others have waited for too long is kept from the run, where other machines have room.
 """
 
 import logging
@@ -20,12 +21,14 @@ from pipelines.parallel.process_group import from_all, numbers_from_all
 from pipelines.recipe.recipe import Recipe
 from pipelines.training.checkpoint.checkpointer import Checkpoints
 from pipelines.training.hooks import Events, Hook, Phase
+from pipelines.training.machines import Machines
 from pipelines.training.slow_ranks import Sample, Slow, SlowRanks
 from pipelines.training.work_clock import PHASES, WorkClock
 
 NEW_SLICES = 2  # before numbers go to rank 0
 # The share of a step that a process must lose to be worth naming.
 LEAST: dict[Phase, float] = {"data": 0.05, "forward and backward": 0.01, "optimizer": 0.01}
+TOO_LONG_S = 300.0  # that a process holds the others up: more than they lose by a new start
 
 _log = logging.getLogger(__name__)
 
@@ -34,13 +37,18 @@ class _Facts(NamedTuple):
     """What the processes are told of one another."""
 
     name: str
+    machine: str
     alike: tuple[int, ...]  # equal for processes that do the same
     samples: int  # in a step
     numbers: int  # that the optimizer updates
 
 
 class Stragglers(Hook):
-    """Compares the processes of a run; alone, it does nothing."""
+    """Compares the processes of a run; alone, it does nothing.
+
+    Attributes:
+        machines: Where the processes are; set before training begins.
+    """
 
     def __init__(
         self, recipe: Recipe, model: Parallelized, checkpoints: Checkpoints, events: Events
@@ -50,7 +58,9 @@ class Stragglers(Hook):
         self._recipe, self._model, self._checkpoints = recipe, model, checkpoints
         self._events = events
         self._clock = WorkClock(model, recipe)
-        self._names: list[str] = []
+        self.machines = Machines()
+        self._facts: list[_Facts] = []
+        self._lost: list[float] = []  # seconds for which each rank has held the others up
         self._compared: dict[str, SlowRanks] = {}
         self._saved = 0  # the step of the last save that was compared
         self._since = 0.0, 0  # when numbers last went to rank 0, and the steps since then
@@ -59,25 +69,26 @@ class Stragglers(Hook):
     def begin_training(self, step: int) -> None:
         if self._is_alone:
             return
-        facts = from_all(self._facts())
-        self._names = [each.name for each in facts]
+        self._facts = facts = from_all(self._own_facts())
+        self._lost = [0.0] * len(facts)
         samples = [each.samples for each in facts]
         same = [1] * len(facts)
         passes = same if self._clock.measures_device else samples
         work = {"data": samples, "forward and backward": passes, "checkpoint": same}
         work["optimizer"] = [each.numbers for each in facts]
         alike = [each.alike for each in facts]
-        on = self._names
+        on = [each.name for each in facts]
         self._compared = {phase: SlowRanks(each, alike, on) for phase, each in work.items()}
         self._since = time.perf_counter(), 0
 
-    def _facts(self) -> _Facts:
+    def _own_facts(self) -> _Facts:
         mesh, train = self._model.mesh, self._recipe.train
         start, stop = share(mesh.dp_rank, mesh.dp_world, train.global_batch_size)
         # A later part of a sequence has more to attend to.
         part = 0 if self._clock.measures_device else mesh.coordinate("cp")
         numbers = max(1, sum(local(each).numel() for each in self._model.trained().values()))
-        return _Facts(hardware_name(mesh), (mesh.coordinate("pp"), part), stop - start, numbers)
+        alike = mesh.coordinate("pp"), part
+        return _Facts(hardware_name(mesh), self.machines.here(), alike, stop - start, numbers)
 
     @override
     def before_step(self, step: int) -> None:
@@ -114,6 +125,7 @@ class Stragglers(Hook):
             if step > self._saved:
                 self._compared["checkpoint"].add(Sample(step, numbers[:, 0], 0.0))
             self._tell()
+            self._count(step_seconds, self._since[1])
         self._saved = step
         self._since = time.perf_counter(), 0
 
@@ -124,16 +136,37 @@ class Stragglers(Hook):
                 cause = self._sentence(each, phase)
                 _log.warning("%s", cause)
                 # It may come and go: the logbook has it once, the log each time.
-                key = f"slow rank {each.rank} in {phase} on {self._names[each.rank]}"
+                key = f"slow rank {each.rank} in {phase} on {self._facts[each.rank].name}"
                 self._events.note("slow rank", key, cause, "training goes on", step=each.since)
             for rank in recovered:
-                _log.info("rank %d on %s is no longer slow in %s", rank, self._names[rank], phase)
+                name = self._facts[rank].name
+                _log.info("rank %d on %s is no longer slow in %s", rank, name, phase)
+
+    def _count(self, step_seconds: float, steps: int) -> None:
+        """Count what slow processes cost the others, and have one leave that costs too much."""
+        for phase in PHASES:
+            for each in self._compared[phase].slow:
+                late = each.late
+                if phase == "forward and backward":  # a GPU times only a part of them
+                    late = step_seconds * (1 - 1 / each.ratio)
+                self._lost[each.rank] += steps * late
+        rank = max(range(len(self._lost)), key=self._lost.__getitem__)
+        if self._lost[rank] < TOO_LONG_S:
+            return
+        who = self._facts[rank]
+        cause = f"rank {rank} on {who.name} has held the others up for {self._lost[rank]:.0f} s"
+        self._lost[rank] = 0.0  # where it can't leave, it is asked again after as long
+        if self.machines.leave(who.machine, cause):
+            done = "its node takes no more work; the run saves, and goes on on others"
+            _log.warning("%s; %s", cause, done)
+            self._events.note("slow rank", cause, cause, done)
 
     def _sentence(self, slow: Slow, phase: str) -> str:
         what = "a gigabyte of a checkpoint" if phase == "checkpoint" else phase
+        name = self._facts[slow.rank].name
         return (
-            f"rank {slow.rank} on {self._names[slow.rank]} is slow since step {slow.since}: {what} "
-            f"takes {slow.ratio:.2f} times as long as usual for the {slow.alike} ranks that do it"
+            f"rank {slow.rank} on {name} is slow since step {slow.since}: {what} takes "
+            f"{slow.ratio:.2f} times as long as usual for the {slow.alike} ranks that do it"
         )
 
 

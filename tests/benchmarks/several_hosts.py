@@ -70,6 +70,7 @@ LINKS = {
 SHARDINGS = ("none", "full")
 PORT, LIMIT_S = 29_500, 300
 _POINT = re.compile(r"step (\d+): loss [\d.]+, ([\d,]+) tokens/s")
+_STARTED = "Ray runtime started"
 _RAY_JOB = "tests.benchmarks.contenders.several_hosts_ray"
 
 
@@ -83,6 +84,8 @@ def main(results: Path, device: dict[str, Any], *, as_json: bool) -> int:
         for number, sharding, way, name in _cases():
             sys.stderr.write(f"{way} on {number} hosts, sharding {sharding}, {name}\n")
             row = _measured(Path(folder), number, sharding, way, LINKS[name])
+            start, step = row["start_seconds"], row["step_seconds"]
+            sys.stderr.write(f"  start {start:.1f} s, step {step * 1e3:.0f} ms\n")
             worst = max(abs(a / b - 1) for a, b in zip(row.pop("losses"), expected, strict=True))
             if worst > 1e-4:
                 raise SystemExit(f"the losses differ from one process's by {worst:.2g}")
@@ -201,7 +204,10 @@ def _ray(
         where = ["--head", f"--port={PORT}"] if host == 1 else [f"--address={head}"]
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
         command += [f"--node-ip-address={hosts.address(host)}", "--disable-usage-stats", *where]
-        hosts.start(host, command, environment, workspace / f"ray-{host}.log")
+        log = workspace / f"ray-{host}.log"
+        hosts.start(host, command, environment, log)
+        # In turn: two that start at once here, where they share a disk, take the same socket.
+        wait_until(lambda log=log: _STARTED in log.read_text(), f"Ray on host {host}")
     job = [sys.executable, "-m", _RAY_JOB]
     waits = [*job, str(len(hosts.numbers))]
     if hosts.start(1, waits, environment, workspace / "log").wait(LIMIT_S):

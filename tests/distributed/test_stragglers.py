@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pipelines.run.records import Split
+from pipelines.training.machines import Machines
 from tests.distributed.pool import Pool
 from tests.distributed.training import Case, build_trainer, make_data
 from tests.unit.training.conftest import Noted
@@ -86,11 +87,32 @@ FAULTS = {
 }
 
 
+class Rooms(Machines):
+    """Machines that have room for each other's processes, or have none."""
+
+    def __init__(self, *, have_room: bool) -> None:
+        self.have_room = have_room
+        self.left: list[tuple[str, str]] = []
+
+    def here(self) -> str:
+        return f"machine-{dist.get_rank()}"
+
+    def leave(self, machine: str, reason: str) -> bool:
+        self.left.append((machine, reason))
+        return self.have_room
+
+
 def train(
-    case: Case, data: tuple[Path, Split], checkpoints: Path, slow: int | None, phase: str
+    case: Case,
+    data: tuple[Path, Split],
+    checkpoints: Path,
+    slow: int | None,
+    phase: str,
+    machines: Machines | None = None,
 ) -> list[dict[str, Any]]:
     """What is noted in a run in which a rank may be slow."""
     trainer = build_trainer(case, data, checkpoints, [], torch.float32)
+    trainer.stragglers.machines = machines or Machines()
     events = Noted()
     trainer.stragglers._events = events
     if dist.get_rank() == slow:
@@ -100,6 +122,14 @@ def train(
     return [
         entry | {"kind": kind} for kind, entry in zip(events.kinds, events.entries, strict=True)
     ]
+
+
+def train_on(
+    machines: Rooms, *arguments: Any
+) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """What is noted, and who was to leave, where any time is too long to be held up."""
+    with patch("pipelines.training.stragglers.TOO_LONG_S", 1e-4):
+        return train(*arguments, machines=machines), machines.left
 
 
 def noted(
@@ -134,3 +164,19 @@ def test_the_slow_one_is_named(
     assert entry["kind"] == "slow rank"
     assert entry["cause"].startswith(f"rank {slow} on host-{slow} (CPU) ")
     assert f"is slow since step {entry['step']}: {phase} takes" in entry["cause"]
+
+
+@pytest.mark.parametrize("have_room", [True, False])
+def test_who_holds_the_others_up_too_long_leaves_if_other_machines_have_room(
+    have_room: bool, pool: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    case = Case("stragglers", 2, {}, TRAIN, model=MODEL)
+    arguments = case, (data, make_data(data)), tmp_path / "checkpoints", 1, "data"
+    (entries, left), others = pool(2).run(train_on, Rooms(have_room=have_room), *arguments)
+    assert others == ([], [])
+    assert {machine for machine, _ in left} == {"machine-1"}
+    assert left[0][1].startswith("rank 1 on host-1 (CPU) has held the others up for ")
+    gone = [entry for entry in entries if "takes no more work" in entry["done"]]
+    assert len(gone) == (len(left) if have_room else 0)

@@ -21,7 +21,7 @@ pytestmark = [
 # A cluster of its own, in a process of its own; each node has a CPU, and the driver is on the
 # first. A thread does what the test has put in the place of BEFALLS.
 JOB = """
-import contextlib, os, subprocess, sys, threading, time, traceback
+import contextlib, os, socket, subprocess, sys, threading, time, traceback
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -44,8 +44,21 @@ class NoFailure(train_overseer.Progress):
 train_overseer.Progress = NoFailure
 work = train_on_ray._work
 
-def with_wrong_hardware(config):
-    from pipelines.training import corruption
+def with_bad_hardware(config):
+    from pipelines.loading.dataloader import TokenLoader
+    from pipelines.training import corruption, stragglers
+
+    if "SLOW_HOST" in os.environ:
+        micro_batches = TokenLoader.micro_batches
+
+        def late(self, step):
+            time.sleep(0.1)
+            return micro_batches(self, step)
+
+        TokenLoader.micro_batches = late
+    host = os.environ.get("SLOW_HOST", "fast")
+    socket.gethostname = lambda: host  # all nodes are on this one
+    stragglers.TOO_LONG_S = 1.0
     check = corruption.Corruption.forward_backward
 
     def flip(gradient):
@@ -65,7 +78,7 @@ def with_wrong_hardware(config):
     corruption.Corruption.forward_backward = checked
     return work(config)
 
-train_on_ray._work = with_wrong_hardware
+train_on_ray._work = with_bad_hardware
 
 def get_on(resumes):
     def points():
@@ -217,5 +230,21 @@ def test_a_node_whose_bits_are_wrong_again_and_again_is_left(tmp_path: Path) -> 
     assert re.search("wrong bits in gradient of rank [012] ", found.cause)
     assert found.done.startswith("its node takes no more work")
     assert [entry.step for entry in of_kind(entries, "resume")] == [15]
+    hurt, unhurt = TrainRecord.read(tmp_path / "hurt"), TrainRecord.read(tmp_path / "unhurt")
+    assert hurt.model_hash == unhurt.model_hash
+
+
+def test_a_node_that_holds_the_others_up_is_left_and_no_step_is_lost(tmp_path: Path) -> None:
+    run(tmp_path / "unhurt", "2", more_nodes=1)
+    is_found = "any('no more work' in entry.done for entry in read_logbook(workspace))"
+    befalls = f"while not {is_found}: time.sleep(0.1)", "ray.kill(holders[0])"
+    slow = "{'SLOW_HOST': 'slow'}, {}"
+    run(tmp_path / "hurt", "2", *befalls, more_nodes=2, nodes=slow)
+    entries = read_logbook(tmp_path / "hurt")
+    named, left = of_kind(entries, "slow rank")
+    assert re.match(r"rank [01] on slow \(CPU\) is slow since step \d+: data takes", named.cause)
+    assert re.match(r"rank [01] on slow \(CPU\) has held the others up for \d+ s", left.cause)
+    (saved,), (resumed,) = of_kind(entries, "preemption"), of_kind(entries, "resume")
+    assert resumed.step == saved.step < 600
     hurt, unhurt = TrainRecord.read(tmp_path / "hurt"), TrainRecord.read(tmp_path / "unhurt")
     assert hurt.model_hash == unhurt.model_hash

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -158,3 +159,28 @@ def _wait_for_figures(url: str, queries: set[str], training: subprocess.Popen[by
         time.sleep(2)
         with suppress(httpx.TransportError):  # it starts
             missing = {query for query in missing if not figures(url, query)}
+
+
+def test_a_node_with_a_problem_of_its_own_takes_no_more_work(cluster: RayCluster) -> None:
+    """The last test of these nodes: one of them ends."""
+    (raylet,) = (
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "--node-name=second" in (process.info["cmdline"] or ())
+        and process.info["cmdline"][0].endswith("/raylet")
+    )
+    too_few = 2048  # files, for what it starts from now on; the doctor asks for 4096
+    raylet.rlimit(psutil.RLIMIT_NOFILE, (too_few, too_few))
+    examined = subprocess.run(
+        [PENSTOCK, "doctor", "--fence", "--json", "--recipe", "debug"],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    parts = json.loads(examined.stdout)["parts"]
+    states = {name: {each["check"]: each["state"] for each in parts[name]} for name in parts}
+    assert states["node second (127.0.0.1)"]["open files"] == "problem"
+    assert states["node second (127.0.0.1)"]["fence"] == "warning"
+    assert "fence" not in states["node first (127.0.0.1)"]
+    raylet.wait(LIMIT_S)  # as nothing runs there

@@ -6,7 +6,7 @@ Every process of the job calls `run`: Ray Train's workers, torchrun's processes,
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -46,9 +46,9 @@ from pipelines.training.checkpoint.store import (
     checkpoints_of,
 )
 from pipelines.training.compile_check import check_compiled
-from pipelines.training.corruption import stays
 from pipelines.training.hooks import Events
 from pipelines.training.last_loss import last_loss
+from pipelines.training.machines import Machines
 from pipelines.training.metrics import History, Report, StepMetrics
 from pipelines.training.precision import set_precision
 from pipelines.training.recipe_check import check_recipe
@@ -69,7 +69,7 @@ def run(
     report: Report | None = None,
     last_step: int | None = None,
     start_samplers: StartSamplers | None = None,
-    leave: Callable[[str], bool] = stays,
+    machines: Machines | None = None,
 ) -> TrainRecord | None:
     """Train the recipe's model on the workspace's token shards.
 
@@ -79,8 +79,7 @@ def run(
         report: Also called with each point of the curves, on every process.
         last_step: The number of steps to end after, to repeat a run that a time limit ended.
         start_samplers: Starts processes that sample answers to learn from; None: rank 0 does.
-        leave: Keeps work away from the machine of a process whose hardware is wrong, and returns
-            whether the run goes on on others (see `Corruption`).
+        machines: Keeps work away from those whose hardware is wrong or too slow; None: nobody does.
 
     Returns:
         The record on rank 0, and None on the others.
@@ -113,7 +112,7 @@ def run(
             reporter = Reporter(workspace, history, tracked, filter(None, (look, report)))
             places = checkpoints_of(recipe, workspace), workspace / DIAGNOSTICS
             trainer = Trainer(recipe, parallelized, loader, reporter, *places, events, last_step)
-            trainer.corruption.leave = leave
+            trainer.corruption.machines = trainer.stragglers.machines = machines or Machines()
             tags = {READER_TAG: loader.source, LAYOUT_TAG: json.dumps(settled.facts())}
             steps = train(trainer, dataset, workspace, tracked, tags, reporter.points)
             batch = last_loss(trainer)

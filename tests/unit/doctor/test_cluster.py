@@ -15,6 +15,8 @@ from pipelines.doctor.cluster import (
     assess_throughput,
     assess_versions,
     between_nodes,
+    of_node,
+    own_problems,
     parse_report,
 )
 from pipelines.doctor.examination import examine
@@ -48,6 +50,24 @@ def test_a_report_comes_through_the_jobs_log():
     )
     log = f"INFO worker.py: connected\n{REPORT}{report.model_dump_json()}\nbye\n"
     assert parse_report(log) == report
+
+
+def test_only_what_not_all_nodes_have_is_a_nodes_own_problem():
+    disk, clock = (Finding(name, State.PROBLEM, "bad", "why", "fix") for name in ("disk", "clock"))
+    one, other = (node(name) for name in ("a", "b"))
+    bad = one.model_copy(update={"findings": [*one.findings, disk, clock]})
+    also = other.model_copy(update={"findings": [clock]})
+    assert own_problems([bad, also]) == [["disk: bad"], []]
+    assert own_problems([bad, other]) == [["disk: bad", "clock: bad"], []]
+    assert own_problems([bad]) == [[]]
+
+
+def test_who_takes_no_more_work_says_so_first():
+    report = node("a")
+    assert of_node(report) == report.findings
+    first, *others = of_node(report.model_copy(update={"is_fenced": True}))
+    assert (first.check, first.state) == ("fence", State.WARNING)
+    assert others == report.findings
 
 
 def test_a_log_without_report_is_told():

@@ -8,7 +8,6 @@ is wrong in silence: Dixit et al. 2021, "Silent Data Corruptions at Scale".
 """
 
 import logging
-import platform
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -31,7 +30,7 @@ from pipelines.training.forward_backward import seed_step
 from pipelines.training.hooks import Events, Hook
 from pipelines.training.machines import Machines
 from pipelines.training.preemption import PreemptedError
-from pipelines.training.stragglers import hardware_name
+from pipelines.training.stragglers import hardware_kind, hardware_name
 from pipelines.training.wrong_ranks import Statement, Wrong, find_wrong, is_disputed
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -103,7 +102,7 @@ class Corruption(Hook):
     @override
     def begin_training(self, step: int) -> None:
         """Meet the others, and say in the log what is not compared."""
-        met = from_all((hardware_name(self._mesh), _kind(self._mesh.device)))
+        met = from_all((hardware_name(self._mesh), hardware_kind(self._mesh.device)))
         self._names = [name for name, _ in met]
         kinds = sorted({kind for _, kind in met})
         if len(kinds) > 1 and not self._off:
@@ -363,11 +362,3 @@ def bits(tensor: Tensor) -> Tensor:
     """
     here = local(tensor).detach().contiguous()
     return here.view(_INTEGERS[here.element_size()]).sum(dtype=torch.int64)
-
-
-def _kind(device: torch.device) -> str:
-    """Return a name that devices with the same kernels share."""
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_properties(device).name)
-    instructions = torch.backends.cpu.get_cpu_capability()
-    return f"{platform.machine()} with {instructions} and {torch.get_num_threads()} threads"

@@ -6,6 +6,7 @@ the others have waited for too long is kept from the run, where other machines h
 """
 
 import logging
+import platform
 import socket
 import time
 from typing import NamedTuple
@@ -37,6 +38,7 @@ class _Facts(NamedTuple):
     """What the processes are told of one another."""
 
     name: str
+    kind: str
     machine: str
     alike: tuple[int, ...]  # equal for processes that do the same
     samples: int  # in a step
@@ -61,6 +63,7 @@ class Stragglers(Hook):
         self.machines = Machines()
         self._facts: list[_Facts] = []
         self._lost: list[float] = []  # seconds for which each rank has held the others up
+        self._is_mixed = False  # of unlike hardware, some of which is slow and sound
         self._compared: dict[str, SlowRanks] = {}
         self._saved = 0  # the step of the last save that was compared
         self._since = 0.0, 0  # when numbers last went to rank 0, and the steps since then
@@ -71,6 +74,7 @@ class Stragglers(Hook):
             return
         self._facts = facts = from_all(self._own_facts())
         self._lost = [0.0] * len(facts)
+        self._is_mixed = len({each.kind for each in facts}) > 1
         samples = [each.samples for each in facts]
         same = [1] * len(facts)
         passes = same if self._clock.measures_device else samples
@@ -88,7 +92,8 @@ class Stragglers(Hook):
         part = 0 if self._clock.measures_device else mesh.coordinate("cp")
         numbers = max(1, sum(local(each).numel() for each in self._model.trained().values()))
         alike = mesh.coordinate("pp"), part
-        return _Facts(hardware_name(mesh), self.machines.here(), alike, stop - start, numbers)
+        who = hardware_name(mesh), hardware_kind(mesh.device), self.machines.here()
+        return _Facts(*who, alike, stop - start, numbers)
 
     @override
     def before_step(self, step: int) -> None:
@@ -151,7 +156,7 @@ class Stragglers(Hook):
                     late = step_seconds * (1 - 1 / each.ratio)
                 self._lost[each.rank] += steps * late
         rank = max(range(len(self._lost)), key=self._lost.__getitem__)
-        if self._lost[rank] < TOO_LONG_S:
+        if self._lost[rank] < TOO_LONG_S or self._is_mixed:
             return
         who = self._facts[rank]
         cause = f"rank {rank} on {who.name} has held the others up for {self._lost[rank]:.0f} s"
@@ -177,3 +182,11 @@ def hardware_name(mesh: Mesh) -> str:
         return f"{host} ({mesh.device.type.upper()})"
     properties = torch.cuda.get_device_properties(mesh.device)
     return f"{host} (GPU {mesh.device.index}, {properties.name}, {properties.uuid})"
+
+
+def hardware_kind(device: torch.device) -> str:
+    """Return a name that devices with the same kernels share."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_properties(device).name)
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.machine()} with {instructions} and {torch.get_num_threads()} threads"

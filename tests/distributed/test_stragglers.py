@@ -90,8 +90,8 @@ FAULTS = {
 class Rooms(Machines):
     """Machines that have room for each other's processes, or have none."""
 
-    def __init__(self, *, have_room: bool) -> None:
-        self.have_room = have_room
+    def __init__(self, *, have_room: bool, are_mixed: bool = False) -> None:
+        self.have_room, self.are_mixed = have_room, are_mixed
         self.left: list[tuple[str, str]] = []
 
     def here(self) -> str:
@@ -128,7 +128,11 @@ def train_on(
     machines: Rooms, *arguments: Any
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
     """What is noted, and who was to leave, where any time is too long to be held up."""
-    with patch("pipelines.training.stragglers.TOO_LONG_S", 1e-4):
+    kind = f"kind {dist.get_rank()}" if machines.are_mixed else "one kind"
+    with (
+        patch("pipelines.training.stragglers.TOO_LONG_S", 1e-4),
+        patch("pipelines.training.stragglers.hardware_kind", lambda _: kind),
+    ):
         return train(*arguments, machines=machines), machines.left
 
 
@@ -166,17 +170,31 @@ def test_the_slow_one_is_named(
     assert f"is slow since step {entry['step']}: {phase} takes" in entry["cause"]
 
 
+def left(
+    pool: Callable[[int], Pool], folder: Path, machines: Rooms
+) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """What rank 0 notes of a slow rank 1, and who was to leave; the others do neither."""
+    data = folder / "data"
+    data.mkdir()
+    case = Case("stragglers", 2, {}, TRAIN, model=MODEL)
+    arguments = case, (data, make_data(data)), folder / "checkpoints", 1, "data"
+    first, others = pool(2).run(train_on, machines, *arguments)
+    assert others == ([], [])
+    return first
+
+
 @pytest.mark.parametrize("have_room", [True, False])
 def test_who_holds_the_others_up_too_long_leaves_if_other_machines_have_room(
     have_room: bool, pool: Callable[[int], Pool], tmp_path: Path
 ) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    case = Case("stragglers", 2, {}, TRAIN, model=MODEL)
-    arguments = case, (data, make_data(data)), tmp_path / "checkpoints", 1, "data"
-    (entries, left), others = pool(2).run(train_on, Rooms(have_room=have_room), *arguments)
-    assert others == ([], [])
-    assert {machine for machine, _ in left} == {"machine-1"}
-    assert left[0][1].startswith("rank 1 on host-1 (CPU) has held the others up for ")
-    gone = [entry for entry in entries if "takes no more work" in entry["done"]]
-    assert len(gone) == (len(left) if have_room else 0)
+    entries, gone = left(pool, tmp_path, Rooms(have_room=have_room))
+    assert {machine for machine, _ in gone} == {"machine-1"}
+    assert gone[0][1].startswith("rank 1 on host-1 (CPU) has held the others up for ")
+    told = [entry for entry in entries if "takes no more work" in entry["done"]]
+    assert len(told) == (len(gone) if have_room else 0)
+
+
+def test_nobody_leaves_where_hardware_is_mixed(pool: Callable[[int], Pool], tmp_path: Path) -> None:
+    (named,), gone = left(pool, tmp_path, Rooms(have_room=True, are_mixed=True))
+    assert named["kind"] == "slow rank"
+    assert gone == []

@@ -48,6 +48,7 @@ def with_bad_hardware(config):
     from pipelines.loading.dataloader import TokenLoader
     from pipelines.training import corruption, stragglers
 
+    os.environ["LOCAL_RANK"] = "0"  # each node is a machine, and they have one address here
     if "SLOW_HOST" in os.environ:
         micro_batches = TokenLoader.micro_batches
 

@@ -89,9 +89,13 @@ class TrainLogbook(Events):
 
     def _hours_lost(self, step: int) -> float | None:
         """Return all workers' hours for the steps that are repeated, or None if unknown."""
-        if self._last is None or not self._last.rate:
+        if self._last is None:
             return None
         again = max(0.0, self._last.done - step)
+        if not again:
+            return 0.0
+        if not self._last.rate:  # it ended too soon to have one
+            return None
         workers = _workers(self._before) if self._before else self._workers
         return again / self._last.rate * workers / _HOUR
 

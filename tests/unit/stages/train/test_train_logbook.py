@@ -77,3 +77,12 @@ def test_memory_that_runs_out_on_all_is_one_event(tmp_path: Path) -> None:
         "out of memory with dp(2)",
         "out of memory with dp(2) and less",
     ]
+
+
+def test_a_try_that_ended_too_soon_to_be_timed_lost_nothing_that_it_saved(tmp_path: Path) -> None:
+    a_try(tmp_path, TWO).begin_training(0)
+    progress = tmp_path / PROGRESS_FILE
+    progress.write_text('{"stage": "train", "done": 38, "unit": "steps", "rate": null}\n')
+    for step in (38, 30):
+        a_try(tmp_path, TWO, TWO).begin_training(step)
+    assert [entry.worker_hours_lost for entry in entries(tmp_path)[1:]] == [0.0, None]

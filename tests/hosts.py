@@ -4,6 +4,7 @@ They share the machine's files, as the hosts of a cluster share a storage.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock, Timeout
+
+_OWN_FILES = Path("/etc/netns")  # what a namespace has in the place of files of /etc
 
 
 class Hosts:
@@ -53,15 +56,19 @@ class Hosts:
             self.kill(host)
         for space in (*map(self.space, self.numbers), self._switch):
             subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)
+            shutil.rmtree(_OWN_FILES / space, ignore_errors=True)
 
     def kill(self, host: int) -> None:
         """End all processes of a host at once, as a power cut does."""
-        pids = subprocess.run(
-            ["ip", "netns", "pids", self.space(host)], capture_output=True, text=True, check=False
-        ).stdout.split()
-        for pid in pids:
+        for pid in self.processes(host):
             with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+
+    def processes(self, host: int) -> list[int]:
+        """The ids of a host's processes."""
+        command = ["ip", "netns", "pids", self.space(host)]
+        pids = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return [int(pid) for pid in pids.split()]
 
     def space(self, host: int) -> str:
         """The name of a host's network namespace."""
@@ -91,6 +98,28 @@ class Hosts:
             yield
         finally:
             run_ip("-n", self._switch, "link", "set", f"port{host}", "up")
+
+    @contextmanager
+    def mute(self, host: int) -> Iterator[None]:
+        """All that a host sends is lost in the block, and nothing tells of it; it still hears."""
+        others = [self.address(each) for each in self.numbers if each != host]
+        where = ["dev", "eth0"]
+        for address in others:  # to a machine that is not there
+            nobody = ["lladdr", "02:00:00:00:00:01", "nud", "permanent"]
+            run_ip("-n", self.space(host), "neigh", "replace", address, *nobody, *where)
+        try:
+            yield
+        finally:
+            for address in others:
+                run_ip("-n", self.space(host), "neigh", "del", address, *where)
+
+    def ask_for_names(self, server: str) -> None:
+        """Have what is started from now on ask a name server, of which it waits a second."""
+        for host in self.numbers:
+            folder = _OWN_FILES / self.space(host)
+            folder.mkdir(parents=True, exist_ok=True)
+            text = f"nameserver {server}\noptions timeout:1 attempts:1\n"
+            (folder / "resolv.conf").write_text(text)
 
     def _connect(self) -> None:
         run_ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")

@@ -132,13 +132,15 @@ class Watch:
         if runtime is None:
             return
         known = self._seen.pids if self._seen.runtime == str(runtime) else {}
-        processes = Supervisor(runtime).processes().values()
-        now = {process.name: process.pid for process in processes if process.pid}
-        for part, pid in now.items():
-            if part not in _UNTOLD and known.get(part, pid) != pid:
+        processes = [each for each in Supervisor(runtime).processes().values() if each.pid]
+        for each in processes:
+            if each.name not in _UNTOLD and known.get(each.name, each.pid) != each.pid:
+                entry = service_lost(each.name, known[each.name], each.pid, "platform")
                 for workspace in {*self._seen.workspaces, *self._begun()}:
-                    note(workspace, service_lost(part, known[part], pid, "platform"))
-        self._keep(runtime=str(runtime), pids=known | now)
+                    note(workspace, entry)
+        # One that ends while it starts, as what it needs is still away, tells nothing new.
+        stays = {each.name: each.pid for each in processes if each.state == "RUNNING"}
+        self._keep(runtime=str(runtime), pids=known | stays)
 
     def _begun(self) -> Iterator[Path]:
         """Yield workspaces of runs that began since the last pass, unknown until now."""

@@ -4,22 +4,18 @@ It asks for a password, which only a file holds.
 """
 
 import os
-import pwd
 import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import psycopg
 import pytest
 
 from pipelines.core.machine import free_port
@@ -27,82 +23,28 @@ from pipelines.core.settings import PROJECT, load_settings
 from pipelines.platform.environment import platform_environment, server_variables
 from pipelines.platform.secrets import ensure_secrets
 from pipelines.tracking.mlflow_client import open_client
+from tests.postgres_server import PostgresServer, postgres_server
 
 FAB = "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"
-DATABASES = ("airflow", "mlflow")
 IMAGES = PROJECT / "infra" / "images"
 PASSWORD = secrets.token_urlsafe()
 
 
-@dataclass(frozen=True)
-class Server:
-    """A Postgres of this test's own."""
-
-    port: int
-    password: str
-
-    @property
-    def url(self) -> str:
-        """As PENSTOCK_DATABASE_URL has it."""
-        return f"postgresql://penstock@127.0.0.1:{self.port}"
-
-    def rows(self, database: str, query: str) -> list[tuple[object, ...]]:
-        """What a query finds."""
-        with psycopg.connect(f"{self.url}/{database}", password=self.password) as connection:
-            return connection.execute(query).fetchall()
-
-
-def _postgres(name: str) -> str | None:
-    """A program of the server; Debian keeps them off PATH."""
-    folders = sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")))
-    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
-
-
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    if not _postgres("initdb"):
-        pytest.skip("no Postgres is installed (on Debian: apt-get install postgresql)")
-    # Postgres refuses to run as root, and so do its files to be root's.
-    user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-    runuser = ["runuser", "-u", user, "--"] if os.geteuid() == 0 else []
-    password, port = secrets.token_urlsafe(), free_port()
-    with tempfile.TemporaryDirectory(prefix="penstock-postgres-") as folder:
-        data, password_file = Path(folder) / "data", Path(folder) / "password"
-        password_file.write_text(password)
-        for path in (Path(folder), password_file):
-            shutil.chown(path, user)
-        initdb = [_postgres("initdb"), "--username=penstock", f"--pwfile={password_file}"]
-        initdb += ["--auth=scram-sha-256", "--no-sync", f"--pgdata={data}"]
-        subprocess.run([*runuser, *initdb], check=True, capture_output=True, cwd=folder)
-        control = [*runuser, _postgres("pg_ctl"), f"--pgdata={data}", "--wait"]
-        options = f"-h 127.0.0.1 -p {port} -k {folder} -F"  # -F: no fsync
-        log = f"--log={folder}/log"
-        start = [*control, f"--options={options}", log, "start"]
-        subprocess.run(start, check=True, capture_output=True, cwd=folder)
-        try:
-            yield _with_databases(Server(port, password))
-        finally:
-            stop = [*control, "--mode=immediate", "stop"]
-            subprocess.run(stop, check=True, capture_output=True, cwd=folder)
-
-
-def _with_databases(server: Server) -> Server:
-    login = {"password": server.password, "autocommit": True}
-    with psycopg.connect(f"{server.url}/postgres", **login) as connection:
-        for name in DATABASES:
-            connection.execute(f"CREATE DATABASE {name}")
-    return server
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
 
 
 @pytest.fixture
-def environment(server: Server, tmp_path: Path) -> Iterator[dict[str, str]]:
+def environment(server: PostgresServer, tmp_path: Path) -> Iterator[dict[str, str]]:
     """Of a container that has its secrets as files."""
     mounted = tmp_path / "mounted"
     home, mlflow = tmp_path / "home", free_port()
     for folder in (mounted, home):
         folder.mkdir()
     given = {
-        "pgpass": f"127.0.0.1:{server.port}:*:penstock:{server.password}\n",
+        "pgpass": server.pgpass,
         "mlflow-password": PASSWORD,
         "mlflow-session": secrets.token_hex(),
     }
@@ -131,7 +73,7 @@ def environment(server: Server, tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def test_airflow_migrates_and_keeps_its_users_there(
-    server: Server, environment: dict[str, str], tmp_path: Path
+    server: PostgresServer, environment: dict[str, str], tmp_path: Path
 ) -> None:
     environment |= {"PENSTOCK_PART": "airflow", "AIRFLOW__CORE__AUTH_MANAGER": FAB}
     for _ in range(2):  # the second time it finds all of it
@@ -153,7 +95,10 @@ def run(command: list[str], environment: dict[str, str]) -> None:
 
 
 def test_mlflow_keeps_runs_and_people_there(
-    server: Server, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer,
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = environment["MLFLOW_TRACKING_URI"]
     command = [IMAGES / "entrypoint.sh", "mlflow", "server", "--app-name=basic-auth", "--workers=1"]

@@ -105,20 +105,46 @@ def test_a_clear_hits_what_it_names(asked, hit):
     assert not is_cleared_by(logged, "d", "another", "train", 2)
 
 
-def test_a_run_that_began_since_the_last_look_is_told_of_a_lost_part(tmp_path, monkeypatch):
-    class Parts:
-        pid = 1
+class Parts:
+    """The scheduler, as supervisord sees it."""
 
-        def __init__(self, runtime):
-            pass
+    pid, state = 1, "RUNNING"
 
-        def processes(self):
-            return {"scheduler": Process("scheduler", "RUNNING", Parts.pid, 0.0)}
+    def __init__(self, runtime):
+        pass
 
+    def processes(self):
+        return {"scheduler": Process("scheduler", Parts.state, Parts.pid, 0.0)}
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
     monkeypatch.setattr(watch, "runtime_folder", lambda settings: tmp_path)
     monkeypatch.setattr(watch, "Supervisor", Parts)
-    settings = load_settings()
+    monkeypatch.setattr(Parts, "pid", 1)
+    monkeypatch.setattr(Parts, "state", "RUNNING")
+    return load_settings()
+
+
+def test_a_part_that_ends_again_and_again_as_it_starts_is_told_of_once(settings):
+    workspace = settings.runs / "a run"
+    workspace.mkdir(parents=True)
+    looks = Watch(settings)
+    looks._note_replaced()
+    (workspace / RUN_FILE).write_text("{}")
+    os.utime(workspace / RUN_FILE, (time.time() + 1,) * 2)
+    for Parts.pid, Parts.state in ((2, "STARTING"), (0, "BACKOFF"), (3, "STARTING")):
+        looks._note_replaced()
+    Parts.state = "RUNNING"
+    looks._note_replaced()
+    assert [entry.key for entry in read_logbook(workspace)] == ["scheduler-1"]
+    Parts.pid = 4
+    looks._note_replaced()
+    assert [entry.key for entry in read_logbook(workspace)] == ["scheduler-1", "scheduler-3"]
+
+
+def test_a_run_that_began_since_the_last_look_is_told_of_a_lost_part(settings):
     old, new = settings.runs / "old", settings.runs / "new"
     for workspace in (old, new):
         workspace.mkdir(parents=True)

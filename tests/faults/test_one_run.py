@@ -20,8 +20,11 @@ STEPS = 500  # enough for three faults
 @pytest.mark.timeout(1500)
 def test_a_run_outlives_its_task_process_a_train_worker_and_the_ray_head(scenario):
     run = scenario.start(train__steps=STEPS)
-    # A cluster that is lost before another task waits for its job is told of by nobody.
-    taken_over = lambda: run.step > 0 and "task lost" in kinds(run)  # noqa: E731
+
+    def taken_over() -> bool:
+        """A cluster that is lost before another task waits for its job is told of by nobody."""
+        return run.step > 0 and "task lost" in kinds(run)
+
     with run.fault("task lost", taken_over), handing_over(run, "train") as task:
         kill(task)
     assert len(scenario.watch.seen(run, "train")) == 1

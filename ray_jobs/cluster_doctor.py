@@ -84,16 +84,12 @@ def _examine(members: list[Member], recipe: Recipe) -> list[NodeReport]:
 
 def _fence(members: list[Member], reports: list[NodeReport]) -> list[NodeReport]:
     """Drain the nodes that have a problem of their own; no cluster can do without its head."""
-    problems = own_problems(reports)
-    return [
-        report.model_copy(
-            update={
-                "is_fenced": bool(found and not member.is_head)
-                and drain(member.node, f"penstock doctor: {'; '.join(found)}", 0)
-            }
-        )
-        for member, report, found in zip(members, reports, problems, strict=True)
-    ]
+    told = []
+    for member, report, problems in zip(members, reports, own_problems(reports), strict=True):
+        reason = f"penstock doctor: {'; '.join(problems)}"
+        is_fenced = bool(problems) and not member.is_head and drain(member.node, reason, 0)
+        told.append(report.model_copy(update={"is_fenced": is_fenced}))
+    return told
 
 
 def _clock(actor: Any) -> tuple[float, float]:

@@ -171,9 +171,8 @@ def of_node(report: NodeReport) -> list[Finding]:
     if not report.is_fenced:
         return report.findings
     saw = "Ray gives this node no more work, and ends it when what it has is done"
-    fenced = warning(saw, "repair the node, and start its Ray again")
-    why = "runs go on on the other nodes"
-    return [Finding("fence", fenced.state, fenced.saw, why, fenced.fix), *report.findings]
+    why, fix = "runs go on on the other nodes", "repair the node, and start its Ray again"
+    return [Finding("fence", State.WARNING, saw, why, fix), *report.findings]
 
 
 def between_nodes(report: ClusterReport) -> list[Finding]:

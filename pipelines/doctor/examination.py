@@ -96,9 +96,8 @@ def examine(recipe: Recipe, *, fence: bool = False) -> dict[str, list[Finding]]:
         found = {"this machine": machine.result(), "services": services.result()}
     if nodes.result() < 2:
         return found
-    return found | _nodes(
-        recipe, fence=fence
-    )  # after what its job would disturb, where a node is this machine
+    # After what its job would disturb, where a node is this machine.
+    return found | _nodes(recipe, fence=fence)
 
 
 def _nodes(recipe: Recipe, *, fence: bool) -> dict[str, list[Finding]]:

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import Platform, running_platform
-from tests.faults.checks import JobsWatch
-from tests.faults.conftest import unhurt, watched
-from tests.faults.pipeline_run import PipelineRun, until
+from tests.faults.pipeline_run import until
 from tests.faults.shifted_clock import ShiftedClock, shifted_clock
 from tests.faults.training_process import LIMIT_S, Training
 
@@ -29,17 +27,6 @@ def clock() -> Iterator[ShiftedClock]:
 def platform(clock: ShiftedClock) -> Iterator[Platform]:
     with running_platform(**clock.variables) as platform:
         yield platform
-
-
-@pytest.fixture(scope="module")
-def watch(platform: Platform) -> Iterator[JobsWatch]:
-    with watched(platform) as watch:
-        yield watch
-
-
-@pytest.fixture(scope="module")
-def reference(platform: Platform, watch: JobsWatch) -> PipelineRun:
-    return unhurt(platform, watch)
 
 
 @pytest.mark.parametrize(

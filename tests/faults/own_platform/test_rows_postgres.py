@@ -12,8 +12,6 @@ import pytest
 from pipelines.core.errors import UserError
 from pipelines.run.logbook import read_logbook
 from tests.conftest import Platform, running_platform
-from tests.faults.checks import JobsWatch
-from tests.faults.conftest import unhurt, watched
 from tests.faults.pipeline_run import START_LIMIT_S, PipelineRun, until
 from tests.postgres_server import PostgresServer, postgres_server
 
@@ -38,17 +36,6 @@ def platform(
     pgpass.chmod(0o600)
     with running_platform(PENSTOCK_DATABASE_URL=server.url, PGPASSFILE=str(pgpass)) as platform:
         yield platform
-
-
-@pytest.fixture(scope="module")
-def watch(platform: Platform) -> Iterator[JobsWatch]:
-    with watched(platform) as watch:
-        yield watch
-
-
-@pytest.fixture(scope="module")
-def reference(platform: Platform, watch: JobsWatch) -> PipelineRun:
-    return unhurt(platform, watch)
 
 
 def comes_back(scenario: Any, run: PipelineRun, reference: PipelineRun) -> None:

@@ -109,6 +109,17 @@ def service(platform: Platform, name: str) -> psutil.Process:
     return psutil.Process(Supervisor(platform.runtime).processes()[name].pid)
 
 
+def wait_until_seen(platform: Platform) -> None:
+    """Wait until the reconciler knows the processes that all parts of the platform have now."""
+    seen = platform.settings.home / "services" / "watch.json"
+
+    def is_known() -> bool:
+        parts = Supervisor(platform.runtime).processes().values()
+        return read_json(seen)["pids"] == {each.name: each.pid for each in parts if each.pid}
+
+    until(is_known, "a reconciler that knows all parts", START_LIMIT_S)
+
+
 def kill(*processes: psutil.Process) -> None:
     """kill -9, and wait for the end."""
     for process in processes:

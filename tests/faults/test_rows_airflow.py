@@ -12,7 +12,14 @@ import pytest
 
 from pipelines.platform.parts import AIRFLOW
 from tests.faults.pipeline_run import PipelineRun
-from tests.faults.processes import airflow_task, handing_over, kept_down, kill, service
+from tests.faults.processes import (
+    airflow_task,
+    handing_over,
+    kept_down,
+    kill,
+    service,
+    wait_until_seen,
+)
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 
@@ -81,6 +88,7 @@ def hurt_three_times(scenario, reference, hurt: Callable, entries: int = 1, task
     if tasks:
         run.expected["task lost"] = tasks
     run.wait_for_step()
+    wait_until_seen(scenario.platform)  # parts that die before were never there for a run
     with run.fault("service lost", entries=entries):
         hurt(scenario.platform)
     ends_with_one_job_each(scenario, run, reference)

@@ -33,6 +33,7 @@ class Document(NamedTuple):
     detail: str = ""  # of a malformed record: what is wrong with it
     messages: Messages = ()  # of a conversation; `text` is then what `join` makes of it
     rejected: Messages = ()  # of a pair: the conversation that `messages` is preferred to
+    # Of an answer by itself, one of the two is the prompt alone.
 
 
 def document(source: str, text: str) -> Document:
@@ -43,14 +44,15 @@ def document(source: str, text: str) -> Document:
 def conversation(source: str, messages: Messages, rejected: Messages = ()) -> Document:
     """Normalise each turn of a conversation, or of a pair of them, as `document` does a text.
 
-    What is no pair comes back dropped.
+    What is no pair comes back dropped, but for an answer by itself and its prompt.
     """
     messages, rejected = (
         tuple((role, normalize(content)) for role, content in each) for each in (messages, rejected)
     )
     beyond = rejected[shared_turns(messages, rejected) :]
     found = _document(source, join(messages + beyond))
-    if rejected and not found.dropped and (fault := pair_fault(messages, rejected)):
+    is_pair = rejected and not single_answer(messages, rejected)
+    if is_pair and not found.dropped and (fault := pair_fault(messages, rejected)):
         return drop(source, found.bytes, MALFORMED, fault)
     return found if found.dropped else found._replace(messages=messages, rejected=rejected)
 
@@ -65,6 +67,14 @@ def shared_turns(chosen: Messages, rejected: Messages) -> int:
     turns = enumerate(zip(chosen, rejected, strict=False))
     shorter = min(len(chosen), len(rejected))
     return next((number for number, (one, other) in turns if one != other), shorter)
+
+
+def single_answer(chosen: Messages, rejected: Messages) -> str | None:
+    """Return which of two conversations is an answer whose prompt the other one is, or None."""
+    for name, one, other in (("chosen", chosen, rejected), ("rejected", rejected, chosen)):
+        if one[:-1] == other and one and one[-1][0] == _ASSISTANT:
+            return name
+    return None
 
 
 def pair_fault(chosen: Messages, rejected: Messages) -> str | None:

@@ -62,8 +62,13 @@ def describe_dataset(made: Made, data: Data, vocab_size: int) -> DatasetRef:
         for name in SPLITS
     }
     packed_length = data.sequence_length if data.packing == "best_fit" else None
-    pairs = data.instruction.is_preference
-    return DatasetRef(vocab_size=vocab_size, packed_length=packed_length, pairs=pairs, **splits)
+    return DatasetRef(
+        vocab_size=vocab_size,
+        packed_length=packed_length,
+        pairs=data.instruction.is_preference,
+        labelled=data.instruction.kind == "labelled",
+        **splits,
+    )
 
 
 def write_statistics(made: Made, data: Data, dataset: DatasetRef, output: Path) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def describe_mixture(mixed: Sequence[Weighted], fetched: Sequence[DatasetRef]) -
         vocab_size=first.vocab_size,
         packed_length=first.packed_length,
         pairs=first.pairs,
+        labelled=first.labelled,
         mixture=parts,
         **splits,
     )
@@ -126,7 +127,7 @@ def _format(store: ObjectStore, version: DatasetVersion) -> dict[str, str]:
         "tokenizer": hashlib.sha256(json.dumps(tokenizer).encode()).hexdigest()[:12],
         "packing": "end to end" if length is None else f"best fit of {length}",
         "loss mask": "one" if masked else "none",
-        "documents": "pairs" if dataset.pairs else "single ones",
+        "documents": dataset.contents,
     }
 
 

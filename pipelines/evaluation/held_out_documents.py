@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 from pipelines.core.errors import UserError
 from pipelines.data.cleaning.text_statistics import detect_language
 from pipelines.data.documents import documents_folder, load_messages, split_files, whole_documents
-from pipelines.data.normalize import Messages
+from pipelines.data.normalize import Messages, single_answer
 from pipelines.data.reading.instruction import ASSISTANT
 
 
@@ -53,6 +53,23 @@ def each_once(tables: Iterable[pa.Table]) -> pa.Table:
     ids = table["doc_id"]
     repeats = pc.equal(ids.slice(1), ids.slice(0, len(ids) - 1))
     return table.filter(pa.chunked_array([[True], *pc.invert(repeats).chunks]))
+
+
+def without_bad_answers(documents: pa.Table) -> pa.Table:
+    """Return the documents that a model is to predict: of labelled answers, the good ones.
+
+    Raises:
+        UserError: there are labelled answers, of which none is good.
+    """
+    if "rejected" not in documents.column_names:  # as in earlier dataset versions
+        return documents
+    sides = (map(load_messages, documents[name].to_pylist()) for name in ("messages", "rejected"))
+    good = [single_answer(*each) != "rejected" for each in zip(*sides, strict=True)]
+    if not any(good):
+        raise UserError(
+            "none of the held-out answers is labelled as good; raise data.validation_fraction"
+        )
+    return documents.filter(pa.array(good))
 
 
 def conversations(documents: pa.Table) -> list[Messages]:

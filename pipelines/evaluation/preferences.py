@@ -1,8 +1,10 @@
 """Which of two answers a model prefers, on held-out pairs of a chosen and a rejected one.
 
 A reward is what the loss of the recipe compares (`training/preference.py`): how much likelier an
-answer became than by the model that training started from, or its log-likelihood a token. The drift
-from that model is the Kullback-Leibler divergence of the trained one from it.
+answer became than by the model that training started from, or its log-likelihood a token. Where
+answers are labelled and stand by themselves, the missing one has the reward 0: a good answer is to
+become likelier, and a bad one less likely. The drift from the first model is the Kullback-Leibler
+divergence of the trained one from it.
 """
 
 from collections.abc import Sequence
@@ -105,7 +107,8 @@ def pair_score(scores: pa.Table, by: Preference, confidence: float) -> PairScore
     if not len(scores):
         return None
     rewards, lengths = _rewards(scores, by), _of_both(scores, "tokens")
-    right, short = _is_right(rewards), lengths[0] < lengths[1]
+    right, short = _is_right(rewards), _is_short(lengths)
+    chosen, rejected = rewards.sum(axis=1) / np.maximum((lengths > 0).sum(axis=1), 1)
     shares = [
         proportion(int(each.sum()), len(each), confidence) if len(each) else None
         for each in (right, right[short])
@@ -117,9 +120,9 @@ def pair_score(scores: pa.Table, by: Preference, confidence: float) -> PairScore
         right=shares[0],
         short_pairs=int(short.sum()),
         right_of_short=shares[1],
-        margin=float((rewards[0] - rewards[1]).mean()),
-        reward_of_chosen=float(rewards[0].mean()),
-        reward_of_rejected=float(rewards[1].mean()),
+        margin=float(chosen - rejected),
+        reward_of_chosen=float(chosen),
+        reward_of_rejected=float(rejected),
         drift=overall_ratio(drift, np.ones(len(drift)), confidence) if len(drift) else None,
     )
 
@@ -129,7 +132,7 @@ def pair_rows(scores: pa.Table, by: Preference) -> list[TaskRow]:
     right, lengths = _is_right(_rewards(scores, by)), _of_both(scores, "tokens")
     rows = []
     for doc_id, holds, short in zip(
-        scores["doc_id"].to_pylist(), right, lengths[0] < lengths[1], strict=True
+        scores["doc_id"].to_pylist(), right, _is_short(lengths), strict=True
     ):
         rows += [TaskRow(task, doc_id, float(holds)) for task in PAIR_TASKS[: 1 + short]]
     return rows
@@ -154,6 +157,12 @@ def show_pairs(model: Path, documents: pa.Table, most_tokens: int) -> list[Shown
 def _is_right(rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     right: npt.NDArray[np.bool_] = rewards[0] > rewards[1]
     return right
+
+
+def _is_short(lengths: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Return which pairs of two answers have the shorter one chosen."""
+    short: npt.NDArray[np.bool_] = (lengths[0] > 0) & (lengths[0] < lengths[1])
+    return short
 
 
 def _rewards(scores: pa.Table, by: Preference) -> npt.NDArray[np.float64]:

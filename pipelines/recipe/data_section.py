@@ -125,20 +125,21 @@ class Source(Section):
 class Instruction(Section):
     """Conversations, rendered by a chat template, with the loss on the assistant's turns only."""
 
-    kind: Literal["none", "messages", "prompt_response", "preference", "rated"] = Field(
+    kind: Literal["none", "messages", "prompt_response", "preference", "rated", "labelled"] = Field(
         "none",
         description="none: plain text; else the form of a record; preference: a better and a worse "
         "answer to the same beginning; rated: several answers, of which the best and the worst are "
-        "taken",
+        "taken; labelled: one answer, and whether it is good",
     )
     messages_field: str = Field("messages", description="A list of {role, content}")
     prompt_field: str = "prompt"
-    response_field: str = "response"
+    response_field: str = Field("response", description="prompt_response, labelled: a text")
     chosen_field: str = Field(
         "chosen", description="preference: text, or a list of {role, content}, whole or an end"
     )
     rejected_field: str = Field("rejected", description="preference: the same, of the worse answer")
     answers_field: str = Field("answers", description="rated: a list of {content, rating}")
+    label_field: str = Field("label", description="labelled: true for a good answer, else false")
     chat_template: str | None = Field(
         None, description="A Jinja file; null: the tokenizer's own, else ChatML"
     )
@@ -150,8 +151,11 @@ class Instruction(Section):
 
     @property
     def is_preference(self) -> bool:
-        """Whether the data are pairs of conversations, of which the first is preferred."""
-        return self.kind in ("preference", "rated")
+        """Whether the data are pairs of conversations, of which the first is preferred.
+
+        A labelled answer makes a pair whose other conversation ends with the prompt.
+        """
+        return self.kind in ("preference", "rated", "labelled")
 
 
 class Tokenizer(Section):

@@ -1,4 +1,4 @@
-"""The part of a recipe that says how a model learns from pairs of answers."""
+"""The part of a recipe that says how a model learns from chosen and rejected answers."""
 
 from typing import Literal, Self
 
@@ -10,7 +10,10 @@ WITH_REFERENCE = ("dpo", "ipo", "kto")
 
 
 class Preference(Section):
-    """Learning from pairs: of two answers to one prompt, one was chosen and one rejected."""
+    """Learning from pairs: of two answers to one prompt, one was chosen and one rejected.
+
+    Or from single answers, each of which was found good or bad.
+    """
 
     kind: Literal["none", "dpo", "ipo", "kto", "orpo", "simpo"] = Field(
         "none",
@@ -32,6 +35,12 @@ class Preference(Section):
     margin: float = Field(
         0.5, ge=0, description="simpo: by how much the chosen answer's reward is to be larger"
     )
+    weight_of_rejected: float = Field(
+        1.0,
+        gt=0,
+        description="kto: how much a rejected answer counts beside a chosen one; above 1 where few "
+        "are labelled as bad",
+    )
 
     @property
     def needs_reference(self) -> bool:
@@ -49,6 +58,7 @@ class Preference(Section):
             ("label_smoothing", ("dpo", "simpo")),
             ("length_normalised", ("dpo",)),
             ("margin", ("simpo",)),
+            ("weight_of_rejected", ("kto",)),
         ):
             changed = getattr(self, key) != type(self).model_fields[key].default
             if changed and self.kind not in kinds:

@@ -405,6 +405,11 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _pairs_have_a_loss(self) -> Self:
         kind, data = self.preference.kind, self.data
+        if data.instruction.kind == "labelled" and kind != "kto":
+            raise ValueError(
+                f"data.instruction.kind is labelled: preference.kind must be kto, not {kind}, as "
+                "no other loss takes single answers"
+            )
         if data.instruction.is_preference and kind == "none":
             raise ValueError(
                 f"data.instruction.kind is {data.instruction.kind}: set preference.kind, such as "

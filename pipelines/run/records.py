@@ -146,9 +146,16 @@ class DatasetRef(BaseModel):
     packed_length: int | None = None
     # A sample's pieces are then a chosen and a rejected conversation, by turns, and the padding.
     pairs: bool = False
+    labelled: bool = False  # each of the pairs then lacks one of its answers
     train: Split
     validation: Split
     mixture: tuple[MixturePart, ...] = ()  # the versions by label, if the data is a mixture
+
+    @property
+    def contents(self) -> str:
+        """What a document is, in words."""
+        pairs = "labelled answers" if self.labelled else "pairs of answers"
+        return pairs if self.pairs else "no pairs of answers"
 
     @property
     def label(self) -> str | None:

@@ -79,9 +79,9 @@ def score_export(folder: Path, held_out: HeldOut, progress: ProgressMeter) -> fl
 
 
 def _documents(workspace: Path) -> "pa.Table":
-    from pipelines.evaluation.held_out_documents import each_once, read_shares
+    from pipelines.evaluation.held_out_documents import each_once, read_shares, without_bad_answers
 
     dataset = PreprocessRecord.read(workspace).dataset
     shares = dataset.shares(read_recipe(workspace).evaluate.max_bytes)
     held_out = read_shares(output_folder(workspace, PreprocessRecord.stage), VALIDATION, shares)
-    return each_once(held_out.values())
+    return without_bad_answers(each_once(held_out.values()))

@@ -1,7 +1,8 @@
 """Losses over pairs of answers, of which one was chosen and one rejected.
 
 A sample holds whole pairs: its documents are a chosen conversation, its rejected one, the next
-pair's chosen one, and so on. Only the answers' tokens have targets.
+pair's chosen one, and so on. Only the answers' tokens have targets. For KTO, which looks at each
+answer by itself, one of the two may have no targets: answers that are labelled good or bad.
 
 Shape suffixes: B batch, S positions, M conversations of a sample, N pairs of a sample.
 
@@ -39,6 +40,7 @@ class PairLoss:
         figures: Of the last window: the share of pairs whose chosen answer has the larger reward,
             by how much it is larger, and the rewards. A reward is beta times how much likelier an
             answer became; or beta times its log-likelihood a token, where there is no reference.
+            That of an answer that is not there is 0.
     """
 
     def __init__(self, preference: Preference, most_documents: int, mesh: Mesh) -> None:
@@ -48,16 +50,16 @@ class PairLoss:
         self._mesh = mesh
         self._context = mesh.along("cp")
         self._seen: list[Tensor] = []  # of each micro-batch of this step: `_note`
-        self._sums = torch.zeros(4, dtype=torch.float64, device=mesh.device)  # of this window
+        self._sums = torch.zeros(6, dtype=torch.float64, device=mesh.device)  # of this window
         self._point = self._sums.sum()  # KTO's reference point
         self.figures: dict[str, float] = {}
 
     def counted(self, batch: Batch) -> Tensor:
-        """Return how many pairs a batch of whole sequences has."""
+        """Return how many pairs a batch of whole sequences has, and for KTO how many answers."""
         counted_BS = (batch.targets_BS != IGNORED).float()
         documents_BS = cast("Tensor", batch.documents_BS)
         lengths_BM = self._by_conversation(counted_BS, documents_BS)
-        return _are_there(lengths_BM).sum()
+        return self._units(self._there(lengths_BM)).sum()
 
     def __call__(
         self,
@@ -77,18 +79,27 @@ class PairLoss:
         counted_BS = (targets_BS != IGNORED).to(nats_BS.dtype)
         logs_BM = self.of_conversations(-nats_BS, documents_BS)
         lengths_BM = self.of_conversations(counted_BS, documents_BS)
-        there_BN = _are_there(lengths_BM)
-        there_BM = there_BN.repeat_interleave(2, dim=1)
+        there_BM = self._there(lengths_BM)
         if known_BK is not None:
             logs_BM = logs_BM - known_BK.to(logs_BM.dtype)
-        # Where there is no pair, any numbers do, but those that have no logarithm.
+        # Where there is no answer, any numbers do, but those that have no logarithm.
         means_BM = (logs_BM / lengths_BM.clamp(min=1)).where(there_BM, -1.0)
-        losses_BN = self._losses(logs_BM, means_BM)
-        self._note(means_BM if self._by.by_token else logs_BM, there_BN)
-        loss = losses_BN.where(there_BN, 0.0).sum()
+        self._note(means_BM if self._by.by_token else logs_BM, there_BM)
+        loss = self._losses(logs_BM, means_BM).where(self._units(there_BM), 0.0).sum()
         # Processes that share a sample all have its loss: it counts once, its gradient everywhere.
         first = self._context is None or self._context.get_local_rank() == 0
         return loss if first else loss - loss.detach()
+
+    def _there(self, lengths_BM: Tensor) -> Tensor:
+        """Return which answers count, [B, M]; padding and left out samples have none."""
+        there_BM = lengths_BM > 0
+        if self._by.kind == "kto":
+            return there_BM
+        return (there_BM[:, ::2] & there_BM[:, 1::2]).repeat_interleave(2, dim=1)
+
+    def _units(self, of_answers_BM: Tensor) -> Tensor:
+        """Return what answers say of what has a loss: of each answer, [B, M], or pair, [B, N]."""
+        return of_answers_BM if self._by.kind == "kto" else of_answers_BM[:, ::2]
 
     def _losses(self, logs_BM: Tensor, means_BM: Tensor) -> Tensor:
         by = self._by
@@ -99,7 +110,8 @@ class PairLoss:
         if by.kind == "kto":
             point = self._point.to(logs_BM.dtype)
             good_BN, bad_BN = logs_BM[:, ::2] - point, point - logs_BM[:, 1::2]
-            return 1 - (torch.sigmoid(by.beta * good_BN) + torch.sigmoid(by.beta * bad_BN)) / 2
+            good_BN, bad_BN = (1 - torch.sigmoid(by.beta * each) for each in (good_BN, bad_BN))
+            return torch.stack((good_BN, by.weight_of_rejected * bad_BN), dim=2).flatten(1)
         if by.kind == "orpo":
             odds_BN = apart_BN - (_log_of_rest(means[0]) - _log_of_rest(means[1]))
             return -means[0] - by.beta * F.logsigmoid(odds_BN)
@@ -130,12 +142,14 @@ class PairLoss:
         return zeros_BM.scatter_add(1, documents_BS.long(), values_BS)
 
     @torch.no_grad()
-    def _note(self, scores_BM: Tensor, there_BN: Tensor) -> None:
-        rewards_BM = self._by.beta * scores_BM
-        chosen_BN, rejected_BN = rewards_BM[:, ::2], rewards_BM[:, 1::2]
-        right_BN = (chosen_BN > rejected_BN).double()
-        seen = (torch.ones_like(right_BN), right_BN, chosen_BN.double(), rejected_BN.double())
-        self._seen.append(torch.stack([each.where(there_BN, 0.0).sum() for each in seen]))
+    def _note(self, scores_BM: Tensor, there_BM: Tensor) -> None:
+        rewards_BM = (self._by.beta * scores_BM).double().where(there_BM, 0.0)
+        (chosen_BN, rejected_BN), (good_BN, bad_BN) = (
+            (each_BM[:, ::2], each_BM[:, 1::2]) for each_BM in (rewards_BM, there_BM)
+        )
+        right_BN = chosen_BN > rejected_BN
+        seen = good_BN | bad_BN, right_BN, good_BN, bad_BN, chosen_BN, rejected_BN
+        self._seen.append(torch.stack([each.sum(dtype=torch.float64) for each in seen]))
 
     def end_step(self, micro_batches: int) -> None:
         """Settle what KTO compares the next step's answers with; all processes call it."""
@@ -145,8 +159,8 @@ class PairLoss:
         self._sums += step
         if self._by.kind == "kto":
             self._mesh.sum(step, *_SHARES)
-            pairs, _, chosen, rejected = step
-            point = (chosen + rejected) / (2 * self._by.beta * pairs)
+            _, _, good, bad, chosen, rejected = step
+            point = (chosen + rejected) / (self._by.beta * (good + bad))
             self._point = torch.where(point.isfinite(), point.clamp(min=0), self._point)
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,20 +174,16 @@ class PairLoss:
     def end_window(self) -> None:
         """Make `figures` of what was seen since the last call; this waits for the device."""
         self._mesh.sum(self._sums, *_SHARES)
-        pairs, right, chosen, rejected = self._sums.tolist()
+        pairs, right, good, bad, chosen, rejected = self._sums.tolist()
         self._sums.zero_()
         if pairs:
+            chosen, rejected = chosen / max(good, 1), rejected / max(bad, 1)
             self.figures = {
                 "pairs_chosen_right": right / pairs,
-                "reward_margin": (chosen - rejected) / pairs,
-                "reward_of_chosen": chosen / pairs,
-                "reward_of_rejected": rejected / pairs,
+                "reward_margin": chosen - rejected,
+                "reward_of_chosen": chosen,
+                "reward_of_rejected": rejected,
             }
-
-
-def _are_there(lengths_BM: Tensor) -> Tensor:
-    """Return which pairs have both answers, [B, N]; padding and left out samples have none."""
-    return (lengths_BM[:, ::2] > 0) & (lengths_BM[:, 1::2] > 0)
 
 
 def _log_of_rest(logs: Tensor) -> Tensor:

@@ -72,9 +72,10 @@ def _dataset_checks(
     if dataset.pairs:
         yield Check(
             "pairs",
-            f"{_count(len(documents.frame), documents)}, each a chosen and a rejected answer.",
+            f"{_count(len(documents.frame), documents)}, each a chosen and a rejected answer, or, "
+            "if they are labelled, one of the two.",
             documents.frame,
-            suites.pairs_suite(recipe.validation),
+            suites.pairs_suite(recipe.validation, labelled=dataset.labelled),
             documents.groups,
         )
     yield Check(

@@ -21,7 +21,7 @@ from pipelines.data.documents import (
     split_files,
 )
 from pipelines.data.duplicates.shingles import mix, shingles, words
-from pipelines.data.normalize import Messages, pair_fault, shared_turns
+from pipelines.data.normalize import Messages, pair_fault, shared_turns, single_answer
 from pipelines.data.reading.instruction import ASSISTANT
 from pipelines.data.tokens.token_shards import ShardIndex, document_lengths, idx_path, shard_prefix
 from pipelines.recipe.recipe import Validation
@@ -70,12 +70,14 @@ class Documents:
             Columns: split, doc_id and bytes as preprocess wrote them; as found in the text
             characters and text_bytes, null where the text is null; mistaken_id, a doc_id that is
             not the text's SHA-256, else null; group, the row group in `groups`. Of pairs also
-            pair_fault, why one teaches no preference, else null; chosen_characters and
-            rejected_characters, of what the assistant says after they part; chosen_longer, 1 where
-            that answer is, else 0.
+            pair_fault, why one teaches no preference, else null; single, of an answer by itself
+            which of the two it is, else null; chosen_characters and rejected_characters, of what
+            the assistant says after they part, null of an answer that is not there; chosen_longer,
+            1 where that answer is, else 0, and of a single chosen answer the share of single
+            rejected ones that are shorter.
         sample: one row a sampled document, chosen by `content_draws`. Columns: split, doc_id,
-            source, text (its first `SAMPLE_CHARACTERS`), messages (null but of conversations),
-            rejected (null but of pairs).
+            source, text (its first `SAMPLE_CHARACTERS`), messages (null but of conversations; of a
+            single answer the one with it, whatever its label), rejected (null but of pairs).
         splits: of each split, documents and bytes of text.
         groups: all row groups.
     """
@@ -118,6 +120,8 @@ def measure_documents(
         sampled.append(_sampled(table, name, demands.sample_documents / rows))
     # Arrow-backed columns: the ids are not copied into Python objects.
     frame = pa.concat_tables(measured).to_pandas(types_mapper=pd.ArrowDtype)
+    if pairs:
+        _compare_singles(frame)
     sample = pa.concat_tables(sampled).to_pandas()
     return Documents(frame, sample, totals, [group for _, group in groups])
 
@@ -260,20 +264,36 @@ def _pair_columns(table: "pa.Table") -> "dict[str, pa.Array]":
 
     columns = (map(load_messages, table[name].to_pylist()) for name in ("messages", "rejected"))
     pairs = list(zip(*columns, strict=True))
-    sizes = np.array([_answer_characters(*pair) for pair in pairs], np.int64).reshape(-1, 2)
+    sizes = [_answer_characters(*pair) for pair in pairs]
+    longer = [None if a is None or b is None else float(a > b) for a, b in sizes]
     return {
         "pair_fault": pa.array([pair_fault(*pair) for pair in pairs], pa.string()),
-        "chosen_characters": pa.array(sizes[:, 0]),
-        "rejected_characters": pa.array(sizes[:, 1]),
-        "chosen_longer": pa.array((sizes[:, 0] > sizes[:, 1]).astype(np.float64)),
+        "single": pa.array([single_answer(*pair) for pair in pairs], pa.string()),
+        "chosen_characters": pa.array([size for size, _ in sizes], pa.int64()),
+        "rejected_characters": pa.array([size for _, size in sizes], pa.int64()),
+        "chosen_longer": pa.array(longer, pa.float64()),
     }
 
 
-def _answer_characters(chosen: Messages, rejected: Messages) -> tuple[int, int]:
+def _compare_singles(frame: "pd.DataFrame") -> None:
+    """Say of each single chosen answer than which share of the single rejected ones it is longer.
+
+    Their mean is the probability that a chosen answer is longer than a rejected one.
+    """
+    of_label = {label: rows.index for label, rows in frame.groupby("single")}
+    if len(of_label) == 2:
+        good, bad = of_label["chosen"], of_label["rejected"]
+        lengths = np.sort(frame.loc[bad, "rejected_characters"].to_numpy(np.int64))
+        found = frame.loc[good, "chosen_characters"].to_numpy(np.int64)
+        frame.loc[good, "chosen_longer"] = np.searchsorted(lengths, found) / len(lengths)
+
+
+def _answer_characters(chosen: Messages, rejected: Messages) -> tuple[int | None, int | None]:
     shared = shared_turns(chosen, rejected)
     ends = (chosen[shared:], rejected[shared:])
     one, other = (sum(len(said.strip()) for role, said in end if role == ASSISTANT) for end in ends)
-    return one, other
+    single = single_answer(chosen, rejected)
+    return None if single == "rejected" else one, None if single == "chosen" else other
 
 
 def _held(table: "pa.Table", fraction: float, demands: Validation) -> "pa.Table":
@@ -285,7 +305,8 @@ def _held(table: "pa.Table", fraction: float, demands: Validation) -> "pa.Table"
     size = table["characters"]
     good = pc.is_null(table["mistaken_id"])
     if "pair_fault" in table.column_names:
-        good = pc.and_(good, pc.is_null(table["pair_fault"]))
+        fits = pc.or_(pc.is_null(table["pair_fault"]), pc.is_valid(table["single"]))
+        good = pc.and_(good, fits)
     for holds in (
         pc.equal(table["bytes"], table["text_bytes"]),
         pc.greater_equal(size, demands.min_characters),
@@ -306,19 +327,27 @@ def _sampled(table: "pa.Table", split: str, fraction: float) -> "pa.Table":
     table = table.set_column(table.column_names.index("text"), "text", texts)
     if fraction < 1:
         table = table.filter(content_draws(texts.to_pylist()) < fraction)
+    # Dataset versions from before there were pairs have no rejected conversations.
+    others = table["rejected"] if "rejected" in table.column_names else pa.nulls(len(table))
+    pairs = zip(table["messages"].to_pylist(), others.to_pylist(), strict=True)
+    shown = [_said(*pair) for pair in pairs]
     return pa.table(
         {
             "split": pa.repeat(split, len(table)),
             "doc_id": table["doc_id"],
             "source": table["source"],
             "text": table["text"],
-            "messages": table["messages"],
-            # Which dataset versions from before there were pairs lack.
-            "rejected": table["rejected"]
-            if "rejected" in table.column_names
-            else pa.nulls(len(table), pa.string()),
+            "messages": pa.array([chosen for chosen, _ in shown], pa.string()),
+            "rejected": pa.array([rejected for _, rejected in shown], pa.string()),
         }
     )
+
+
+def _said(chosen: str | None, rejected: str | None) -> tuple[str | None, str | None]:
+    """Return the two conversations, or of a single answer the one that has it."""
+    if chosen and rejected and single_answer(load_messages(chosen), load_messages(rejected)):
+        return max(chosen, rejected, key=len), None
+    return chosen, rejected
 
 
 def _sha256(text: str) -> str:

@@ -39,16 +39,22 @@ def documents_suite(demands: Validation) -> "list[Expectation]":
     ]
 
 
-def pairs_suite(demands: Validation) -> "list[Expectation]":
+def pairs_suite(demands: Validation, *, labelled: bool) -> "list[Expectation]":
     """Expect that a preference can be learnt from each pair, and one that is not of length alone.
 
     A model that learns from pairs whose chosen answer is nearly always longer learns to say more.
+    Labelled answers stand by themselves, some of them good and some not.
     """
     from great_expectations import expectations as gxe
 
     least, most = demands.chosen_longer
+    is_pair = gxe.ExpectColumnValuesToBeNull(column="pair_fault")  # such as of equal answers
+    are_single = [
+        gxe.ExpectColumnValuesToNotBeNull(column="single"),
+        gxe.ExpectColumnUniqueValueCountToBeBetween(column="single", min_value=2),  # good and bad
+    ]
     return [
-        gxe.ExpectColumnValuesToBeNull(column="pair_fault"),  # such as that the answers are equal
+        *(are_single if labelled else [is_pair]),
         gxe.ExpectColumnValuesToBeBetween(column="chosen_characters", min_value=1),
         gxe.ExpectColumnValuesToBeBetween(column="rejected_characters", min_value=1),
         gxe.ExpectColumnMeanToBeBetween(column="chosen_longer", min_value=least, max_value=most),

@@ -1,6 +1,7 @@
 """Under every layout a model learns from pairs what it learns in one process."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -48,11 +49,23 @@ CASES = [
     case("pp-tp-fsdp", 8, FULL | {"pp": 2, "tp": 2}, ORPO, _PAIRS),
 ]
 
+SINGLE = [
+    case("kto-ddp", 2, {}, KTO | {"weight_of_rejected": 2.0}, _PAIRS),
+    case("kto-cp-pp", 4, {"cp": 2, "pp": 2}, KTO, _PAIRS),
+    case("kto-tp-fsdp", 4, FULL | {"tp": 2}, KTO, _HALVES, slow=True),
+]
+
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Split]:
     folder = tmp_path_factory.mktemp("pairs")
     return folder, make_pairs(folder)
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Split]:
+    folder = tmp_path_factory.mktemp("labelled")
+    return folder, make_pairs(folder, labelled=True)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +90,17 @@ def test_pairs_teach_what_they_teach_one_process(
 ) -> None:
     expected = alone(case)
     for found in pool(case.world).run(losses, case, pairs, tmp_path, torch.float64):
+        assert found == [pytest.approx(point, rel=1e-10) for point in expected]
+    assert expected[-1][0] < expected[0][0] * 0.9  # there was something to learn
+
+
+@pytest.mark.parametrize("case", marked(SINGLE))
+def test_labelled_answers_teach_what_they_teach_one_process(
+    case: Case, labelled: tuple[Path, Split], pool: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    one = replace(case, world=1, parallel={})
+    expected = losses(one, labelled, tmp_path / "alone", torch.float64)
+    for found in pool(case.world).run(losses, case, labelled, tmp_path, torch.float64):
         assert found == [pytest.approx(point, rel=1e-10) for point in expected]
     assert expected[-1][0] < expected[0][0] * 0.9  # there was something to learn
 

@@ -110,8 +110,11 @@ def make_data(folder: Path, *, masked: bool = False) -> Split:
     return Split(documents=len(sizes), bytes=4000, tokens=4000, shards=(writer.close(),))
 
 
-def make_pairs(folder: Path) -> Split:
-    """Pairs of answers, one of which counts up: some of two to a sample, some of one."""
+def make_pairs(folder: Path, *, labelled: bool = False) -> Split:
+    """Pairs of answers, one of which counts up: some of two to a sample, some of one.
+
+    Of labelled ones one answer of each pair has no targets.
+    """
     draw = np.random.default_rng(0)
     writer = ShardWriter(folder / "train-00000", vocab_size=64, masked=True)
     for number in range(400):
@@ -119,7 +122,9 @@ def make_pairs(folder: Path) -> Split:
         for place, length in enumerate(lengths):
             start, step = draw.integers(60), draw.integers(3, 20) if place % 2 else 1
             ids = (start + step * np.arange(length)) % 61
-            writer.add(ids.astype(np.uint16), mask=(np.arange(length) >= 2).astype(np.uint8))
+            there = not labelled or (number + place // 2) % 2 == place % 2
+            mask = (np.arange(length) >= 2) & there
+            writer.add(ids.astype(np.uint16), mask=mask.astype(np.uint8))
     ids = np.zeros(1, np.uint16)
     writer.add(ids, mask=ids.astype(np.uint8))
     return Split(documents=1201, bytes=6401, tokens=6401, shards=(writer.close(),))

@@ -13,7 +13,15 @@ from operator import itemgetter
 from typing import Any
 
 from pipelines.core.errors import UserError
-from pipelines.data.normalize import MALFORMED, Document, Messages, conversation, document, drop
+from pipelines.data.normalize import (
+    MALFORMED,
+    Document,
+    Messages,
+    conversation,
+    document,
+    drop,
+    single_answer,
+)
 from pipelines.recipe.data_section import Data, Instruction
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
@@ -46,6 +54,7 @@ class Fields:
             "prompt_response": (wanted.prompt_field, wanted.response_field),
             "preference": (wanted.chosen_field, wanted.rejected_field, wanted.prompt_field),
             "rated": (wanted.prompt_field, wanted.answers_field),
+            "labelled": (wanted.prompt_field, wanted.response_field, wanted.label_field),
         }[wanted.kind]
 
     def other_kind(self, names: Collection[str]) -> str | None:
@@ -104,6 +113,8 @@ def _messages(record: Mapping[str, Any], fields: Fields) -> Messages:
 def _pair(record: Mapping[str, Any], fields: Fields) -> tuple[Messages, Messages]:
     """Return the chosen and the rejected conversation, by the form of the fields."""
     wanted = fields.instruction
+    if wanted.kind == "labelled":
+        return _labelled(record, fields)
     names = wanted.chosen_field, wanted.rejected_field
     if wanted.kind == "rated":
         record = {**record, **dict(zip(names, _best_and_worst(record, fields), strict=True))}
@@ -118,7 +129,24 @@ def _pair(record: Mapping[str, Any], fields: Fields) -> tuple[Messages, Messages
         chosen, rejected = ((asked, (ASSISTANT, _answer(record, n, fields))) for n in names)
     for messages in (chosen, rejected):
         _check_order(messages)
+    if single_answer(chosen, rejected):
+        raise _MalformedError("one of the two answers is missing")
     return chosen, rejected
+
+
+def _labelled(record: Mapping[str, Any], fields: Fields) -> tuple[Messages, Messages]:
+    """Return the conversation on the side that its label says, and its prompt on the other."""
+    wanted = fields.instruction
+    label, prompt = _field(record, wanted.label_field, fields), record.get(wanted.prompt_field)
+    if label not in (True, False):
+        raise _MalformedError(f"field {wanted.label_field!r} is {label!r}, not true or false")
+    if isinstance(prompt, list):
+        before = _turns(record, wanted.prompt_field, fields)
+    else:
+        before = ((USER, _string(record, wanted.prompt_field, fields)),)
+    whole = (*before, (ASSISTANT, _answer(record, wanted.response_field, fields)))
+    _check_order(whole)
+    return (whole, before) if label else (before, whole)
 
 
 def _best_and_worst(record: Mapping[str, Any], fields: Fields) -> tuple[str, str]:

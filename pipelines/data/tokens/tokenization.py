@@ -114,7 +114,10 @@ def encode_table(encoder: ChatEncoder, table: pa.Table, capacity: int) -> Iterat
     if not any(rejected):
         yield from preferred
         return
-    for pair in zip(preferred, encoder.encode(rejected, given), strict=True):
+    for both in zip(preferred, encoder.encode(rejected, given), strict=True):
+        # For an answer that is not there stand two tokens, from which nothing is learnt: targets
+        # and their inputs have the number of a document, and the first of a sample is no target.
+        pair = [c if c.mask.any() else EncodedChat(c.ids[-2:], c.mask[-2:], "") for c in both]
         if sum(len(chat.ids) for chat in pair) <= capacity:
             yield from pair
 

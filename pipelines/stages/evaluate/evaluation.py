@@ -78,6 +78,7 @@ class _HeldOut(NamedTuple):
     dataset: DatasetRef
     shares: dict[str, dict[str, int]]  # bytes of each dataset's folder, by split
     documents: "pa.Table"
+    pairs: "pa.Table"  # the documents and, of labelled answers, the bad ones
     of_datasets: "dict[str, pa.Table]"  # the documents of each part of a mixture, by its label
 
 
@@ -164,7 +165,7 @@ def _harness_metrics(record: EvaluateRecord) -> dict[str, float]:
 
 
 def _read_held_out(recipe: Recipe, workspace: Path) -> _HeldOut:
-    from pipelines.evaluation.held_out_documents import each_once, read_shares
+    from pipelines.evaluation.held_out_documents import each_once, read_shares, without_bad_answers
 
     folder = output_folder(workspace, PreprocessRecord.stage)
     dataset = PreprocessRecord.read(workspace).dataset
@@ -174,7 +175,8 @@ def _read_held_out(recipe: Recipe, workspace: Path) -> _HeldOut:
     }
     tables = read_shares(folder, VALIDATION, shares[VALIDATION])
     of_datasets = {part.label: tables[part.folder] for part in dataset.mixture}
-    return _HeldOut(folder, dataset, shares, each_once(tables.values()), of_datasets)
+    every = each_once(tables.values())
+    return _HeldOut(folder, dataset, shares, without_bad_answers(every), every, of_datasets)
 
 
 def _measure(
@@ -193,7 +195,7 @@ def _measure(
         partial(_write_samples, model, recipe),
         partial(_run_tests, model, recipe),
         partial(_run_harness, model, recipe),
-        partial(_score_pairs, model, recipe, held_out.documents),
+        partial(_score_pairs, model, recipe, held_out.pairs),
     ]
     texts = held_out.documents["text"].to_pylist() if recipe.evaluate.extensions else []
     own: list[_Task] = [

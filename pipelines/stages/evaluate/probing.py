@@ -96,7 +96,7 @@ def _leakage(
 
 
 def _sample(preprocess: Path, dataset: DatasetRef, split: str, wanted: int) -> "pa.Table":
-    from pipelines.evaluation.held_out_documents import each_once, read_shares
+    from pipelines.evaluation.held_out_documents import each_once, read_shares, without_bad_answers
 
     shares = dataset.shares(wanted * SAMPLED_BYTES)
-    return each_once(read_shares(preprocess, split, shares).values())
+    return without_bad_answers(each_once(read_shares(preprocess, split, shares).values()))

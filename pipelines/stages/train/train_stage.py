@@ -130,10 +130,10 @@ def read_dataset(recipe: Recipe, workspace: Path) -> DatasetRef:
         UserError: it is not of the kind that the recipe learns from.
     """
     dataset = PreprocessRecord.read(workspace).dataset
-    if dataset.pairs != (recipe.preference.kind != "none"):
+    kind = recipe.preference.kind
+    if dataset.pairs != (kind != "none") or (dataset.labelled and kind != "kto"):
         raise UserError(
-            f"preference.kind = {recipe.preference.kind}, but the dataset holds "
-            f"{'pairs of answers' if dataset.pairs else 'no pairs of answers'}; change one"
+            f"preference.kind = {kind}, but the dataset holds {dataset.contents}; change one"
         )
     return dataset
 

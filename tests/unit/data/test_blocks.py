@@ -143,6 +143,24 @@ def test_both_conversations_of_a_pair_are_masked(tmp_path: Path) -> None:
     assert "corp" not in tally.rejects["pii"][0].excerpt
 
 
+def test_a_labelled_answer_is_masked_on_either_side(tmp_path: Path) -> None:
+    asked = "I am jane.roe@corp.net"
+    records = [
+        {"prompt": asked, "response": f"Hello {name}, jane.roe@corp.net", "label": label}
+        for name, label in (("J", True), ("Jane", False))
+    ]
+    settings = PAIRS | {"instruction": {"kind": "labelled"}}
+    block, _ = read(tmp_path, records, pii={"action": "mask"}, **settings)
+    prompt = ("user", "I am <EMAIL>")
+    assert [
+        (load_messages(row["messages"]), load_messages(row["rejected"]))
+        for row in pq.read_table(block / DOCUMENTS_FILE).to_pylist()
+    ] == [
+        ((prompt, ("assistant", "Hello J, <EMAIL>")), (prompt,)),
+        ((prompt,), (prompt, ("assistant", "Hello Jane, <EMAIL>"))),
+    ]
+
+
 def test_a_rejected_answer_is_filtered_and_decontaminated_too(tmp_path: Path) -> None:
     quiz = write(tmp_path / "quiz.jsonl", [pair(QUIZ, "yes", "no")])
     records = [pair("a", "b", QUIZ), pair("c", "d", "e"), pair("f", "g", "g")]

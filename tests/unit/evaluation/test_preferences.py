@@ -94,6 +94,28 @@ def test_both_answers_are_scored_beyond_what_they_have_in_common(
             assert row[f"{side}_reference_nats"] == pytest.approx(-reference[0], rel=1e-5)
 
 
+def test_of_labelled_answers_good_ones_become_likelier_and_bad_ones_less(
+    models: list[Path], tmp_path: Path
+) -> None:
+    (question, answer), (_, wrong) = TALKS[0]
+    single = [((question, answer), (question,)), ((question,), (question, wrong))]
+    with DocumentWriter(tmp_path / "validation-00000.parquet") as writer:
+        for number, talk in enumerate(single):
+            writer.add(conversation(f"talk {number}", *talk))
+    table = each_once([pa.parquet.read_table(tmp_path / "validation-00000.parquet")])
+    scores = score_pairs(models[0], table, 0.75, reference=models[1])
+    ours, theirs = ([log_likelihood(m, t, 1)[0] for t in TALKS[0]] for m in models)
+    rewards = [0.5 * (one - other) for one, other in zip(ours, theirs, strict=True)]
+    found = pair_score(scores, Preference(kind="kto", beta=0.5), 0.975)
+    assert found is not None
+    assert (found.pairs, found.short_pairs, found.right_of_short) == (2, 0, None)
+    assert found.reward_of_chosen == pytest.approx(rewards[0], rel=1e-4)
+    assert found.reward_of_rejected == pytest.approx(rewards[1], rel=1e-4)
+    assert found.margin == pytest.approx(rewards[0] - rewards[1], rel=1e-4)
+    assert found.right.value == ((rewards[0] > 0) + (rewards[1] < 0)) / 2
+    assert found.drift is not None  # over the good one
+
+
 def test_drift_is_the_divergence_over_the_chosen_answers(
     models: list[Path], documents: pa.Table
 ) -> None:

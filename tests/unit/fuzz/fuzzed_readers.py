@@ -407,6 +407,7 @@ def copied(path: Path) -> Callable[[Path], object]:
 TEMPLATES = bias_templates.SHIPPED_TEMPLATES
 PAIR = {"prompt": "Why?", "chosen": "Because it is so.", "rejected": "No."}
 RATED = {"prompt": "Why?", "completions": [{"content": "x", "rating": 5}, {"content": "y"}]}
+LABELLED = {"prompt": [{"role": "user", "content": "Why?"}], "response": "So.", "label": True}
 ASKED = Instruction(kind="prompt_response")
 READERS = {
     "text": Reader(packed("_txt", TEXT), texts()),
@@ -414,6 +415,7 @@ READERS = {
     "messages": Reader(put(a_jsonl={"messages": TURNS}), texts(Instruction(kind="messages"))),
     "pairs": Reader(put(a_jsonl=PAIR), texts(Instruction(kind="preference"))),
     "rated": Reader(put(a_jsonl=RATED), texts(Instruction(kind="rated"))),
+    "labelled": Reader(put(a_jsonl=LABELLED), texts(Instruction(kind="labelled"))),
     "docstrings": Reader(copied(Path(json.__file__)), texts(ASKED, "docstrings")),
     "parquet": Reader(parquet, texts()),
     "kept documents": Reader(kept_documents, read_kept, "run preprocess"),

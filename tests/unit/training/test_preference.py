@@ -1,5 +1,6 @@
 """The losses over pairs, and their gradients, beside those of TRL."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,10 +89,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
-def ours(folders: list[Path], loss: PairLoss) -> tuple[float, dict[str, Tensor]]:
-    """The mean loss of all pairs, and the gradients."""
+def ours(
+    folders: list[Path], loss: PairLoss, missing: Sequence[int] = ()
+) -> tuple[float, dict[str, Tensor]]:
+    """The mean loss of all pairs, and the gradients; some conversations have no targets."""
     model, reference = map(decoder, folders)
     batch, kept = packed(), []
+    hidden = torch.isin(batch.documents_BS, torch.tensor(missing))
+    batch = batch._replace(targets_BS=batch.targets_BS.masked_fill(hidden, IGNORED))
 
     def keep(nats_BS: Tensor, _: Tensor, documents_BS: Tensor, __: Any) -> Tensor:
         kept.append(loss.of_conversations(-nats_BS, documents_BS))
@@ -141,6 +146,38 @@ def test_kto_is_trls_at_its_reference_point(folders: list[Path], tmp_path: Path)
     loss = loss_of(kind="kto", beta=0.3)
     loss.load_state_dict({"point": point})
     check(ours(folders, loss), expected, trainer.model)
+
+
+def test_kto_of_labelled_answers_is_trls(folders: list[Path], tmp_path: Path) -> None:
+    from trl import KTOConfig, KTOTrainer
+
+    trainer = trainer_of_trl(KTOTrainer, KTOConfig, folders, tmp_path, 0.3, "kto")
+    trainer.undesirable_weight = 2.5
+    # The chosen answer of the first pair, and the rejected one of the second.
+    inputs = {name: each[[0, 3]] for name, each in inputs_of_trl().items()}
+    other = {f"KL_{name}": each.flip(0)[:, 1:] for name, each in inputs.items()}
+    label = {"label": torch.tensor([True, False])}
+    expected = trainer._compute_loss(trainer.model, inputs | other | label, False)
+    expected.backward()
+    loss = loss_of(kind="kto", beta=0.3, weight_of_rejected=2.5)
+    loss.load_state_dict({"point": trainer._metrics["eval"]["kl"][0]})
+    check(ours(folders, loss, missing=[1, 2]), expected, trainer.model)
+
+
+def test_figures_of_labelled_answers_are_means_over_those_of_each_label() -> None:
+    loss, batch = loss_of(kind="kto", beta=0.5), packed()
+    targets_BS = batch.targets_BS.masked_fill(batch.documents_BS == 1, IGNORED)
+    nats = (targets_BS != IGNORED).float()
+    loss(nats, targets_BS, batch.documents_BS, torch.zeros(1, loss.conversations))
+    assert loss.counted(batch._replace(targets_BS=targets_BS)) == 3
+    loss.end_step(1)
+    loss.end_window()
+    assert loss.figures == {
+        "pairs_chosen_right": 0.5,  # the answer without another one became less likely
+        "reward_margin": pytest.approx(-0.5 * (5 + 4) / 2 + 0.5 * 7),
+        "reward_of_chosen": pytest.approx(-0.5 * (5 + 4) / 2),
+        "reward_of_rejected": pytest.approx(-0.5 * 7),
+    }
 
 
 def test_ktos_reference_point_is_how_much_likelier_answers_became_in_the_step_before() -> None:

@@ -415,6 +415,56 @@ def test_pairs_that_teach_no_preference_are_found(tmp_path, pair, columns, reaso
     assert f"pair_fault is {reason}" in {row["reason"] for row in rows}
 
 
+def write_labelled(workspace, *answers):
+    """Single answers to one question, and whether each is good."""
+    write_pairs(workspace, *answers)
+    preprocess = workspace / "outputs/preprocess"
+    for name, found in (("train", answers), ("validation", [("4", True)])):
+        asked = [("user", "2+2?")]
+        whole = [[*asked, ("assistant", said)] for said, _ in found]
+        sides = [
+            (one, asked)[:: 1 if good else -1] for one, (_, good) in zip(whole, found, strict=True)
+        ]
+        messages, rejected = ([json.dumps(each[side]) for each in sides] for side in (0, 1))
+        rewrite_documents(preprocess, name, messages=messages, rejected=rejected)
+    record = PreprocessRecord.read(workspace)
+    dataset = record.dataset.model_copy(update={"labelled": True})
+    PreprocessRecord(dataset=dataset, stats=record.stats).write(workspace)
+
+
+def labelled(**validation):
+    recipe = preference(**validation).to_dict()
+    recipe["data"]["instruction"] = {"kind": "labelled"}
+    changes = {"preference": {"kind": "kto"}, "model": {"init_from": "/x"}}
+    return Recipe.model_validate(recipe | changes)
+
+
+def test_labelled_answers_are_compared_in_length_with_those_of_the_other_label(tmp_path):
+    write_labelled(tmp_path, ("four", True), ("it is 5", False), ("3", False))
+    record = data_gate.run(labelled(), tmp_path)
+    (found,) = (each for each in record.results if each.columns == ("chosen_longer",))
+    # "four" is longer than one of two bad answers, "4" than none.
+    assert (found.check, found.observed) == ("pairs", "observed 0.25")
+    line = fails(tmp_path, labelled(chosen_longer=(0.4, 0.6)))
+    assert "pairs: expect_column_mean_to_be_between of chosen_longer" in line
+
+
+def test_labelled_answers_without_a_bad_one_or_a_text_are_found(tmp_path):
+    write_labelled(tmp_path, ("four", True), ("5", True), ("", True))
+    line = fails(tmp_path, labelled())
+    assert "pairs: expect_column_unique_value_count_to_be_between of single" in line
+    assert "observed 1" in line
+    assert "chosen_characters" in {row["column"] for row in quarantined(tmp_path)}
+
+
+def test_pairs_among_labelled_answers_are_found(tmp_path):
+    write_pairs(tmp_path, ("four", "5"), ("4", "five"))
+    record = PreprocessRecord.read(tmp_path)
+    dataset = record.dataset.model_copy(update={"labelled": True})
+    PreprocessRecord(dataset=dataset, stats=record.stats).write(tmp_path)
+    assert "expect_column_values_to_not_be_null of single: 3 of 3" in fails(tmp_path, labelled())
+
+
 def test_of_a_streamed_dataset_version_the_indexes_are_checked(tmp_path, preprocess):
     record = PreprocessRecord.read(tmp_path)
     for path in (preprocess / "tokens").glob("*.bin"):

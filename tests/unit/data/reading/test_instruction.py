@@ -23,6 +23,7 @@ PAIRS = Fields(
 )
 PREFERENCE = Fields(instruction=Instruction(kind="preference"))
 RATED = Fields(instruction=Instruction(kind="rated"))
+LABELLED = Fields(instruction=Instruction(kind="labelled"))
 TALK = [
     {"role": "system", "content": "Be kind.\r\n"},
     {"role": "user", "content": "Cafe\u0301?"},
@@ -223,6 +224,42 @@ def test_of_rated_answers_the_best_and_the_worst_are_a_pair(tmp_path: Path) -> N
 def test_answers_without_two_ratings_say_why(record: dict[str, Any], problem: str) -> None:
     found = record_document("a:1", 9, record, RATED)
     assert (found.dropped, found.detail) == ("malformed", problem)
+
+
+@pytest.mark.parametrize("prompt", ["a", [{"role": "user", "content": "a"}]])
+def test_a_labelled_answer_stands_beside_its_prompt_alone(prompt: Any, tmp_path: Path) -> None:
+    good = {"prompt": prompt, "response": "x\r\n", "label": True}
+    bad = {"prompt": prompt, "response": "x\r\n", "label": False}
+    of_good, of_bad = (record_document("a:1", 9, record, LABELLED) for record in (good, bad))
+    assert (of_good.messages, of_good.rejected) == (said("a", "x\n"), (("user", "a"),))
+    assert (of_bad.messages, of_bad.rejected) == (of_good.rejected, of_good.messages)
+    assert (of_good.text, of_good.doc_id) == ("a\n\nx\n", of_bad.doc_id)
+    pq.write_table(pa.Table.from_pylist([good, bad]), tmp_path / "b.parquet")
+    assert [each[1:] for each in read(tmp_path, LABELLED)] == [of_good[1:], of_bad[1:]]
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        ({"prompt": "a", "response": "x"}, "no field 'label' among 'prompt', 'response'"),
+        ({"prompt": "a", "response": "x", "label": "yes"}, "field 'label' is 'yes', not true or"),
+        ({"prompt": "a", "response": "x", "label": None}, "field 'label' is None, not true or"),
+        ({"prompt": "a", "response": " ", "label": True}, "field 'response' is empty"),
+        ({"prompt": [], "response": "x", "label": True}, "the first non-system message must"),
+        ({"response": "x", "label": True}, "no field 'prompt' among 'response', 'label'"),
+    ],
+)
+def test_what_is_no_labelled_answer_says_why(record: dict[str, Any], problem: str) -> None:
+    found = record_document("a:1", 9, record, LABELLED)
+    assert found.dropped == "malformed"
+    assert found.detail.startswith(problem)
+
+
+def test_half_a_pair_is_no_labelled_answer() -> None:
+    before = [*talk("a", "b"), {"role": "user", "content": "c"}]
+    record = {"chosen": before, "rejected": [*before, {"role": "assistant", "content": "d"}]}
+    found = record_document("a:1", 9, record, PREFERENCE)
+    assert found.detail == "one of the two answers is missing"
 
 
 def test_a_table_of_pairs_may_lack_the_prompt(tmp_path: Path) -> None:

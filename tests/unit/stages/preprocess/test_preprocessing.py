@@ -2,6 +2,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,11 +37,12 @@ def recipe(path: Path | None, tokenizer: str = "byte", **data: Any) -> Recipe:
     """A recipe for `path` (None: the library); `data` adds to or replaces parts of its section."""
     source = {"kind": "files", "path": str(path)} if path else {"kind": "stdlib"}
     source |= data.pop("source", {})
-    pairs = data.get("instruction", {}).get("kind") == "preference"
+    losses = {"preference": "simpo", "labelled": "kto"}
+    loss = losses.get(data.get("instruction", {}).get("kind"), "none")
     return Recipe.model_validate(
         {
             "name": "test",
-            "preference": {"kind": "simpo" if pairs else "none"},
+            "preference": {"kind": loss},
             "data": {
                 "source": source,
                 "tokenizer": {
@@ -463,6 +465,41 @@ def test_pairs_are_packed_whole_and_those_too_long_are_told_of(
     assert "What" not in predicted
     with pytest.raises(UserError, match=r"no pair is left .* raise data\.sequence_length to keep"):
         run(recipe(path, sequence_length=63, **asked), workspace)
+
+
+def test_a_labelled_answer_is_packed_beside_two_tokens_without_target(
+    tmp_path: Path, workspace: Path
+) -> None:
+    path = tmp_path / "labelled.jsonl"
+    records = [
+        {"prompt": f"What is {n} + 1?", "response": f"It is {n + 1 + n % 2}.", "label": n % 2 == 0}
+        for n in range(50)
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    asked = {
+        "instruction": {"kind": "labelled"},
+        "packing": "best_fit",
+        "document_mask": True,
+        "validation_fraction": 0.2,
+    }
+    record = run(recipe(path, sequence_length=255, **asked), workspace)
+    assert (record.dataset.pairs, record.dataset.labelled) == (True, True)
+    assert record.stats["left_out_pairs"] == 0
+    output = workspace / "outputs/preprocess"
+    encoder = Encoder(output / "tokenizer")
+    found = set()
+    for split in (record.dataset.train, record.dataset.validation):
+        (shard,) = split.shards
+        dataset = IndexedDataset((output / shard.path).with_suffix(""))
+        places = dataset.sequence_offsets
+        for begin, end in pairwise(places):
+            sample = dataset.document_offsets[dataset.document_offsets <= begin][-1]
+            said = encoder.decode(dataset.tokens[begin:end][dataset.mask[begin:end] == 1])
+            if said:
+                before = ((sample <= places) & (places < begin)).sum()
+                found.add((said, before % 2))
+    answers = {(f"It is {n + 1 + n % 2}.<|im_end|>\n<|endoftext|>", n % 2) for n in range(50)}
+    assert found == answers
 
 
 def test_cleaning_is_reported(corpus: Path, workspace: Path, tmp_path: Path) -> None:

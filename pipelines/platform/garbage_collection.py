@@ -29,7 +29,7 @@ from pipelines.core.storage import (
 from pipelines.platform.airflow_api import AirflowApi, DagRun
 from pipelines.recipe.recipe_files import parse_yaml
 from pipelines.registry import registry
-from pipelines.run.records import RUN_FILE, TrainRecord, record_path
+from pipelines.run.records import REFERENCES, RUN_FILE, TrainRecord, record_path
 from pipelines.run.workspace import workspace_path
 from pipelines.serving.serving_engine import SERVING, leftovers
 from pipelines.stage_cache import dvc_cache
@@ -123,7 +123,7 @@ _log = logging.getLogger(__name__)
 class Garbage:
     """Something that may be deleted or was deleted."""
 
-    what: Literal["workspace", "checkpoints", "stage cache", "serving", "trash"]
+    what: Literal["workspace", "checkpoints", "stage cache", "reference", "serving", "trash"]
     name: str
     bytes: int
     why: str
@@ -169,6 +169,7 @@ def collect(
             if size:
                 yield Garbage(each.what, path.name, size, each.why)
         yield from _stage_cache(settings, rules, gone, delete=delete)
+        yield from _references(settings, rules, delete=delete)
         yield from _serving(settings, delete=delete)
 
 
@@ -212,7 +213,7 @@ def _not_begun(
         workspace_path(settings.runs, name) for name, state in states.items() if state == "live"
     }
     for path in sorted(settings.runs.glob("*/")):
-        if path.name == TRASH or (path / RUN_FILE).is_file() or path in live:
+        if path.name in (TRASH, REFERENCES) or (path / RUN_FILE).is_file() or path in live:
             continue
         days = (time.time() - _changed(path)) / DAY
         if days >= max(rules.failed_days, SETTLES / DAY):
@@ -319,6 +320,17 @@ def _stage_cache(
     if size:
         why = f"no remaining workspace uses it, and it is {rules.days:g} days old"
         yield Garbage("stage cache", cache.name, size, why)
+
+
+def _references(settings: Settings, rules: Rules, *, delete: bool) -> Iterator[Garbage]:
+    """Yield what no run has begun with for long; a run that needs it measures it again."""
+    for path in sorted(settings.runs.glob(f"{REFERENCES}/*.npy")):
+        found = path.stat()
+        days = (time.time() - found.st_mtime) / DAY
+        if days >= max(rules.days, SETTLES / DAY):
+            if delete:
+                path.unlink()
+            yield Garbage("reference", path.name, found.st_size, f"a run used it {_ago(days)}")
 
 
 def _serving(settings: Settings, *, delete: bool) -> Iterator[Garbage]:

@@ -34,6 +34,7 @@ OUTPUTS = "outputs"
 DATASETS = "datasets"  # in the outputs of preprocess: each version of a mixture, complete
 JOBS = "jobs"  # in a workspace: the Ray jobs of each task, and the processes that wait for them
 MACHINE = "diagnostics/machine.json"  # in a workspace: the machine that training ran on
+REFERENCES = ".references"  # beside the workspaces: what models said before runs changed them
 RUN_FILE = "run.json"  # in a workspace: the run that it belongs to
 DATA_DOCS = "data_docs/index.html"  # in the outputs of validate and the run's artifacts
 TASK_SCORES = "task_scores.parquet"  # in the outputs of evaluate and the run's artifacts

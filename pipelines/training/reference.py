@@ -1,14 +1,17 @@
 """What the model that training starts from says of each answer: computed once, before training.
 
 The model itself is the reference until its first step, with new adapters too, so that no second one
-is held. A process that starts again finds the file.
+is held. A process that starts again finds the file, and so does each run with the same base, data
+and arithmetic, such as the members of a sweep.
 """
 
 # ruff: noqa: N803, N806 (names that end in their shape)
 
 import logging
+import os
 import time
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -17,11 +20,30 @@ from torch import Tensor
 from pipelines.loading.dataloader import TokenLoader
 from pipelines.loading.sources.readers import Numbers
 from pipelines.parallel.process_group import from_all
+from pipelines.recipe.preference_section import Preference
+from pipelines.recipe.recipe import Recipe
+from pipelines.recipe.training_section import Train
+from pipelines.run.records import DatasetRef
+from pipelines.training.checkpoint.state import identity
 from pipelines.training.preference import PairLoss
 from pipelines.training.trainer import Trainer
 
 _log = logging.getLogger(__name__)
 _EVERY_S = 5.0  # between two lines of the log
+# How a model learns from its answers, and for how long, changes nothing that it said before.
+_LEARNING = (
+    *("steps", "global_batch_size", "optimizer", "lr", "lr_schedule", "min_lr_ratio"),
+    *("warmup_steps", "weight_decay", "beta1", "beta2", "grad_clip", "balance_loss"),
+    *("balance_rate", "z_loss", "spike_sigma", "max_bad_steps"),
+)
+
+
+def reference_name(recipe: Recipe, dataset: DatasetRef) -> str:
+    """Return the name of the file with what a recipe's first model says of a dataset's answers."""
+    usual = Train()
+    train = recipe.train.model_copy(update={key: getattr(usual, key) for key in _LEARNING})
+    values = {"train": train, "preference": Preference(), "seed": 0}
+    return f"{identity(recipe.model_copy(update=values), dataset)}.npy"
 
 
 def use_reference(trainer: Trainer, path: Path) -> None:
@@ -35,12 +57,17 @@ def use_reference(trainer: Trainer, path: Path) -> None:
     loss, loader = trainer.objective, trainer.loader
     if not isinstance(loss, PairLoss) or not isinstance(loader, TokenLoader):
         raise ValueError("only pairs have a reference")
-    if not any(from_all(path.is_file())):
+    if any(from_all(path.is_file())):
+        if trainer.mesh.rank == 0:
+            path.touch()  # `penstock gc` keeps what runs use
+    else:
         logs_NM = _measure(trainer, loss, loader)
         if trainer.mesh.rank == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".unfinished.npy")
-            np.save(unfinished, logs_NM)
+            unfinished = path.with_suffix(f".{uuid4().hex}.npy")  # another run may write, too
+            with unfinished.open("wb") as file:
+                np.save(file, logs_NM)
+                os.fsync(file.fileno())
             unfinished.replace(path)
         from_all(None)  # it is there for all
     loader.reference = np.load(path, mmap_mode="r")

@@ -29,7 +29,13 @@ from pipelines.recipe.recipe import Recipe
 from pipelines.reinforcement.prompts import Prompts
 from pipelines.reinforcement.rollout_loader import RolloutLoader
 from pipelines.run.progress import ProgressWriter
-from pipelines.run.records import DatasetRef, PreprocessRecord, TrainRecord, output_folder
+from pipelines.run.records import (
+    REFERENCES,
+    DatasetRef,
+    PreprocessRecord,
+    TrainRecord,
+    output_folder,
+)
 from pipelines.run.speed import CURVES
 from pipelines.run.usage import holds
 from pipelines.stages.stage_process import RAY_JOB_VARIABLE
@@ -52,7 +58,7 @@ from pipelines.training.machines import Machines
 from pipelines.training.metrics import History, Report, StepMetrics
 from pipelines.training.precision import set_precision
 from pipelines.training.recipe_check import check_recipe
-from pipelines.training.reference import use_reference
+from pipelines.training.reference import reference_name, use_reference
 from pipelines.training.trainer import Trainer
 
 STAGE = TrainRecord.stage
@@ -192,8 +198,8 @@ def train(
     if tracked is not None:
         describe(trainer, tags, workspace, tracked)
     if trainer.recipe.preference.needs_reference:
-        name = f"reference-{identity(trainer.recipe, dataset)[:12]}.npy"
-        use_reference(trainer, workspace / CHECKPOINTS / name)
+        name = reference_name(trainer.recipe, dataset)
+        use_reference(trainer, workspace.absolute().parent / REFERENCES / name)
     # The steps of a checkpoint that counts are never taken again.
     trainer.checkpoints.before_complete = partial(sync_folder, workspace / CHECKPOINTS, "*.jsonl")
     position = trainer.fit()

@@ -59,8 +59,10 @@ def test_pairs_are_mixed_with_pairs_alone(tmp_path):
         make(make_workspace(tmp_path / name, TEXT, name=name, pairs=True))
     mixed = find_mixture(of("{liked: 1, ranked: 2}").data.source)
     assert describe_mixture(mixed, [version.dataset for version, _ in mixed]).pairs
-    with pytest.raises(UserError, match=r"liked@1 and web@1 differ in their documents \(pairs, si"):
+    with pytest.raises(UserError, match=r"liked@1 and web@1 differ in their documents \(pairs"):
         settle(of("{web: 1, liked: 1}"))
+    labelled = mixed[0][0].dataset.model_copy(update={"labelled": True})
+    assert labelled.contents == "labelled answers"  # which are not mixed with pairs either
 
 
 def test_a_version_of_pairs_is_read_document_by_document(tmp_path):

@@ -13,7 +13,7 @@ from pipelines.core.settings import Settings, load_settings
 from pipelines.platform import garbage_collection
 from pipelines.platform.airflow_api import DagRun
 from pipelines.platform.garbage_collection import DAY, Rules
-from pipelines.run.records import TrainRecord
+from pipelines.run.records import REFERENCES, TrainRecord
 from tests.unit.stage_cache.cached_project import make_project, open_run
 
 NOTHING_KEPT = Rules(days=1, failed_days=1, checkpoint_days=1, keep_last=0)
@@ -146,6 +146,19 @@ def test_checkpoints_that_lie_elsewhere_go_with_their_run_and_no_others(
     assert not old.exists()
     assert not list((store / "old").iterdir())
     assert (store / "other/step-000010/COMPLETE").exists()
+
+
+def test_what_first_models_said_goes_once_no_run_begins_with_it(project, settings):
+    make_run(project, "new", days=0)
+    folder = settings.runs / REFERENCES
+    folder.mkdir()
+    for name, days in (("old", 2), ("used", 0.5)):
+        (folder / f"{name}.npy").write_bytes(bytes(1000))
+        os.utime(folder / f"{name}.npy", (time.time() - days * DAY,) * 2)
+    os.utime(folder, (time.time() - 9 * DAY,) * 2)
+    assert collect(settings, Airflow({}), delete=False) == {("reference", "old.npy"): 1000}
+    assert collect(settings, Airflow({})) == {("reference", "old.npy"): 1000}
+    assert [path.name for path in folder.iterdir()] == ["used.npy"]
 
 
 def test_what_a_call_that_was_cut_off_left_goes_with_the_next(project, settings):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +19,11 @@ from pipelines.recipe.data_section import Instruction
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import load_recipe
 from pipelines.registry.parents import with_own_tokenizer
-from pipelines.run.records import PreprocessRecord
+from pipelines.run.records import REFERENCES, PreprocessRecord
 from pipelines.stages.evaluate import evaluation
 from pipelines.stages.preprocess import preprocessing
 from pipelines.stages.validate import data_gate
+from pipelines.training import reference
 
 torch.set_num_threads(1)
 ANSWERS = ("Who would know?", False), ("An even one.", True)
@@ -104,6 +106,33 @@ def test_a_model_learns_to_prefer_the_good_answers(base: Path, tmp_path: Path) -
     assert found.right.value > 0.9, found
     assert found.reward_of_chosen > 0 > -1 > found.reward_of_rejected, found
     assert found.margin == pytest.approx(found.reward_of_chosen - found.reward_of_rejected)
+
+
+def test_what_the_first_model_said_is_measured_once_for_all_runs(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipelines.stages.train import train_stage
+
+    measured = []
+    real = reference._measure
+
+    def measure(*given: Any) -> Any:
+        measured.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(reference, "_measure", measure)
+    few, path = ("train.steps=2", "train.checkpoint_every=2"), tmp_path / "answers.jsonl"
+    changes = (), ("preference.beta=0.5", "train.lr=0.01", "seed=3"), ("train.precision=bf16",)
+    hashes = set()
+    for number, each in enumerate(changes):
+        asked, workspace = recipe(base, path, *few, *each), tmp_path / f"run-{number}"
+        preprocessing.run(with_own_tokenizer(recipe(base, path)), workspace)
+        record = train_stage.run(asked, workspace)
+        assert record is not None
+        hashes.add(record.model_hash)
+    assert len(measured) == 2
+    assert len(hashes) == 3
+    assert len(list((tmp_path / REFERENCES).iterdir())) == 2
 
 
 def test_labelled_answers_are_for_kto_alone(base: Path, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ and arithmetic, such as the members of a sweep.
 
 # ruff: noqa: N803, N806 (names that end in their shape)
 
+import hashlib
+import json
 import logging
 import os
 import time
@@ -38,12 +40,23 @@ _LEARNING = (
 )
 
 
-def reference_name(recipe: Recipe, dataset: DatasetRef) -> str:
-    """Return the name of the file with what a recipe's first model says of a dataset's answers."""
+def reference_name(recipe: Recipe, dataset: DatasetRef, code: object) -> str:
+    """Return the name of the file with what a recipe's first model says of a dataset's answers.
+
+    What a run may go on with, but would compute by other kernels or code, has another name.
+
+    Args:
+        recipe: Of the run, with what it was resolved to.
+        dataset: Its answers.
+        code: The fingerprint of the training's code.
+    """
     usual = Train()
     train = recipe.train.model_copy(update={key: getattr(usual, key) for key in _LEARNING})
     values = {"train": train, "preference": Preference(), "seed": 0}
-    return f"{identity(recipe.model_copy(update=values), dataset)}.npy"
+    asked = identity(recipe.model_copy(update=values), dataset)
+    kernels = [recipe.train.compile, recipe.train.attention, torch.__version__]
+    text = json.dumps([asked, kernels, code], sort_keys=True)
+    return f"{hashlib.sha256(text.encode()).hexdigest()}.npy"
 
 
 def use_reference(trainer: Trainer, path: Path) -> None:

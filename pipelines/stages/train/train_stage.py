@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipelines.core.errors import UserError
 from pipelines.core.line_files import LineFile
-from pipelines.core.storage import folder_hash, sync_folder
+from pipelines.core.storage import folder_hash, read_json, sync_folder
 from pipelines.data.tokens.chat_encoder import ChatEncoder
 from pipelines.data.tokens.tokenizer import Encoder
 from pipelines.loading.dataloader import Loader, TokenLoader
@@ -38,6 +38,7 @@ from pipelines.run.records import (
 )
 from pipelines.run.speed import CURVES
 from pipelines.run.usage import holds
+from pipelines.stage_cache.fingerprint import CODE_FILE
 from pipelines.stages.stage_process import RAY_JOB_VARIABLE
 from pipelines.stages.train.train_diagnostics import DIAGNOSTICS, conclude, describe
 from pipelines.stages.train.train_layout import SettledLayout
@@ -198,7 +199,9 @@ def train(
     if tracked is not None:
         describe(trainer, tags, workspace, tracked)
     if trainer.recipe.preference.needs_reference:
-        name = reference_name(trainer.recipe, dataset)
+        file = workspace / CODE_FILE
+        code = read_json(file)[STAGE] if file.is_file() else None
+        name = reference_name(trainer.recipe, dataset, code)
         use_reference(trainer, workspace.absolute().parent / REFERENCES / name)
     # The steps of a checkpoint that counts are never taken again.
     trainer.checkpoints.before_complete = partial(sync_folder, workspace / CHECKPOINTS, "*.jsonl")

@@ -62,17 +62,15 @@ def trigger_form(recipe: Recipe | None = None) -> dict[str, Param]:
         )
     }
     values = recipe.to_dict() if recipe else {}
-    schema = _schema()
-    for leaf in leaves():
-        if leaf.in_trigger_form:
-            section = leaf.key.partition(".")[0] if "." in leaf.key else "run"
-            form[leaf.key] = Param(
-                None,
-                title=leaf.key,
-                section=section.capitalize(),
-                description=_described(leaf, values),
-                **_nullable(_leaf_schema(schema, leaf.key)),
-            )
+    for leaf, schema in _fields():
+        section = leaf.key.partition(".")[0] if "." in leaf.key else "run"
+        form[leaf.key] = Param(
+            None,
+            title=leaf.key,
+            section=section.capitalize(),
+            description=_described(leaf, values),
+            **schema,
+        )
     form["set"] = Param(
         None,
         type=["string", "null"],
@@ -94,14 +92,17 @@ def recipe_from(
     is_own = dag_id.removesuffix(REFRESH) == name
     file = recipes_folder(PROJECT) / f"{name}.yaml"
     recipe = load_own_recipe(file) if is_own else load_recipe(name)
-    keys = [leaf.key for leaf in leaves() if leaf.in_trigger_form]
+    keys = [leaf.key for leaf, _ in _fields()]
     filled = {key: params[key] for key in keys if params.get(key) is not None}
     return override_values(recipe, filled | parse_overrides(params.get("set") or ""))
 
 
-@cache
-def _schema() -> dict[str, Any]:
-    return Recipe.model_json_schema(by_alias=True)
+@cache  # the same for each of a project's recipes
+def _fields() -> list[tuple[Leaf, dict[str, Any]]]:
+    """Return the leaves that the form shows, each with the JSON schema of its field."""
+    schema = Recipe.model_json_schema(by_alias=True)
+    shown = (leaf for leaf in leaves() if leaf.in_trigger_form)
+    return [(leaf, _nullable(_leaf_schema(schema, leaf.key))) for leaf in shown]
 
 
 def _described(leaf: Leaf, values: dict[str, Any]) -> str:

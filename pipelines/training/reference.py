@@ -54,7 +54,7 @@ def reference_name(recipe: Recipe, dataset: DatasetRef, code: object) -> str:
     train = recipe.train.model_copy(update={key: getattr(usual, key) for key in _LEARNING})
     values = {"train": train, "preference": Preference(), "seed": 0}
     asked = identity(recipe.model_copy(update=values), dataset)
-    kernels = [recipe.train.compile, recipe.train.attention, torch.__version__]
+    kernels = [recipe.train.fixed_compile, recipe.train.attention, torch.__version__]
     text = json.dumps([asked, kernels, code], sort_keys=True)
     return f"{hashlib.sha256(text.encode()).hexdigest()}.npy"
 

@@ -211,12 +211,13 @@ SCHEDULE = '{cron: "0 3 * * *", dataset: d, refresh: "0 2 * * *"}'
 @pytest.mark.parametrize("file", ["llm_pipeline.py", "data_refresh.py"])
 def test_two_hundred_recipes_cost_at_most_a_second_more_than_one(project, file):
     write(project, "r0", SCHEDULE)
-    one = parsed(project, file)["seconds"]
+    one = min(parsed(project, file)["seconds"] for _ in range(3))
     for number in range(1, 200):
         write(project, f"r{number}", SCHEDULE)
-    many = parsed(project, file)
-    assert len(many["dags"]) == 201
-    assert many["seconds"] - one <= limit(1.0)
+    many = [parsed(project, file) for _ in range(3)]
+    assert [len(each["dags"]) for each in many] == [201] * 3
+    # The least of three: on a busy machine the same work takes the processor half as long again.
+    assert min(each["seconds"] for each in many) - one <= limit(1.0)
 
 
 NOTE = "from pipelines.orchestration.naming import note_live; note_live({})"

@@ -32,6 +32,7 @@ from pipelines.run.workspace import workspace_path
 # Each task with a job in Ray reports a lost Ray; a run without a job has lost nothing.
 _UNTOLD = ("ray", "reconciler")
 CLEARS = ("post_clear_task_instances", "clear_dag_run")
+_STAYS_S = 30.0  # by then a part has found that its database is away, and has ended
 _SET_S = 60.0  # a clock that gains or loses more between two looks was set
 _MARKS = ("patch_task_instance", "patch_task_group_instances", "patch_dag_run")
 _BULK_MARKS = "bulk_task_instances"
@@ -138,8 +139,13 @@ class Watch:
                 entry = service_lost(each.name, known[each.name], each.pid, "platform")
                 for workspace in {*self._seen.workspaces, *self._begun()}:
                     note(workspace, entry)
-        # One that ends while it starts, as what it needs is still away, tells nothing new.
-        stays = {each.name: each.pid for each in processes if each.state == "RUNNING"}
+        # One that soon ends again, as what it needs is still away, tells nothing new.
+        began = time.time() - _STAYS_S
+        stays = {
+            each.name: each.pid
+            for each in processes
+            if each.state == "RUNNING" and (each.name not in known or each.started <= began)
+        }
         self._keep(runtime=str(runtime), pids=known | stays)
 
     def _begun(self) -> Iterator[Path]:

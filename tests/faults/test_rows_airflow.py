@@ -84,11 +84,12 @@ def hurt_three_times(scenario, reference, hurt: Callable, entries: int = 1, task
     with run.fault("service lost", lambda: run.has_result("preprocess"), entries):
         hurt(scenario.platform)
     with run.fault("service lost", lambda: run.step > 0, entries), handing_over(run, "train"):
+        wait_until_seen(scenario.platform)  # parts that die before were never there for a run
         hurt(scenario.platform)
     if tasks:
         run.expected["task lost"] = tasks
     run.wait_for_step()
-    wait_until_seen(scenario.platform)  # parts that die before were never there for a run
+    wait_until_seen(scenario.platform)
     with run.fault("service lost", entries=entries):
         hurt(scenario.platform)
     ends_with_one_job_each(scenario, run, reference)

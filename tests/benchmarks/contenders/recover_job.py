@@ -1,4 +1,4 @@
-"""A training job on the platform's Ray, begun cold, or going on after a worker's death."""
+"""A training job on the platform's Ray, begun warm or cold, or going on after a worker's death."""
 
 import os
 import shutil
@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from pipelines.core.settings import load_settings
+from pipelines.platform import warm_python
 from pipelines.platform.supervisor import processes_of
 from pipelines.run.progress import ProgressReader
 from tests.benchmarks.contender import Round, serve
@@ -24,13 +25,15 @@ _KILL_AT = 45  # the step: two checkpoints are there
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Round:
-    workspace = folder / f"workspace-{options['kill']}"
+    workspace = folder / f"workspace-{options['kill']}-{options['warm']}"
     command = [sys.executable, "-m", "ray_jobs.train", "--recipe", str(folder / "recipe.yaml")]
     command += ["--workspace", str(workspace)]
 
     def run_round() -> tuple[float, dict[str, Any]]:
         shutil.rmtree(workspace / "checkpoints", ignore_errors=True)
         progress = ProgressReader.at_end(workspace)
+        if not options["warm"]:
+            _end_warm_python()
 
         def has_come_to(step: int) -> bool:
             return any(each.stage == "train" and each.done >= step for each in progress.read())
@@ -62,8 +65,19 @@ def _job(command: list[str]) -> Iterator[None]:
 
 def _workers() -> list[psutil.Process]:
     """Of this platform's Ray."""
+    return [each for each in _processes() if _title(each).startswith(WORKER)]
+
+
+def _end_warm_python() -> None:
+    """End the server of forks; a new one comes up for the workers after the next ones."""
+    for each in _processes():
+        if f"{warm_python.__file__} --serve" in _title(each):
+            each.kill()
+
+
+def _processes() -> list[psutil.Process]:
     runtime = Path((load_settings().home / "services" / "runtime").read_text())
-    return [each for each in processes_of(runtime) if _title(each).startswith(WORKER)]
+    return list(processes_of(runtime))
 
 
 def _title(process: psutil.Process) -> str:

@@ -108,13 +108,14 @@ def test_a_clear_hits_what_it_names(asked, hit):
 class Parts:
     """The scheduler, as supervisord sees it."""
 
-    pid, state = 1, "RUNNING"
+    pid, state, seconds = 1, "RUNNING", 3600.0
 
     def __init__(self, runtime):
         pass
 
     def processes(self):
-        return {"scheduler": Process("scheduler", Parts.state, Parts.pid, 0.0)}
+        started = time.time() - Parts.seconds
+        return {"scheduler": Process("scheduler", Parts.state, Parts.pid, started)}
 
 
 @pytest.fixture
@@ -124,19 +125,21 @@ def settings(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "Supervisor", Parts)
     monkeypatch.setattr(Parts, "pid", 1)
     monkeypatch.setattr(Parts, "state", "RUNNING")
+    monkeypatch.setattr(Parts, "seconds", 3600.0)
     return load_settings()
 
 
-def test_a_part_that_ends_again_and_again_as_it_starts_is_told_of_once(settings):
+def test_a_part_that_soon_ends_again_and_again_is_told_of_once(settings):
     workspace = settings.runs / "a run"
     workspace.mkdir(parents=True)
     looks = Watch(settings)
     looks._note_replaced()
     (workspace / RUN_FILE).write_text("{}")
     os.utime(workspace / RUN_FILE, (time.time() + 1,) * 2)
-    for Parts.pid, Parts.state in ((2, "STARTING"), (0, "BACKOFF"), (3, "STARTING")):
+    lives = ((2, "STARTING", 3), (2, "RUNNING", 15), (0, "BACKOFF", 0), (3, "RUNNING", 6))
+    for Parts.pid, Parts.state, Parts.seconds in lives:
         looks._note_replaced()
-    Parts.state = "RUNNING"
+    Parts.seconds = 60
     looks._note_replaced()
     assert [entry.key for entry in read_logbook(workspace)] == ["scheduler-1"]
     Parts.pid = 4

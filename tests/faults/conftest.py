@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from pipelines.platform.dag_runs import DAG
+from pipelines.platform.postmortem import _FAULTS
 from tests.conftest import Platform
 from tests.faults import checks
 from tests.faults.checks import JobsWatch
@@ -72,7 +73,7 @@ class Scenario:
         return run
 
     def ends_well(self, run: PipelineRun, like: PipelineRun | None = None) -> None:
-        """Success, the weights of another run, each thing once, each fault told once."""
+        """Success, the weights of another run, each thing once, each fault told, and told once."""
         self.recoveries += run.recoveries
         assert run.wait_for_end() == "success", run.logs()
         self.holds("success")
@@ -82,20 +83,22 @@ class Scenario:
         self.holds(checks.one_mlflow_run(run))
         self.holds(checks.one_version(run))
         self.holds(checks.told_once(run))
+        if run.expected:
+            self.explains(run, *(_FAULTS[kind][0] for kind in run.expected))
 
     def holds(self, check: str) -> None:
         """Something was seen to hold."""
         if check not in self.checks:
             self.checks.append(check)
 
-    def explains(self, run: PipelineRun, fault: str) -> None:
-        """`penstock why` names the fault in its first line, and has ten lines at most."""
+    def explains(self, run: PipelineRun, *faults: str) -> None:
+        """`penstock why` names one of the faults in its first line, and has ten lines at most."""
         done = self.platform.penstock("why", run.run_id)
         assert done.returncode == 0, done.stderr
         print(done.stdout)
         lines = done.stdout.splitlines()
         assert len(lines) <= 10
-        assert lines[0].startswith(fault), done.stdout
+        assert lines[0].startswith(faults), done.stdout
         self.holds(f"why: {lines[0]}")
 
     def clear_away(self) -> None:

@@ -53,7 +53,8 @@ class _Seen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     runtime: str | None = None  # the runtime folder of the platform with these pids
-    pids: dict[str, int] = {}
+    pids: dict[str, int] = {}  # of parts that stayed
+    told: tuple[str, ...] = ()  # those of them that have ended, and none has stayed in their place
     workspaces: tuple[Path, ...] = ()  # the runs that were live at the last pass
     after: str = ""  # time of the last noted decision
 
@@ -132,11 +133,12 @@ class Watch:
         runtime = runtime_folder(self._settings)
         if runtime is None:
             return
-        known = self._seen.pids if self._seen.runtime == str(runtime) else {}
+        seen = self._seen if self._seen.runtime == str(runtime) else _Seen()
         processes = [each for each in Supervisor(runtime).processes().values() if each.pid]
-        for each in processes:
-            if each.name not in _UNTOLD and known.get(each.name, each.pid) != each.pid:
-                entry = service_lost(each.name, known[each.name], each.pid, "platform")
+        lost = {each for each in processes if seen.pids.get(each.name, each.pid) != each.pid}
+        for each in lost:
+            if each.name not in (*_UNTOLD, *seen.told):
+                entry = service_lost(each.name, seen.pids[each.name], each.pid, "platform")
                 for workspace in {*self._seen.workspaces, *self._begun()}:
                     note(workspace, entry)
         # One that soon ends again, as what it needs is still away, tells nothing new.
@@ -144,9 +146,10 @@ class Watch:
         stays = {
             each.name: each.pid
             for each in processes
-            if each.state == "RUNNING" and (each.name not in known or each.started <= began)
+            if each.state == "RUNNING" and (each.name not in seen.pids or each.started <= began)
         }
-        self._keep(runtime=str(runtime), pids=known | stays)
+        told = {*seen.told, *(each.name for each in lost)} - {*stays}
+        self._keep(runtime=str(runtime), pids=seen.pids | stays, told=tuple(sorted(told)))
 
     def _begun(self) -> Iterator[Path]:
         """Yield workspaces of runs that began since the last pass, unknown until now."""

@@ -139,6 +139,12 @@ def test_a_part_that_soon_ends_again_and_again_is_told_of_once(settings):
     lives = ((2, "STARTING", 3), (2, "RUNNING", 15), (0, "BACKOFF", 0), (3, "RUNNING", 6))
     for Parts.pid, Parts.state, Parts.seconds in lives:
         looks._note_replaced()
+    later = settings.runs / "a later run"
+    later.mkdir()
+    (later / RUN_FILE).write_text("{}")
+    os.utime(later / RUN_FILE, (time.time() + 1,) * 2)
+    looks._note_replaced()
+    assert read_logbook(later) == []  # it had not begun as the part was lost
     Parts.seconds = 60
     looks._note_replaced()
     assert [entry.key for entry in read_logbook(workspace)] == ["scheduler-1"]

@@ -8,6 +8,7 @@ that writes has at most two files' tensors on the host.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,6 +248,7 @@ def _check(folder: Path, config: DecoderConfig, files: SafetensorsFiles) -> dict
     return found
 
 
+@cache
 def _whole_shapes(config: DecoderConfig) -> Shapes:
     """Return the shapes of all parameters of a whole model."""
     with torch.device("meta"):

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 
 from pipelines.core.errors import UserError
 from pipelines.loading.sources import gpu_readers, readers
-from pipelines.loading.sources.gpu_readers import PinnedReader, open_for_bulk, open_reader
+from pipelines.loading.sources.gpu_readers import (
+    BufferedReader,
+    PinnedReader,
+    open_for_bulk,
+    open_reader,
+)
 from pipelines.loading.sources.readers import MmapReader, Ranges, Reader, read_whole
 
 CPU = torch.device("cpu")
@@ -33,7 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, bytes]]:
     return found
 
 
-@pytest.fixture(params=["mmap", "pinned", "buffered"])
+@pytest.fixture(params=["mmap", "buffered", "pinned", "pinned, buffered"])
 def reader(
     request: pytest.FixtureRequest,
     files: list[tuple[Path, bytes]],
@@ -43,6 +48,8 @@ def reader(
     if request.param == "mmap":
         return MmapReader(paths)
     if request.param == "buffered":
+        return BufferedReader(paths)
+    if request.param == "pinned, buffered":
         monkeypatch.setattr(gpu_readers, "_takes_direct", lambda path: False)
     return PinnedReader(paths, CPU)
 
@@ -147,8 +154,8 @@ def test_pages_that_come_slowly_are_asked_for_ahead(
     assert bytes(out.numpy()) == files[0][1][4090:4190]
 
 
-def test_without_a_gpu_bulk_is_mapped(files: list[tuple[Path, bytes]]) -> None:
-    assert open_for_bulk([files[0][0]], CPU).name == "mmap"
+def test_without_a_gpu_bulk_is_read_into_memory(files: list[tuple[Path, bytes]]) -> None:
+    assert open_for_bulk([files[0][0]], CPU).name == "buffered"
 
 
 def test_gds_falls_back_with_one_line(

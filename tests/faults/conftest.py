@@ -28,9 +28,11 @@ def watched(platform: Platform) -> Iterator[JobsWatch]:
     watch.close()
 
 
-def unhurt(platform: Platform, watch: JobsWatch, **changes: Any) -> PipelineRun:
+def unhurt(
+    platform: Platform, watch: JobsWatch, model: str = "penstock-unhurt", **changes: Any
+) -> PipelineRun:
     """A run that nothing befell, of the recipe with some of its keys changed."""
-    run = PipelineRun(platform, "penstock-unhurt", **changes)
+    run = PipelineRun(platform, model, **changes)
     assert run.wait_for_end() == "success", run.logs()
     assert len(watch.seen(run, "train")) == 1
     checks.one_mlflow_run(run)

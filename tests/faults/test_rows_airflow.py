@@ -60,7 +60,7 @@ LONGER = {"train__steps": 3 * STEPS}
 
 @pytest.fixture(scope="module")
 def longer(platform, watch) -> PipelineRun:
-    return unhurt(platform, watch, register__model_name="penstock-longer", **LONGER)
+    return unhurt(platform, watch, "penstock-longer", **LONGER)
 
 
 def test_row_10_the_scheduler(scenario, longer):

@@ -10,6 +10,7 @@ import pytest
 
 from pipelines.core.settings import PROJECT
 from tests.faults.faulty_proxy import Fault, faulty_proxy
+from tests.mlflow_server import MlflowServer
 from tests.s3_server import s3_bucket
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
@@ -27,8 +28,19 @@ def texts():
         yield bucket
 
 
+@pytest.fixture(scope="module", autouse=True)
+def tracking(texts, tmp_path_factory):
+    """MLflow, whose clients put artifacts into S3 themselves."""
+    texts.meta.client.create_bucket(Bucket="mlflow")
+    server = MlflowServer(tmp_path_factory.mktemp("mlflow"), "s3://mlflow/artifacts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", server.url)
+        yield
+    server.kill()
+
+
 def job(texts, home: Path, action: str, fault: Fault = "none") -> subprocess.CompletedProcess[str]:
-    """A process that makes a dataset version in a bucket of its own, or trains on it."""
+    """A process that makes a dataset version in a bucket of its own, trains on it, or registers."""
     bucket = home.name
     with faulty_proxy(texts.port, fault) as proxy:
         done = subprocess.run(
@@ -45,7 +57,7 @@ def job(texts, home: Path, action: str, fault: Fault = "none") -> subprocess.Com
             text=True,
             timeout=LIMIT_S,
         )
-        assert fault == "none" or proxy.hurt, "no request was hurt"
+        assert fault == "none" or proxy.hurt, f"no request was hurt: {done.stderr[-5000:]}"
         print(f"{action} with {fault}: hurt {dict(proxy.hurt)}")
     return done
 
@@ -68,33 +80,38 @@ def new_home(texts, tmp_path_factory, name: str) -> Path:
 def unhurt(texts, tmp_path_factory) -> dict[str, str]:
     """What comes out where the store does as it should."""
     home = new_home(texts, tmp_path_factory, "unhurt")
-    return result(job(texts, home, "make")) | result(job(texts, home, "train"))
+    version = result(job(texts, home, "make"))
+    return version | result(job(texts, home, "train")) | result(job(texts, home, "register"))
 
 
 @pytest.mark.parametrize("fault", ["500", "timeout", "reset", "truncated", "slow"])
 def test_row_17_the_object_store(texts, unhurt, tmp_path_factory, record_property, fault):
     home = new_home(texts, tmp_path_factory, fault)
-    assert result(job(texts, home, "make", fault)) == without(unhurt, "model")
+    assert result(job(texts, home, "make", fault)) == made(unhurt)
     assert result(job(texts, home, "train", fault)) == {"model": unhurt["model"]}
-    record_property("checks", json.dumps(["success", "data identical", "weights identical"]))
+    registered = result(job(texts, home, "register", fault))
+    assert registered == {"registered": unhurt["registered"]}
+    checks = ["success", "data identical", "weights identical", "registered weights identical"]
+    record_property("checks", json.dumps(checks))
 
 
 @pytest.mark.parametrize("wrong", ["truncated", "swapped"])
 def test_row_17_a_stored_object_that_is(texts, unhurt, tmp_path_factory, record_property, wrong):
     home = new_home(texts, tmp_path_factory, f"stored-{wrong}")
-    made = result(job(texts, home, "make"))
-    assert made == without(unhurt, "model")
-    place = {"Bucket": home.name, "Key": f"store/{made['shard']}"}
+    version = result(job(texts, home, "make"))
+    assert version == made(unhurt)
+    place = {"Bucket": home.name, "Key": f"store/{version['shard']}"}
     content = texts.meta.client.get_object(**place)["Body"].read()
     other = content[: len(content) // 2] if wrong == "truncated" else content[::-1]
     texts.meta.client.put_object(**place, Body=other)
     done = job(texts, home, "train")
     assert done.returncode == 2, done.stderr[-5000:]
     line = done.stderr.splitlines()[-1]
-    assert made["shard"] in line
+    assert version["shard"] in line
     assert not (home / "trained/outputs/train").exists()
     record_property("checks", json.dumps([f"one line: {line}", "no model"]))
 
 
-def without(results: dict[str, str], key: str) -> dict[str, str]:
-    return {name: each for name, each in results.items() if name != key}
+def made(results: dict[str, str]) -> dict[str, str]:
+    """Of what came out, the dataset version."""
+    return {name: results[name] for name in ("version", "data", "shard")}

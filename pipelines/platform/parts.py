@@ -54,10 +54,17 @@ def _mlflow_answers(settings: Settings, _: Process) -> bool:
 
 def _ray_answers(settings: Settings, _: Process) -> bool:
     token = settings.ray_token_path.read_text()
-    base = f"http://127.0.0.1:{settings.ray_port}"
+    base = f"http://127.0.0.1:{settings.ray_port}/api/v0"
     # The dashboard answers before there is a node, and a node is there before its agent, which
-    # takes the jobs. This request passes through the agent.
-    return _get(f"{base}/api/v0/logs?node_ip=127.0.0.1&glob=raylet.out", bearer=token) is not None
+    # takes the jobs. The second request passes through the agent. It names the node by its id, as
+    # a node that has died may have had the same address.
+    head = "filter_keys=is_head_node&filter_predicates=%3D&filter_values=true"
+    found = _get_json(f"{base}/nodes?{head}", bearer=token)
+    nodes = found["data"]["result"]["result"] if found else []
+    return any(
+        _get(f"{base}/logs?node_id={each['node_id']}&glob=raylet.out", bearer=token) is not None
+        for each in nodes
+    )
 
 
 def _reconciler_answers(settings: Settings, process: Process) -> bool:
@@ -83,8 +90,8 @@ def reconciled_path(settings: Settings) -> Path:
     return settings.home / "services" / "reconciled"
 
 
-def _get_json(url: str) -> Any:
-    body = _get(url)
+def _get_json(url: str, bearer: str | None = None) -> Any:
+    body = _get(url, bearer)
     return None if body is None else json.loads(body)
 
 

@@ -13,8 +13,9 @@ from typing import Literal
 
 from tests.background_server import in_background
 
-Fault = Literal["none", "500", "timeout", "reset", "truncated", "slow"]
+Fault = Literal["none", "500", "timeout", "reset", "truncated", "slow", "stale"]
 
+Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 _SILENCE_S = 25.0  # longer than any client waits
 _SLOW_S, _SLOW_CHUNK, _CHUNKS_A_SECOND = 5.0, 256, 4  # 1 KB/s, for a while
 _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive"}
@@ -34,6 +35,7 @@ class FaultyProxy(ThreadingHTTPServer):
         self.target = port
         self.fault = fault
         self.hurt: Counter[tuple[str, str]] = Counter()
+        self.lists: dict[str, Answer] = {}  # what the store last said of what it has, by path
         self._lock = threading.Lock()
 
     @property
@@ -45,6 +47,10 @@ class FaultyProxy(ThreadingHTTPServer):
         """What befalls the next request."""
         folders = path.partition("?")[0].strip("/").split("/")[:-1]
         kind = method, "/".join(folders[:2])  # the bucket, and the first folder in it
+        if self.fault == "stale":
+            kind = "LIST", path
+            if path not in self.lists:
+                return "none"
         with self._lock:
             if self.fault == "none" or self.hurt[kind]:
                 return "none"
@@ -75,12 +81,17 @@ class _Handler(BaseHTTPRequestHandler):
                 self._reset()
             case "slow":
                 self._answer(*self._forward(body), slowly=True)
+            case "stale":
+                self._answer(*self.server.lists[self.path])
             case _:
-                self._answer(*self._forward(body))
+                answer = self._forward(body)
+                if self.command == "GET" and "list-type=" in self.path:
+                    self.server.lists[self.path] = answer
+                self._answer(*answer)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve
 
-    def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def _forward(self, body: bytes) -> Answer:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.server.target)) as to:
             to.request(self.command, self.path, body, dict(self.headers))
             answer = to.getresponse()

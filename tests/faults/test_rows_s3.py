@@ -50,6 +50,7 @@ def job(texts, home: Path, action: str, fault: Fault = "none") -> subprocess.Com
             | {
                 "AWS_ENDPOINT_URL": proxy.url,
                 "PENSTOCK_HOME": str(home),
+                "PENSTOCK_SHARD_CACHE": str(home / "shards"),  # the machine's has them already
                 "PENSTOCK_DATASETS_URL": "",
                 "PENSTOCK_DATASETS_REMOTE": f"s3://{bucket}/store",
             },
@@ -84,7 +85,7 @@ def unhurt(texts, tmp_path_factory) -> dict[str, str]:
     return version | result(job(texts, home, "train")) | result(job(texts, home, "register"))
 
 
-@pytest.mark.parametrize("fault", ["500", "timeout", "reset", "truncated", "slow"])
+@pytest.mark.parametrize("fault", ["500", "timeout", "reset", "truncated", "slow", "stale"])
 def test_row_17_the_object_store(texts, unhurt, tmp_path_factory, record_property, fault):
     home = new_home(texts, tmp_path_factory, fault)
     assert result(job(texts, home, "make", fault)) == made(unhurt)

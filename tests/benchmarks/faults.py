@@ -33,7 +33,7 @@ _HEAD = """# Faults that were injected
 
 `penstock bench faults` wrote this table: what was hurt, how that ended, after how many seconds the
 work went on, and at which commit that was last seen. [Runs that survive](orchestration.md) says
-what happens in each case. A row without a commit was last run before commits were noted.
+what happens in each case.
 
 | row | fault | outcome | went on after, s | seen | checked |
 |--:|---|---|---|---|---|
@@ -111,13 +111,21 @@ def _together(runs: tuple[dict[str, Any], ...]) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """What is tested; `-dirty` where it is none."""
-    command = ["git", "describe", "--always", "--dirty"]
-    told = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+    """What is tested; `-dirty` where it is none, whatever benchmarks have recorded."""
+    recorded = [f":!{each}" for each in ("docs/faults.md", "tests/benchmarks/results")]
+    changed = _git("status", "--porcelain", "--", ".", *recorded)
+    return _git("describe", "--always") + "-dirty" * bool(changed)
+
+
+def _git(*command: str) -> str:
+    told = subprocess.run(
+        ["git", *command], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
     return told.stdout.strip()
 
 
-_TEMPORARY = re.compile(r"/\S*/pytest-\S*?/pytest-\d+/[^/\s]*")  # a folder of one test
+# A folder of one test, or a platform's.
+_TEMPORARY = re.compile(r"/\S*/(pytest-\S*?/pytest-\d+/[^/\s]*|penstock test \w+)")
 
 
 def _row(case: ElementTree.Element) -> dict[str, Any]:
@@ -155,9 +163,8 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         *known, told = _cells(row)
-        seen = row["date"]
-        if "commit" in row:
-            seen += f" at {row['commit']}, by seed {' and '.join(map(str, row['seeds']))}"
+        seeds = " and ".join(map(str, row["seeds"]))
+        seen = f"{row['date']} at {row['commit']}, by seed {seeds}"
         lines.append(f"| {' | '.join([*known, seen, told.replace('|', '/')])} |\n")
     return _HEAD + "".join(lines)
 

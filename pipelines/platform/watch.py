@@ -135,7 +135,7 @@ class Watch:
             return
         seen = self._seen if self._seen.runtime == str(runtime) else _Seen()
         processes = [each for each in Supervisor(runtime).processes().values() if each.pid]
-        lost = {each for each in processes if seen.pids.get(each.name, each.pid) != each.pid}
+        lost = [each for each in processes if seen.pids.get(each.name, each.pid) != each.pid]
         for each in lost:
             if each.name not in (*_UNTOLD, *seen.told):
                 entry = service_lost(each.name, seen.pids[each.name], each.pid, "platform")

@@ -71,7 +71,11 @@ class Platform:
 
     settings: Settings
     environment: dict[str, str]  # for a command of the tests
-    runtime: Path
+
+    @property
+    def runtime(self) -> Path:
+        """The folder of its sockets, new with each `penstock up`."""
+        return Path((self.settings.home / "services" / "runtime").read_text())
 
     def penstock(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run the command against this platform."""
@@ -90,10 +94,13 @@ class Platform:
 
 
 @contextmanager
-def running_platform(**variables: str) -> Iterator[Platform]:
-    """Airflow, Ray and MLflow, really up, with variables for `penstock up`."""
+def running_platform(parent: Path | None = None, **variables: str) -> Iterator[Platform]:
+    """Airflow, Ray and MLflow, really up, with variables for `penstock up`.
+
+    Their home is in the system's temporary folder, or in `parent`.
+    """
     with (
-        tempfile.TemporaryDirectory(prefix="penstock test ") as folder,
+        tempfile.TemporaryDirectory(prefix="penstock test ", dir=parent) as folder,
         pytest.MonkeyPatch.context() as patch,
     ):
         home = Path(folder) / "home"
@@ -110,8 +117,9 @@ def running_platform(**variables: str) -> Iterator[Platform]:
         up = subprocess.run([PENSTOCK, "up"], env=environment, capture_output=True, text=True)
         try:
             assert up.returncode == 0, f"{up.stderr}\n{_last_lines(home)}"
-            runtime = Path((home / "services" / "runtime").read_text())
-            yield Platform(settings, environment, runtime)
+            platform = Platform(settings, environment)
+            yield platform
+            runtime = platform.runtime
         finally:
             began = time.monotonic()
             subprocess.run([PENSTOCK, "down"], env=environment, check=True)

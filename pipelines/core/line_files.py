@@ -14,10 +14,15 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def append_line(path: Path, line: str) -> None:
+def append_line(path: Path, line: str, *, durable: bool = False) -> None:
     """Append a line in one write, so that the lines of several processes never mix.
 
     Where a full disk left half a line, the new one begins on a line of its own.
+
+    Args:
+        path: The file, created with its first line.
+        line: The line, without its end.
+        durable: Whether to wait until a power cut would not take the line.
 
     Raises:
         OSError: the disk is full, say; then a part of the line may be there.
@@ -28,6 +33,9 @@ def append_line(path: Path, line: str) -> None:
             file.seek(-1, os.SEEK_END)
             is_torn = file.read(1) != b"\n"
         file.write((b"\n" if is_torn else b"") + f"{line}\n".encode())
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def parse_lines(lines: Iterable[str | bytes], kind: type[T]) -> list[T]:

@@ -81,7 +81,8 @@ def note(workspace: Path, entry: Entry) -> bool:
             entries = read_logbook(workspace)
             if any(entry.key == known.key for known in entries):
                 return False
-            append_line(workspace / LOGBOOK, entry.model_dump_json(exclude_none=True))
+            line = entry.model_dump_json(exclude_none=True)
+            append_line(workspace / LOGBOOK, line, durable=True)
             _publish(workspace, page([*entries, entry]))  # within the lock: the last page is whole
     except (OSError, UserError) as error:
         _log.warning("logbook: %s: %s (%s)", entry.kind, entry.cause, error)

@@ -120,7 +120,7 @@ def _append(workspace: Path, stage: str, event: Event, **values: float) -> None:
     now = {"time": time.time(), "boot": _boot(), "up": time.monotonic()}
     line = _Line.model_validate({"stage": stage, "event": event, **now, **values})
     try:
-        append_line(path, line.model_dump_json(exclude_defaults=True))
+        append_line(path, line.model_dump_json(exclude_defaults=True), durable=True)
     except OSError as error:
         _log.warning("%s: could not write event %s of stage %s: %s", path, event, stage, error)
 

@@ -12,6 +12,7 @@ entry is looked up and written under its stage's lock, and `penstock gc` waits f
 
 import fcntl
 import logging
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, chdir, contextmanager, suppress
@@ -54,7 +55,7 @@ def restore(workspace: Path, stage: str) -> bool:
             return False
         shutil.rmtree(output_folder(workspace, stage), ignore_errors=True)
         cached.checkout(force=True)
-        repo.commit(stage, force=True)
+        _commit(repo, stage)
         return True
 
 
@@ -72,6 +73,7 @@ def _restore_kept(workspace: Path, stage: str, told: Mapping[str, Any]) -> None:
         named.save(run_cache=False)
         named.commit()
         named.dump(update_pipeline=False)
+        os.sync()
 
 
 def kept(workspace: Path) -> dict[str, Any]:
@@ -86,7 +88,13 @@ def commit(workspace: Path, stage: str) -> None:
     if _always_changes(workspace, stage):
         return
     with _open(workspace) as repo, locked(_folder(repo), stage, exclusive=True):
-        repo.commit(stage, force=True)
+        _commit(repo, stage)
+
+
+def _commit(repo: "Repo", stage: str) -> None:
+    """Record a stage's outputs; a power cut leaves no `dvc.lock` that is empty, nor an output."""
+    repo.commit(stage, force=True)
+    os.sync()
 
 
 def forecast(workspace: Path) -> dict[str, bool | None]:
@@ -254,7 +262,8 @@ def unneeded(cache: Path, workspaces: Iterable[Path], older_than: float) -> list
     named = {oid for workspace in workspaces for oid in _held_by(workspace)}
     entries = []
     for path in sorted(cache.glob(_ENTRIES)):
-        torn = path.name.startswith(".")  # the process that wrote it was killed
+        # The process that wrote it was killed, or a power cut took the content.
+        torn = path.name.startswith(".") or not path.stat().st_size
         outputs = set() if torn else set(_hashes(_yaml(path)["outs"]))
         if path.stat().st_mtime < older_than and (torn or not outputs <= named):
             entries.append(path)
@@ -286,7 +295,7 @@ def _held_by(workspace: Path) -> Iterator[str]:
     for told in kept(workspace).values():
         yield from _hashes(told["entry"]["outs"])
     lock = workspace / "dvc.lock"
-    if lock.is_file():
+    if lock.is_file() and lock.stat().st_size:  # a power cut may have emptied it
         for stage in _yaml(lock)["stages"].values():
             yield from _hashes([*stage.get("deps", []), *stage.get("outs", [])])
 

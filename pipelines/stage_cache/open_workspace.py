@@ -20,7 +20,14 @@ from pipelines.core.product import (
     product_state,
     recipes_folder,
 )
-from pipelines.core.storage import folder_hash, fresh_folder, md5, write_json, write_text
+from pipelines.core.storage import (
+    folder_hash,
+    fresh_folder,
+    md5,
+    sync_folder,
+    write_json,
+    write_text,
+)
 from pipelines.recipe.bias_templates import load_bias_templates
 from pipelines.recipe.evaluation_section import Bias
 from pipelines.recipe.recipe import Recipe
@@ -81,6 +88,8 @@ def open_workspace(
             recipe_fingerprint=recipe.fingerprint(),
             product=product_state(),
         ).write(folder)
+        os.sync()  # a power cut must not leave a workspace whose files are empty
+    sync_folder(workspace, RUN_FILE)
     return workspace
 
 

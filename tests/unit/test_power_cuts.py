@@ -7,12 +7,17 @@ import os
 
 import pytest
 
+from pipelines.core.settings import PROJECT
 from pipelines.core.storage import md5, write_text
 from pipelines.datasets import versions
 from pipelines.datasets.dataset_publishing import make
+from pipelines.recipe.recipe_files import load_recipe
 from pipelines.registry import registry
 from pipelines.registry.registration import register
+from pipelines.run.logbook import Entry, note, read_logbook
 from pipelines.run.records import PreprocessRecord, output_folder
+from pipelines.run.usage import metered, usage_of
+from pipelines.stage_cache.open_workspace import open_workspace
 from pipelines.tracking.tracked_run import MODEL_HASH_TAG
 from tests.image_disk import image_disk
 from tests.unit.datasets.dataset_workspace import make_workspace
@@ -22,7 +27,7 @@ TEXT = "the words of a run\n" * 5000
 
 @pytest.fixture
 def disk(tmp_path):
-    with image_disk(tmp_path, 64) as disk:
+    with image_disk(tmp_path, 256) as disk:
         yield disk
 
 
@@ -32,6 +37,21 @@ def workspace(disk, monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PENSTOCK_HOME", str(disk.place / "home"))
     return make_workspace(disk.place / "run", TEXT)
+
+
+def test_an_opened_workspace_has_all_files_and_what_was_told_of_its_run(disk):
+    recipe = load_recipe("debug")
+    run = open_workspace(PROJECT, disk.place / "home", "run", recipe, {"kind": "none"})
+    files = {path: md5(path) for path in run.rglob("*") if path.is_file()}
+    entry = Entry(kind="start", key="start", stage="train", cause="a test", done="begins")
+    note(run, entry)
+    with metered(run, "train"):
+        pass
+    disk.lose_power()
+    disk.power_up()
+    assert {path: md5(path) for path in files} == files
+    assert read_logbook(run) == [entry]
+    assert usage_of(run, "train").endings == 1
 
 
 def test_a_stage_that_has_its_record_has_its_outputs(disk, workspace):

@@ -74,11 +74,18 @@ def test_a_young_result_keeps_the_old_objects_that_it_shares(project, cache):
     assert [run_stage(third, stage) for stage in ("first", "second")] == [False, True]
 
 
-def test_the_torn_entry_of_a_killed_writer_goes_once_it_is_old(project, cache):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param(".torn.tmp", "outs: [", id="a killed writer"),
+        pytest.param("emptied", "", id="a power cut"),
+    ],
+)
+def test_a_torn_entry_goes_once_it_is_old(project, cache, name, content):
     run_stage(open_run(project, "one"), "first")
     (entry,) = cache.glob("runs/*/*/*")
-    torn = entry.with_name(".torn.tmp")
-    torn.write_text("outs: [")
+    torn = entry.with_name(name)
+    torn.write_text(content)
     assert forget(cache) == 0
     age(cache)
     forget(cache)

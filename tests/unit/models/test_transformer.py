@@ -87,7 +87,8 @@ def test_sequences_give_the_loss_and_gradients_of_masks(kind: dict) -> None:
             assert varlen_on_cpu.calls[name] - count == (0 if most is None else TINY.layers)
         found.append([loss, *(each.grad for each in model.parameters())])
     for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs)
+        # Large terms that nearly cancel each other are added up in another order.
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
 
 
 def test_the_seed_alone_gives_the_weights() -> None:

@@ -2,10 +2,11 @@
 
 `penstock` is the train job as Airflow submits it: Ray Train, points sent to an MLflow server, the
 node's load recorded, a checkpoint every 50 steps. `alone` is the same Trainer by `torchrun`'s door,
-with neither; it writes its last checkpoint only. One process with one thread each, so that Ray's
-and MLflow's own processes have another core. Both count from their progress file, and so with all
-that happens between two steps. The first half, in which MLflow's client is imported beside the
-steps, once a run and for a second or two, counts as starting up.
+with neither; it writes its last checkpoint only. `beside Ray` is `alone` while a Ray is up that has
+nothing to do. One process with one thread each, so that Ray's and MLflow's own processes have
+another core. All count from their progress file, and so with all that happens between two steps.
+The first half, in which MLflow's client is imported beside the steps, once a run and for a second
+or two, counts as starting up.
 """
 
 import socket
@@ -87,15 +88,20 @@ BENCHMARK = Benchmark(
         Contender(
             "penstock",
             "platform_job",
-            options={"module": "ray_jobs.train", "checkpoint_every": 50},
+            options={"module": "ray_jobs.train", "ray": True, "checkpoint_every": 50},
         ),
         Contender(
             "alone",
             "platform_job",
-            options={"module": "pipelines.training", "checkpoint_every": 100_000},
+            options={"module": "pipelines.training", "ray": False, "checkpoint_every": 100_000},
+        ),
+        Contender(
+            "beside Ray",
+            "platform_job",
+            options={"module": "pipelines.training", "ray": True, "checkpoint_every": 100_000},
         ),
     ],
-    demands=[Demand(over="alone", ratio=0.97)],
+    demands=[Demand(over="alone", ratio=0.97), Demand(over="beside Ray", ratio=0.97)],
     make_data=make_data,
     service=mlflow_server,
     warm_up=0,  # each round is a process of its own

@@ -12,7 +12,7 @@ from tests.benchmarks.contender import Round, serve
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Round:
-    workspace = folder / f"workspace-{options['module']}"
+    workspace = folder / f"workspace-{options['module']}-{options['ray']}"
     environment = {
         **os.environ,
         "PENSTOCK_HOME": str(folder / "home"),
@@ -20,7 +20,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
         "OMP_NUM_THREADS": str(options["threads"]),
         "RAY_ADDRESS": "local",
     }
-    own_ray = "import ray; ray.init()\n" if options["module"].startswith("ray_jobs.") else ""
+    own_ray = "import ray; ray.init()\n" if options["ray"] else ""
     run = f"{own_ray}import runpy; runpy.run_module({options['module']!r}, run_name='__main__')"
     command = [sys.executable, "-c", run, "--recipe", str(folder / "recipe.yaml")]
     command += ["--workspace", str(workspace)]

@@ -2,7 +2,7 @@
 # Half of the time of an import is its compilation, which tests would repeat in each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env bench-env demo down check audit dist test-fast test test-fuzz test-install test-parity test-faults test-infra test-serving gpu-acceptance clean
+.PHONY: help env bench-env demo down check audit dist test-fast test test-long test-fuzz test-install test-parity test-faults test-infra test-serving gpu-acceptance clean
 
 help:
 	@echo "make env    the virtual environment .venv, from requirements.lock"
@@ -13,7 +13,8 @@ help:
 	@echo "make audit  known vulnerabilities of the packages in requirements.lock, according to OSV"
 	@echo "make dist   Penstock as a wheel, in dist/, for projects that \`penstock init\` made"
 	@echo "make test-fast  the tests that need no service and little time: two of three, in a minute and a half"
-	@echo "make test   the tests"
+	@echo "make test   the tests, but those below"
+	@echo "make test-long  the tests that take half a minute or more each, in a quarter of an hour"
 	@echo "make test-fuzz  10,000 spoiled files and answers for all that reads them, in some minutes"
 	@echo "make test-install  Penstock as a wheel: a team's project with a platform of its own, each extra alone"
 	@echo "make test-parity  check that many processes train the same model as a single one"
@@ -59,6 +60,10 @@ SHARED = tests/e2e tests/platform tests/faults tests/distributed tests/integrati
 # One of three processes has the platform, whose tests wait for much; the others fill two cores.
 test: env bench-env
 	OMP_NUM_THREADS=1 .venv/bin/pytest -n 3 --no-loadscope-reorder $(SHARED) tests/architecture tests/golden tests/unit
+
+# Half a minute or more each, all cases of a test together.
+test-long: env bench-env
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 3 --no-loadscope-reorder -m "long and not parity" $(SHARED) tests/unit
 
 test-fuzz: env
 	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 -q -m fuzz tests/unit/fuzz

@@ -80,6 +80,7 @@ def alone(pairs: tuple[Path, Split], tmp_path_factory: pytest.TempPathFactory) -
     return lambda case: of(tuple(case.preference.items()), tuple(case.train.items()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", marked(CASES))
 def test_pairs_teach_what_they_teach_one_process(
     case: Case,

@@ -133,6 +133,7 @@ def no_triggerer(platform):
         supervisor.start("triggerer")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_what_a_user_decides_about_a_deferred_task(platform, no_triggerer):
     # So much data that no job is done before the user has decided.

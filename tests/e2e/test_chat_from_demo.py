@@ -16,6 +16,8 @@ import pytest
 from pipelines.core.machine import free_port
 from tests.conftest import PENSTOCK
 
+pytestmark = pytest.mark.long
+
 MODEL = "penstock-chat"
 # A model of one million parameters may have nothing to say to one of them on one machine's CPU.
 NAMES = ["json.loads", "os.path.join", "str.split", "math.sqrt", "random.shuffle", "shutil.copy"]

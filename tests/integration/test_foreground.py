@@ -39,6 +39,7 @@ def test_a_stage_needs_the_ones_before_it(stage):
     assert stage("no-such").returncode == 2
 
 
+@pytest.mark.long
 def test_the_stages_run_one_after_another(stage):
     for name in ("preprocess", "validate", "train", "evaluate"):
         done = stage(name)

@@ -124,6 +124,7 @@ def clear(ada: AirflowApi, run: str, _: str) -> httpx.Response:
     return ada._client.post("/api/v2/dags/own/clearTaskInstances", json=asked)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("act", "what"), [(mark, "failed"), (mark, "success"), (clear, "cleared")])
 def test_a_job_ends_with_its_task_and_not_before(
     act: Callable[..., httpx.Response], what: str, ada, ray, reconciler, site

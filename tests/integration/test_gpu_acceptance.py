@@ -89,6 +89,7 @@ def until(happened: "Iterator[bool]") -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(PATIENCE)
 def test_a_killed_acceptance_goes_on_and_ends_well(bare: Path, tmp_path: Path) -> None:
     before = results(RESULTS)

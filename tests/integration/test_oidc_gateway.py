@@ -133,6 +133,7 @@ def asks(url: str, token: str | None = None, how: str = "GET", **more: Any) -> h
         return http.request(how, url, headers=headers | more.pop("headers", {}), **more)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_users_group_is_their_right_in_mlflow(mlflow: str, provider: str, password: str) -> None:
     url = f"{mlflow}/{API}"

@@ -73,6 +73,7 @@ def asks(browser: httpx.Client, airflow: str, what: str) -> int:
     return browser.get(f"{airflow}/api/v2/{what}", headers=headers).status_code
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_users_group_is_their_role(airflow: str) -> None:
     anna, ben, eve = (log_in(airflow, name) for name in USERS)

@@ -51,6 +51,7 @@ def history(workspace: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.long
 def test_fewer_processes_go_on_with_the_same_batches(tmp_path: Path) -> None:
     whole = train(1, tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr

@@ -25,7 +25,7 @@ BRIEF = (
     "evaluate.sample_tokens=0",
 )
 
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,7 @@ def test_any_batch_and_length(kind: str, folders: dict[str, Path], registered: P
     is_the_model(folders[kind] / FILES[kind], registered)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

@@ -72,6 +72,7 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         yield found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("part", "folder"), MAY, ids="-".join)
 def test_a_part_can_do_what_it_may_and_no_more(
     part: str, folder: str, clients: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -208,6 +208,7 @@ def test_a_broken_recipe_is_one_import_error_and_the_others_go_on(project):
 SCHEDULE = '{cron: "0 3 * * *", dataset: d, refresh: "0 2 * * *"}'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", ["llm_pipeline.py", "data_refresh.py"])
 def test_two_hundred_recipes_cost_at_most_a_second_more_than_one(project, file):
     write(project, "r0", SCHEDULE)

@@ -34,6 +34,7 @@ def fake_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fake_processes")
 @pytest.mark.parametrize(
     ("parallel", "train"),

@@ -82,6 +82,7 @@ def test_every_preset_s_state_is_what_torch_counts(name: str) -> None:
     assert state.optimizer == pytest.approx(sum(each.nbytes for each in moments), rel=WITHIN / 1e6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shape", "recipe"),
     [

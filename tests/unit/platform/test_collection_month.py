@@ -44,6 +44,7 @@ def content(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files}
 
 
+@pytest.mark.long
 def test_a_month_of_runs_and_collections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project, home = make_project(tmp_path), tmp_path / "home"
     monkeypatch.setenv("PENSTOCK_HOME", str(home))

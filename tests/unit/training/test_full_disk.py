@@ -52,6 +52,7 @@ def slow(run: Any, full: threading.Event, between: range) -> Noted:
     return noted
 
 
+@pytest.mark.long
 def test_training_goes_on_and_saves_as_soon_as_there_is_room(
     start: Callable, full: threading.Event, tmp_path: Path
 ) -> None:

@@ -329,6 +329,7 @@ def write_key(workspace: Path, asked: Recipe, code: str = "1") -> None:
     write_json(workspace / CODE_FILE, {"preprocess": {"functions": code, "packages": "1"}})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("task", "blocks"), [("extract", 3), ("select", 0), ("tokenize", 1), ("assemble", 1)]
 )

@@ -184,6 +184,7 @@ def no_death_costs_more(start: Callable[..., Run], tmp_path: Path, every: int) -
     assert every_point(one) > 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [1, 2])
 def test_no_death_costs_more_than_a_step_or_twice_as_many_as_between_copies(
     start: Callable[..., Run], tmp_path: Path, every: int
@@ -191,6 +192,7 @@ def test_no_death_costs_more_than_a_step_or_twice_as_many_as_between_copies(
     no_death_costs_more(start, tmp_path, every)
 
 
+@pytest.mark.long
 def test_a_file_that_goes_before_the_next_is_there_is_caught(
     start: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.training.dry_run.dry_run._rank", forked_rank)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
 def test_a_layout(name: str) -> None:
     check(QUICK[name])

@@ -30,6 +30,8 @@ from pipelines.platform.environment import platform_environment
 from pipelines.platform.secrets import ensure_secrets
 from tests.integration.ray_cluster import ray_cluster
 
+pytestmark = pytest.mark.long
+
 OIDC = PROJECT / "infra" / "kubernetes" / "oidc"
 OURS = ["penstock-admins", "penstock-users"]
 USERS: dict[str, dict[str, Any]] = {
@@ -133,7 +135,6 @@ def asks(url: str, token: str | None = None, how: str = "GET", **more: Any) -> h
         return http.request(how, url, headers=headers | more.pop("headers", {}), **more)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_users_group_is_their_right_in_mlflow(mlflow: str, provider: str, password: str) -> None:
     url = f"{mlflow}/{API}"

@@ -25,6 +25,8 @@ from pipelines.platform.secrets import ensure_secrets
 from pipelines.tracking.mlflow_client import open_client
 from tests.postgres_server import PostgresServer, postgres_server
 
+pytestmark = pytest.mark.long
+
 FAB = "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"
 IMAGES = PROJECT / "infra" / "images"
 PASSWORD = secrets.token_urlsafe()

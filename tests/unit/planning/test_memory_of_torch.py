@@ -18,6 +18,8 @@ from tests.compiling import needs_a_linker
 from tests.settled import FP32
 from tests.unit.planning.training_step import peak_bytes, reported, training_of
 
+pytestmark = pytest.mark.long
+
 WITHIN = 0.1
 # The smallest of which a tenth is more than the tensors that no formula names.
 SIZES = {"width": 256, "heads": 8, "context_length": 128}
@@ -82,7 +84,6 @@ def test_every_preset_s_state_is_what_torch_counts(name: str) -> None:
     assert state.optimizer == pytest.approx(sum(each.nbytes for each in moments), rel=WITHIN / 1e6)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("shape", "recipe"),
     [

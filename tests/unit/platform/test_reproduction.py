@@ -27,6 +27,8 @@ from pipelines.stages.train import train_stage
 from pipelines.tracking.tracked_run import MODEL_HASH_TAG
 from tests.unit.stage_cache.cached_project import git, make_project
 
+pytestmark = pytest.mark.long
+
 SMALL = ("train.steps=6", "train.warmup_steps=0", "data.source.kind=files", "resources.workers=1")
 SIZED = (
     "evaluate.budget_gb=1",
@@ -84,7 +86,6 @@ def registered(prepare, add):
     return partial(add, recipe, folder)
 
 
-@pytest.mark.long
 def test_the_weights_and_the_form_of_them_that_is_served_come_out_equal_byte_for_byte(
     prepare, add, text, home
 ):
@@ -170,7 +171,6 @@ def test_a_workspace_at_another_commit_has_its_code_and_diff(tmp_path):
     assert (workspace / PATCH_FILE).read_bytes() == state[1]
 
 
-@pytest.mark.long
 def test_over_two_processes_to_the_step_that_the_clock_had_chosen(prepare, add):
     limited = ("train.max_seconds=0.001", "train.lr_schedule=wsd")
     recipe, folder = prepare("two", "resources.workers=2", "parallel.sharding=full", *limited)

@@ -47,7 +47,14 @@ def restore(workspace: Path, stage: str) -> bool:
         return False
     if told := kept(workspace).get(stage):
         _restore_kept(workspace, stage, told)
-        return True
+    elif not _restore_found(workspace, stage):
+        return False
+    os.sync()  # holds no lock that others need; a power cut then leaves no empty file
+    return True
+
+
+def _restore_found(workspace: Path, stage: str) -> bool:
+    """Check out what the cache has for the stage's key; return False if that is nothing sound."""
     with _open(workspace) as repo:
         with locked(_folder(repo), stage, exclusive=False):
             cached = _lookup(repo, stage)
@@ -55,7 +62,7 @@ def restore(workspace: Path, stage: str) -> bool:
             return False
         shutil.rmtree(output_folder(workspace, stage), ignore_errors=True)
         cached.checkout(force=True)
-        _commit(repo, stage)
+        repo.commit(stage, force=True)
         return True
 
 
@@ -73,7 +80,6 @@ def _restore_kept(workspace: Path, stage: str, told: Mapping[str, Any]) -> None:
         named.save(run_cache=False)
         named.commit()
         named.dump(update_pipeline=False)
-        os.sync()
 
 
 def kept(workspace: Path) -> dict[str, Any]:
@@ -88,13 +94,8 @@ def commit(workspace: Path, stage: str) -> None:
     if _always_changes(workspace, stage):
         return
     with _open(workspace) as repo, locked(_folder(repo), stage, exclusive=True):
-        _commit(repo, stage)
-
-
-def _commit(repo: "Repo", stage: str) -> None:
-    """Record a stage's outputs; a power cut leaves no `dvc.lock` that is empty, nor an output."""
-    repo.commit(stage, force=True)
-    os.sync()
+        repo.commit(stage, force=True)
+    os.sync()  # as in `restore`
 
 
 def forecast(workspace: Path) -> dict[str, bool | None]:

@@ -100,8 +100,16 @@ class Watchdog(Hook):
         path.unlink(missing_ok=True)  # a process that is done must not look stalled
 
     def _watch(self) -> None:
+        failed = False
         while not self._over.wait(self._seconds / _LOOKS):
-            still = self._read_heartbeats(time.monotonic())
+            try:
+                still = self._read_heartbeats(time.monotonic())
+                failed = False
+            except OSError as error:
+                if not failed:  # it watches again as soon as it can
+                    _log.warning("the processes' progress can't be read: %s", error)
+                failed = True
+                continue
             if still and not self._warned.issuperset(still):
                 self._warn(list(still.values()))
             self._warned = set(still)

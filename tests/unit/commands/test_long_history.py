@@ -1,8 +1,8 @@
 """What 1,000 runs cost a command more than ten do: it is used every day, and by people who wait."""
 
-import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,7 +106,6 @@ def test_the_collections_time_grows_with_the_runs_and_no_faster(homes, monkeypat
 
 
 def timed(work: Callable[[], object]) -> float:
-    before = os.times()
+    before = time.process_time()  # os.times() knows hundredths only, which is what ten runs take
     work()
-    after = os.times()
-    return after.user + after.system - before.user - before.system
+    return time.process_time() - before

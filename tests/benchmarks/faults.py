@@ -1,9 +1,9 @@
 """The kill matrix as a table: what was hurt, whether the run ended as it must, how soon it went on.
 
 Each row runs twice, in a random order and hurt at random moments; `SEED=7 penstock bench faults`
-does it once, as the seed 7 has it. `ROW=row_04` runs some of the rows; their lines replace those
-that the results file has of them. `make test-faults` runs the same rows, in order. The table is
-in docs/faults.md, too.
+does it once, as the seed 7 has it. `ROW=row_04` runs some of the rows. What is kept after each
+seed joins the lines that the results file has of the same rows and code, and replaces those of
+other code. `make test-faults` runs the same rows, in order. The table is in docs/faults.md, too.
 """
 
 import json
@@ -27,6 +27,7 @@ from tests.benchmarks.harness import PROJECT
 from tests.faults.pipeline_run import SEED
 
 ROW = "ROW"  # as in the Makefile
+_DIRTY = "-dirty"
 TIMES = 2  # each row runs so often, with a seed of its own
 PAGE = PROJECT / "docs" / "faults.md"
 _HEAD = """# Faults that were injected
@@ -45,26 +46,22 @@ def main(results: Path, device: dict[str, Any], *, as_json: bool) -> int:
     given = os.environ.get(SEED)
     seeds = [int(given)] if given else [secrets.randbelow(10**6) for _ in range(TIMES)]
     which = os.environ.get(ROW, "row")
-    rows = [
-        _together(each) for each in zip(*(run_rows(which, seed) for seed in seeds), strict=True)
-    ]
     path = results / "faults.json"
-    kept = read_json(path)["rows"] if path.is_file() else []
-    names = {row["test"] for row in rows}
-    every = sorted([row for row in kept if row["test"] not in names] + rows, key=_order)
-    result = {
-        "benchmark": "faults",
-        "command": "penstock bench faults",
-        "device": device,
-        "rows": every,
-    }
-    write_json(path, result)
-    write_text(PAGE, page(every))
+    result: dict[str, Any] = {"benchmark": "faults", "command": "penstock bench faults"}
+    rows, failed = [], False
+    for seed in seeds:
+        kept = {row["test"]: row for row in (read_json(path)["rows"] if path.is_file() else [])}
+        rows = [_with_kept(row, kept.get(row["test"])) for row in run_rows(which, seed)]
+        every = sorted((kept | {row["test"]: row for row in rows}).values(), key=_order)
+        result |= {"device": device, "rows": every}
+        write_json(path, result)
+        write_text(PAGE, page(every))
+        failed |= not all(row["outcome"] in ("passed", "skipped") for row in rows)
     if as_json:
         sys.stdout.write(json.dumps(result) + "\n")
     else:
         Console().print(_table(rows))
-    return 0 if all(row["outcome"] in ("passed", "skipped") for row in rows) else 1
+    return int(failed)
 
 
 def run_rows(which: str, seed: int) -> list[dict[str, Any]]:
@@ -102,19 +99,20 @@ def _in_order(command: list[str], which: str, seed: int) -> list[str]:
     return [each for file in shuffled for each in order.sample(files[file], len(files[file]))]
 
 
-def _together(runs: tuple[dict[str, Any], ...]) -> dict[str, Any]:
-    """One line for the runs of a row: it passed if all did."""
-    worst = next((each for each in runs if each["outcome"] != "passed"), runs[0])
-    seeds = [seed for each in runs for seed in each["seeds"]]
-    recovered = [seconds for each in runs for seconds in each["recovered_s"]]
-    return worst | {"seeds": seeds, "recovered_s": recovered}
+def _with_kept(row: dict[str, Any], kept: dict[str, Any] | None) -> dict[str, Any]:
+    """One line for the runs of a row by other seeds, of the same code: it passed if all did."""
+    same = kept is not None and kept["commit"] == row["commit"] and _DIRTY not in row["commit"]
+    if kept is None or not same or row["seeds"][0] in kept["seeds"]:
+        return row
+    worst = row if kept["outcome"] == "passed" else kept
+    return worst | {each: kept[each] + row[each] for each in ("seeds", "recovered_s")}
 
 
 def _commit() -> str:
-    """What is tested; `-dirty` where it is none, whatever benchmarks have recorded."""
-    recorded = [f":!{each}" for each in ("docs/faults.md", "tests/benchmarks/results")]
-    changed = _git("status", "--porcelain", "--", ".", *recorded)
-    return _git("describe", "--always") + "-dirty" * bool(changed)
+    """The last commit that changed more than records; `-dirty` where what is tested is none."""
+    rest = [".", *(f":!{each}" for each in ("docs/faults.md", "tests/benchmarks/results"))]
+    changed = _git("status", "--porcelain", "--", *rest)
+    return _git("log", "-1", "--format=%h", "--", *rest) + _DIRTY * bool(changed)
 
 
 def _git(*command: str) -> str:

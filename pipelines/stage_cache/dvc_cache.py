@@ -21,8 +21,6 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from pipelines.core.errors import UserError
 from pipelines.core.storage import md5, read_json, read_text
 from pipelines.recipe.recipe_files import parse_yaml
@@ -142,8 +140,7 @@ def shares_blocks(workspaces: Path, cache: Path) -> bool:
 
 def stages(workspace: Path) -> dict[str, dict[str, Any]]:
     """Return each stage's section of `dvc.yaml`, in the order of the file."""
-    found: dict[str, dict[str, Any]]
-    found = yaml.safe_load((workspace / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    found: dict[str, dict[str, Any]] = _yaml(workspace / "dvc.yaml")["stages"]
     return found
 
 

@@ -10,6 +10,7 @@ what had changed; a model's lineage records it, too.
 """
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ import yaml
 
 from pipelines.core.errors import UserError
 from pipelines.core.storage import md5, read_json, write_json
-from pipelines.recipe.recipe_files import get_dotted
+from pipelines.recipe.recipe_files import get_dotted, parse_yaml
 from pipelines.run.records import KEPT_FILE, RUN_FILE
 from pipelines.run.usage import usage_of
 from pipelines.run.workspace import Run
@@ -125,23 +126,25 @@ def _why_it_runs(
 def earlier_run(workspace: Path, runs: Path, stage: str) -> Path | None:
     """Return the workspace of the earlier run to compare with, in which the stage is done."""
     name, began = recipe_name(workspace), (workspace / RUN_FILE).stat().st_mtime
-    earlier = [
-        lock.parent
-        for lock in runs.glob("*/dvc.lock")
-        if lock.parent != workspace
-        and (lock.parent / RUN_FILE).stat().st_mtime < began
-        and f"\n  {stage}:\n" in lock.read_text(encoding="utf-8")
+    ages = [
+        ((lock.parent / RUN_FILE).stat().st_mtime, lock.parent) for lock in runs.glob("*/dvc.lock")
     ]
-    ranked = [
-        (recipe_name(each) == name, (each / RUN_FILE).stat().st_mtime, each) for each in earlier
-    ]
-    return max(ranked)[-1] if ranked else None
+    newest: Path | None = None
+    for age, each in sorted(ages, reverse=True):  # of thousands of runs a few are read
+        if age >= began or each == workspace:
+            continue
+        if f"\n  {stage}:\n" in (each / "dvc.lock").read_text(encoding="utf-8"):
+            if recipe_name(each) == name:
+                return each
+            newest = newest or each
+    return newest
 
 
 def recipe_name(workspace: Path) -> str | None:
-    """Return the name of a run's recipe."""
-    recipe = yaml.safe_load((workspace / "params.yaml").read_text(encoding="utf-8"))
-    name: str | None = recipe.get("name")
+    """Return the name of a run's recipe, of which nothing else is parsed: a home has many runs."""
+    text = (workspace / "params.yaml").read_text(encoding="utf-8")
+    line = re.search(r"^name:.*$", text, re.MULTILINE)  # keys further in are indented
+    name: str | None = line and parse_yaml(line[0], "params.yaml")["name"]
     return name
 
 

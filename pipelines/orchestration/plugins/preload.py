@@ -13,10 +13,17 @@ PARENTS = ("scheduler", "dag-processor")
 MODULES = (
     "airflow.providers.standard.hooks.subprocess",
     "airflow.providers.standard.operators.hitl",
+    "dvc.data_cloud",
+    "dvc.dvcfile",
     "dvc.repo",
+    "dvc.rwlock",
     "dvc.stage.cache",
     "httpx",
+    "model_signing.signing",
     "numpy",
+    "phonenumbers",
+    "ruamel.yaml",
+    "scmrepo.git",
     "tenacity",
 )
 

@@ -109,8 +109,8 @@ def _with_kept(row: dict[str, Any], kept: dict[str, Any] | None) -> dict[str, An
 
 
 def _commit() -> str:
-    """The last commit that changed more than records; `-dirty` where what is tested is none."""
-    rest = [".", *(f":!{each}" for each in ("docs/faults.md", "tests/benchmarks/results"))]
+    """The last that changed more than texts and records; `-dirty` where what is tested is none."""
+    rest = [".", ":!*.md", ":!tests/benchmarks/results"]
     changed = _git("status", "--porcelain", "--", *rest)
     return _git("log", "-1", "--format=%h", "--", *rest) + _DIRTY * bool(changed)
 

@@ -87,16 +87,22 @@ def read_object(path: Path) -> dict[str, Any]:
 def sync_folder(folder: Path, files: str = "*") -> None:
     """Wait until a power cut would take none of a folder's files, nor the folder itself."""
     for path in (*folder.rglob(files), folder, folder.parent):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
 def fresh_folder(path: Path, made_in: Path | None = None) -> Iterator[Path]:
     """Yield a temporary folder that replaces `path` if the block ends without an error.
+
+    Once that is done, a power cut takes none of its files.
 
     Args:
         path: The folder to replace or to create.
@@ -108,10 +114,12 @@ def fresh_folder(path: Path, made_in: Path | None = None) -> Iterator[Path]:
     temporary.chmod(0o755)
     try:
         yield temporary
+        os.sync()  # in one go, which for many files is faster than one by one
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             shutil.rmtree(path)
         temporary.replace(path)
+        _sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -15,7 +15,6 @@ Paths of the home are in Airflow's and MLflow's tables, so it is restored where 
 
 import hashlib
 import io
-import os
 import shutil
 import sqlite3
 import subprocess
@@ -102,7 +101,6 @@ def back_up(settings: Settings, to: Path, passphrase: str, meter: ProgressMeter)
         facts = {"home": str(home), "made": datetime.now(UTC), "files": made}
         manifest = _Manifest(**facts, **Versions.installed().model_dump())
         write_json(folder / _MANIFEST, manifest.model_dump(mode="json", exclude_none=True))
-        os.sync()  # what is told to be saved is there after a power cut, too
     return manifest.bytes
 
 

@@ -24,7 +24,6 @@ from pipelines.core.storage import (
     folder_hash,
     fresh_folder,
     md5,
-    sync_folder,
     write_json,
     write_text,
 )
@@ -88,8 +87,6 @@ def open_workspace(
             recipe_fingerprint=recipe.fingerprint(),
             product=product_state(),
         ).write(folder)
-        os.sync()  # a power cut must not leave a workspace whose files are empty
-    sync_folder(workspace, RUN_FILE)
     return workspace
 
 

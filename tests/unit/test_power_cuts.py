@@ -8,7 +8,7 @@ import os
 import pytest
 
 from pipelines.core.settings import PROJECT
-from pipelines.core.storage import md5, write_text
+from pipelines.core.storage import fresh_folder, md5, write_text
 from pipelines.datasets import versions
 from pipelines.datasets.dataset_publishing import make
 from pipelines.recipe.recipe_files import load_recipe
@@ -52,6 +52,17 @@ def test_an_opened_workspace_has_all_files_and_what_was_told_of_its_run(disk):
     assert {path: md5(path) for path in files} == files
     assert read_logbook(run) == [entry]
     assert usage_of(run, "train").endings == 1
+
+
+def test_a_folder_that_took_its_place_is_whole(disk):
+    place = disk.place / "folders" / "made"
+    with fresh_folder(place) as folder:
+        (folder / "inside").mkdir()
+        (folder / "inside" / "text").write_text(TEXT)
+    disk.lose_power()
+    disk.power_up()
+    assert (place / "inside" / "text").read_text() == TEXT
+    assert list(place.parent.iterdir()) == [place]
 
 
 def test_a_stage_that_has_its_record_has_its_outputs(disk, workspace):

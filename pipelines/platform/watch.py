@@ -105,13 +105,16 @@ class Watch:
         if abs(by) < _SET_S:
             return
         self._asked = min(self._asked, time.time() - _SET_S)
-        how = "put on" if by > 0 else "set back"
+        how, done = "put on", "the run continued"
+        if by < 0:
+            how = "set back"
+            done += "; its next task waits until the clock of Airflow is past the run's start"
         entry = Entry(
             kind="clock",
             key=f"clock of {socket.gethostname()} {time.monotonic():.0f}",
             stage="platform",
             cause=f"that of {socket.gethostname()} was {how} by {duration(abs(by))}",
-            done="the run continued",
+            done=done,
         )
         for workspace in {*self._seen.workspaces, *self._begun()}:
             note(workspace, entry)

@@ -26,6 +26,7 @@ OLDER = {
     "mlflow-tracing": "==3.16.1",
     "aiosqlite": "",  # whatever goes with them
 }
+pytestmark = pytest.mark.timeout(3000)
 MODELS = ("models", "list", "--json")
 NEWER = Path(sys.prefix) / "bin" / "penstock"
 

@@ -10,8 +10,9 @@ from pipelines.platform import dag_runs
 from pipelines.recipe.recipe_files import load_recipe
 from pipelines.run.records import stage_names
 from tests.benchmarks.contender import Round, serve
-from tests.benchmarks.contenders.dag_nothing import DAG as NOTHING
 from tests.benchmarks.local_platform import connect, seconds_of_run, wait_for_run
+
+NOTHING = "nothing"  # the DAG of stock tasks
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Round:

@@ -1,14 +1,33 @@
 """What `penstock bench` compares the pipeline with, on the same Airflow."""
 
 from airflow.providers.standard.operators.python import PythonOperator
+from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, Param, chain
 
 from pipelines.orchestration.ray_job import RayJobOperator
 from pipelines.run.records import stage_names
+from pipelines.stages.stage import Resources, find_stage
+
+WAIT_S = 5  # of a task that waits
 
 
 def nothing() -> None:
     """As little as a task can do."""
+
+
+def waits(stage: str) -> bool:
+    """Whether the stage's task hands over to the triggerer, until a Ray job is over."""
+    return find_stage(stage).resources is not Resources.PROCESS
+
+
+def task(stage: str) -> PythonOperator | DateTimeSensorAsync:
+    """A stock task in the place of a stage's."""
+    if not waits(stage):
+        return PythonOperator(task_id=stage, python_callable=nothing)
+    moment = (
+        f"{{{{ (macros.datetime.utcnow() + macros.timedelta(seconds={WAIT_S})).isoformat() }}}}"
+    )
+    return DateTimeSensorAsync(task_id=stage, target_time=moment, end_from_trigger=True)
 
 
 with DAG(dag_id="nothing", schedule=None, doc_md="As many tasks as the pipeline has."):
@@ -18,6 +37,9 @@ with DAG(dag_id="nothing", schedule=None, doc_md="As many tasks as the pipeline 
             for name in ("prepare", *stage_names())
         ]
     )
+
+with DAG(dag_id="waiting", schedule=None, doc_md="As many of them wait as in the pipeline."):
+    chain(PythonOperator(task_id="prepare", python_callable=nothing), *map(task, stage_names()))
 
 with DAG(
     dag_id="many",

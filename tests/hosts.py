@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from filelock import FileLock, Timeout
 
-_TURN_S = 300  # until another run of the tests has had its turn
 _OWN_FILES = Path("/etc/netns")  # what a namespace has in the place of files of /etc
 
 
@@ -137,10 +136,10 @@ class Hosts:
 
 
 def only_run(name: str) -> FileLock:
-    """The lock of names that a machine has once; skips the test where another run keeps it."""
+    """The lock of names that a machine has once; skips the test where another run of it has it."""
     lock = FileLock(Path(tempfile.gettempdir()) / f"{name}.lock")
     try:
-        lock.acquire(timeout=_TURN_S)
+        lock.acquire(timeout=0)
     except Timeout:
         pytest.skip(f"another run of the tests on this machine has the name {name}")
     return lock

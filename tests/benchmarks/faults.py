@@ -1,10 +1,9 @@
 """The kill matrix as a table: what was hurt, whether the run ended as it must, how soon it went on.
 
-Each row runs twice, in a random order and hurt at random moments. Two seeds run side by side, as
-most of a row is waiting; `SEED=7 penstock bench faults` runs one, as the seed 7 has it, and
-`ROW=row_04` some of the rows. What is kept after each seed joins the lines that the results file
-has of the same rows and code, and replaces those of other code. `make test-faults` runs the same
-rows, in order. The table is in docs/faults.md, too.
+Each row runs twice, in a random order and hurt at random moments; `SEED=7 penstock bench faults`
+does it once, as the seed 7 has it. `ROW=row_04` runs some of the rows. What is kept after each
+seed joins the lines that the results file has of the same rows and code, and replaces those of
+other code. `make test-faults` runs the same rows, in order. The table is in docs/faults.md, too.
 """
 
 import json
@@ -15,7 +14,6 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,15 +49,14 @@ def main(results: Path, device: dict[str, Any], *, as_json: bool) -> int:
     path = results / "faults.json"
     result: dict[str, Any] = {"benchmark": "faults", "command": "penstock bench faults"}
     rows, failed = [], False
-    with ThreadPoolExecutor(len(seeds)) as pool:
-        for run in as_completed([pool.submit(run_rows, which, seed) for seed in seeds]):
-            kept = {row["test"]: row for row in (read_json(path)["rows"] if path.is_file() else [])}
-            rows = [_with_kept(row, kept.get(row["test"])) for row in run.result()]
-            every = sorted((kept | {row["test"]: row for row in rows}).values(), key=_order)
-            result |= {"device": device, "rows": every}
-            write_json(path, result)
-            write_text(PAGE, page(every))
-            failed |= not all(row["outcome"] in ("passed", "skipped") for row in rows)
+    for seed in seeds:
+        kept = {row["test"]: row for row in (read_json(path)["rows"] if path.is_file() else [])}
+        rows = [_with_kept(row, kept.get(row["test"])) for row in run_rows(which, seed)]
+        every = sorted((kept | {row["test"]: row for row in rows}).values(), key=_order)
+        result |= {"device": device, "rows": every}
+        write_json(path, result)
+        write_text(PAGE, page(every))
+        failed |= not all(row["outcome"] in ("passed", "skipped") for row in rows)
     if as_json:
         sys.stdout.write(json.dumps(result) + "\n")
     else:
@@ -74,17 +71,14 @@ def run_rows(which: str, seed: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-m", "faults"]
-        process = subprocess.Popen(
-            [*command, *_in_order(command, which, seed), f"--junitxml={report}", "-v"],
+        # What pytest shows is for a user; stdout is for the result.
+        subprocess.run(
+            [*command, *_in_order(command, which, seed), f"--junitxml={report}"],
             cwd=PROJECT,
             env=os.environ | {SEED: str(seed)},
-            stdout=subprocess.PIPE,
-            text=True,
+            stdout=sys.stderr,
+            check=False,
         )
-        with process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                sys.stderr.write(f"{seed}: {line}")
         # One that was interrupted has no name.
         cases = (
             case for case in ElementTree.parse(report).iter("testcase") if "name" in case.attrib

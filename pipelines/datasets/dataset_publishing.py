@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from pipelines.core.checked_yaml import read_yaml
 from pipelines.core.errors import UserError
 from pipelines.core.settings import Settings, load_settings
 from pipelines.core.storage import read_json
@@ -113,7 +112,7 @@ def _check(workspace: Path, tree: Tree, dataset: DatasetRef) -> None:
 def _validated(workspace: Path) -> str | None:
     """Return the hash of the data that *validate* passed last, from the ledger of the workspace."""
     path = workspace / "dvc.lock"
-    stages = yaml.safe_load(path.read_text())["stages"] if path.is_file() else {}
+    stages = read_yaml(path)["stages"] if path.is_file() else {}
     deps = stages.get(ValidateRecord.stage, {}).get("deps", [])
     data = output_folder(Path(), PreprocessRecord.stage).as_posix()
     return next((dep["md5"] for dep in deps if dep["path"] == data), None)

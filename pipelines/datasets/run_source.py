@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from pipelines.core.checked_yaml import read_yaml
 from pipelines.core.settings import load_settings
 from pipelines.data.reading.source_fingerprint import fingerprint_inputs
 from pipelines.datasets.dataset_publishing import source_summary
@@ -88,7 +87,7 @@ def unchanged(version: DatasetVersion, recipe: Recipe, source: dict[str, Any], d
     made_by = extension_fingerprints(recipe)[PreprocessRecord.stage]
     if (version.source, version.extensions) != (source_summary(source), made_by):
         return False
-    stage = yaml.safe_load(dvc.read_text(encoding="utf-8"))["stages"][PreprocessRecord.stage]
+    stage = read_yaml(dvc)["stages"][PreprocessRecord.stage]
     keys = stage["params"][0]["params.yaml"]
     try:
         return all(

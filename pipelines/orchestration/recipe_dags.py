@@ -32,6 +32,7 @@ from pipelines.orchestration.trigger_form import trigger_form
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.recipe_files import load_own_recipe, project_recipes
 from pipelines.recipe.schedule_section import MAIN_DAG, REFRESH, REFRESH_DAG, Schedule
+from pipelines.run.records import stage_names
 
 # Airflow reads a file only if it holds the words "airflow" and "dag".
 _BROKEN = '''"""Written for Airflow's DAG processor while the recipe below cannot be read."""
@@ -107,7 +108,8 @@ def _with_form(recipe: Recipe | None, **arguments: Any) -> Iterator[DAG]:
         defaults |= {"owner": schedule.owner, "priority_weight": schedule.priority}
     dag = DAG(**(common | arguments), default_args=defaults)
     yield dag
-    dag.params.update(trigger_form(recipe))
+    if get_parsing_context().task_id not in stage_names():  # they have the run's recipe
+        dag.params.update(trigger_form(recipe))
 
 
 def _timetable(schedule: Schedule) -> Any:

@@ -23,9 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipelines.core import extensions
+from pipelines.core.checked_yaml import read_yaml
 from pipelines.core.errors import UserError
 from pipelines.planning.hardware import Hardware
 from pipelines.recipe.training_section import Precision
@@ -39,9 +38,7 @@ _GBIT = 1 / 8  # GB/s
 
 
 # Prices are in a separate file, since a price changes no layout and so no model.
-_PRICES: dict[str, float] = yaml.safe_load(
-    Path(__file__).with_name("prices.yaml").read_text(encoding="utf-8")
-)
+_PRICES: dict[str, float] = read_yaml(Path(__file__).with_name("prices.yaml"))
 # Fractions of the bf16 peak (fp16 on a V100), for 2048 tokens and medium models and clusters.
 _MFU = {
     "h200": 0.42,  # the H100's MFU: the same chip with more memory

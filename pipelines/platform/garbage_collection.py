@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.core.checked_yaml import read_yaml
 from pipelines.core.errors import UnreachableError
 from pipelines.core.settings import COLLECTION_LOCK, Settings
 from pipelines.core.storage import (
@@ -24,10 +25,8 @@ from pipelines.core.storage import (
     folder_bytes,
     one_at_a_time,
     read_json,
-    read_text,
 )
 from pipelines.platform.airflow_api import AirflowApi, DagRun
-from pipelines.recipe.recipe_files import parse_yaml
 from pipelines.registry import registry
 from pipelines.run.records import REFERENCES, RUN_FILE, TrainRecord, record_path
 from pipelines.run.workspace import workspace_path
@@ -348,7 +347,7 @@ def _checkpoints(workspace: Path) -> str:
 
 def _params(workspace: Path) -> dict[str, Any]:
     path = workspace / "params.yaml"
-    params: dict[str, Any] = parse_yaml(read_text(path), str(path)) if path.is_file() else {}
+    params: dict[str, Any] = read_yaml(path) if path.is_file() else {}
     return params
 
 

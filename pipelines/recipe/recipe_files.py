@@ -11,19 +11,16 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from pipelines.core.errors import UserError, one_line
+from pipelines.core.checked_yaml import Loader, parse_yaml
+from pipelines.core.errors import UserError
 from pipelines.core.product import RECIPES, recipes_folder
 from pipelines.core.settings import DEFAULT_RECIPE, PROJECT
 from pipelines.recipe.data_section import Source
 from pipelines.recipe.recipe import Recipe
 from pipelines.recipe.section import registered_label
 
-# The same safe loader in C, ten times as fast: a DAG file reads every recipe of a project.
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SCHEMA = "recipe.schema.json"  # beside the recipes of a project
 RESOLVED = "resolved"  # the key of a whole recipe in a DAG run's `conf`
-_MOST_BRACKETS = 5000  # libyaml's time grows with the square of their depth
-_MOST_VALUES = 100_000  # each counted where an alias repeats it: a few lines could be billions
 PATH_KEYS = (
     "data.source.path",
     "data.tokenizer.path",
@@ -111,37 +108,6 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     except ValidationError as error:
         line = "" if overrides else _line(text, error.errors(include_url=False)[0]["loc"])
         raise UserError(f"{name_or_path}{line}: {_explain(error)}") from None
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Return the values of a YAML text; if it is none, raise UserError that begins with `where`."""
-    if text.count("[") + text.count("{") > _MOST_BRACKETS:
-        raise UserError(f"{where}: more than {_MOST_BRACKETS:,} brackets")
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if _is_endless(node):
-            raise UserError(f"{where}: more than {_MOST_VALUES:,} values, aliases (*) included")
-        return None if node is None else loader.construct_document(node)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"{where}: {one_line(error)}") from error
-    except (ValueError, AttributeError, LookupError, OverflowError) as error:
-        # A date that does not exist, a number of thousands of digits, `!!bool maybe`.
-        raise UserError(f"{where}: a value is none of its type: {one_line(error)}") from error
-    finally:
-        loader.dispose()
-
-
-def _is_endless(node: yaml.Node | None) -> bool:
-    waiting, count = [node], 0
-    while waiting and count <= _MOST_VALUES:
-        each = waiting.pop()
-        count += 1
-        if isinstance(each, yaml.MappingNode):
-            waiting += (part for pair in each.value for part in pair)
-        elif isinstance(each, yaml.SequenceNode):
-            waiting += each.value
-    return bool(waiting)
 
 
 def parse_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
@@ -238,7 +204,7 @@ def leaves(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[Leaf]:
 
 def _line(text: str, key: Sequence[str | int]) -> str:
     """Return `:line` of a key by its parts, of what the file has of it, or nothing."""
-    node, line = yaml.compose(text, _Loader), None
+    node, line = yaml.compose(text, Loader), None
     for part in key:
         pairs = node.value if isinstance(node, yaml.MappingNode) else ()
         found = next((pair for pair in pairs if pair[0].value == part), None)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from pipelines.core.checked_yaml import read_yaml
 from pipelines.core.errors import UserError
 from pipelines.core.settings import load_settings
 from pipelines.core.storage import fresh_folder
@@ -185,7 +184,7 @@ def verified_folder(version: ModelVersion) -> Path:
 def logged_model_id(folder: Path) -> str | None:
     """Return MLflow's id of the model in a folder, or None if the folder names none."""
     path = folder / MLMODEL
-    facts = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    facts = read_yaml(path) if path.is_file() else {}
     found: str | None = facts.get("model_id")
     return found
 

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.checked_json import read_model
+from pipelines.core.checked_yaml import read_yaml
 from pipelines.core.product import PRODUCT_FILES
 from pipelines.core.storage import sync_folder, write_json
 from pipelines.recipe.data_section import mixture_label
@@ -46,8 +46,7 @@ PATCH_FILE = "uncommitted.diff"  # in a workspace whose code is not committed
 @cache
 def stage_names() -> tuple[str, ...]:
     """Return the names of the stages in the order of their execution."""
-    text = (PRODUCT_FILES / "dvc.yaml").read_text(encoding="utf-8")
-    return tuple(yaml.safe_load(text)["stages"])
+    return tuple(read_yaml(PRODUCT_FILES / "dvc.yaml")["stages"])
 
 
 class Record(BaseModel):

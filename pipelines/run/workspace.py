@@ -7,10 +7,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.core.checked_json import read_model
+from pipelines.core.checked_yaml import read_yaml
 from pipelines.core.errors import UserError
-from pipelines.core.storage import read_text, write_json
+from pipelines.core.storage import write_json
 from pipelines.recipe.recipe import Recipe
-from pipelines.recipe.recipe_files import parse_recipe, parse_yaml
+from pipelines.recipe.recipe_files import parse_recipe
 from pipelines.run.records import RUN_FILE
 
 _NAME_LENGTH = 100  # the most characters of a run's id in its folder's name
@@ -75,4 +76,4 @@ def read_recipe(workspace: Path) -> Recipe:
     path = workspace / "params.yaml"
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; start a new run")
-    return parse_recipe(parse_yaml(read_text(path), str(path)), where=str(path))
+    return parse_recipe(read_yaml(path), where=str(path))

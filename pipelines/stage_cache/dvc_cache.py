@@ -21,9 +21,9 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pipelines.core.checked_yaml import read_yaml
 from pipelines.core.errors import UserError
-from pipelines.core.storage import md5, read_json, read_text
-from pipelines.recipe.recipe_files import parse_yaml
+from pipelines.core.storage import md5, read_json
 from pipelines.run.records import KEPT_FILE, OUTPUTS, output_folder
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def shares_blocks(workspaces: Path, cache: Path) -> bool:
 
 def stages(workspace: Path) -> dict[str, dict[str, Any]]:
     """Return each stage's section of `dvc.yaml`, in the order of the file."""
-    found: dict[str, dict[str, Any]] = _yaml(workspace / "dvc.yaml")["stages"]
+    found: dict[str, dict[str, Any]] = read_yaml(workspace / "dvc.yaml")["stages"]
     return found
 
 
@@ -262,7 +262,7 @@ def unneeded(cache: Path, workspaces: Iterable[Path], older_than: float) -> list
     for path in sorted(cache.glob(_ENTRIES)):
         # The process that wrote it was killed, or a power cut took the content.
         torn = path.name.startswith(".") or not path.stat().st_size
-        outputs = set() if torn else set(_hashes(_yaml(path)["outs"]))
+        outputs = set() if torn else set(_hashes(read_yaml(path)["outs"]))
         if path.stat().st_mtime < older_than and (torn or not outputs <= named):
             entries.append(path)
         else:
@@ -294,7 +294,7 @@ def _held_by(workspace: Path) -> Iterator[str]:
         yield from _hashes(told["entry"]["outs"])
     lock = workspace / "dvc.lock"
     if lock.is_file() and lock.stat().st_size:  # a power cut may have emptied it
-        for stage in _yaml(lock)["stages"].values():
+        for stage in read_yaml(lock)["stages"].values():
             yield from _hashes([*stage.get("deps", []), *stage.get("outs", [])])
 
 
@@ -306,7 +306,3 @@ def _listed(cache: Path, listing: str) -> Iterator[str]:
     path = cache / "files" / "md5" / listing[:2] / listing[2:]
     if path.is_file():  # a workspace may read a folder that was never in the cache
         yield from (file["md5"] for file in read_json(path))
-
-
-def _yaml(path: Path) -> Any:
-    return parse_yaml(read_text(path), str(path))

@@ -17,11 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from pipelines.core.checked_yaml import parse_yaml, read_yaml
 from pipelines.core.errors import UserError
 from pipelines.core.storage import md5, read_json, write_json
-from pipelines.recipe.recipe_files import get_dotted, parse_yaml
+from pipelines.recipe.recipe_files import get_dotted
 from pipelines.run.records import KEPT_FILE, RUN_FILE
 from pipelines.run.usage import usage_of
 from pipelines.run.workspace import Run
@@ -199,7 +198,7 @@ def _changed_values(now: Path, before: Path, keys: list[str]) -> Iterator[str]:
 def _values(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    found = read_json(path) if path.suffix == ".json" else yaml.safe_load(path.read_text("utf-8"))
+    found = read_json(path) if path.suffix == ".json" else read_yaml(path)
     values: dict[str, Any] = found
     return values
 
@@ -305,7 +304,7 @@ def keep(workspace: Path, runs: Path, names: Sequence[str], *, who: str, why: st
         before = earlier_run(workspace, runs, name)
         if before is None or recipe_name(before) != recipe_name(workspace):
             raise UserError(f"--keep {name}: no earlier run of this recipe has a result of it")
-        lock = yaml.safe_load((before / "dvc.lock").read_text(encoding="utf-8"))
+        lock = read_yaml(before / "dvc.lock")
         kept[name] = {
             "run": Run.read(before).dag_run_id,
             "who": who,

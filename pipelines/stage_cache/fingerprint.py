@@ -13,8 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from pipelines.core.checked_yaml import read_yaml
 from pipelines.core.errors import UserError
 from pipelines.core.product import CODE, LOCK, digest_of
 from pipelines.core.settings import load_settings
@@ -121,12 +120,12 @@ def stage_code(
 
 def neutral_modules() -> dict[str, str]:
     """Return the modules that cannot change a stage's outputs, each with the reason."""
-    found: dict[str, str] = yaml.safe_load(NEUTRAL.read_text(encoding="utf-8"))
+    found: dict[str, str] = read_yaml(NEUTRAL)
     return found
 
 
 def _entries(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    stages: dict[str, Any] = yaml.safe_load((folder / "dvc.yaml").read_text("utf-8"))["stages"]
+    stages: dict[str, Any] = read_yaml(folder / "dvc.yaml")["stages"]
     for name, stage in stages.items():
         if entries := stage.get("meta", {}).get("code"):
             yield name, entries

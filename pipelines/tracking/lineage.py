@@ -6,8 +6,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from pipelines.core.checked_yaml import read_yaml
 from pipelines.core.storage import read_json
 from pipelines.run.records import KEPT_FILE, PATCH_FILE, record_path, stage_names
 
@@ -24,7 +23,7 @@ def lineage(workspace: Path) -> dict[str, Any]:
     recipe = workspace / "params.yaml"
     return {
         "run": _json(workspace / "run.json"),
-        "recipe": yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.is_file() else None,
+        "recipe": read_yaml(recipe) if recipe.is_file() else None,
         "environment": _json(workspace / "environment.json"),
         "kept": _json(workspace / KEPT_FILE),
         "image": os.environ.get("PENSTOCK_IMAGE"),

@@ -1,8 +1,11 @@
 """What `penstock bench` compares the pipeline with, on the same Airflow."""
 
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
 from airflow.providers.standard.operators.python import PythonOperator
-from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
-from airflow.sdk import DAG, Param, chain
+from airflow.providers.standard.triggers.temporal import DateTimeTrigger
+from airflow.sdk import DAG, BaseOperator, Param, chain
 
 from pipelines.orchestration.ray_job import RayJobOperator
 from pipelines.run.records import stage_names
@@ -20,14 +23,23 @@ def waits(stage: str) -> bool:
     return find_stage(stage).resources is not Resources.PROCESS
 
 
-def task(stage: str) -> PythonOperator | DateTimeSensorAsync:
-    """A stock task in the place of a stage's."""
-    if not waits(stage):
-        return PythonOperator(task_id=stage, python_callable=nothing)
-    moment = (
-        f"{{{{ (macros.datetime.utcnow() + macros.timedelta(seconds={WAIT_S})).isoformat() }}}}"
-    )
-    return DateTimeSensorAsync(task_id=stage, target_time=moment, end_from_trigger=True)
+class Wait(BaseOperator):
+    """Waits in Airflow's own trigger, which ends the task.
+
+    Its sensor refuses to be ended so where listeners are, as OpenLineage's is.
+    """
+
+    def execute(self, context: Any) -> None:
+        moment = datetime.now(UTC) + timedelta(seconds=WAIT_S)
+        trigger = DateTimeTrigger(moment, end_from_trigger=True)
+        self.defer(trigger=trigger, method_name="execute")
+
+
+def task(stage: str) -> BaseOperator:
+    """What stands for a stage."""
+    if waits(stage):
+        return Wait(task_id=stage)
+    return PythonOperator(task_id=stage, python_callable=nothing)
 
 
 with DAG(dag_id="nothing", schedule=None, doc_md="As many tasks as the pipeline has."):

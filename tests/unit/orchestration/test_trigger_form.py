@@ -1,12 +1,15 @@
 """The trigger form says what the recipe says."""
 
 import pytest
+from airflow.sdk.definitions._internal.dag_parsing_context import _airflow_parsing_context_manager
 from airflow.sdk.exceptions import ParamValidationError
 
 from pipelines.core.errors import UserError
 from pipelines.orchestration import trigger_form as form
+from pipelines.orchestration.recipe_dags import recipe_dags
 from pipelines.orchestration.trigger_form import recipe_from, trigger_form
 from pipelines.recipe.recipe_files import RESOLVED, load_recipe
+from pipelines.recipe.schedule_section import MAIN_DAG
 from pipelines.run.workspace import Run, read_recipe
 from pipelines.stage_cache.open_workspace import open_workspace, project_state
 from tests.unit.stage_cache.cached_project import git, make_project
@@ -17,6 +20,13 @@ UNTOUCHED = {name: param.value for name, param in trigger_form().items()}
 def test_every_field_is_valid_when_untouched():
     for param in trigger_form().values():
         param.resolve()
+
+
+@pytest.mark.parametrize(("task", "makes"), [(None, True), ("prepare", True), ("train", False)])
+def test_the_stages_tasks_which_have_the_runs_recipe_make_no_form(task, makes):
+    with _airflow_parsing_context_manager(dag_id=MAIN_DAG, task_id=task):
+        (dag,) = recipe_dags(None)
+    assert bool(dag.params) is makes
 
 
 def test_an_untouched_form_of_another_recipe_runs_that_recipes_values():

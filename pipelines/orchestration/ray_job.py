@@ -86,7 +86,7 @@ class RayJobOperator(BaseOperator):
         returns: The task's return value after a successful job, as JSON values.
         ship: The workspace's files and folders with the code, sent to Ray as a package that runs
             from each node's own disk; if empty, it is imported from the shared folder.
-        poll_seconds: The time between two checks of the job.
+        poll_seconds: The longest time between two checks of the job.
         patience_seconds: How long a cluster may not answer before a retry is used up.
     """
 

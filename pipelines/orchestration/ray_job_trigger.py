@@ -23,6 +23,7 @@ LOST = "LOST"  # the cluster does not know the job, so it is another cluster now
 UNREACHABLE = "UNREACHABLE"
 RETURN_VALUE = "return_value"  # Airflow's key of a task's return value
 _WARN_EVERY_S = 60.0
+_SHORTEST_PAUSE_S, _PAUSE_SHARE = 0.1, 0.02  # between two checks, and of a job's time so far
 _TELL_SHARE = 0.02  # of a job's time so far: the pause between two lines of progress ...
 _TELL_EVERY_S = 60.0  # ... but at most this long
 
@@ -38,7 +39,7 @@ class RayJobTrigger(BaseTrigger):
         workspace: The folder whose `progress.jsonl` is followed.
         state_path: The file of the task's `JobState`.
         offset: The byte of the progress file at which the job's lines begin.
-        poll_seconds: The time between two checks.
+        poll_seconds: The longest time between two checks; of a short job it is less.
         patience_seconds: How long Ray may not answer before the trigger fires.
         result: The file of the workspace that a successful job has left.
         returns: The task's return value after a successful job.
@@ -114,6 +115,7 @@ class RayJobTrigger(BaseTrigger):
 
     async def _follow(self, progress: ProgressReader) -> Job:
         """Wait until the job is over and return it."""
+        began = time.monotonic()
         log, silence = _Thinned(), _Silence(self.patience_seconds)
         # Use one client for the whole time, because opening it loads the trusted CAs.
         async with jobs_api(Path(self.workspace)) as jobs:
@@ -134,7 +136,11 @@ class RayJobTrigger(BaseTrigger):
                         self.log.info("%s", line)
                     if not job.live:
                         return job
-                await asyncio.sleep(self.poll_seconds)
+                await asyncio.sleep(self._pause(time.monotonic() - began))
+
+    def _pause(self, followed: float) -> float:
+        """Return the seconds until the next check: the end of a short job is seen sooner."""
+        return min(self.poll_seconds, _SHORTEST_PAUSE_S + _PAUSE_SHARE * followed)
 
     def _job(self, status: str, message: str | None = None) -> Job:
         return Job(submission_id=self.submission_id, status=status, message=message)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,8 +53,10 @@ def fingerprint(source: Source) -> dict[str, Any]:
     It depends only on relative paths and content, not on absolute paths or modification times.
     """
     found = list_inputs(source)
+    size = len(found) // (8 * _HASHING_THREADS) + 1  # a thread's turn takes longer than a file
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-        identities = list(pool.map(_identity, found))
+        parts = pool.map(_identities, (found[i : i + size] for i in range(0, len(found), size)))
+        identities = list(chain.from_iterable(parts))
     inputs = [
         {"path": each.path, "bytes": each.bytes, **identity}
         for each, identity in zip(found, identities, strict=True)
@@ -162,6 +165,10 @@ def _local(path: Path, root: Path) -> Input:
     except UnicodeEncodeError as error:
         raise UserError(f"{root}: the name {name!r} is not UTF-8; rename that file") from error
     return Input(name, str(path), path.stat().st_size)
+
+
+def _identities(found: list[Input]) -> list[dict[str, str]]:
+    return [_identity(each) for each in found]
 
 
 def _identity(found: Input) -> dict[str, str]:

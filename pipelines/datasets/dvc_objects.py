@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -136,7 +137,8 @@ class ObjectStore:
         """Return why an object can't be used; None for a sound one."""
         digest = hashlib.md5(usedforsecurity=False)
         try:
-            with self._fs.open(self._objects.oid_to_path(oid), "rb") as file:
+            place = self._objects.oid_to_path(oid)
+            with _named(f"{self.remote}: {oid}"), self._fs.open(place, "rb") as file:
                 while chunk := file.read(_CHUNK):
                     digest.update(chunk)
         except FileNotFoundError:
@@ -159,7 +161,8 @@ class ObjectStore:
     def _fetch(self, file: File, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._fs.get_file(self._objects.oid_to_path(file.oid), str(target))
+            with _named(f"{target}, from {self.remote}"):
+                self._fs.get_file(self._objects.oid_to_path(file.oid), str(target))
         except FileNotFoundError:
             raise UserError(self._complaint(file, "is missing")) from None
         except _refusals() as error:
@@ -195,6 +198,17 @@ class ObjectStore:
 
         filesystem, path = self._remote
         return get_odb(filesystem, filesystem.join(path, "files", "md5"), hash_name="md5")
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Say what was read or copied in an error of the system that names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, f"{what}: {error.strerror}") from error
 
 
 def hash_folder(folder: Path) -> Tree:

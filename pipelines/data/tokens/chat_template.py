@@ -268,8 +268,8 @@ def template_variables(folder: Path) -> dict[str, str]:
         if (folder / name).is_file():
             found |= read_object(folder / name)
     tokens = {key: value for key, value in found.items() if key.endswith("_token") and value}
-    return {
-        key: value["content"] if isinstance(value, dict) else value
+    texts = {
+        key: value.get("content") if isinstance(value, dict) else value
         for key, value in tokens.items()
-        if isinstance(value, dict | str)
     }
+    return {key: text for key, text in texts.items() if isinstance(text, str)}

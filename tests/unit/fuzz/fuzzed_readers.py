@@ -305,9 +305,11 @@ def answering(folder: Path) -> Iterator[str]:
         server.folder = folder
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 JOB = {"submission_id": "j", "status": "FAILED", "driver_exit_code": 1, "metadata": {"a": "b"}}

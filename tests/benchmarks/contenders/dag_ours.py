@@ -17,6 +17,7 @@ from tests.benchmarks.contender import Round, serve
 from tests.benchmarks.local_platform import connect, seconds_of_run
 
 _LOOK_S = 0.05
+_YOUNG_S = 1.0
 
 
 class StageProcesses(Thread):
@@ -38,11 +39,12 @@ class StageProcesses(Thread):
     def run(self) -> None:
         known, live = set(psutil.pids()), dict[psutil.Process, str]()
         while not self._over.wait(_LOOK_S):
-            pids = set(psutil.pids())
-            for pid in pids - known:
+            for pid in set(psutil.pids()) - known:
                 if (found := _stage_of(pid)) is not None:
                     live[found[0]] = found[1]
-            known = pids
+                # A process that was just forked has its parent's command still.
+                if found is not None or not _is_young(pid):
+                    known.add(pid)
             for process in [each for each in live if not each.is_running()]:
                 self.seconds[live.pop(process)] = time.time() - process.create_time()
 
@@ -57,6 +59,13 @@ def _stage_of(pid: int) -> tuple[psutil.Process, str] | None:
     except psutil.Error:  # it was short
         pass
     return None
+
+
+def _is_young(pid: int) -> bool:
+    try:
+        return time.time() - psutil.Process(pid).create_time() < _YOUNG_S
+    except psutil.Error:  # it is gone
+        return False
 
 
 def seconds_of_jobs(settings: Settings, run_id: str) -> dict[str, float]:

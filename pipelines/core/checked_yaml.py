@@ -15,7 +15,7 @@ _MOST_VALUES = 100_000  # each counted where an alias repeats it: a few lines co
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file that Penstock or DVC wrote; raise UserError if it is missing or damaged."""
+    """Read a YAML file; raise UserError as `read_text` and `parse_yaml` do."""
     return parse_yaml(read_text(path), str(path))
 
 

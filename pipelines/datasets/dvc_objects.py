@@ -206,9 +206,8 @@ def _named(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, f"{what}: {error.strerror}") from error
+        error.filename = error.filename or what
+        raise
 
 
 def hash_folder(folder: Path) -> Tree:

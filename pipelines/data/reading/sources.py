@@ -55,8 +55,9 @@ def fingerprint(source: Source) -> dict[str, Any]:
     found = list_inputs(source)
     size = len(found) // (8 * _HASHING_THREADS) + 1  # a thread's turn takes longer than a file
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-        parts = pool.map(_identities, (found[i : i + size] for i in range(0, len(found), size)))
-        identities = list(chain.from_iterable(parts))
+        parts = (found[i : i + size] for i in range(0, len(found), size))
+        hashed = pool.map(lambda part: list(map(_identity, part)), parts)
+        identities = list(chain.from_iterable(hashed))
     inputs = [
         {"path": each.path, "bytes": each.bytes, **identity}
         for each, identity in zip(found, identities, strict=True)
@@ -165,10 +166,6 @@ def _local(path: Path, root: Path) -> Input:
     except UnicodeEncodeError as error:
         raise UserError(f"{root}: the name {name!r} is not UTF-8; rename that file") from error
     return Input(name, str(path), path.stat().st_size)
-
-
-def _identities(found: list[Input]) -> list[dict[str, str]]:
-    return [_identity(each) for each in found]
 
 
 def _identity(found: Input) -> dict[str, str]:

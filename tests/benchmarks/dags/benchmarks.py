@@ -35,23 +35,17 @@ class Wait(BaseOperator):
         self.defer(trigger=trigger, method_name="execute")
 
 
-def task(stage: str) -> BaseOperator:
-    """What stands for a stage."""
-    if waits(stage):
-        return Wait(task_id=stage)
-    return PythonOperator(task_id=stage, python_callable=nothing)
+def idle(name: str) -> PythonOperator:
+    """What stands for a task of the pipeline."""
+    return PythonOperator(task_id=name, python_callable=nothing)
 
 
 with DAG(dag_id="nothing", schedule=None, doc_md="As many tasks as the pipeline has."):
-    chain(
-        *[
-            PythonOperator(task_id=name, python_callable=nothing)
-            for name in ("prepare", *stage_names())
-        ]
-    )
+    chain(*map(idle, ("prepare", *stage_names())))
 
 with DAG(dag_id="waiting", schedule=None, doc_md="As many of them wait as in the pipeline."):
-    chain(PythonOperator(task_id="prepare", python_callable=nothing), *map(task, stage_names()))
+    stages = [Wait(task_id=name) if waits(name) else idle(name) for name in stage_names()]
+    chain(idle("prepare"), *stages)
 
 with DAG(
     dag_id="many",

@@ -268,6 +268,7 @@ def datasets_remote() -> Iterator[Seen]:
 def s3(recipe: Recipe) -> Iterator[Seen]:
     """Yield every place that settings and recipe have in S3."""
     places = {load_settings().datasets_remote, recipe.train.checkpoints or ""}
+    places |= {more.place for more in recipe.train.more_checkpoints}
     in_s3 = sorted(place for place in places if place.startswith("s3://"))
     if not in_s3:
         raise NotHereError("neither dataset versions nor checkpoints lie in S3")

@@ -251,11 +251,11 @@ def _state(workspace: Path, states: dict[str, State], otherwise: State) -> State
 
 def _bytes(workspace: Path, what: Literal["workspace", "checkpoints"]) -> int:
     """Return the bytes of a workspace with all its checkpoints, or of its checkpoints alone."""
-    place = _checkpoints(workspace)
+    places = _checkpoints(workspace)
     if what == "checkpoints":
-        return CheckpointStore(place).bytes()
-    elsewhere = 0 if _is_in(place, workspace) else CheckpointStore(place).bytes()
-    return folder_bytes(workspace) + elsewhere
+        return sum(CheckpointStore(place).bytes() for place in places)
+    elsewhere = [place for place in places if not _is_in(place, workspace)]
+    return folder_bytes(workspace) + sum(CheckpointStore(place).bytes() for place in elsewhere)
 
 
 def _remove_workspace(workspace: Path, airflow: AirflowApi) -> bool:
@@ -275,10 +275,10 @@ def _remove_workspace(workspace: Path, airflow: AirflowApi) -> bool:
 
 
 def _delete(trash: Path) -> None:
-    """Delete checkpoints elsewhere first, because only the workspace names their place."""
-    place = _checkpoints(trash)
-    if not _is_in(place, trash):
-        _clear(place)
+    """Delete checkpoints elsewhere first, because only the workspace names their places."""
+    for place in _checkpoints(trash):
+        if not _is_in(place, trash):
+            _clear(place)
     shutil.rmtree(trash)
     with suppress(OSError):  # the trash holds other workspaces
         trash.parent.rmdir()
@@ -288,7 +288,8 @@ def _remove_checkpoints(workspace: Path, _: AirflowApi) -> bool:
     """Remove a run's checkpoints unless one of its stages runs; return whether they are gone."""
     try:
         with _no_stage_runs(workspace):
-            _clear(_checkpoints(workspace))
+            for place in _checkpoints(workspace):
+                _clear(place)
     except BlockingIOError:
         return False
     return True
@@ -340,9 +341,11 @@ def _serving(settings: Settings, *, delete: bool) -> Iterator[Garbage]:
         yield Garbage("serving", place.name, size, "its server was killed")
 
 
-def _checkpoints(workspace: Path) -> str:
-    """Return the place of a run's checkpoints by its raw recipe, which may no longer be valid."""
-    return place_of_run(_params(workspace).get("train", {}).get("checkpoints"), workspace)
+def _checkpoints(workspace: Path) -> list[str]:
+    """Return the places of a run's checkpoints by its raw recipe, which may no longer be valid."""
+    train = _params(workspace).get("train", {})
+    further = [more["place"] for more in train.get("more_checkpoints") or []]
+    return [place_of_run(place, workspace) for place in (train.get("checkpoints"), *further)]
 
 
 def _params(workspace: Path) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def override_values(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
 def with_absolute_paths(recipe: Recipe, base: Path) -> Recipe:
     """Return a copy for any working directory: local paths are resolved against `base`."""
     values = recipe.to_dict()
-    absolute: dict[str, str | list[str]] = {}
+    absolute: dict[str, Any] = {}
     for key in PATH_KEYS:
         value = get_dotted(values, key)
         if not value or (key == "data.source.path" and _is_a_name(recipe.data.source, base)):
@@ -144,6 +144,9 @@ def with_absolute_paths(recipe: Recipe, base: Path) -> Recipe:
             absolute[key] = value if registered_label(value) else _absolute(value, base)
         else:
             absolute[key] = [_absolute(path, base) for path in value]
+    if more := values["train"]["more_checkpoints"]:
+        placed = [each | {"place": _absolute(each["place"], base)} for each in more]
+        absolute["train.more_checkpoints"] = placed
     return override_values(recipe, absolute)
 
 

@@ -1,5 +1,6 @@
 """A recipe's sections on training: optimisation, layout over processes and adapter."""
 
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -17,6 +18,30 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 AttentionKernel = Literal["auto", "flex", "varlen"]
 Fp8Scaling = Literal["tensorwise", "rowwise", "mx"]
 _BY_RULE = ("tp", "pp", "sharding")
+
+
+def _checked_place(url: str, key: str) -> str:
+    """Return a place of checkpoints as it is; raise ValueError if it is none."""
+    refuse_secret(url, key)
+    if "://" in url and not url.startswith("s3://"):
+        raise ValueError(f"{key.rpartition('.')[2]} must be a folder or an s3:// URL")
+    return url
+
+
+class CheckpointCopies(Section):
+    """A further place for checkpoints, and which of them are copied there."""
+
+    place: str = Field(
+        description="s3://bucket/prefix, or a folder that all machines share; each run has its own "
+        "folder in it"
+    )
+    every: int = Field(1, ge=1, description="Least number of steps between two of them")
+    keep: int = Field(1, ge=1, description="How many of the newest copies to keep")
+
+    @field_validator("place")
+    @classmethod
+    def _is_a_place(cls, url: str) -> str:
+        return _checked_place(url, "train.more_checkpoints.place")
 
 
 class Parallel(Section):
@@ -154,6 +179,9 @@ class Train(Section):
         description="s3://bucket/prefix or a folder, in which each run has its own folder; "
         "null: its workspace",
     )
+    more_checkpoints: tuple[CheckpointCopies, ...] = Field(
+        (), description="Further places, such as S3, to which checkpoints in a folder are copied"
+    )
     copy_every: int = Field(
         0,
         ge=0,
@@ -203,12 +231,23 @@ class Train(Section):
 
     @field_validator("checkpoints")
     @classmethod
-    def _no_secret(cls, url: str | None) -> str | None:
-        if url is not None:
-            refuse_secret(url, "train.checkpoints")
-            if "://" in url and not url.startswith("s3://"):
-                raise ValueError("checkpoints must be a folder or an s3:// URL")
-        return url
+    def _is_a_place(cls, url: str | None) -> str | None:
+        return url if url is None else _checked_place(url, "train.checkpoints")
+
+    @model_validator(mode="after")
+    def _copies_come_from_a_folder(self) -> Self:
+        named = [self.checkpoints, *(more.place for more in self.more_checkpoints)]
+        places = [
+            place.rstrip("/") if "://" in place else str(Path(place)) for place in named if place
+        ]
+        if twice := next((place for place in places if places.count(place) > 1), None):
+            raise ValueError(f"more_checkpoints: {twice} is named twice; each place needs its own")
+        if self.more_checkpoints and self.checkpoints and "://" in self.checkpoints:
+            raise ValueError(
+                f"more_checkpoints: they are copied from a folder, but checkpoints is "
+                f"{self.checkpoints}; name a folder there, and the bucket in more_checkpoints"
+            )
+        return self
 
     @field_validator("profile_steps")
     @classmethod

@@ -48,10 +48,13 @@ def check_home(run: Settled) -> None:  # noqa: ARG001 (each run writes to the ho
 
 
 def check_checkpoints(run: Settled) -> None:
-    """Write to the place of the checkpoints."""
-    place = run.ready.train.checkpoints
-    if place is not None:
-        CheckpointStore(place_of_run(place, Path("penstock-probe"))).probe()
+    """Write to the places of the checkpoints, other than the workspace."""
+    train = run.ready.train
+    places = [("train.checkpoints", train.checkpoints)]
+    places += [("train.more_checkpoints", more.place) for more in train.more_checkpoints]
+    for key, place in places:
+        if place is not None:
+            CheckpointStore(place_of_run(place, Path("penstock-probe"))).probe(key)
 
 
 def check_disk(run: Settled) -> None:
@@ -63,7 +66,8 @@ def check_disk(run: Settled) -> None:
     if short := [told for needs in by_disk.values() if (told := _shortage(needs))]:
         raise UserError(
             f"{', and '.join(short)}; free some (`penstock gc` deletes old results), set "
-            "PENSTOCK_HOME or train.checkpoints to another place, or lower train.keep_checkpoints"
+            "PENSTOCK_HOME, train.checkpoints or train.more_checkpoints to another place, or lower "
+            "train.keep_checkpoints"
         )
 
 
@@ -99,17 +103,21 @@ def _needs(run: Settled, settings: Settings) -> Iterator[Need]:
         _seen_before(run.source, settings.runs) or shares_blocks(settings.runs, cache)
     ):
         yield Need(cache, "their copy in the stage cache", data)
-    place = recipe.train.checkpoints
-    if recipe.adapter.kind == "none" and not (place and "://" in place):
-        kept = _kept(recipe)
-        where = Path(place) if place else settings.runs
-        yield Need(where, f"{kept} checkpoints", kept * parameters * _CHECKPOINT_BYTES)
+    for place, number in _kept(recipe, settings):
+        if recipe.adapter.kind == "none" and "://" not in place:
+            what = f"{number} checkpoints"
+            yield Need(Path(place), what, number * parameters * _CHECKPOINT_BYTES)
     yield Need(settings.runs, "the model", parameters * _MODEL_BYTES)
 
 
-def _kept(recipe: Recipe) -> int:
+def _kept(recipe: Recipe, settings: Settings) -> Iterator[tuple[str, int]]:
+    """Yield each place with the number of checkpoints that it has at most at a time."""
     # One is written before one is deleted.
-    return recipe.train.keep_checkpoints + 1 + recipe.train.keep_best
+    train = recipe.train
+    yield train.checkpoints or str(settings.runs), train.keep_checkpoints + 1 + train.keep_best
+    for more in train.more_checkpoints:
+        copies = train.steps // max(more.every, train.checkpoint_every)
+        yield more.place, min(more.keep + 1, copies)
 
 
 def _data_bytes(run: Settled) -> float:

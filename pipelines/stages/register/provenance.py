@@ -15,7 +15,7 @@ from pipelines.stages.costs import cost
 from pipelines.tracking.lineage import lineage
 from pipelines.tracking.run_search import run_of_model
 from pipelines.tracking.tracked_run import data_docs_address
-from pipelines.training.checkpoint.store import CheckpointStore, checkpoints_of
+from pipelines.training.checkpoint.store import CheckpointStore, checkpoints_of, place_of_run
 
 
 def provenance(recipe: Recipe, workspace: Path) -> dict[str, Any]:
@@ -48,7 +48,10 @@ def _ray_jobs(workspace: Path) -> dict[str, str]:
 
 def _checkpoints(recipe: Recipe, workspace: Path) -> dict[str, Any]:
     place = checkpoints_of(recipe, workspace)
-    return {"place": place, "steps": CheckpointStore(place).steps()}
+    facts: dict[str, Any] = {"place": place, "steps": CheckpointStore(place).steps()}
+    if further := recipe.train.more_checkpoints:
+        facts["copies"] = [place_of_run(more.place, workspace) for more in further]
+    return facts
 
 
 def _parent(recipe: Recipe, environment: dict[str, Any]) -> dict[str, Any] | None:

@@ -45,11 +45,11 @@ from pipelines.stages.train.train_layout import SettledLayout
 from pipelines.stages.train.train_logbook import TrainLogbook
 from pipelines.stages.train.train_rollouts import StartSamplers, begin_rollouts
 from pipelines.tracking.tracked_run import MODEL_HASH_TAG, TrackedRun, open_run
+from pipelines.training.checkpoint.further_places import further_places
 from pipelines.training.checkpoint.state import identity
 from pipelines.training.checkpoint.store import (
     CHECKPOINTS,
     CheckpointStore,
-    checkpoint_places,
     checkpoints_of,
 )
 from pipelines.training.compile_check import check_compiled
@@ -127,6 +127,7 @@ def run(
     if record is not None:
         tag_run(workspace, record)
         events.ended(record.steps, record.model_hash)
+        trainer.checkpoints.finish_further()
     return record
 
 
@@ -152,7 +153,7 @@ def prepare(recipe: Recipe, dataset: DatasetRef, workspace: Path, mesh: Mesh) ->
         world = mesh.layout.world
         holds(workspace, STAGE, workers=world, gpus=world if mesh.device.type == "cuda" else 0)
         shutil.rmtree(output_folder(workspace, STAGE), ignore_errors=True)
-        for place in checkpoint_places(recipe, workspace):
+        for place in {str(workspace / CHECKPOINTS), checkpoints_of(recipe, workspace)}:
             CheckpointStore(place).claim(identity(recipe, dataset))
         history = History(workspace / CHECKPOINTS / HISTORY)
     return history
@@ -205,6 +206,8 @@ def train(
         use_reference(trainer, workspace.absolute().parent / REFERENCES / name)
     # The steps of a checkpoint that counts are never taken again.
     trainer.checkpoints.before_complete = partial(sync_folder, workspace / CHECKPOINTS, "*.jsonl")
+    if rank() == 0:
+        trainer.checkpoints.further = further_places(trainer.recipe, workspace, trainer.events)
     position = trainer.fit()
     if tracked is not None:
         conclude(points, workspace, tracked)

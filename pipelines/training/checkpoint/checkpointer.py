@@ -2,13 +2,14 @@
 
 They are `torch.distributed.checkpoint` folders with canonical names, so any layout loads what
 another saved. The learning rate, randomness and the batches follow from the step, so weights,
-moments and the step are enough to resume a run. Copies in memory may be newer (`step_copies.py`).
+moments and the step are enough to resume a run. Copies in memory may be newer (`step_copies.py`),
+and copies in further places may be all that is left (`further_places.py`).
 """
 
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -30,6 +31,7 @@ from pipelines.training.checkpoint.dcp_files import (
     CheckpointWriter,
     SameModelPlanner,
 )
+from pipelines.training.checkpoint.further_places import FurtherPlace
 from pipelines.training.checkpoint.patience import (
     RETRY_S,
     Patience,
@@ -72,6 +74,13 @@ class _Writing(NamedTuple):
     writer: CheckpointWriter
 
 
+class _Saved(NamedTuple):
+    """A complete checkpoint."""
+
+    facts: dict[str, Any]
+    url: str
+
+
 # What a process may ask of all processes: to look at a failed save, or to try to save again.
 SaveRequest = Literal["look", "retry"]
 
@@ -86,6 +95,7 @@ class Checkpoints:
         newest: The step of the last checkpoint that was saved or restored.
         last_write: The step of the last save, and the seconds a GiB of this process's file.
         before_complete: Called before a checkpoint counts, on the first process, in a thread.
+        further: Places to which this process, the first, copies complete checkpoints.
     """
 
     def __init__(
@@ -134,6 +144,7 @@ class Checkpoints:
         self.newest = 0
         self.last_write: tuple[int, float] | None = None
         self.before_complete: Callable[[], object] = lambda: None
+        self.further: Sequence[FurtherPlace] = ()
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
     def note(self, loss: float) -> None:
@@ -191,6 +202,13 @@ class Checkpoints:
             time.sleep(RETRY_S)
             self._begin(position)
         self._clear_copies()
+
+    def finish_further(self) -> None:
+        """Wait for the copies in further places, once the run has its model; the first one's."""
+        for place in self.further:
+            place.finish()
+        if self.further:
+            self._store.prune(self._keep, self._keep_best)  # what was kept for a copy
 
     def _clear_copies(self) -> None:
         if self._copies is not None:
@@ -253,7 +271,9 @@ class Checkpoints:
         def complete() -> None:
             self.before_complete()
             self._store.complete(position.step, facts)
-            self._store.prune(self._keep, self._keep_best)
+            held = [step for place in self.further if (step := place.copying) is not None]
+            self._store.prune(self._keep, self._keep_best, held)
+            self._look_further()
 
         writer = CheckpointWriter(
             self._store.url(position.step), lambda: self._store.remove(position.step), complete
@@ -294,13 +314,22 @@ class Checkpoints:
         Raises:
             UserError: as `restore`; or there is too little memory for copies.
         """
+        position = self._resume()
+        self._look_further()  # what was cut off
+        return position
+
+    def _look_further(self) -> None:
+        for place in self.further:
+            place.look()
+
+    def _resume(self) -> Position:
         if self._copies is None:
             return self.restore()
         with one_for_all():
             self._copies.check()
         found = self._copies.newest(from_one(self._store.start, self._group))
         saved = from_one(self._newest, self._group)
-        if found is None or (saved is not None and saved["step"] >= found.of.step):
+        if found is None or (saved is not None and saved.facts["step"] >= found.of.step):
             return self.restore()
         facts = self._copies.load(found)
         self._losses = facts["losses"]
@@ -310,7 +339,7 @@ class Checkpoints:
         return Position(facts["step"], facts["seconds"])
 
     def restore(self) -> Position:
-        """Load the newest complete checkpoint, and return the run's position in it.
+        """Load the newest complete checkpoint of all places; return the run's position in it.
 
         Raises:
             UserError: the checkpoint is damaged, or belongs to another model.
@@ -320,12 +349,12 @@ class Checkpoints:
         with suppress(UnsavedError):  # the run goes on from the previous checkpoint
             self.wait()
         self._losses.clear()  # of steps that a run repeats after it went back
-        facts = from_one(self._newest, self._group)
-        if facts is None:
+        saved = from_one(self._newest, self._group)
+        if saved is None:
             return Position()
+        facts, url = saved
         position = Position(facts["step"], facts["seconds"])
         self.newest = position.step
-        url = self._store.url(position.step)
         make_moments(self._optimizer)
         try:
             load(
@@ -367,13 +396,24 @@ class Checkpoints:
             self._stager.close()
             if self._copies is not None:
                 self._copies.close()
+            if error is not None:
+                for place in self.further:
+                    place.close()
             if self._group is not None:
                 dist.destroy_process_group(self._group)
 
-    def _newest(self) -> dict[str, Any] | None:
-        """Return the newest facts; one process looks, as others may not see S3's or NFS's yet."""
-        steps = self._store.steps()
-        return self._store.facts(steps[-1]) if steps else None
+    def _newest(self) -> _Saved | None:
+        """Return the newest one; one process looks, as others may not see S3's or NFS's yet."""
+        step, store = max(self._store.steps(), default=0), self._store
+        for place in self.further:
+            try:
+                if (copied := place.newest()) > step:
+                    step, store = copied, place.store
+            except UserError as error:
+                if not step:
+                    raise
+                _log.warning("%s; the run goes on from %s", error, store.url(step))
+        return _Saved(store.facts(step), store.url(step)) if step else None
 
 
 def _first_cause(error: CheckpointException) -> BaseException:

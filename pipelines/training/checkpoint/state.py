@@ -138,6 +138,7 @@ _MAY_CHANGE = (
     "train.compile",
     "train.attention",
     "train.checkpoints",
+    "train.more_checkpoints",
     "train.checkpoint_every",
     "train.copy_every",
     "train.keep_checkpoints",

@@ -11,7 +11,7 @@ step-000100/
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,7 +47,8 @@ def checkpoints_of(recipe: Recipe, workspace: Path) -> str:
 
 def checkpoint_places(recipe: Recipe, workspace: Path) -> set[str]:
     """Return all places where this workspace's run keeps its history or its checkpoints."""
-    return {str(workspace / CHECKPOINTS), checkpoints_of(recipe, workspace)}
+    further = (place_of_run(more.place, workspace) for more in recipe.train.more_checkpoints)
+    return {str(workspace / CHECKPOINTS), checkpoints_of(recipe, workspace), *further}
 
 
 class _Facts(BaseModel):
@@ -66,7 +67,11 @@ class Start(BaseModel):
 
 
 class CheckpointStore:
-    """The checkpoints of one run; one without its marker is incomplete and does not count."""
+    """The checkpoints of one run; one without its marker is incomplete and does not count.
+
+    Attributes:
+        place: The folder, or s3://bucket/prefix.
+    """
 
     def __init__(self, url: str | Path) -> None:
         """Open the place; nothing is read or made yet.
@@ -74,10 +79,14 @@ class CheckpointStore:
         Args:
             url: A folder, or s3://bucket/prefix, that all processes share and no other run uses.
         """
-        self._place = _open(str(url))
+        self.place = str(url)
+        self._place = _open(self.place)
 
-    def probe(self) -> None:
+    def probe(self, key: str) -> None:
         """Write and delete a small file; the place must be new.
+
+        Args:
+            key: The recipe's key that names the place, for the error.
 
         Raises:
             UserError: nothing can be written there.
@@ -88,7 +97,7 @@ class CheckpointStore:
             self._place.remove("")
         except OSError as error:
             raise UserError(
-                f"train.checkpoints: {self._place.url('')} cannot be written: {one_line(error)}"
+                f"{key}: {self._place.url('')} cannot be written: {one_line(error)}"
             ) from error
 
     def claim(self, identity: str) -> None:
@@ -103,7 +112,7 @@ class CheckpointStore:
         if before is None and (foreign := self._claimed()):
             raise UserError(
                 f"{self._place.url(foreign[0])} is no checkpoint's, and would be deleted; "
-                "set train.checkpoints to a place that is used for nothing else"
+                "give the recipe a place for checkpoints that is used for nothing else"
             )
         if before != identity:
             self.clear()
@@ -112,6 +121,13 @@ class CheckpointStore:
         for step in self._all():
             if step not in whole:
                 self.remove(step)
+
+    def identity(self) -> str:
+        """Return what it was claimed with; raise UserError if it never was."""
+        identity = self._place.read(_IDENTITY)
+        if identity is None:
+            raise UserError(f"{self.place}: no run has claimed this place for its checkpoints")
+        return identity
 
     def steps(self) -> list[int]:
         """Return the steps of complete checkpoints in ascending numeric order."""
@@ -146,6 +162,30 @@ class CheckpointStore:
         text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
         self._place.write(f"{_name(step)}/{MARKER}", text)
 
+    def copy(self, step: int, to: "CheckpointStore") -> None:
+        """Copy a complete checkpoint from this place, a folder, to another; its marker comes last.
+
+        Raises:
+            OSError: The other place is a folder, and its disk is full, for example.
+            UserError: Somebody removes one of the two meanwhile; or the other place is in S3, and
+                refuses it: UnreachableError if it is away.
+        """
+        name, folder = _name(step), Path(self.url(step))
+        if folder.resolve() == Path(to.url(step)).resolve():
+            raise UserError(f"{to.place} is where the checkpoints lie already")
+        to.remove(step)  # what an earlier try left
+        sizes = self._place.sizes(name)
+        sizes.pop(MARKER, None)
+        to._place.make(name)
+        for file in sorted(sizes):
+            to._place.put(folder / file, f"{name}/{file}")
+        # Another process of this run may have begun, and have removed what is incomplete.
+        marker = self._place.read(f"{name}/{MARKER}")
+        if marker is None or to._place.sizes(name) != sizes:
+            raise UserError(f"{to.url(step)}: it, or {folder}, was removed while it was copied")
+        to._place.sync(name)
+        to._place.write(f"{name}/{MARKER}", marker)
+
     def remove(self, step: int) -> None:
         """Delete a checkpoint, its marker first, so that a partly deleted one does not count."""
         self._place.remove(f"{_name(step)}/{MARKER}")
@@ -164,13 +204,13 @@ class CheckpointStore:
         """Return the bytes that everything takes."""
         return self._place.bytes()
 
-    def prune(self, keep: int, keep_best: bool) -> None:
-        """Keep the newest `keep`, and with `keep_best` also the one with the lowest loss.
+    def prune(self, keep: int, keep_best: bool, held: Collection[int] = ()) -> None:
+        """Keep the newest `keep`, what is `held`, and with `keep_best` the one of the lowest loss.
 
         All others before the newest one are deleted, complete or not.
         """
         whole = self.steps()
-        kept = set(whole[-keep:])
+        kept = {*whole[-keep:], *held}
         if keep_best:
             losses = {step: self.facts(step)["loss"] for step in whole}
             known = {step: loss for step, loss in losses.items() if loss is not None}
@@ -198,6 +238,9 @@ class _Place(Protocol):
     def exists(self, name: str) -> bool: ...
     def read(self, name: str) -> str | None: ...
     def write(self, name: str, text: str) -> None: ...
+    def make(self, name: str) -> None: ...
+    def put(self, path: Path, name: str) -> None: ...
+    def sizes(self, name: str) -> dict[str, int]: ...
     def remove(self, name: str) -> None: ...
     def bytes(self) -> int: ...
     def sync(self, name: str) -> None: ...
@@ -224,6 +267,16 @@ class _Folder:
         write_text(self._root / name, text)
         self.sync(str(Path(name).parent))
 
+    def make(self, name: str) -> None:
+        (self._root / name).mkdir(parents=True)
+
+    def put(self, path: Path, name: str) -> None:
+        shutil.copyfile(path, self._root / name)
+        self.sync(name)
+
+    def sizes(self, name: str) -> dict[str, int]:
+        return {path.name: path.stat().st_size for path in (self._root / name).iterdir()}
+
     def remove(self, name: str) -> None:
         path = self._root / name
         try:
@@ -235,7 +288,7 @@ class _Folder:
         return folder_bytes(self._root)
 
     def sync(self, name: str) -> None:
-        """Sync a folder, so that a power failure does not lose the names of synced files."""
+        """Sync a file, or a folder's names, so that a power failure does not lose them."""
         descriptor = os.open(self._root / name, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -277,6 +330,18 @@ class _Bucket:
     def write(self, name: str, text: str) -> None:
         with self._one_line():
             self._store.pipe_file(f"{self._path}/{name}", text.encode())
+
+    def make(self, name: str) -> None:
+        pass
+
+    def put(self, path: Path, name: str) -> None:
+        with self._one_line():
+            self._store.put_file(str(path), f"{self._path}/{name}")
+
+    def sizes(self, name: str) -> dict[str, int]:
+        with self._one_line():
+            found = self._store.ls(f"{self._path}/{name}", detail=True)
+        return {str(each["name"]).rpartition("/")[2]: int(each["size"]) for each in found}
 
     def remove(self, name: str) -> None:
         path = f"{self._path}/{name}".rstrip("/")

@@ -88,12 +88,51 @@ def no_crash_mixes_two_runs(tmp_path):
     return every_point(one)
 
 
+def no_crash_tears_a_copy(tmp_path):
+    made = tmp_path / "made"
+    run(made)
+
+    def one(stop):
+        place = tmp_path / str(stop)
+
+        def copy():
+            to = CheckpointStore(place)
+            to.claim("a")
+            CheckpointStore(made).copy(2, to)
+            to.prune(1, False)
+
+        died = crashes(tmp_path, copy, stop)
+        check(place, "a")
+        copy()
+        assert check(place, "a") == [2]
+        return died
+
+    return every_point(one)
+
+
 def test_every_crash_of_a_run_leaves_whole_checkpoints_and_the_newest(tmp_path):
     assert no_crash_loses_a_step(tmp_path) > 20
 
 
 def test_every_crash_of_a_claim_keeps_two_runs_apart(tmp_path):
     assert no_crash_mixes_two_runs(tmp_path) > 5
+
+
+def test_every_crash_of_a_copy_leaves_it_whole_or_uncounted(tmp_path):
+    assert no_crash_tears_a_copy(tmp_path) > 5
+
+
+def test_a_copy_whose_marker_comes_first_is_caught(tmp_path, monkeypatch):
+    def marker_first(self, step, to):
+        folder = Path(self.url(step))
+        to.remove(step)
+        to._place.make(folder.name)
+        for path in sorted(folder.iterdir(), key=lambda path: path.name != MARKER):
+            to._place.put(path, f"{folder.name}/{path.name}")
+
+    monkeypatch.setattr(CheckpointStore, "copy", marker_first)
+    with pytest.raises(CheckpointException, match=r"missing|metadata"):
+        no_crash_tears_a_copy(tmp_path)
 
 
 def test_a_marker_before_the_files_is_caught(tmp_path, monkeypatch):

@@ -137,15 +137,18 @@ def test_the_run_of_an_aliased_model_stays_whole(project, settings):
 def test_checkpoints_that_lie_elsewhere_go_with_their_run_and_no_others(
     project, settings, tmp_path
 ):
-    store = tmp_path / "checkpoint store"
-    old = make_run(project, "old", f"train.checkpoints={store}")
-    for name in ("old", "other"):
-        make_checkpoint(store / name, 10)
+    first, more = tmp_path / "checkpoint store", tmp_path / "second store"
+    places = f"train.checkpoints={first}", f"train.more_checkpoints=[{{place: {more}}}]"
+    old = make_run(project, "old", *places)
+    for store in (first, more):
+        for name in ("old", "other"):
+            make_checkpoint(store / name, 10)
     size = collect(settings, Airflow({"old": "failed"}))["workspace", "old"]
-    assert size > 3000
+    assert size > 4000
     assert not old.exists()
-    assert not list((store / "old").iterdir())
-    assert (store / "other/step-000010/COMPLETE").exists()
+    for store in (first, more):
+        assert not list((store / "old").iterdir())
+        assert (store / "other/step-000010/COMPLETE").exists()
 
 
 def test_what_first_models_said_goes_once_no_run_begins_with_it(project, settings):

@@ -261,6 +261,11 @@ MISTAKES = {
         ("train.checkpoints={tmp}/broken.json/there",),
         "train.checkpoints: {tmp}/broken.json/there/penstock-probe cannot be written",
     ),
+    "copies of checkpoints below a file": Mistake(
+        beforehand.check_checkpoints,
+        ('train.more_checkpoints=[{place: "{tmp}/broken.json/there"}]',),
+        "train.more_checkpoints: {tmp}/broken.json/there/penstock-probe cannot be written",
+    ),
     "a disk that is too small": Mistake(
         beforehand.check_disk,
         ("model.preset=llama3-70b",),
@@ -269,6 +274,14 @@ MISTAKES = {
     "a disk that is too small for checkpoints elsewhere": Mistake(
         beforehand.check_disk,
         ("model.preset=llama3-70b", "train.checkpoints=/dev/shm/penstock-none"),
+        "/dev/shm/penstock-none has",
+    ),
+    "a disk that is too small for copies of checkpoints": Mistake(
+        beforehand.check_disk,
+        (
+            "model.preset=llama3-70b",
+            "train.more_checkpoints=[{place: /dev/shm/penstock-none}]",
+        ),
         "/dev/shm/penstock-none has",
     ),
     "no bias templates": Mistake(

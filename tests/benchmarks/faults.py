@@ -1,9 +1,10 @@
 """The kill matrix as a table: what was hurt, whether the run ended as it must, how soon it went on.
 
 Each row runs twice, in a random order and hurt at random moments; `SEED=7 penstock bench faults`
-does it once, as the seed 7 has it. `ROW=row_04` runs some of the rows. What is kept after each
-seed joins the lines that the results file has of the same rows and code, and replaces those of
-other code. `make test-faults` runs the same rows, in order. The table is in docs/faults.md, too.
+does it once, as the seed 7 has it. Half of a row is waiting: beside the rows that share a platform
+run those that leave it alone. `ROW=row_04` runs some of the rows. What is kept after each seed
+joins the lines that the results file has of the same rows and code, and replaces those of other
+code. `make test-faults` runs the same rows, in order. The table is in docs/faults.md, too.
 """
 
 import json
@@ -14,7 +15,10 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -28,6 +32,8 @@ from tests.faults.pipeline_run import SEED
 
 ROW = "ROW"  # as in the Makefile
 _DIRTY = "-dirty"
+_PYTEST = [sys.executable, "-u", "-m", "pytest", "-m", "faults"]
+_APART = "tests/faults/apart/"  # of the rows that leave the shared platform alone
 TIMES = 2  # each row runs so often, with a seed of its own
 PAGE = PROJECT / "docs" / "faults.md"
 _HEAD = """# Faults that were injected
@@ -48,12 +54,14 @@ def main(results: Path, device: dict[str, Any], *, as_json: bool) -> int:
     which = os.environ.get(ROW, "row")
     path = results / "faults.json"
     result: dict[str, Any] = {"benchmark": "faults", "command": "penstock bench faults"}
-    rows, failed = [], False
+    rows, failed, minutes = [], False, {}
     for seed in seeds:
+        began = time.monotonic()
         kept = {row["test"]: row for row in (read_json(path)["rows"] if path.is_file() else [])}
         rows = [_with_kept(row, kept.get(row["test"])) for row in run_rows(which, seed)]
         every = sorted((kept | {row["test"]: row for row in rows}).values(), key=_order)
-        result |= {"device": device, "rows": every}
+        minutes[seed] = round((time.monotonic() - began) / 60, 1)
+        result |= {"device": device, "minutes": minutes, "rows": every}
         write_json(path, result)
         write_text(PAGE, page(every))
         failed |= not all(row["outcome"] in ("passed", "skipped") for row in rows)
@@ -68,28 +76,32 @@ def run_rows(which: str, seed: int) -> list[dict[str, Any]]:
     """Those rows whose names hold the text, as the results file has them."""
     commit = _commit()
     sys.stderr.write(f"{SEED}={seed} at {commit}\n")
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "faults"]
-        # What pytest shows is for a user; stdout is for the result.
-        subprocess.run(
-            [*command, *_in_order(command, which, seed), f"--junitxml={report}"],
-            cwd=PROJECT,
-            env=os.environ | {SEED: str(seed)},
-            stdout=sys.stderr,
-            check=False,
-        )
-        # One that was interrupted has no name.
-        cases = (
-            case for case in ElementTree.parse(report).iter("testcase") if "name" in case.attrib
-        )
-        more = {"seeds": [seed], "commit": commit}
-        return sorted((_row(case) | more for case in cases), key=_order)
+    in_order = _in_order(which, seed)
+    apart = [each for each in in_order if each.startswith(_APART)]
+    lanes = [lane for lane in ([each for each in in_order if each not in apart], apart) if lane]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        reports = [Path(folder) / f"{number}.xml" for number in range(len(lanes))]
+        list(pool.map(partial(_run, seed), lanes, reports))
+        cases = [case for each in reports for case in ElementTree.parse(each).iter("testcase")]
+    more = {"seeds": [seed], "commit": commit}
+    # One that was interrupted has no name.
+    return sorted((_row(case) | more for case in cases if "name" in case.attrib), key=_order)
 
 
-def _in_order(command: list[str], which: str, seed: int) -> list[str]:
+def _run(seed: int, rows: list[str], report: Path) -> None:
+    """Run rows one after the other; pytest's lines, each of them whole, are for a user."""
+    command = [*_PYTEST, "-v", *rows, f"--junitxml={report}"]
+    env = os.environ | {SEED: str(seed)}
+    with subprocess.Popen(
+        command, cwd=PROJECT, env=env, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout or ():
+            sys.stderr.write(line)
+
+
+def _in_order(which: str, seed: int) -> list[str]:
     """The tests' ids in the seed's order; a file's stay together, as they may share a platform."""
-    collect = [*command, "tests/faults", "-k", which, "--collect-only", "-q"]
+    collect = [*_PYTEST, "tests/faults", "-k", which, "--collect-only", "-q"]
     listed = subprocess.run(collect, cwd=PROJECT, capture_output=True, text=True, check=True)
     files: dict[str, list[str]] = {}
     for each in (line for line in listed.stdout.splitlines() if "::" in line):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pipelines.core.line_files import read_lines
 from pipelines.platform.airflow_api import AirflowApi
 from pipelines.platform.dag_runs import DAG
-from pipelines.run.logbook import Kind
+from pipelines.run.logbook import Kind, read_logbook
 from pipelines.run.records import RUN_FILE, TrainRecord, record_path
 from pipelines.run.workspace import Run, workspace_path
 from pipelines.stages.train.train_stage import HISTORY
@@ -97,6 +97,11 @@ class PipelineRun:
         """The last step that is in the history."""
         points = self.history
         return int(points[-1]["step"]) if points else 0
+
+    @property
+    def told(self) -> set[Kind]:
+        """The kinds of what its logbook has."""
+        return {entry.kind for entry in read_logbook(self.workspace)}
 
     @property
     def facts(self) -> Run:

@@ -10,8 +10,6 @@ import shutil
 
 import pytest
 
-from pipelines.run.logbook import read_logbook
-from tests.faults.pipeline_run import PipelineRun
 from tests.faults.processes import frozen, handing_over, kill, kill_tree, service, train_worker
 
 STEPS = 500  # enough for three faults
@@ -23,7 +21,7 @@ def test_a_run_outlives_its_task_process_a_train_worker_and_the_ray_head(scenari
 
     def taken_over() -> bool:
         """A cluster that is lost before another task waits for its job is told of by nobody."""
-        return "task lost" in kinds(run) and run.task_state("train") == "deferred"
+        return "task lost" in run.told and run.task_state("train") == "deferred"
 
     with handing_over(run, "train") as task:
         kill(task)
@@ -34,7 +32,7 @@ def test_a_run_outlives_its_task_process_a_train_worker_and_the_ray_head(scenari
     assert len(scenario.watch.seen(run, "train")) == 1
     run.wait_for_step()
     # Not the next step in the history: the other rank may write of one that it took before.
-    with run.fault("worker lost", lambda: "resume" in kinds(run)):
+    with run.fault("worker lost", lambda: "resume" in run.told):
         kill(train_worker(run, rank=1))
     with run.fault("cluster lost"):
         kill_tree(service(run.platform, "ray"))
@@ -44,8 +42,3 @@ def test_a_run_outlives_its_task_process_a_train_worker_and_the_ray_head(scenari
     made = json.loads(done.stdout)
     assert (made["equal"], made["differing"]) == (True, [])
     shutil.rmtree(made["workspace"])
-
-
-def kinds(run: PipelineRun) -> set[str]:
-    """Of what is in the run's logbook."""
-    return {entry.kind for entry in read_logbook(run.workspace)}

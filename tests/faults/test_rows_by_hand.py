@@ -7,12 +7,15 @@ import pytest
 
 from pipelines.orchestration.job_state import JobState
 from pipelines.platform.dag_runs import DAG
+from pipelines.run.logbook import Kind
 from tests.faults.pipeline_run import PipelineRun
 from tests.faults.processes import handing_over, has_ended, kept_down, train_worker
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 
 FREE_WITHIN_S = 15.0
+TOLD_WITHIN_S = 30.0  # the reconciler asks Airflow what its users did
+DECISION: Kind = "human decision"
 TASK = "train"
 
 
@@ -35,7 +38,7 @@ def test_row_16(scenario, reference, action, moment):
         seconds = free(scenario, run, job, workers, cleared=action == "clear")
     scenario.recoveries.append(seconds)
     scenario.holds(f"job gone, resources free in {seconds:.1f} s")
-    run.expected["human decision"] = 1
+    run.expected[DECISION] = 1
     if action == "clear":
         scenario.ends_well(run, like=reference)
         assert len(scenario.watch.seen(run, TASK)) == 2
@@ -76,6 +79,7 @@ def stays_as_marked(scenario, run: PipelineRun, state: str) -> None:
     assert run.task_state(TASK) == state
     assert len(scenario.watch.seen(run, TASK)) == 1
     scenario.holds(f"{TASK} stays {state}")
+    run.wait(lambda: DECISION in run.told, "the decision in the logbook", TOLD_WITHIN_S)
     scenario.explains(run, f"A user stepped in: admin marked {state} it (train")
     if state == "success":
         message = "evaluate reads"

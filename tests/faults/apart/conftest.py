@@ -1,4 +1,7 @@
-"""Each file has a platform of its own, and so its own watch and its own run without a fault."""
+"""Rows that leave the shared platform alone, beside whose rows they may run.
+
+A file that has a platform has its own, and so its own watch and its own run without a fault.
+"""
 
 from collections.abc import Iterator
 

@@ -37,7 +37,8 @@ from ray_jobs.train_on_ray import train_on_ray
 job = parse_job("test", sys.argv[1:])
 with open_workspace(job) as workspace:
     preprocessing.run(job.recipe, workspace)
-    ray.init(num_cpus=1, include_dashboard=False, _node_ip_address="127.0.0.1")
+    # Else it joins a cluster that another program has left a note of.
+    ray.init("local", num_cpus=1, include_dashboard=False, _node_ip_address="127.0.0.1")
     train_on_ray(job.recipe, workspace)
 """
 STEPS, LOG_EVERY = 400, 10

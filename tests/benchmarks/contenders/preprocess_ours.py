@@ -34,7 +34,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Round:
     )
     for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
         os.environ.pop(variable, None)  # not the platform's
-    ray.init(num_cpus=options["workers"], include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=options["workers"], include_dashboard=False, log_to_driver=False)
     list(map_on_ray(str, range(2 * options["workers"])))
 
     def run_round() -> tuple[float, dict[str, Any]]:

@@ -144,8 +144,9 @@ class Watch:
                 entry = service_lost(each.name, seen.pids[each.name], each.pid, "platform")
                 for workspace in {*self._seen.workspaces, *self._begun()}:
                     note(workspace, entry)
-        # One that soon ends again, as what it needs is still away, tells nothing new.
-        began = time.time() - _STAYS_S
+        # One that ends again, soon or before Airflow has answered, as what it needs is still away,
+        # tells nothing new.
+        began = min(time.time() - _STAYS_S, self._asked)
         stays = {
             each.name: each.pid
             for each in processes

@@ -153,6 +153,25 @@ def test_a_part_that_soon_ends_again_and_again_is_told_of_once(settings):
     assert [entry.key for entry in read_logbook(workspace)] == ["scheduler-1", "scheduler-3"]
 
 
+def test_a_part_that_ends_again_before_airflow_has_answered_is_told_of_once(settings):
+    """A busy machine takes long to find that the database is away."""
+    workspace = settings.runs / "a run"
+    workspace.mkdir(parents=True)
+    looks = Watch(settings)
+    looks._note_replaced()
+    (workspace / RUN_FILE).write_text("{}")
+    os.utime(workspace / RUN_FILE, (time.time() + 1,) * 2)
+    looks._asked = time.time() - 100
+    for Parts.pid, Parts.seconds in ((2, 1), (2, 45), (3, 1), (3, 50)):
+        looks._note_replaced()
+    assert [entry.key for entry in read_logbook(workspace)] == ["scheduler-1"]
+    looks._asked = time.time()
+    looks._note_replaced()
+    Parts.pid = 4
+    looks._note_replaced()
+    assert [entry.key for entry in read_logbook(workspace)] == ["scheduler-1", "scheduler-3"]
+
+
 def test_a_run_that_began_since_the_last_look_is_told_of_a_lost_part(settings):
     old, new = settings.runs / "old", settings.runs / "new"
     for workspace in (old, new):

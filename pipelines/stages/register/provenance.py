@@ -15,7 +15,7 @@ from pipelines.stages.costs import cost
 from pipelines.tracking.lineage import lineage
 from pipelines.tracking.run_search import run_of_model
 from pipelines.tracking.tracked_run import data_docs_address
-from pipelines.training.checkpoint.store import CheckpointStore, checkpoints_of, place_of_run
+from pipelines.training.checkpoint.store import CheckpointStore, checkpoints_of, copies_of
 
 
 def provenance(recipe: Recipe, workspace: Path) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def _ray_jobs(workspace: Path) -> dict[str, str]:
 def _checkpoints(recipe: Recipe, workspace: Path) -> dict[str, Any]:
     place = checkpoints_of(recipe, workspace)
     facts: dict[str, Any] = {"place": place, "steps": CheckpointStore(place).steps()}
-    if further := recipe.train.more_checkpoints:
-        facts["copies"] = [place_of_run(more.place, workspace) for more in further]
+    if copies := copies_of(recipe, workspace):
+        facts["copies"] = copies
     return facts
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from pipelines.core.errors import UserError, one_line
 from pipelines.recipe.recipe import Recipe
 from pipelines.training.checkpoint.patience import LONGEST_S, RETRY_S
-from pipelines.training.checkpoint.store import CheckpointStore, checkpoints_of, place_of_run
+from pipelines.training.checkpoint.store import CheckpointStore, checkpoints_of, copies_of
 from pipelines.training.hooks import Events
 
 _LAST_COPY_S = 1800.0  # that a run, whose model is written, waits for a copy that gets on
@@ -147,6 +147,8 @@ def further_places(recipe: Recipe, workspace: Path, events: Events) -> list[Furt
     """Return the further places of a run's checkpoints, by its recipe."""
     source = CheckpointStore(checkpoints_of(recipe, workspace))
     return [
-        FurtherPlace(place_of_run(more.place, workspace), source, more.every, more.keep, events)
-        for more in recipe.train.more_checkpoints
+        FurtherPlace(url, source, more.every, more.keep, events)
+        for url, more in zip(
+            copies_of(recipe, workspace), recipe.train.more_checkpoints, strict=True
+        )
     ]

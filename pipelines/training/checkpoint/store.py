@@ -45,10 +45,15 @@ def checkpoints_of(recipe: Recipe, workspace: Path) -> str:
     return place_of_run(recipe.train.checkpoints, workspace)
 
 
+def copies_of(recipe: Recipe, workspace: Path) -> list[str]:
+    """Return the further places to which they are copied, in the recipe's order."""
+    return [place_of_run(more.place, workspace) for more in recipe.train.more_checkpoints]
+
+
 def checkpoint_places(recipe: Recipe, workspace: Path) -> set[str]:
     """Return all places where this workspace's run keeps its history or its checkpoints."""
-    further = (place_of_run(more.place, workspace) for more in recipe.train.more_checkpoints)
-    return {str(workspace / CHECKPOINTS), checkpoints_of(recipe, workspace), *further}
+    places = checkpoints_of(recipe, workspace), *copies_of(recipe, workspace)
+    return {str(workspace / CHECKPOINTS), *places}
 
 
 class _Facts(BaseModel):

@@ -129,20 +129,28 @@ def settings(tmp_path, monkeypatch):
     return load_settings()
 
 
-def test_a_part_that_soon_ends_again_and_again_is_told_of_once(settings):
-    workspace = settings.runs / "a run"
-    workspace.mkdir(parents=True)
+@pytest.fixture
+def watched(settings):
+    """A watch that has seen the scheduler, and a run that began since."""
     looks = Watch(settings)
     looks._note_replaced()
+    return looks, begun(settings, "a run")
+
+
+def begun(settings, name):
+    workspace = settings.runs / name
+    workspace.mkdir(parents=True)
     (workspace / RUN_FILE).write_text("{}")
     os.utime(workspace / RUN_FILE, (time.time() + 1,) * 2)
+    return workspace
+
+
+def test_a_part_that_soon_ends_again_and_again_is_told_of_once(settings, watched):
+    looks, workspace = watched
     lives = ((2, "STARTING", 3), (2, "RUNNING", 15), (0, "BACKOFF", 0), (3, "RUNNING", 6))
     for Parts.pid, Parts.state, Parts.seconds in lives:
         looks._note_replaced()
-    later = settings.runs / "a later run"
-    later.mkdir()
-    (later / RUN_FILE).write_text("{}")
-    os.utime(later / RUN_FILE, (time.time() + 1,) * 2)
+    later = begun(settings, "a later run")
     looks._note_replaced()
     assert read_logbook(later) == []  # it had not begun as the part was lost
     Parts.seconds = 60
@@ -153,14 +161,9 @@ def test_a_part_that_soon_ends_again_and_again_is_told_of_once(settings):
     assert [entry.key for entry in read_logbook(workspace)] == ["scheduler-1", "scheduler-3"]
 
 
-def test_a_part_that_ends_again_before_airflow_has_answered_is_told_of_once(settings):
+def test_a_part_that_ends_again_before_airflow_has_answered_is_told_of_once(watched):
     """A busy machine takes long to find that the database is away."""
-    workspace = settings.runs / "a run"
-    workspace.mkdir(parents=True)
-    looks = Watch(settings)
-    looks._note_replaced()
-    (workspace / RUN_FILE).write_text("{}")
-    os.utime(workspace / RUN_FILE, (time.time() + 1,) * 2)
+    looks, workspace = watched
     looks._asked = time.time() - 100
     for Parts.pid, Parts.seconds in ((2, 1), (2, 45), (3, 1), (3, 50)):
         looks._note_replaced()

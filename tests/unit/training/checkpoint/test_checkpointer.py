@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +75,6 @@ def saved(place: Path | str, step: int = 3) -> Run:
     run.checkpoints.save(Position(step, 1.5))
     run.checkpoints.wait()
     return run
-
-
-@pytest.fixture(params=["folder", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "folder":
-        yield str(tmp_path / "check points")
-        return
-    with s3_bucket("bucket"):
-        yield f"s3://bucket/runs/{tmp_path.name}"
 
 
 def test_weights_moments_and_position_come_back(place: str) -> None:

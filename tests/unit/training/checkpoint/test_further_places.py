@@ -3,7 +3,7 @@
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,8 @@ from pipelines.training.checkpoint import further_places as module
 from pipelines.training.checkpoint import store as checkpoint_store
 from pipelines.training.checkpoint.further_places import FurtherPlace, further_places
 from pipelines.training.checkpoint.store import CheckpointStore
-from tests.s3_server import s3_bucket
 from tests.unit.training.conftest import Noted
 from tests.unit.training.test_trainer import same_weights
-
-
-@pytest.fixture(params=["folder", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "folder":
-        yield str(tmp_path / "further place")
-        return
-    with s3_bucket("bucket"):
-        yield f"s3://bucket/runs/{tmp_path.name}"
 
 
 @pytest.fixture(autouse=True)
